@@ -1,0 +1,5 @@
+"""The sovereign serving appliance."""
+
+from importlib.metadata import version
+
+__version__ = version("sovereign-appliance")

@@ -1,0 +1,60 @@
+"""
+What operators ask with an admin key.
+"""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from appliance.api.auth import admin_caller
+from appliance.api.services import Services
+from appliance.serving.worker import WorkerSnapshot
+from appliance.tenancy import Caller
+
+router = APIRouter(prefix="/admin/v1")
+AdminCaller = Annotated[Caller, Depends(admin_caller)]
+
+
+@router.get("/status")
+async def status(request: Request, _caller: AdminCaller) -> Response:
+    """Workers, their speculation and the audit head: what `appliance status` shows."""
+    services: Services = request.app.state.services
+    return JSONResponse(
+        {
+            "version": services.version,
+            "workers": [
+                _worker(snapshot, services.pool.in_flight.get(snapshot.worker.worker_id, 0))
+                for snapshot in services.pool.snapshots
+            ],
+            "audit": asdict(services.audit.state()),
+        }
+    )
+
+
+def _worker(snapshot: WorkerSnapshot, in_flight: int) -> dict[str, Any]:
+    window, metrics = snapshot.watch.window, snapshot.metrics
+    return {
+        "worker": snapshot.worker.worker_id,
+        "url": snapshot.worker.url,
+        "healthy": snapshot.healthy,
+        "models": [served.name for served in snapshot.models],
+        "engine": snapshot.engine,
+        "mode": snapshot.watch.mode,
+        "reason": snapshot.watch.reason,
+        "acceptance_length": round(window.acceptance_length, 3) if window.drafts else None,
+        "acceptance_rate": round(window.acceptance_rate, 3) if window.drafts else None,
+        "acceptance_rate_per_position": [
+            round(rate, 3) for rate in window.acceptance_rate_per_position if window.drafts
+        ],
+        "window_drafts": window.drafts,
+        "tokens_per_second": round(snapshot.tokens_per_second, 1),
+        "running": metrics.running if metrics else 0,
+        "waiting": metrics.waiting if metrics else 0,
+        "kv_cache_usage": round(metrics.kv_cache_usage, 3) if metrics else 0.0,
+        "in_flight": in_flight,
+        "weights": snapshot.worker.weights,
+        "draft": snapshot.worker.draft,
+    }

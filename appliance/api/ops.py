@@ -1,0 +1,39 @@
+"""
+What orchestrators and Prometheus ask: alive, ready, metrics.  None of these is audited.
+"""
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from appliance.api.services import Services
+
+router = APIRouter()
+
+
+@router.get("/healthz")
+async def healthz() -> Response:
+    """The process answers; says nothing about the rest."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """Whether a request would be served now, and what is missing if not."""
+    services: Services = request.app.state.services
+    checks = {
+        "audit": services.audit.state().failure or "ok",
+        "workers": "ok" if services.pool.any_healthy() else "no worker is healthy",
+    }
+    ready = all(state == "ok" for state in checks.values())
+    return JSONResponse(
+        {"status": "ready" if ready else "not_ready", "checks": checks}, status_code=200 if ready else 503
+    )
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Everything measured, in Prometheus text format."""
+    services: Services = request.app.state.services
+    return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,60 @@
+"""
+Builds the web application around services that somebody else owns.
+"""
+
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from appliance.api import admin, openai, ops
+from appliance.api.errors import (
+    UNEXPECTED,
+    UNEXPECTED_MESSAGE,
+    WRONG_METHOD,
+    error_response,
+    render,
+    rendering_of,
+)
+from appliance.api.middleware import BodyLimit, RequestIdentity
+from appliance.api.services import Services
+from appliance.errors import ApplianceError, RouteNotFoundError
+
+
+def create_app(services: Services) -> FastAPI:
+    """The gateway's HTTP surface; starting and stopping the services is the caller's business."""
+    # The documentation pages load scripts from a content delivery network in the reader's browser.
+    app = FastAPI(title="Sovereign serving appliance", docs_url=None, redoc_url=None)
+    app.state.services = services
+    app.include_router(ops.router)
+    app.include_router(openai.router)
+    app.include_router(admin.router)
+
+    async def on_error(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApplianceError)  # noqa: S101 - registered for nothing else
+        response = render(error)
+        services.metrics.errors.labels(rendering_of(error).code).inc()
+        return response
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            return error_response(WRONG_METHOD, f"{request.method} is not allowed here.")
+        return render(RouteNotFoundError(f"There is no {request.method} {request.url.path}."))
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        services.logger.error(
+            "request_crashed",
+            request_id=request.scope.get("state", {}).get("request_id"),
+            error=type(error).__name__,
+            exc_info=error,
+        )
+        return error_response(UNEXPECTED, UNEXPECTED_MESSAGE)
+
+    app.add_exception_handler(ApplianceError, on_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_bug)
+    app.add_middleware(BodyLimit, max_body_bytes=services.settings.max_body_bytes)
+    app.add_middleware(RequestIdentity, new_request_id=services.new_request_id)
+    return app

@@ -1,0 +1,178 @@
+"""
+One entry of the audit log, and the only bytes it can have.
+
+A leaf is the RFC 8785 canonical JSON of a flat object: the envelope (`v`, `log`, `id`, `type`,
+`time`) and the fields that the type's schema allows.  No floats, no nulls, no nesting: whoever
+encodes the same entry gets the same bytes.  This module is pure; time and randomness are arguments.
+
+Both directions are strict and raise `AuditEntryError` only: what could not be read back is never
+written.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
+
+import rfc8785
+
+from appliance.audit.registry import REGISTRY, EntryType, Field, Kind
+from appliance.errors import AuditEntryError
+
+JSON = str | int | bool | tuple[str, ...]
+"""What a field may hold; a list is accepted for a tuple, and read back as a tuple."""
+
+FORMAT_VERSION = 1
+MAX_LEAF_BYTES = 4096
+ENVELOPE = ("v", "log", "id", "type", "time")
+MAX_INTEGER = 2**53 - 1
+"""Beyond this two JSON readers may see different numbers (RFC 8785, section 3.2.2.3)."""
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_ID_LENGTH = 26
+_ID_RANDOM_BYTES = 10
+_ID = re.compile(rf"[0-7][{_ALPHABET}]{{25}}")
+_TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z", re.ASCII)
+_DECIMAL = re.compile(r"(0|[1-9]\d{0,8})\.\d{3}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing that happened."""
+
+    v: int = FORMAT_VERSION
+    log: str
+    """Origin of the log it belongs to, so that a leaf cannot be moved to another log."""
+    id: str
+    """ULID, 26 characters."""
+    type: EntryType
+    time: str
+    """RFC 3339, UTC, milliseconds: `2026-11-20T23:59:59.999Z`."""
+    fields: Mapping[str, JSON]
+
+
+def new_entry_id(now_ms: int, random_bytes: bytes) -> str:
+    """
+    Return a ULID: 48 bits of time in milliseconds, 80 random bits, Crockford's base 32.
+
+    Raises:
+        AuditEntryError: `random_bytes` are not ten, or the time does not fit.
+    """
+    if len(random_bytes) != _ID_RANDOM_BYTES or not 0 <= now_ms < 2**48:
+        raise AuditEntryError("an entry id takes a time below 2^48 ms and ten random bytes")
+    number = now_ms << 80 | int.from_bytes(random_bytes)
+    return "".join(_ALPHABET[number >> shift & 31] for shift in range(5 * (_ID_LENGTH - 1), -1, -5))
+
+
+def format_time(now_ms: int) -> str:
+    """Return milliseconds since the epoch as an entry's `time`."""
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=now_ms)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{now_ms % 1000:03d}Z"
+
+
+def format_decimal(value: float) -> str:
+    """Return a fraction as it is written in an entry: three decimal places."""
+    return f"{value:.3f}"
+
+
+def encode(entry: Entry) -> bytes:
+    """
+    Return the leaf of an entry: canonical JSON, at most 4096 bytes.
+
+    Raises:
+        AuditEntryError: the entry does not fit its schema, or is too large.
+    """
+    _check_envelope(entry)
+    _check_fields(entry.type, entry.fields)
+    envelope: dict[str, Any] = {
+        "v": entry.v,
+        "log": entry.log,
+        "id": entry.id,
+        "type": entry.type.value,
+        "time": entry.time,
+    }
+    try:
+        leaf = rfc8785.dumps(envelope | dict(entry.fields))
+    except rfc8785.CanonicalizationError as error:
+        raise AuditEntryError(f"{entry.type}: {error}") from error
+    if len(leaf) > MAX_LEAF_BYTES:
+        raise AuditEntryError(
+            f"{entry.type}: {len(leaf)} bytes, more than the {MAX_LEAF_BYTES} a leaf may have"
+        )
+    return leaf
+
+
+def decode(leaf: bytes) -> Entry:
+    """
+    Read a leaf back; `encode` gives the same bytes again.
+
+    Raises:
+        AuditEntryError: it is no entry of this format, or not in canonical form.
+    """
+    if len(leaf) > MAX_LEAF_BYTES:
+        raise AuditEntryError(f"a leaf of {len(leaf)} bytes, more than {MAX_LEAF_BYTES}")
+    try:
+        # Duplicate members need no hook: they cannot survive the comparison below.
+        content = json.loads(leaf, parse_float=_refuse_number, parse_constant=_refuse_number)
+    except (ValueError, RecursionError) as error:
+        raise AuditEntryError(f"a leaf that is not JSON: {error}") from error
+    if not isinstance(content, dict) or not content.keys() >= set(ENVELOPE):
+        raise AuditEntryError(f"a leaf without {', '.join(ENVELOPE)}")
+    v, log, entry_id, name, time = (content.pop(key) for key in ENVELOPE)
+    if type(v) is not int or not all(isinstance(text, str) for text in (log, entry_id, name, time)):
+        raise AuditEntryError(f"a leaf whose {', '.join(ENVELOPE)} are not an integer and strings")
+    if name not in REGISTRY:
+        raise AuditEntryError(f"a leaf of unknown type {name!r}")
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+    entry = Entry(v=v, log=log, id=entry_id, type=EntryType(name), time=time, fields=fields)
+    if encode(entry) != leaf:
+        raise AuditEntryError(f"{name}: a leaf that is not in canonical form")
+    return entry
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no integer")
+
+
+def _check_envelope(entry: Entry) -> None:
+    if entry.v != FORMAT_VERSION:
+        message = f"v: {entry.v}, where {FORMAT_VERSION} is the one format known"
+    elif not entry.log:
+        message = "log: must be the origin of the log"
+    elif not _ID.fullmatch(entry.id):
+        message = "id: must be a ULID"
+    elif not _TIME.fullmatch(entry.time):
+        message = "time: must be RFC 3339 in UTC with milliseconds"
+    else:
+        return
+    raise AuditEntryError(message)
+
+
+def _check_fields(entry_type: EntryType, fields: Mapping[str, JSON]) -> None:
+    schema = REGISTRY[entry_type].fields
+    for name, value in fields.items():
+        if name not in schema:
+            raise AuditEntryError(f"{entry_type}: unknown field {name!r}")
+        if not _fits(schema[name], value):
+            values = schema[name].values
+            expected = f"one of {', '.join(values)}" if values else f"of kind {schema[name].kind}"
+            raise AuditEntryError(f"{entry_type}: {name} must be {expected}")
+    for name, field in schema.items():
+        if field.required and name not in fields:
+            raise AuditEntryError(f"{entry_type}: {name} is missing")
+
+
+def _fits(field: Field, value: object) -> bool:
+    match field.kind:
+        case Kind.STRING:
+            return isinstance(value, str) and (not field.values or value in field.values)
+        case Kind.DECIMAL:
+            return isinstance(value, str) and _DECIMAL.fullmatch(value) is not None
+        case Kind.BOOLEAN:
+            return isinstance(value, bool)
+        case Kind.INTEGER:
+            return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INTEGER
+        case Kind.STRINGS:
+            return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)

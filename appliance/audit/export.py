@@ -1,0 +1,120 @@
+"""
+What an auditor is given: a directory in C2SP `tlog-tiles` layout, or one receipt.
+
+The directory holds `checkpoint`, `vkey`, `tile/<level>/<n>` (hashes) and `tile/entries/<n>`
+(leaves).  It covers exactly the latest checkpoint, so it is consistent while the log grows on.
+Leaves and hashes are copied as they are stored: an export of a damaged log must still come about,
+so that `appliance.audit.verify` can say what is wrong with it.  Source: c2sp.org/tlog-tiles.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from appliance.audit.checkpoint import parse_body, parse_note
+from appliance.audit.merkle import root_from_leaf_hashes
+from appliance.audit.proof import encode_proof, make_proof
+from appliance.audit.store import AuditStore, Leaf, StoredCheckpoint
+from appliance.errors import AuditVerificationError, ConfigurationError
+
+TILE_WIDTH = 256
+
+
+def export_log(store: AuditStore, directory: Path, *, vkey: str) -> int:
+    """
+    Write the log, up to its latest checkpoint, into the new directory; return how many entries.
+
+    Args:
+        store: the log to read; it may be written to meanwhile.
+        directory: must not exist yet; appears only once it is complete.
+        vkey: the verifier key, for convenience: an auditor compares it with the one held before.
+
+    Raises:
+        AuditUnavailableError: the log cannot be read.
+        AuditVerificationError: there is no checkpoint yet, or leaves it covers are missing.
+        ConfigurationError: the directory exists or cannot be written.
+    """
+    if directory.exists():
+        raise ConfigurationError(f"{directory} exists already; export into a new directory")
+    checkpoint = _latest(store)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as temporary:
+            fresh = Path(temporary) / "log"
+            _write_tiles(store, fresh, checkpoint.size)
+            (fresh / "checkpoint").write_text(checkpoint.note, encoding="utf-8")
+            (fresh / "vkey").write_text(f"{vkey}\n", encoding="utf-8")
+            fresh.rename(directory)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the export {directory}: {error.strerror}") from error
+    return checkpoint.size
+
+
+def export_receipt(store: AuditStore, index: int) -> tuple[bytes, str]:
+    """
+    Return the leaf at `index` and its receipt (the text of a `.tlog-proof` file).
+
+    Raises:
+        AuditUnavailableError: the log cannot be read.
+        AuditVerificationError: no checkpoint covers the entry yet.
+    """
+    checkpoint = _latest(store)
+    leaf_hashes = list(store.leaf_hashes(checkpoint.size))
+    proof = make_proof(leaf_hashes=leaf_hashes, index=index, checkpoint=checkpoint.note)
+    return store.leaves(index, index + 1)[0].leaf, encode_proof(proof)
+
+
+def tile_path(level: str, number: int, width: int) -> str:
+    """Return the path of a tile of `width` hashes or entries, such as `tile/0/x001/234.p/7`."""
+    parts = [f"{number % 1000:03d}"]
+    while number := number // 1000:
+        parts.insert(0, f"x{number % 1000:03d}")
+    partial = "" if width == TILE_WIDTH else f".p/{width}"
+    return f"tile/{level}/{'/'.join(parts)}{partial}"
+
+
+def _latest(store: AuditStore) -> StoredCheckpoint:
+    checkpoint = store.latest_checkpoint()
+    if checkpoint is None:
+        raise AuditVerificationError("nothing was signed yet; wait for the first checkpoint")
+    size = parse_body(parse_note(checkpoint.note).text).size
+    if size != checkpoint.size:
+        raise AuditVerificationError(
+            f"the latest checkpoint covers {size} entries, but is kept as {checkpoint.size}"
+        )
+    return checkpoint
+
+
+def _write_tiles(store: AuditStore, root: Path, size: int) -> None:
+    hashes: list[bytes] = []
+    for number, leaves in enumerate(_bundles(store, size)):
+        entries = b"".join(len(leaf.leaf).to_bytes(2) + leaf.leaf for leaf in leaves)
+        _write(root / tile_path("entries", number, len(leaves)), entries)
+        _write(root / tile_path("0", number, len(leaves)), b"".join(leaf.leaf_hash for leaf in leaves))
+        if len(leaves) == TILE_WIDTH:
+            hashes.append(root_from_leaf_hashes(leaf.leaf_hash for leaf in leaves))
+    level = 0
+    while hashes:
+        level += 1
+        above: list[bytes] = []
+        for number, start in enumerate(range(0, len(hashes), TILE_WIDTH)):
+            tile = hashes[start : start + TILE_WIDTH]
+            _write(root / tile_path(str(level), number, len(tile)), b"".join(tile))
+            if len(tile) == TILE_WIDTH:
+                above.append(root_from_leaf_hashes(tile))
+        hashes = above
+
+
+def _bundles(store: AuditStore, size: int) -> Iterator[list[Leaf]]:
+    for start in range(0, size, TILE_WIDTH):
+        end = min(start + TILE_WIDTH, size)
+        leaves = store.leaves(start, end)
+        if [leaf.index for leaf in leaves] != list(range(start, end)):
+            raise AuditVerificationError(
+                f"leaves are missing between {start} and {end}: they were signed and are gone"
+            )
+        yield leaves
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)

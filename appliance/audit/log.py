@@ -1,0 +1,239 @@
+"""
+`AuditLog`: the only way into the audit log.
+
+Callers hand entries over from the event loop; one task, which the log owns, commits them in groups
+through one thread of its own, so a slow disk never blocks the loop.  An entry's future resolves
+once the entry is durable, never before.
+
+An entry handed over is never taken back: a caller that stops waiting (cancelled, timed out) may
+find it in the log later, and must still append the outcome of an intent.
+
+Fails closed: what cannot be made durable is refused with `AuditUnavailableError`.  When somebody
+else moved the head, the log refuses for good with `AuditForkError`, and the process should end.
+"""
+
+import asyncio
+import secrets
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from appliance.audit.entry import JSON
+from appliance.audit.keys import Signer
+from appliance.audit.pending import EntryMaker, Receipt, again
+from appliance.audit.publisher import Publisher
+from appliance.audit.recovery import recover
+from appliance.audit.registry import EntryType
+from appliance.audit.requests import OpenRequests
+from appliance.audit.sealed import SealedHead
+from appliance.audit.store import AuditStore
+from appliance.audit.writer import Writer
+from appliance.errors import AuditUnavailableError
+from appliance.settings import AuditSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditState:
+    """The log as it is now, for metrics and readiness."""
+
+    origin: str
+    """Name of the log."""
+    size: int
+    """Durable entries."""
+    root: str
+    """Root of the tree over them, in base64 as in a checkpoint."""
+    queued: int
+    """Entries waiting to be committed."""
+    open_requests: int
+    """Requests with an intent and no end yet."""
+    failure: str | None
+    """Why the last commit failed, or None while entries become durable."""
+    last_commit_seconds: float
+    checkpoint_size: int
+    """Entries the last signed checkpoint covers."""
+    checkpoint_time: float
+    """When it was signed, in seconds since the epoch; 0 for not by this process."""
+    checkpoint_failure: str | None
+    """Why the last checkpoint failed, or None; entries are durable all the same."""
+
+
+def _ignore(_count: int, _seconds: float) -> None:
+    """Observe nothing."""
+
+
+class AuditLog:
+    """An open audit log; made by `AuditLog.open`, used on the event loop it was opened on."""
+
+    def __init__(
+        self,
+        *,
+        settings: AuditSettings,
+        maker: EntryMaker,
+        requests: OpenRequests,
+        publisher: Publisher,
+        writer: Writer,
+    ) -> None:
+        self._settings = settings
+        self._maker = maker
+        self._requests = requests
+        self._publisher = publisher
+        self._writer = writer
+        self._closing = False
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        *,
+        store: AuditStore,
+        signer: Signer,
+        settings: AuditSettings,
+        sealed_head_path: Path,
+        clock: Callable[[], float],
+        version: str,
+        on_commit: Callable[[int, float], None] = _ignore,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> AsyncIterator[Self]:
+        """
+        Check the stored log, end what a crash left open, and write until the block ends.
+
+        Args:
+            store: where leaves are kept; closed by whoever made it.
+            signer: signs checkpoints; its name is the log's origin.
+            settings: batches, bounds and intervals.
+            sealed_head_path: file for the last signed head; best on another disk than the database.
+            clock: seconds since the epoch, for time stamps only.
+            version: of the appliance, for `audit.started`.
+            on_commit: told the entries and seconds of every commit; called on the event loop.
+            random_bytes: source of randomness for entry ids.
+
+        Raises:
+            AuditRollbackError: the log is older than a head that was signed, or another history.
+            AuditVerificationError: the log is damaged, or signed by another key.
+            AuditUnavailableError: it cannot be read or written.
+            AuditForkError: on leaving, when another writer took the log over meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        sealed = SealedHead(sealed_head_path)
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit-writer") as thread:
+            found = await loop.run_in_executor(
+                thread, lambda: recover(store, sealed.read(), signer.verifier_key)
+            )
+            size = found.tree.size
+            maker = EntryMaker(origin=signer.name, clock=clock, random_bytes=random_bytes)
+            requests = OpenRequests(found.open_intents)
+            publisher = Publisher(
+                store=store,
+                signer=signer,
+                sealed=sealed,
+                settings=settings,
+                clock=clock,
+                signed_size=found.signed_size,
+                now=loop.time(),
+            )
+            writer = Writer(
+                store=store,
+                settings=settings,
+                maker=maker,
+                requests=requests,
+                publisher=publisher,
+                tree=found.tree,
+                thread=thread,
+                on_commit=on_commit,
+            )
+            log = cls(settings=settings, maker=maker, requests=requests, publisher=publisher, writer=writer)
+            task = loop.create_task(writer.run(), name="audit-writer")
+            try:
+                await log._begin(version, found.open_intents, size)
+                yield log
+            finally:
+                log._closing = True
+                writer.close()
+                await task
+
+    @property
+    def size(self) -> int:
+        """Durable entries."""
+        return self._writer.size
+
+    def state(self) -> AuditState:
+        """Return the log's state, for metrics and readiness."""
+        writer, publisher = self._writer, self._publisher
+        return AuditState(
+            origin=self._maker.origin,
+            size=writer.size,
+            root=b64encode(writer.root).decode(),
+            queued=writer.queued,
+            open_requests=len(self._requests),
+            failure=str(writer.stopped) if writer.stopped else writer.failure,
+            last_commit_seconds=writer.last_commit_seconds,
+            checkpoint_size=publisher.published.size,
+            checkpoint_time=publisher.published.time,
+            checkpoint_failure=publisher.failure,
+        )
+
+    async def watch(self) -> None:
+        """Wait until the log has failed for good, and raise why: the process should end then."""
+        await self._writer.ended()
+
+    async def append(self, entry_type: EntryType, /, **fields: JSON | None) -> Receipt:
+        """Write one entry and return once it is durable: `submit`, then `confirm`."""
+        return await self.confirm(self.submit(entry_type, **fields))
+
+    async def confirm(self, pending: asyncio.Future[Receipt]) -> Receipt:
+        """
+        Wait until a submitted entry is durable, at most `append_timeout_seconds`.
+
+        Raises:
+            AuditUnavailableError: it is not durable; after a timeout it may yet become so.
+        """
+        seconds = self._settings.append_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(pending)
+        except TimeoutError as error:
+            raise AuditUnavailableError(
+                f"the audit entry did not become durable within {seconds:g} s"
+            ) from error
+
+    def submit(self, entry_type: EntryType, /, **fields: JSON | None) -> asyncio.Future[Receipt]:
+        """
+        Hand over one entry; the future resolves once it is durable.  Fields of None are left out.
+
+        Entries become durable in the order they were handed over.  One that ends a request is taken
+        even when the queue is full: there are never more of those than accepted intents.
+
+        Raises:
+            AuditEntryError: the entry is malformed, or its request is in the wrong state for it.
+            AuditUnavailableError: too many entries are waiting, or the log is closing.
+            AuditForkError: another writer has taken the log over.
+        """
+        if self._writer.stopped:
+            raise again(self._writer.stopped)
+        if self._closing:
+            raise AuditUnavailableError("the audit log is closing")
+        waiting = self._writer.queued
+        if waiting >= self._settings.queue_entries and not entry_type.closes_request:
+            raise AuditUnavailableError(
+                f"{waiting} audit entries are waiting already: the disk does not keep up"
+            )
+        pending = self._maker.make(entry_type, fields)
+        self._requests.accept(entry_type, pending.request_id)
+        self._writer.add(pending)
+        return pending.future
+
+    async def _begin(self, version: str, open_intents: tuple[str, ...], size: int) -> None:
+        """End what a crash left open, then say that the log was opened, and in what state."""
+        first = [
+            self.submit(EntryType.REQUEST_ABORTED, request_id=request_id, reason="gateway_stopped")
+            for request_id in open_intents
+        ]
+        started = self.submit(
+            EntryType.AUDIT_STARTED, version=version, recovered=len(open_intents), tree_size=size
+        )
+        for pending in (*first, started):
+            await self.confirm(pending)

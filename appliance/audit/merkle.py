@@ -1,0 +1,205 @@
+"""
+RFC 6962 Merkle tree arithmetic over SHA-256: roots, proofs and their verification.
+
+Pure: hashes in, hashes out.  `appliance.audit.verify` repeats what it needs of this on purpose, so
+that a mistake made here is not made again by the auditor; external vectors pin both.
+
+Source: RFC 6962 section 2.1; verification as spelled out in RFC 9162 sections 2.1.3.2 and 2.1.4.2.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from appliance.errors import AuditVerificationError
+
+HASH_BYTES = 32
+EMPTY_ROOT = hashlib.sha256(b"").digest()
+
+
+def hash_leaf(leaf: bytes) -> bytes:
+    """Return the hash of a leaf; its prefix keeps a leaf from passing as a node."""
+    return hashlib.sha256(b"\x00" + leaf).digest()
+
+
+def hash_node(left: bytes, right: bytes) -> bytes:
+    """Return the hash of an inner node."""
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+class CompactRange:
+    """
+    A tree that grows: its size and the roots of its perfect subtrees, largest first.
+
+    There is one subtree per bit set in the size, so appending costs two hashes on average.
+    """
+
+    __slots__ = ("_subtrees", "size")
+
+    def __init__(self, size: int = 0, subtrees: Iterable[bytes] = ()) -> None:
+        self.size = size
+        self._subtrees = list(subtrees)
+        if size < 0 or len(self._subtrees) != size.bit_count():
+            raise AuditVerificationError(
+                f"{len(self._subtrees)} subtree hashes do not make a tree of size {size}"
+            )
+
+    @property
+    def subtrees(self) -> tuple[bytes, ...]:
+        """Roots of the perfect subtrees, largest first."""
+        return tuple(self._subtrees)
+
+    def append(self, leaf_hash: bytes) -> None:
+        """Add one leaf."""
+        subtrees, node, size = self._subtrees, leaf_hash, self.size
+        while size & 1:
+            node = hash_node(subtrees.pop(), node)
+            size >>= 1
+        subtrees.append(node)
+        self.size += 1
+
+    def root(self) -> bytes:
+        """Return the root of the tree as it is now."""
+        if not self._subtrees:
+            return EMPTY_ROOT
+        node = self._subtrees[-1]
+        for subtree in reversed(self._subtrees[:-1]):
+            node = hash_node(subtree, node)
+        return node
+
+    def copy(self) -> Self:
+        """Return a tree that grows on its own."""
+        return type(self)(self.size, self._subtrees)
+
+
+def root_from_leaf_hashes(leaf_hashes: Iterable[bytes]) -> bytes:
+    """Return the root of the tree over these leaf hashes."""
+    tree = CompactRange()
+    for leaf_hash in leaf_hashes:
+        tree.append(leaf_hash)
+    return tree.root()
+
+
+def inclusion_proof(leaf_hashes: Sequence[bytes], index: int, size: int) -> list[bytes]:
+    """
+    Return the path from a leaf to the root of the first `size` leaves, the leaf's sibling first.
+
+    Raises:
+        AuditVerificationError: there is no such leaf or tree.
+    """
+    if not 0 <= index < size <= len(leaf_hashes):
+        raise AuditVerificationError(
+            f"there is no entry {index} in a tree of size {size} out of {len(leaf_hashes)} entries"
+        )
+    path: list[bytes] = []
+    start, end = 0, size
+    while end - start > 1:
+        middle = start + _split(end - start)
+        if index < middle:
+            path.append(root_from_leaf_hashes(leaf_hashes[middle:end]))
+            end = middle
+        else:
+            path.append(root_from_leaf_hashes(leaf_hashes[start:middle]))
+            start = middle
+    path.reverse()
+    return path
+
+
+def consistency_proof(leaf_hashes: Sequence[bytes], old: int, new: int) -> list[bytes]:
+    """
+    Return the proof that the tree of size `old` is a prefix of the tree of size `new`.
+
+    Raises:
+        AuditVerificationError: the sizes are not 0 < old <= new <= entries.
+    """
+    if not 0 < old <= new <= len(leaf_hashes):
+        raise AuditVerificationError(
+            f"no consistency proof from size {old} to {new} out of {len(leaf_hashes)} entries"
+        )
+    proof: list[bytes] = []
+    start, end = 0, new
+    while old != end:
+        middle = start + _split(end - start)
+        if old <= middle:
+            proof.append(root_from_leaf_hashes(leaf_hashes[middle:end]))
+            end = middle
+        else:
+            proof.append(root_from_leaf_hashes(leaf_hashes[start:middle]))
+            start = middle
+    # The subtree both trees share; when it is the whole old tree, the verifier has its root already.
+    if start:
+        proof.append(root_from_leaf_hashes(leaf_hashes[start:end]))
+    proof.reverse()
+    return proof
+
+
+def verify_inclusion(*, leaf_hash: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
+    """
+    Check that the leaf is entry `index` of the tree.
+
+    Raises:
+        AuditVerificationError: the proof does not show it.
+    """
+    if not 0 <= index < size or any(len(node) != HASH_BYTES for node in (leaf_hash, *proof)):
+        raise AuditVerificationError(f"malformed inclusion proof for entry {index} of {size}")
+    position, last, node = index, size - 1, leaf_hash
+    for sibling in proof:
+        if not last:
+            raise AuditVerificationError("the inclusion proof is too long")
+        if position & 1 or position == last:
+            node = hash_node(sibling, node)
+            position, last = _skip_lone(position, last)
+        else:
+            node = hash_node(node, sibling)
+        position, last = position >> 1, last >> 1
+    if last or node != root:
+        raise AuditVerificationError(
+            f"the proof does not show that entry {index} is in the tree of size {size}"
+        )
+
+
+def verify_consistency(
+    *, old_size: int, new_size: int, old_root: bytes, new_root: bytes, proof: Sequence[bytes]
+) -> None:
+    """
+    Check that the old tree is a prefix of the new one.
+
+    An empty old tree is refused: it is a prefix of everything, so nothing would be proven.
+
+    Raises:
+        AuditVerificationError: the proof does not show it.
+    """
+    if old_size == new_size > 0 and not proof and old_root == new_root:
+        return
+    if not 0 < old_size < new_size or not proof or any(len(node) != HASH_BYTES for node in proof):
+        raise AuditVerificationError(f"malformed consistency proof from size {old_size} to {new_size}")
+    path = [old_root, *proof] if old_size.bit_count() == 1 else list(proof)
+    position, last = old_size - 1, new_size - 1
+    while position & 1:
+        position, last = position >> 1, last >> 1
+    old_node = new_node = path[0]
+    for node in path[1:]:
+        if not last:
+            raise AuditVerificationError("the consistency proof is too long")
+        if position & 1 or position == last:
+            old_node, new_node = hash_node(node, old_node), hash_node(node, new_node)
+            position, last = _skip_lone(position, last)
+        else:
+            new_node = hash_node(new_node, node)
+        position, last = position >> 1, last >> 1
+    if last or old_node != old_root or new_node != new_root:
+        raise AuditVerificationError(
+            f"the tree of size {old_size} is not shown to be a prefix of the tree of size {new_size}"
+        )
+
+
+def _split(size: int) -> int:
+    """Return the largest power of two below `size`: where RFC 6962 divides a tree."""
+    return 1 << (size - 1).bit_length() - 1
+
+
+def _skip_lone(position: int, last: int) -> tuple[int, int]:
+    """Climb the levels on which the node is the last and has no sibling."""
+    while position and not position & 1:
+        position, last = position >> 1, last >> 1
+    return position, last

@@ -1,0 +1,92 @@
+"""
+What is checked before a log may be continued: that it is whole, and not older than it was.
+
+The root is recomputed from every leaf hash and compared with the head, and with every checkpoint
+that was signed earlier.  That takes about a microsecond an entry.  The leaves' own bytes are left
+to `appliance.audit.verify`, which trusts nothing here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from appliance.audit.checkpoint import Checkpoint, VerifierKey, verify_checkpoint
+from appliance.audit.merkle import CompactRange
+from appliance.audit.store import AuditStore, Head
+from appliance.errors import (
+    AuditRollbackError,
+    AuditVerificationError,
+    MalformedCheckpointError,
+)
+
+_REMEDY = "do not delete anything; restore the newer database, or start a new log under a new origin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A log found whole."""
+
+    tree: CompactRange
+    signed_size: int
+    """Size of the newest checkpoint that was ever signed; 0 for none."""
+    open_intents: tuple[str, ...]
+    """Requests whose outcome was never recorded: the gateway stopped before it could be."""
+
+
+def recover(store: AuditStore, sealed_note: str | None, verifier_key: VerifierKey) -> Recovered:
+    """
+    Check the stored log against itself and against what was signed before.
+
+    Raises:
+        AuditRollbackError: it is older than a signed checkpoint, or another history.
+        AuditVerificationError: head and leaves do not belong together, or a checkpoint is forged.
+        AuditUnavailableError: it could not be read.
+    """
+    latest = store.latest_checkpoint()
+    if latest and sealed_note is None:
+        raise AuditRollbackError(f"the log has signed checkpoints, but its sealed head is missing: {_REMEDY}")
+    notes = [("sealed head", sealed_note), ("latest checkpoint", latest.note if latest else None)]
+    signed = [_verified(name, note, verifier_key) for name, note in notes if note is not None]
+    tree = _rebuild(store, signed)
+    _compare_head(store.head(), tree)
+    return Recovered(
+        tree=tree,
+        signed_size=max((checkpoint.size for checkpoint in signed), default=0),
+        open_intents=tuple(store.open_intents()),
+    )
+
+
+def _verified(name: str, note: str, verifier_key: VerifierKey) -> Checkpoint:
+    try:
+        return verify_checkpoint(note, verifier_key)
+    except (AuditVerificationError, MalformedCheckpointError) as error:
+        raise AuditVerificationError(f"the log's {name} was not signed with this key: {error}") from error
+
+
+def _rebuild(store: AuditStore, signed: Sequence[Checkpoint]) -> CompactRange:
+    tree = CompactRange()
+    roots = {0: tree.root()}
+    wanted = {checkpoint.size for checkpoint in signed}
+    for leaf_hash in store.leaf_hashes():
+        tree.append(leaf_hash)
+        if tree.size in wanted:
+            roots[tree.size] = tree.root()
+    for checkpoint in signed:
+        if checkpoint.size > tree.size:
+            raise AuditRollbackError(
+                f"the log has {tree.size} entries, but {checkpoint.size} were signed: {_REMEDY}"
+            )
+        if roots[checkpoint.size] != checkpoint.root:
+            raise AuditRollbackError(
+                f"the first {checkpoint.size} entries are not the ones that were signed: {_REMEDY}"
+            )
+    return tree
+
+
+def _compare_head(head: Head, tree: CompactRange) -> None:
+    computed = Head.of(tree)
+    if (head, head.subtrees) != (computed, computed.subtrees):
+        message = (
+            f"the audit database is damaged: its head (size {head.size}) does not match its "
+            f"{tree.size} leaves: {_REMEDY}"
+        )
+        raise AuditVerificationError(message)

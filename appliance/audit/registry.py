@@ -1,0 +1,352 @@
+"""
+The registry of entry types: what the audit log records, with the reason each type exists.
+
+Every type is a closed schema.  A field that is not listed here cannot be written, so nobody can
+slip content or personal data into the log by adding an argument somewhere else.  The reference
+page is generated from this file.
+
+It is longer than other files because it is a table; there is no logic in it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class EntryType(StrEnum):
+    """Everything that can be recorded."""
+
+    REQUEST_INTENT = "request.intent"
+    REQUEST_OUTCOME = "request.outcome"
+    REQUEST_ABORTED = "request.aborted"
+    REQUEST_DENIED = "request.denied"
+    SPECULATION_CHANGED = "speculation.changed"
+    WORKER_STARTED = "worker.started"
+    WORKER_STOPPED = "worker.stopped"
+    WORKER_RECYCLED = "worker.recycled"
+    WORKER_FAILED = "worker.failed"
+    DRAFT_PROMOTED = "draft.promoted"
+    DRAFT_ROLLED_BACK = "draft.rolled_back"
+    TENANT_CREATED = "tenant.created"
+    TENANT_CHANGED = "tenant.changed"
+    KEY_CREATED = "key.created"
+    KEY_REVOKED = "key.revoked"
+    KEY_ROTATED = "key.rotated"
+    CONFIG_CHANGED = "config.changed"
+    AUDIT_STARTED = "audit.started"
+    AUDIT_READ = "audit.read"
+    AUDIT_GAP = "audit.gap"
+    ERASURE = "erasure"
+    EGRESS_ATTESTED = "egress.attested"
+    BUNDLE_INSTALLED = "bundle.installed"
+    SIGNER_ROTATED = "signer.rotated"
+
+    @property
+    def closes_request(self) -> bool:
+        """Whether it ends the request that a `request.intent` began."""
+        return self in {EntryType.REQUEST_OUTCOME, EntryType.REQUEST_ABORTED}
+
+
+class Kind(StrEnum):
+    """What a field's value may be.  Fractions are decimal strings: a float has no one spelling."""
+
+    STRING = "string"
+    INTEGER = "integer"
+    BOOLEAN = "boolean"
+    DECIMAL = "decimal string"
+    STRINGS = "list of strings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One field of an entry type."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    required: bool = True
+    values: tuple[str, ...] = ()
+    """The closed set a string is taken from; empty when it is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """One entry type: why it exists, and its fields."""
+
+    reason: str
+    fields: Mapping[str, Field]
+
+
+def _text(name: str, meaning: str, *values: str) -> Field:
+    return Field(name=name, kind=Kind.STRING, meaning=meaning, values=values)
+
+
+def _count(name: str, meaning: str) -> Field:
+    return Field(name=name, kind=Kind.INTEGER, meaning=meaning)
+
+
+def _flag(name: str, meaning: str) -> Field:
+    return Field(name=name, kind=Kind.BOOLEAN, meaning=meaning)
+
+
+def _list(name: str, meaning: str) -> Field:
+    return Field(name=name, kind=Kind.STRINGS, meaning=meaning)
+
+
+def _maybe(*fields: Field) -> tuple[Field, ...]:
+    return tuple(replace(field, required=False) for field in fields)
+
+
+def _schema(reason: str, *fields: Field) -> Schema:
+    return Schema(reason=reason, fields=MappingProxyType({field.name: field for field in fields}))
+
+
+_REQUEST_ID = _text("request_id", "the request, as named by the gateway; never reused")
+_TENANT = _text("tenant", "tenant the key belongs to")
+_KEY_ID = _text("key_id", "public part of the API key")
+_ROUTE = _text("route", "route of the API, such as `/v1/chat/completions`")
+_MODEL = _text("model", "served model name")
+_WORKER = _text("worker", "id of the worker")
+_WEIGHTS = _text("weights", "digest of the target model's weights")
+_DRAFT = _text("draft", "digest of the draft model's weights")
+_ENGINE = _text("engine", "engine name and version")
+_ACTOR = _text("actor", "who did it: an admin key id, or `cli:` and the operating-system account")
+_CLIENT = _text("client", "class of the client's address", "loopback", "private", "public", "unknown")
+_STATUS = _count("status", "HTTP status the client was given, or would have been")
+_EXIT_CODE = _count("exit_code", "exit status of the process; minus the number of the signal that ended it")
+_CHANGES = _list("changes", "names of what changed; never the values")
+_ACCEPTANCE_LENGTH = Field(
+    name="acceptance_length",
+    kind=Kind.DECIMAL,
+    meaning="mean tokens per draft with the bonus token, three decimal places",
+)
+
+REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
+    {
+        EntryType.REQUEST_INTENT: _schema(
+            "Proves a request was accepted before any byte of its answer left; without it a request could be "
+            "served and never recorded.",
+            _REQUEST_ID,
+            _TENANT,
+            _KEY_ID,
+            _ROUTE,
+            _MODEL,
+            _flag("stream", "whether the client asked for a stream"),
+            _CLIENT,
+            _count("body_bytes", "size of the request body"),
+            _text("content_mode", "what is kept of the content; `none`: nothing", "none"),
+            *_maybe(
+                _WORKER,
+                _text("end_user", "keyed pseudonym (HMAC) of the `user` the client named"),
+                _text("payload_commitment", "keyed commitment to the request body"),
+            ),
+        ),
+        EntryType.REQUEST_OUTCOME: _schema(
+            "Says how an accepted request ended, what served it and what it cost; with the intent it makes "
+            "completeness checkable.  Most fields are missing when no worker answered.",
+            _REQUEST_ID,
+            _TENANT,
+            _KEY_ID,
+            _ROUTE,
+            _MODEL,
+            _text(
+                "outcome",
+                "how it ended",
+                "completed",
+                "client_gone",
+                "worker_failed",
+                "worker_refused",
+                "timed_out",
+            ),
+            _STATUS,
+            _count("duration_ms", "from the request's arrival to its end"),
+            *_maybe(
+                _WORKER,
+                _WEIGHTS,
+                _DRAFT,
+                _ENGINE,
+                _text("speculation_mode", "the worker's speculation mode during the request"),
+                _text("speculation_reason", "why the worker was in that mode"),
+                _ACCEPTANCE_LENGTH,
+                _count("prompt_tokens", "tokens of the prompt"),
+                _count("completion_tokens", "tokens of the answer"),
+                _flag("tokens_estimated", "whether the counts are estimates, the worker having sent none"),
+                _count("draft_tokens", "tokens the draft model proposed"),
+                _count("accepted_tokens", "draft tokens the target model accepted"),
+                _count("drafts", "proposal rounds"),
+                _text("finish_reason", "why the model stopped"),
+                _count("ttft_ms", "from the request's arrival to the first byte of the answer"),
+                _count("retries", "workers tried before the one that answered"),
+                _list("verdicts", "policy verdicts that applied"),
+                _text("payload_commitment", "keyed commitment to the answer"),
+            ),
+        ),
+        EntryType.REQUEST_ABORTED: _schema(
+            "Closes a request whose outcome could not be recorded, so that every intent has an end and a "
+            "crash is visible rather than silent.",
+            _REQUEST_ID,
+            _text(
+                "reason",
+                "`gateway_stopped`: it stopped first; `entry_not_durable`: the log could not be written",
+                "gateway_stopped",
+                "entry_not_durable",
+            ),
+        ),
+        EntryType.REQUEST_DENIED: _schema(
+            "Records a request that was refused before it reached a worker: authentication, policy, limits.",
+            _REQUEST_ID,
+            _ROUTE,
+            _text("reason", "error code the client was given"),
+            _STATUS,
+            *_maybe(_TENANT, _KEY_ID, _CLIENT),
+        ),
+        EntryType.SPECULATION_CHANGED: _schema(
+            "A change of speculation mode changes how tokens are made; ties later outcomes to the decision.",
+            _WORKER,
+            _MODEL,
+            _text("mode", "speculation mode from now on"),
+            _text("reason", "why it was changed"),
+            *_maybe(
+                _text("previous_mode", "speculation mode until now"),
+                _ACCEPTANCE_LENGTH,
+                _count("drafts", "drafts in the window that was judged"),
+            ),
+        ),
+        EntryType.WORKER_STARTED: _schema(
+            "Binds everything a worker serves from now on to the exact weights and engine it loaded.",
+            _WORKER,
+            _MODEL,
+            _WEIGHTS,
+            _ENGINE,
+            _text("speculation_method", "how drafts are made; `none` for the target alone"),
+            *_maybe(_DRAFT),
+        ),
+        EntryType.WORKER_STOPPED: _schema(
+            "Ends the span of a worker that was asked to stop.",
+            _WORKER,
+            _text("reason", "why it was stopped"),
+            *_maybe(_EXIT_CODE),
+        ),
+        EntryType.WORKER_RECYCLED: _schema(
+            "A worker was replaced on purpose; explains a gap between its stop and its next start.",
+            _WORKER,
+            _text("reason", "why it was recycled"),
+        ),
+        EntryType.WORKER_FAILED: _schema(
+            "A worker ended or went silent by itself: the failure record that regulators ask for.",
+            _WORKER,
+            _text("reason", "how the failure was noticed"),
+            *_maybe(_EXIT_CODE),
+        ),
+        EntryType.DRAFT_PROMOTED: _schema(
+            "A new draft model was put into service; the change record for something that shapes latency, "
+            "and the anchor for rolling it back.",
+            _MODEL,
+            _DRAFT,
+            _ACTOR,
+            *_maybe(
+                _text("previous_draft", "digest of the draft model it replaces"),
+                _text("evaluation", "digest of the evaluation report it was promoted on"),
+            ),
+        ),
+        EntryType.DRAFT_ROLLED_BACK: _schema(
+            "A draft model was taken out of service again.",
+            _MODEL,
+            _text("draft", "digest of the draft model now in service; `none` for the target alone"),
+            _text("previous_draft", "digest of the draft model taken out"),
+            _text("reason", "why"),
+            *_maybe(_ACTOR),
+        ),
+        EntryType.TENANT_CREATED: _schema(
+            "Someone new may be served: access control must be reconstructible.",
+            _text("tenant", "the new tenant"),
+            _list("models", "models it may use; `*` for all"),
+            _ACTOR,
+        ),
+        EntryType.TENANT_CHANGED: _schema(
+            "Limits, models or policy of a tenant changed.", _TENANT, _CHANGES, _ACTOR
+        ),
+        EntryType.KEY_CREATED: _schema(
+            "A new credential exists; every request names the key it came with.",
+            _TENANT,
+            _KEY_ID,
+            _flag("admin", "whether it opens the admin API"),
+            _ACTOR,
+        ),
+        EntryType.KEY_REVOKED: _schema(
+            "From here on the key opens nothing; a later request with it would be a finding.",
+            _TENANT,
+            _KEY_ID,
+            _ACTOR,
+            *_maybe(_text("reason", "why")),
+        ),
+        EntryType.KEY_ROTATED: _schema(
+            "A key was replaced; links what the old and the new key did.",
+            _TENANT,
+            _KEY_ID,
+            _text("previous_key_id", "public part of the key it replaces"),
+            _ACTOR,
+        ),
+        EntryType.CONFIG_CHANGED: _schema(
+            "The appliance runs under other settings than before.",
+            _text("digest", "digest of the settings now in force"),
+            _CHANGES,
+            _ACTOR,
+            *_maybe(_text("previous_digest", "digest of the settings before")),
+        ),
+        EntryType.AUDIT_STARTED: _schema(
+            "A gateway opened the log and found it whole; says what it had to repair.",
+            _text("version", "version of the appliance"),
+            _count("recovered", "intents without outcome that were closed with `request.aborted`"),
+            _count("tree_size", "size of the tree that was found"),
+        ),
+        EntryType.AUDIT_READ: _schema(
+            "Reading the log is itself an access to personal data, and is recorded.",
+            _ACTOR,
+            _text("operation", "what was done", "tail", "show", "receipt", "export"),
+            *_maybe(
+                _count("start", "index of the first entry read"),
+                _count("end", "index after the last entry read"),
+                _text("purpose", "why, in the reader's words"),
+            ),
+        ),
+        EntryType.AUDIT_GAP: _schema(
+            "Admits that requests were served without being recorded, how many, and when; the verifier "
+            "reports the log as incomplete.",
+            _text("reason", "why entries could not be written"),
+            _count("entries", "entries that were lost"),
+            _text("since", "when it began, as `time`"),
+            _text("until", "when it ended, as `time`"),
+        ),
+        EntryType.ERASURE: _schema(
+            "Payload keys were destroyed; explains why payloads can no longer be opened while every proof "
+            "still verifies.",
+            _TENANT,
+            _count("payloads", "payloads that can no longer be opened"),
+            _text("legal_basis", "the duty or request it answers"),
+            _ACTOR,
+            *_maybe(_list("entries", "ids of the entries whose payload was erased, when few")),
+        ),
+        EntryType.EGRESS_ATTESTED: _schema(
+            "The appliance tested its own walls; the evidence behind the word sovereign.",
+            _text("result", "whether every attempt to leave failed", "closed", "open"),
+            _count("attempts", "ways out that were tried"),
+            *_maybe(_text("report", "digest of the full report")),
+        ),
+        EntryType.BUNDLE_INSTALLED: _schema(
+            "Software or weights entered the building; the supply-chain record.",
+            _text("bundle", "name of the bundle"),
+            _text("version", "version of the bundle"),
+            _text("digest", "digest of its manifest"),
+            _ACTOR,
+            *_maybe(_text("signer", "key its signature was checked with")),
+        ),
+        EntryType.SIGNER_ROTATED: _schema(
+            "The last thing the old key signs: names the key that signs from here on.",
+            _text("previous_key", "verifier key until now"),
+            _text("key", "verifier key from the next checkpoint on"),
+            _ACTOR,
+        ),
+    }
+)

@@ -1,0 +1,66 @@
+"""
+Which requests have an intent in the log and still owe it an end.
+
+Pure bookkeeping, done when an entry is handed over, not when it is durable: entries become durable
+in that order.  It refuses what would make the log invalid for every later verifier.
+"""
+
+from collections.abc import Iterable
+
+from appliance.audit.registry import EntryType
+from appliance.errors import AuditEntryError
+
+
+class OpenRequests:
+    """The requests whose intent was accepted and whose end was not."""
+
+    def __init__(self, request_ids: Iterable[str] = ()) -> None:
+        self._open = dict.fromkeys(request_ids)  # a dict, for its order
+
+    def __len__(self) -> int:
+        """Return how many requests are open."""
+        return len(self._open)
+
+    def accept(self, entry_type: EntryType, request_id: str | None) -> None:
+        """
+        Follow one entry that is being handed over.
+
+        Raises:
+            AuditEntryError: a second intent, or an end without an open intent.
+        """
+        if request_id is None:
+            return
+        if entry_type is EntryType.REQUEST_INTENT:
+            if request_id in self._open:
+                raise AuditEntryError(
+                    f"request {request_id} has an intent already: request ids are never reused"
+                )
+            self._open[request_id] = None
+        elif entry_type.closes_request:
+            if request_id not in self._open:
+                raise AuditEntryError(f"request {request_id} has no open intent, so it cannot end")
+            del self._open[request_id]
+
+    def forget(self, entry_type: EntryType, request_id: str | None) -> None:
+        """Drop a request whose intent did not become durable; its caller was told so."""
+        if entry_type is EntryType.REQUEST_INTENT and request_id is not None:
+            self._open.pop(request_id, None)
+
+    def take_all(self) -> list[str]:
+        """Return every open request, oldest first, and forget them."""
+        taken = list(self._open)
+        self._open.clear()
+        return taken
+
+    def abandoned(self, stored: Iterable[str], ending: Iterable[str | None]) -> list[str]:
+        """
+        Return the requests that nobody will end.
+
+        They are what a failed commit leaves: an intent or an outcome whose caller was told it failed.
+
+        Args:
+            stored: requests open in the store.
+            ending: requests whose end is queued.
+        """
+        expected = {*self._open, *ending}
+        return [request_id for request_id in stored if request_id not in expected]

@@ -1,0 +1,63 @@
+"""
+The last signed head, kept apart from the database it describes.
+
+A database restored from an old backup looks whole to itself.  This file remembers how far the log
+had come when it was last signed, so going back is noticed.  It is written before the checkpoint is
+visible anywhere else: what others may hold is never newer than what is sealed.
+"""
+
+import os
+from pathlib import Path
+
+from appliance.audit.checkpoint import MAX_NOTE_CHARACTERS
+from appliance.audit.keys import sync_directory
+from appliance.errors import AuditUnavailableError, AuditVerificationError
+
+
+class SealedHead:
+    """One file holding one signed checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> str | None:
+        """
+        Return the sealed checkpoint, or None when there is none yet.
+
+        Raises:
+            AuditUnavailableError: the file cannot be read.
+            AuditVerificationError: it is no text.
+        """
+        try:
+            with self.path.open("rb") as file:
+                return file.read(4 * MAX_NOTE_CHARACTERS).decode()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise AuditUnavailableError(
+                f"cannot read the sealed head {self.path}: {error.strerror}"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise AuditVerificationError(f"the sealed head {self.path} is damaged") from error
+
+    def write(self, note: str) -> None:
+        """
+        Replace the sealed checkpoint; a crash on any line leaves the old or the new one, whole.
+
+        Raises:
+            AuditUnavailableError: it could not be made durable.
+        """
+        fresh = self.path.with_name(f"{self.path.name}.new")
+        try:
+            with fresh.open("wb") as file:
+                file.write(note.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self.path)
+            # Without this a power cut may bring the older head back: a rollback of the same age
+            # would then pass unnoticed.
+            sync_directory(self.path.parent)
+        except OSError as error:
+            raise AuditUnavailableError(
+                f"cannot write the sealed head {self.path}: {error.strerror}"
+            ) from error

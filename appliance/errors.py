@@ -1,0 +1,88 @@
+"""
+Every error the appliance raises on purpose.
+
+They know no HTTP: `appliance.api.errors` gives each one a status.  The message is one line that
+says what is wrong and what to do about it; it may be shown to a client, so it never carries a
+secret, a prompt or a completion.
+"""
+
+
+class ApplianceError(Exception):
+    """Base of all deliberate errors."""
+
+
+class ConfigurationError(ApplianceError):
+    """The settings, a file they name or the machine cannot be used as asked; nothing was started."""
+
+
+class InvalidRequestError(ApplianceError):
+    """The request cannot be understood; sending it again unchanged will not help."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class BodyTooLargeError(ApplianceError):
+    """The request body is larger than the gateway accepts."""
+
+
+class InvalidApiKeyError(ApplianceError):
+    """No valid API key came with the request.  The message never says which part was wrong."""
+
+
+class ModelNotFoundError(ApplianceError):
+    """The model does not exist, or this key may not use it: the two read alike on purpose."""
+
+
+class RouteNotFoundError(ApplianceError):
+    """The gateway forwards an explicit list of routes; this is none of them."""
+
+
+class NoWorkerAvailableError(ApplianceError):
+    """No healthy worker serves the model right now."""
+
+
+class WorkerFailedError(ApplianceError):
+    """A worker broke off, answered nonsense or could not be reached."""
+
+
+class WorkerTimeoutError(WorkerFailedError):
+    """A worker stayed silent for longer than the gateway waits."""
+
+
+class WorkerStartError(ApplianceError):
+    """A worker did not become healthy; the message carries its last error line."""
+
+
+class AuditError(ApplianceError):
+    """Base of what can go wrong with the audit log."""
+
+
+class AuditUnavailableError(AuditError):
+    """An entry could not be made durable, so the request it belongs to is refused."""
+
+
+class AuditEntryError(AuditError):
+    """An entry cannot be encoded or decoded: unknown field, wrong type, or larger than a leaf."""
+
+
+class AuditRollbackError(AuditError):
+    """The log is older than, or different from, a head that was signed before."""
+
+
+class AuditForkError(AuditError):
+    """Another writer moved the head; what is in memory no longer matches the log."""
+
+
+class AuditVerificationError(AuditError):
+    """Evidence does not prove what it claims."""
+
+
+class MalformedCheckpointError(AuditError):
+    """Text that should be a signed checkpoint is not one."""
+
+
+class AuditKeyError(AuditError):
+    """A signing or verification key is missing, malformed, or readable by others."""

@@ -1,0 +1,143 @@
+"""
+The record of one request: what audit log, metrics and operator log are told when it ends.
+
+Owned by the task that relays the request; nothing else writes to it.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from appliance.audit.pending import Receipt
+from appliance.metrics import Metrics
+from appliance.serving.usage import Usage
+from appliance.serving.worker import WorkerSnapshot
+from appliance.tenancy import Caller
+
+
+class Outcome(StrEnum):
+    """How a request ended; also the metric label, the log field and the audit field."""
+
+    COMPLETED = "completed"
+    CLIENT_GONE = "client_gone"
+    WORKER_FAILED = "worker_failed"
+    WORKER_REFUSED = "worker_refused"
+    TIMED_OUT = "timed_out"
+    GATEWAY_STOPPED = "gateway_stopped"
+    """Logged as `request.aborted`, like `gateway_failed`: the gateway cannot vouch for the rest."""
+    GATEWAY_FAILED = "gateway_failed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One request on its way; times are readings of one monotonic clock, in seconds."""
+
+    request_id: str
+    caller: Caller
+    route: str
+    model: str
+    started: float
+    intent: asyncio.Future[Receipt]
+    worker: WorkerSnapshot | None = None
+    dispatched: float = 0.0
+    answered: float = 0.0
+    first_content: float | None = None
+    frames: int = 0
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    outcome: Outcome | None = None
+    status: int = 0
+    retries: int = 0
+    head_sent: bool = False
+    recorded: bool = False
+
+    def ends(self, outcome: Outcome, *, status: int) -> None:
+        """Fix how the request ended; the first word counts."""
+        if self.outcome is None:
+            self.outcome, self.status = outcome, status
+
+    def saw_frames(self, count: int, now: float) -> None:
+        """Note that frames of content were sent on."""
+        if self.first_content is None:
+            self.first_content = now
+        self.frames += count
+
+    @property
+    def final_usage(self) -> Usage:
+        """What the worker said it cost, else the frames counted, marked as an estimate."""
+        return self.usage or Usage(completion_tokens=self.frames, estimated=True)
+
+    def overhead_seconds(self, now: float) -> float:
+        """Time since the start that was not spent waiting for the worker."""
+        return max(0.0, (now - self.started) - (self.answered - self.dispatched))
+
+    def fields(self, now: float) -> dict[str, Any]:
+        """The fields of the `request.outcome` entry."""
+        usage, worker = self.final_usage, self.worker
+        fields: dict[str, Any] = {
+            "request_id": self.request_id,
+            "tenant": self.caller.tenant.name,
+            "key_id": self.caller.key.key_id,
+            "route": self.route,
+            "model": self.model,
+            "outcome": str(self.outcome),
+            "status": self.status,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "tokens_estimated": usage.estimated,
+            "duration_ms": _milliseconds(now - self.started),
+            "retries": self.retries,
+        }
+        if self.first_content is not None:
+            fields["ttft_ms"] = _milliseconds(self.first_content - self.started)
+        if self.finish_reason:
+            fields["finish_reason"] = self.finish_reason
+        if usage.drafts is not None:
+            fields |= {
+                "drafts": usage.drafts,
+                "draft_tokens": usage.draft_tokens or 0,
+                "accepted_tokens": usage.accepted_tokens or 0,
+            }
+        if usage.acceptance_length is not None:
+            fields["acceptance_length"] = f"{usage.acceptance_length:.3f}"
+        if worker is not None:
+            known = {
+                "worker": worker.worker.worker_id,
+                "engine": worker.engine,
+                "weights": worker.worker.weights,
+                "draft": worker.worker.draft,
+                "speculation_mode": str(worker.watch.mode),
+                "speculation_reason": str(worker.watch.reason),
+            }
+            fields |= {name: value for name, value in known.items() if value}
+        return fields
+
+    def log_fields(self, now: float) -> dict[str, Any]:
+        """The operator log's share of `fields`."""
+        kept = (
+            "request_id", "tenant", "key_id", "model", "route", "outcome", "status", "worker", "retries",
+            "prompt_tokens", "completion_tokens", "ttft_ms", "duration_ms", "acceptance_length",
+        )  # fmt: skip
+        fields = self.fields(now)
+        return {name: fields[name] for name in kept if name in fields}
+
+    def count(self, metrics: Metrics, now: float) -> None:
+        """Add the request to the metrics."""
+        tenant, usage = self.caller.tenant.name, self.final_usage
+        metrics.requests.labels(tenant, self.model, self.route, str(self.outcome)).inc()
+        metrics.request_seconds.labels(self.model, self.route).observe(now - self.started)
+        if self.first_content is not None:
+            metrics.time_to_first_byte_seconds.labels(self.model, self.route).observe(
+                self.first_content - self.started
+            )
+        metrics.tokens.labels(tenant, self.model, "prompt").inc(usage.prompt_tokens)
+        metrics.tokens.labels(tenant, self.model, "completion").inc(usage.completion_tokens)
+        if usage.drafts:
+            metrics.drafts.labels(tenant, self.model).inc(usage.drafts)
+            metrics.draft_tokens.labels(tenant, self.model).inc(usage.draft_tokens or 0)
+            metrics.accepted_tokens.labels(tenant, self.model).inc(usage.accepted_tokens or 0)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1000))

@@ -1,0 +1,450 @@
+"""
+The data plane: one request from its audited intent, through a worker, to its audited outcome.
+
+    admit ─► audit intent ─► pick a worker ─► relay ─► audit outcome
+
+Two promises bind the order of everything here.  No byte of an answer leaves before the intent is
+durable, and the last frame does not leave before the outcome is.  The worker is asked at once,
+while the intent is being committed, so the promise costs no time it need not.
+
+It fails closed: if the audit log cannot take an entry, the client gets an error, not an answer.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from appliance.audit.pending import Receipt
+from appliance.audit.registry import EntryType
+from appliance.errors import (
+    ApplianceError,
+    AuditError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NoWorkerAvailableError,
+    WorkerFailedError,
+    WorkerTimeoutError,
+)
+from appliance.exchange import Exchange, Outcome
+from appliance.logs import Logger
+from appliance.members import Member, cut_member, parse_members, replace_member
+from appliance.metrics import Metrics
+from appliance.serving import sse
+from appliance.serving.client import Answer, WorkerClient
+from appliance.serving.pool import WorkerPool
+from appliance.serving.refusal import CLIENT_ERROR, SERVER_ERROR, normalise_error
+from appliance.serving.router import pick
+from appliance.serving.usage import parse_usage
+from appliance.serving.worker import WorkerId
+from appliance.tenancy import Caller
+
+KEEP_ALIVE = b": keep-alive\n\n"
+CLIENT_CLOSED = 499
+GATEWAY_TIMEOUT = 504
+BAD_GATEWAY = 502
+
+
+class AuditSink(Protocol):
+    """What the gateway needs of the audit log."""
+
+    def submit(self, entry_type: EntryType, /, **fields: Any) -> asyncio.Future[Receipt]:  # noqa: ANN401
+        """Queue an entry; the future is done once it is durable.  May refuse at once."""
+
+    async def confirm(self, pending: asyncio.Future[Receipt]) -> Receipt:
+        """Wait for a queued entry, within the log's own limit; whoever waits may be cancelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What goes out before the first byte of the answer."""
+
+    status: int
+    content_type: str
+    headers: dict[str, str]
+
+
+class Reply(Protocol):
+    """The client's end of the connection."""
+
+    client_left: bool
+
+    async def start(self, head: Head) -> None:
+        """Send the head."""
+
+    async def write(self, data: bytes) -> None:
+        """Send part of the body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayPolicy:
+    """Times the relay keeps, in seconds, and the name receipts are found under."""
+
+    keep_alive_seconds: float
+    silence_seconds: float
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request, parsed as far as the gateway reads it."""
+
+    request_id: str
+    client_request_id: str | None
+    """What the client sent as `x-request-id`, echoed to it."""
+    caller: Caller
+    route: str
+    """Path, the same here and on the worker."""
+    model: str
+    text: str
+    """The body as it came."""
+    members: dict[str, Member]
+    is_stream: bool
+    wants_usage: bool
+    """Whether the client itself asked for the usage frame of a stream."""
+    client: str
+    """Address class of the client, never the address."""
+
+
+class Gateway:
+    """Relays calls to workers under the audit log's promises."""
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        client: WorkerClient,
+        audit: AuditSink,
+        metrics: Metrics,
+        logger: Logger,
+        clock: Callable[[], float],
+        policy: GatewayPolicy,
+    ) -> None:
+        self.pool = pool
+        self._client = client
+        self._audit = audit
+        self._metrics = metrics
+        self._logger = logger
+        self._clock = clock
+        self._policy = policy
+
+    def admit(self, call: Call) -> None:
+        """
+        Refuse what can be refused before anything is sent; a refusal is audited.
+
+        Raises:
+            ModelNotFoundError: no worker serves the model, or the key may not use it.
+            NoWorkerAvailableError: no worker has come up yet, so no model is known.
+        """
+        models = self.pool.models()
+        if call.model in models and call.caller.tenant.may_use(call.model):
+            return
+        if not models:
+            message = "No worker is ready yet. Try again in a moment."
+            raise NoWorkerAvailableError(message)
+        self._queue(
+            EntryType.REQUEST_DENIED,
+            request_id=call.request_id,
+            tenant=call.caller.tenant.name,
+            key_id=call.caller.key.key_id,
+            route=call.route,
+            reason="model_not_found",
+            status=404,
+        )
+        message = f"The model `{call.model}` does not exist or you do not have access to it."
+        raise ModelNotFoundError(message)
+
+    async def relay(self, call: Call, reply: Reply) -> None:
+        """
+        Answer one call.
+
+        Cancelling this means that the client left or the gateway stops: the worker's connection is
+        closed, which makes it stop generating, and the log says which of the two it was.
+
+        Raises:
+            ApplianceError: nothing was sent yet and the client is owed this error.  Once the head is
+                out, an error becomes the last frame instead.
+        """
+        exchange = Exchange(
+            request_id=call.request_id,
+            caller=call.caller,
+            route=call.route,
+            model=call.model,
+            started=self._clock(),
+            intent=self._audit.submit(EntryType.REQUEST_INTENT, **_intent_fields(call)),
+        )
+        in_flight = self._metrics.requests_in_flight.labels(call.model)
+        in_flight.inc()
+        try:
+            await self._attempt_workers(call, exchange, reply)
+        except asyncio.CancelledError:
+            left = Outcome.CLIENT_GONE if reply.client_left else Outcome.GATEWAY_STOPPED
+            exchange.ends(left, status=CLIENT_CLOSED)
+            raise
+        except WorkerTimeoutError:
+            exchange.ends(Outcome.TIMED_OUT, status=GATEWAY_TIMEOUT)
+            raise
+        except (WorkerFailedError, NoWorkerAvailableError):
+            exchange.ends(Outcome.WORKER_FAILED, status=BAD_GATEWAY)
+            raise
+        finally:
+            in_flight.dec()
+            self._finish(exchange)
+
+    async def _attempt_workers(self, call: Call, exchange: Exchange, reply: Reply) -> None:
+        """Before the first byte another worker may be tried; after it, never."""
+        body = _worker_body(call).encode()
+        headers = {"Content-Type": "application/json", "X-Request-Id": call.request_id}
+        tried: frozenset[WorkerId] = frozenset()
+        while True:
+            worker = pick(call.model, self.pool.snapshots, self.pool.in_flight, tried=tried)
+            tried |= {worker.worker_id}
+            exchange.worker = self.pool.snapshot(worker.worker_id)
+            exchange.dispatched = self._clock()
+            try:
+                with self.pool.occupy(worker.worker_id):
+                    async with (
+                        asyncio.timeout(self._policy.silence_seconds) as silence,
+                        self._client.forward(worker, call.route, body, headers) as answer,
+                    ):
+                        # That limit was for the head; each read keeps its own from here on.
+                        silence.reschedule(None)
+                        exchange.answered = self._clock()
+                        if answer.status < SERVER_ERROR or not self._can_retry(call, exchange, tried):
+                            await self._relay_answer(call, exchange, answer, reply)
+                            return
+            except TimeoutError as error:
+                raise self._silent() from error
+            except WorkerTimeoutError:
+                raise
+            except WorkerFailedError:
+                self.pool.report_unreachable(worker.worker_id)
+                if not self._can_retry(call, exchange, tried):
+                    raise
+            exchange.retries += 1
+            self._metrics.retries.labels(call.model).inc()
+
+    def _can_retry(self, call: Call, exchange: Exchange, tried: frozenset[WorkerId]) -> bool:
+        if exchange.head_sent:
+            return False
+        try:
+            pick(call.model, self.pool.snapshots, self.pool.in_flight, tried=tried)
+        except NoWorkerAvailableError:
+            return False
+        return True
+
+    async def _relay_answer(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
+        if answer.content_type.startswith("text/event-stream"):
+            await self._start(call, exchange, reply, answer.status, "text/event-stream; charset=utf-8")
+            try:
+                await self._relay_frames(call, exchange, answer, reply)
+            except ApplianceError as error:
+                # The head is out: the status can no longer say it, so the last frame does.
+                await self._end_with_error(exchange, reply, error)
+            return
+        text = (await self._read_all(answer)).decode("utf-8", "replace")
+        exchange.answered = self._clock()
+        if answer.status >= CLIENT_ERROR:
+            refused = answer.status < SERVER_ERROR
+            exchange.ends(Outcome.WORKER_REFUSED if refused else Outcome.WORKER_FAILED, status=answer.status)
+            text = normalise_error(text, answer.status)
+        else:
+            members = _parse_answer(text)
+            exchange.usage = parse_usage(members)
+            exchange.finish_reason = _first_finish_reason(members)
+            exchange.ends(Outcome.COMPLETED, status=answer.status)
+            text = cut_member(text, members, "metrics")
+        await self._record(exchange)
+        await self._start(call, exchange, reply, answer.status, "application/json")
+        await reply.write(text.encode())
+
+    async def _relay_frames(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
+        """Pass whole frames on as they arrive; hold back the ones that end the stream."""
+        buffer, final, done = sse.FrameBuffer(), b"", False
+        while not done:
+            read = await self._read(answer, reply)
+            if not read:
+                message = "The worker broke off before it had finished; what came so far is incomplete."
+                raise WorkerFailedError(message)
+            frames = buffer.feed(read)
+            if sse.needs_care(frames):
+                frames, held, done = _sort_frames(call, exchange, sse.split_frames(frames))
+                final += held
+            if frames:
+                await reply.write(frames)
+                # Only now: what is read here is for the record, and the client need not wait for it.
+                exchange.saw_frames(frames.count(sse.SEPARATOR), self._clock())
+                exchange.finish_reason = sse.finish_reason(frames) or exchange.finish_reason
+        exchange.ends(Outcome.COMPLETED, status=answer.status)
+        await self._record(exchange)
+        await reply.write(final)
+
+    async def _end_with_error(self, exchange: Exchange, reply: Reply, error: ApplianceError) -> None:
+        if isinstance(error, WorkerTimeoutError):
+            exchange.ends(Outcome.TIMED_OUT, status=GATEWAY_TIMEOUT)
+        elif isinstance(error, WorkerFailedError):
+            exchange.ends(Outcome.WORKER_FAILED, status=BAD_GATEWAY)
+            if exchange.worker is not None:
+                self.pool.report_unreachable(exchange.worker.worker.worker_id)
+        code = "worker_failed" if isinstance(error, WorkerFailedError) else "audit_unavailable"
+        if not exchange.recorded:
+            try:
+                await self._record(exchange)
+            except ApplianceError:
+                code = "audit_unavailable"
+        content = {"message": str(error), "type": "server_error", "param": None, "code": code}
+        self._metrics.errors.labels(code).inc()
+        await reply.write(f"data: {json.dumps({'error': content})}\n\n".encode())
+
+    async def _read(self, answer: Answer, reply: Reply) -> bytes:
+        """One network read; silence is filled with comments so that proxies do not cut the stream."""
+        silent = 0.0
+        step = min(self._policy.keep_alive_seconds, self._policy.silence_seconds)
+        while True:
+            try:
+                async with asyncio.timeout(step):
+                    return await answer.read_any()
+            except TimeoutError as error:
+                silent += step
+                if silent >= self._policy.silence_seconds:
+                    raise self._silent() from error
+                await reply.write(KEEP_ALIVE)
+
+    async def _read_all(self, answer: Answer) -> bytes:
+        pieces: list[bytes] = []
+        while True:
+            try:
+                async with asyncio.timeout(self._policy.silence_seconds):
+                    piece = await answer.read_any()
+            except TimeoutError as error:
+                raise self._silent() from error
+            if not piece:
+                return b"".join(pieces)
+            pieces.append(piece)
+
+    def _silent(self) -> WorkerTimeoutError:
+        return WorkerTimeoutError(
+            f"The worker sent nothing for {self._policy.silence_seconds:g} seconds. Try a shorter request."
+        )
+
+    async def _start(
+        self, call: Call, exchange: Exchange, reply: Reply, status: int, content_type: str
+    ) -> None:
+        """Send the head, once the intent is durable and not before."""
+        receipt = await self._audit.confirm(exchange.intent)
+        overhead = exchange.overhead_seconds(self._clock())
+        self._metrics.overhead_seconds.labels(call.route).observe(overhead)
+        exchange.head_sent = True
+        await reply.start(
+            Head(
+                status=status,
+                content_type=content_type,
+                headers={
+                    "x-request-id": call.client_request_id or call.request_id,
+                    "x-appliance-audit": f"{self._policy.origin}/{receipt.index}",
+                    "x-appliance-overhead-ms": f"{overhead * 1000:.1f}",
+                },
+            )
+        )
+
+    async def _record(self, exchange: Exchange) -> None:
+        """Make the outcome durable; the final frame waits for this."""
+        await self._audit.confirm(exchange.intent)
+        entry = self._audit.submit(EntryType.REQUEST_OUTCOME, **exchange.fields(self._clock()))
+        exchange.recorded = True
+        await self._audit.confirm(entry)
+
+    def _finish(self, exchange: Exchange) -> None:
+        """Count and log the request, and queue its outcome if it did not end the planned way."""
+        now = self._clock()
+        exchange.ends(Outcome.GATEWAY_FAILED, status=SERVER_ERROR)
+        if not exchange.recorded and not _failed(exchange.intent):
+            # Queued without waiting: this also runs while the task is being cancelled, where an
+            # await may never come back.  The log writes its queue out before it closes.
+            if exchange.outcome in {Outcome.GATEWAY_STOPPED, Outcome.GATEWAY_FAILED}:
+                self._queue(
+                    EntryType.REQUEST_ABORTED,
+                    request_id=exchange.request_id,
+                    reason=str(exchange.outcome),
+                )
+            else:
+                self._queue(EntryType.REQUEST_OUTCOME, **exchange.fields(now))
+        exchange.count(self._metrics, now)
+        self._logger.info("request_finished", **exchange.log_fields(now))
+
+    def _queue(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401
+        """Submit an entry nobody waits for: whoever it is about has gone or been refused already."""
+        try:
+            self._audit.submit(entry_type, **fields)
+        except AuditError as error:
+            # A request it leaves open is closed by the log's own recovery at the next start.
+            self._logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
+
+
+def _intent_fields(call: Call) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "request_id": call.request_id,
+        "tenant": call.caller.tenant.name,
+        "key_id": call.caller.key.key_id,
+        "route": call.route,
+        "model": call.model,
+        "stream": call.is_stream,
+        "client": call.client,
+        "body_bytes": len(call.text.encode()),
+        "content_mode": "none",
+    }
+    if call.client_request_id:
+        fields["client_request_id"] = call.client_request_id
+    return fields
+
+
+def _worker_body(call: Call) -> str:
+    """The client's own body, with usage asked for on streams: metering needs it."""
+    if not call.is_stream or call.wants_usage:
+        return call.text
+    given = call.members["stream_options"].value if "stream_options" in call.members else None
+    wanted = json.dumps({**(given or {}), "include_usage": True})
+    return replace_member(call.text, call.members, "stream_options", wanted)
+
+
+def _sort_frames(call: Call, exchange: Exchange, frames: list[bytes]) -> tuple[bytes, bytes, bool]:
+    """Split frames into what may go now, what waits for the outcome, and whether that was the end."""
+    passed, held, done = b"", b"", False
+    for frame in frames:
+        if sse.is_done(frame):
+            held, done = held + frame, True
+        elif sse.is_usage(frame):
+            text = sse.payload(frame)
+            members = _parse_answer(text)
+            exchange.usage = parse_usage(members)
+            # The frame with empty `choices` exists only because we asked for it; clients that did
+            # not ask may index `choices[0]` and break on it.
+            if call.wants_usage or members["choices"].value:
+                held += f"data: {cut_member(text, members, 'metrics')}\n\n".encode()
+        elif sse.is_error(frame):
+            exchange.ends(Outcome.WORKER_FAILED, status=BAD_GATEWAY)
+            held += f"data: {normalise_error(sse.payload(frame), SERVER_ERROR)}\n\n".encode()
+        else:
+            passed += frame
+    return passed, held, done
+
+
+def _parse_answer(text: str) -> dict[str, Member]:
+    try:
+        return parse_members(text)
+    except InvalidRequestError as error:
+        message = "The worker's answer is not JSON."
+        raise WorkerFailedError(message) from error
+
+
+def _first_finish_reason(members: dict[str, Member]) -> str | None:
+    choices = members["choices"].value if "choices" in members else None
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        reason = choices[0].get("finish_reason")
+        return reason if isinstance(reason, str) else None
+    return None
+
+
+def _failed(intent: asyncio.Future[Receipt]) -> bool:
+    return intent.done() and (intent.cancelled() or intent.exception() is not None)

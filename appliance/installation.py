@@ -1,0 +1,153 @@
+"""
+The data directory: what a first start creates in it, and what later starts find there.
+
+Keys are written before anything uses them.  A crash between two of the files leaves a directory
+that the next start completes: every step looks first and creates only what is missing.
+"""
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import ConfigurationError
+from appliance.settings import Settings
+from appliance.tenancy import (
+    ApiKey,
+    Tenant,
+    encode_tenants,
+    make_key,
+    parse_tenants,
+)
+
+KEY_BYTES = 37
+OPERATOR = "operator"
+DEMO = "demo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """Paths of one appliance's files."""
+
+    directory: Path
+    database_url: str
+    signing_key: Path
+
+    @property
+    def sealed_head(self) -> Path:
+        """The newest signed head, kept apart from the database so that its rollback shows."""
+        return self.directory / "audit.head"
+
+    @property
+    def tenants(self) -> Path:
+        """Tenants and the digests of their keys."""
+        return self.directory / "tenants.yaml"
+
+    @property
+    def admin_key(self) -> Path:
+        """The admin key in clear, mode 0600, for commands on this machine."""
+        return self.directory / "admin.key"
+
+    @property
+    def logs(self) -> Path:
+        """What the workers print."""
+        return self.directory / "logs"
+
+
+def locate(settings: Settings) -> Installation:
+    """Where the settings say things are; nothing is touched."""
+    directory = settings.data.directory.absolute()
+    return Installation(
+        directory=directory,
+        database_url=settings.audit.database_url or f"sqlite:///{directory / 'audit.db'}",
+        signing_key=settings.audit.signing_key_file or directory / "audit.key",
+    )
+
+
+def prepare(
+    installation: Installation,
+    *,
+    create_signing_key: Callable[[Path], None],
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+) -> dict[str, str]:
+    """
+    Make the directory usable, creating what a first start needs.
+
+    Returns:
+        The keys made just now, by what they are for; they are not kept anywhere but in the admin
+        key's file, so this is the only time they can be shown.
+
+    Raises:
+        ConfigurationError: the directory cannot be made or written to.
+    """
+    directory = installation.directory
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        installation.logs.mkdir(mode=0o700, exist_ok=True)
+        probe = directory / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = f"the data directory {directory} cannot be written to ({error.strerror})"
+        message = f"{reason}: choose another with --data"
+        raise ConfigurationError(message) from error
+    if not installation.signing_key.exists():
+        create_signing_key(installation.signing_key)
+    if installation.tenants.exists():
+        return {}
+    admin_text, admin = make_key(random_bytes(KEY_BYTES), admin=True)
+    demo_text, demo = make_key(random_bytes(KEY_BYTES))
+    write_private(installation.admin_key, admin_text + "\n")
+    write_tenants(
+        installation,
+        (Tenant(name=OPERATOR, models=(), keys=(admin,)), Tenant(name=DEMO, keys=(demo,))),
+    )
+    return {"admin": admin_text, "demo tenant": demo_text}
+
+
+def load_tenants(installation: Installation) -> tuple[Tenant, ...]:
+    """
+    Read the tenants file.
+
+    Raises:
+        ConfigurationError: it is missing or malformed.
+    """
+    try:
+        return parse_tenants(installation.tenants.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"cannot read {installation.tenants} ({error.strerror}): `appliance up` creates it"
+        raise ConfigurationError(message) from error
+
+
+def add_key(tenants: tuple[Tenant, ...], name: str, key: ApiKey) -> tuple[Tenant, ...]:
+    """Return the tenants with one more key for `name`, added as a new tenant if unknown."""
+    if all(tenant.name != name for tenant in tenants):
+        return (*tenants, Tenant(name=name, keys=(key,)))
+    return tuple(
+        Tenant(name=tenant.name, models=tenant.models, keys=(*tenant.keys, key))
+        if tenant.name == name
+        else tenant
+        for tenant in tenants
+    )
+
+
+def write_tenants(installation: Installation, tenants: tuple[Tenant, ...]) -> None:
+    """Replace the tenants file in one step."""
+    write_private(installation.tenants, encode_tenants(tenants))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file only its owner can read, whole or not at all, and survive a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

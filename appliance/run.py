@@ -1,0 +1,225 @@
+"""
+Composition root of processes: builds the parts a role needs, runs them, and stops them in order.
+
+One function owns every part.  When any of them ends, for whatever reason, the rest is stopped the
+way a signal would: requests drain, then the worker, then the audit log.  A process in which one
+part has quietly died never goes on serving.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import uvloop
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from appliance.announce import Announcer
+from appliance.api.services import Services
+from appliance.app import create_app
+from appliance.audit.entry import new_entry_id
+from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.log import AuditLog
+from appliance.audit.store import SqlAuditStore
+from appliance.control import ControlLoop
+from appliance.errors import ApplianceError
+from appliance.gateway import Gateway, GatewayPolicy
+from appliance.installation import Installation, load_tenants, locate, prepare
+from appliance.logs import Logger, configure_logs
+from appliance.metrics import Metrics, observe_audit
+from appliance.server import bind, make_server
+from appliance.serving.client import WorkerClient
+from appliance.serving.pool import WorkerPool
+from appliance.serving.worker import Worker, WorkerId
+from appliance.settings import Settings
+from appliance.tenancy import TenantDirectory
+from appliance.worker_role import Listeners, WorkerRole
+
+DISTRIBUTION = "sovereign-appliance"
+
+
+class Role(StrEnum):
+    """A part of the appliance that a process can play."""
+
+    GATEWAY = "gateway"
+    WORKER = "worker"
+
+
+def run_roles(settings: Settings, roles: frozenset[Role]) -> None:
+    """
+    Run until a signal or a failure.
+
+    Raises:
+        ApplianceError: one line that says why the process could not start or go on.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(settings, roles))
+
+
+async def _run(settings: Settings, roles: frozenset[Role]) -> None:
+    version = installed_version(DISTRIBUTION)
+    logger = configure_logs(settings.log, terminal=sys.stderr.isatty())
+    installation = locate(settings)
+    shown = prepare(installation, create_signing_key=create_signing_key)
+    announcer = Announcer(sys.stdout)
+    announcer.started(version, installation, shown)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    worker = WorkerRole.plan(settings, installation, logger, announcer) if Role.WORKER in roles else None
+    if Role.GATEWAY not in roles:
+        assert worker is not None  # noqa: S101 - there are two roles
+        await _until_stopped(stop, announcer, worker.run(None), drain=worker.stop)
+        return
+    async with _open_gateway(settings, installation, logger, version) as parts:
+        if worker is not None:
+            parts.pool.add(worker.worker)
+        server = make_server(create_app(parts.services), settings.api)
+        listener = bind(settings.api)
+
+        async def drain() -> None:
+            server.should_exit = True
+            with suppress(ApplianceError):
+                await serving
+            if worker is not None:
+                await worker.stop()
+
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        key = shown.get("demo tenant", "$KEY")
+        host, port = listener.getsockname()[:2]
+        running: list[Coroutine[Any, Any, None]] = [
+            _wait_for(serving),
+            parts.control.run(),
+            parts.audit.watch(),
+            _announce_when_ready(parts, announcer, installation, f"http://{host}:{port}", key),
+        ]
+        if worker is not None:
+            running.append(worker.run(Listeners(pool=parts.pool, audit=parts.audit, metrics=parts.metrics)))
+        await _until_stopped(stop, announcer, *running, drain=drain)
+
+
+async def _until_stopped(
+    stop: asyncio.Event,
+    announcer: Announcer,
+    *parts: Coroutine[Any, Any, None],
+    drain: Callable[[], Awaitable[None]],
+) -> None:
+    """Run the parts until one of them fails or a signal comes; drain; raise what failed."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    waiting = asyncio.ensure_future(stop.wait())
+    failed: BaseException | None = None
+    try:
+        pending = {waiting, *tasks}
+        while not stop.is_set() and failed is None:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            failed = next((task.exception() for task in done if task.exception()), None)
+        announcer.stopping(failed)
+        await drain()
+    finally:
+        for task in (waiting, *tasks):
+            task.cancel()
+        await asyncio.wait({waiting, *tasks})
+    if failed is not None:
+        raise failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayParts:
+    """What a process with a gateway is made of."""
+
+    services: Services
+    pool: WorkerPool
+    control: ControlLoop
+    audit: AuditLog
+    metrics: Metrics
+    client: WorkerClient
+
+
+@asynccontextmanager
+async def _open_gateway(
+    settings: Settings, installation: Installation, logger: Logger, version: str
+) -> AsyncIterator[GatewayParts]:
+    metrics = Metrics(CollectorRegistry())
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=metrics.registry)
+    metrics.build_info.labels(version).set(1)
+    tenants = TenantDirectory(load_tenants(installation))
+    signer = load_signing_key(installation.signing_key, settings.audit.origin)
+    store = SqlAuditStore(installation.database_url)
+    pool = WorkerPool()
+    for number, url in enumerate(settings.pool.urls, start=1):
+        pool.add(Worker(worker_id=WorkerId(f"pool-{number}"), url=url.rstrip("/")))
+    try:
+        async with (
+            AuditLog.open(
+                store=store,
+                signer=signer,
+                settings=settings.audit,
+                sealed_head_path=installation.sealed_head,
+                clock=time.time,  # noqa: TID251 - the composition root hands out the clock
+                version=version,
+                on_commit=metrics.saw_audit_commit,
+            ) as audit,
+            WorkerClient.open(connect_seconds=settings.pool.connect_seconds) as client,
+        ):
+            observe_audit(metrics, audit.state)
+            gateway = Gateway(
+                pool=pool,
+                client=client,
+                audit=audit,
+                metrics=metrics,
+                logger=logger,
+                clock=time.monotonic,
+                policy=GatewayPolicy(
+                    keep_alive_seconds=settings.api.keep_alive_seconds,
+                    silence_seconds=settings.api.silence_seconds,
+                    origin=settings.audit.origin,
+                ),
+            )
+            services = Services(
+                settings=settings.api,
+                tenants=tenants,
+                pool=pool,
+                gateway=gateway,
+                audit=audit,
+                metrics=metrics,
+                logger=logger,
+                new_request_id=new_request_id,
+                version=version,
+            )
+            control = ControlLoop(
+                pool=pool,
+                client=client,
+                metrics=metrics,
+                logger=logger,
+                clock=time.monotonic,
+                settings=settings.monitor,
+            )
+            yield GatewayParts(
+                services=services, pool=pool, control=control, audit=audit, metrics=metrics, client=client
+            )
+    finally:
+        store.close()
+
+
+def new_request_id() -> str:
+    """An id no other request has: 48 bits of time, 80 of randomness."""
+    return new_entry_id(int(time.time() * 1000), os.urandom(10))  # noqa: TID251 - as above
+
+
+async def _wait_for(serving: "asyncio.Future[None]") -> None:
+    await asyncio.shield(serving)
+
+
+async def _announce_when_ready(
+    parts: GatewayParts, announcer: Announcer, installation: Installation, url: str, key: str
+) -> None:
+    await parts.pool.wait_healthy()
+    announcer.ready(installation, url, sorted(parts.pool.models()), key)

@@ -1,0 +1,1 @@
+"""Everything that knows about vLLM: starting it, watching it, talking to it."""

@@ -1,0 +1,306 @@
+"""
+Decide how a vLLM worker is started: settings, device and weights in, command line and environment out.
+
+Nothing is started here.  The same input gives the same plan, to the byte, so a plan can be shown,
+compared and recorded.  Flags are those of vLLM 0.32.
+
+It fails closed: whatever would let a worker reach out, load code, or write prompts to its log is
+refused with the argument's name.
+"""
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from appliance.errors import ConfigurationError
+from appliance.serving.devices import Device, DeviceKind, choose_dtype
+from appliance.serving.weights import Weights
+from appliance.settings import WorkerSettings
+
+MODULE = "vllm.entrypoints.openai.api_server"
+"""Runs in both builds of vLLM; the `vllm` command does not start in the CPU build."""
+GIB = 2**30
+DRAIN_SECONDS = 30
+NO_DOMAIN = "none.invalid"
+"""An empty list would allow every domain; this one cannot exist (RFC 2606)."""
+OPENMP_LIBRARIES = ("libiomp", "libomp", "libgomp")
+
+Schedule = tuple[tuple[int, int, int], ...]
+"""Ranges of (first batch size, last batch size, draft tokens)."""
+
+OWN = "the launcher sets it from the settings"
+WAY_OUT = "it would let the worker send data out"
+LOADS_CODE = "it would load code that is not part of the appliance"
+LOGS_CONTENT = "it would write prompts or completions to the worker's log"
+REFUSED = {
+    **dict.fromkeys(
+        (
+            *(
+                "--model",
+                "--served-model-name",
+                "--host",
+                "--port",
+                "--uds",
+                "--dtype",
+                "--generation-config",
+            ),
+            *("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"),
+            *("--allowed-media-domains", "--enforce-eager", "--no-enforce-eager", "--shutdown-timeout"),
+            *(
+                "--max-model-len",
+                "--max-num-seqs",
+                "--tensor-parallel-size",
+                "-tp",
+                "--gpu-memory-utilization",
+            ),
+            *("--device-memory-utilization", "--pipeline-parallel-size", "-pp", "--kv-cache-memory-bytes"),
+        ),
+        OWN,
+    ),
+    **dict.fromkeys(
+        (
+            *("--otlp-traces-endpoint", "--collect-detailed-traces", "--tool-server", "--hf-token"),
+            *("--kv-transfer-config", "--ec-transfer-config", "--kv-events-config"),
+            *("--weight-transfer-config", "--profiler-config", "--grpc", "--grpc-port"),
+        ),
+        WAY_OUT,
+    ),
+    **dict.fromkeys(
+        (
+            *("--trust-remote-code", "--middleware", "--tool-parser-plugin", "--reasoning-parser-plugin"),
+            *("--io-processor-plugin", "--logits-processors", "--model-class-overrides", "--worker-cls"),
+            *("--worker-extension-cls", "--scheduler-cls", "--lora-modules", "--default-mm-loras"),
+        ),
+        LOADS_CODE,
+    ),
+    **dict.fromkeys(
+        (
+            *("--enable-log-requests", "--enable-log-outputs", "--enable-log-deltas", "--max-log-len"),
+            *("--log-config-file", "--logging-config", "--log-level", "--log-error-stack"),
+        ),
+        LOGS_CONTENT,
+    ),
+    "--allowed-local-media-path": "it would let a request read files of this machine",
+    "--trust-request-chat-template": "it would let a request run a template in the worker",
+    "--api-key": "the gateway checks keys and sends the worker none; and arguments are visible to everybody",
+    "--ssl-keyfile": "gateway and control speak plain HTTP to a worker",
+    "--ssl-certfile": "gateway and control speak plain HTTP to a worker",
+    "--root-path": "gateway and control would not find the worker's routes",
+    "--disable-log-stats": "the worker's metrics would stop",
+    "--config": "it would bring arguments that nobody checked",
+}
+"""Arguments that `worker.extra_arguments` may not hold, and why."""
+ALLOWED = frozenset({"--reasoning-parser", "--tokenizer"})
+"""Arguments that are the beginning of a refused one's name, but arguments of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Everything needed to start one worker."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    url: str
+    """Base URL without a trailing slash, as seen from this machine."""
+    host: str
+    port: int
+    model: str
+    """Name clients use."""
+    drain_seconds: int
+    """How long the worker finishes running requests after SIGTERM."""
+    max_startup_seconds: int
+
+
+def plan_launch(
+    settings: WorkerSettings,
+    *,
+    python: str,
+    port: int,
+    device: Device,
+    target: Weights,
+    draft: Weights | None,
+    environment: Mapping[str, str],
+    can_import: Callable[[str], bool] | None = None,
+) -> LaunchPlan:
+    """
+    Decide how to start a worker.
+
+    Args:
+        settings: the `worker` section.
+        python: interpreter to run vLLM with.
+        port: where to listen; `settings.port` may be 0, which asks the caller to choose.
+        device: what to run on.
+        target: the target's weights.
+        draft: the draft's weights, needed by the method `eagle3` alone.
+        environment: an offline environment (`appliance.sovereignty.environment`).
+        can_import: whether a module is installed (for tests).
+
+    Raises:
+        ConfigurationError: one line; the settings contradict each other, the device or the weights.
+    """
+    _check_parallelism(settings, device)
+    name = settings.served_name or target.path.name
+    speculation = speculative_config(settings, draft, can_import or _can_import)
+    argv = [python, "-m", MODULE, "--model", str(target.path), "--served-model-name", name]
+    argv += ["--host", settings.host, "--port", str(port)]
+    argv += ["--dtype", choose_dtype(settings.dtype, device), "--generation-config", "vllm"]
+    argv += ["--max-num-seqs", str(settings.max_num_seqs)]
+    if settings.max_model_len is not None:
+        argv += ["--max-model-len", str(settings.max_model_len)]
+    argv += _device_arguments(settings, device)
+    if speculation is not None:
+        argv += ["--speculative-config", json.dumps(speculation, separators=(",", ":"))]
+        argv += ["--per-request-spec-decode-metrics", "summary"]
+    argv += ["--enable-per-request-metrics", "--enable-prompt-tokens-details"]
+    argv += ["--no-enable-log-requests", "--no-enable-log-outputs", "--no-log-error-stack"]
+    argv += ["--disable-uvicorn-access-log", "--disable-fastapi-docs"]
+    argv += ["--allowed-media-domains", NO_DOMAIN, "--shutdown-timeout", str(DRAIN_SECONDS)]
+    argv += check_extra_arguments(settings.extra_arguments)
+    return LaunchPlan(
+        argv=tuple(argv),
+        environment=_with_openmp(environment, device),
+        url=f"http://{_reachable(settings.host)}:{port}",
+        host=settings.host,
+        port=port,
+        model=name,
+        drain_seconds=DRAIN_SECONDS,
+        max_startup_seconds=settings.max_startup_seconds,
+    )
+
+
+def speculative_config(
+    settings: WorkerSettings, draft: Weights | None, can_import: Callable[[str], bool]
+) -> dict[str, object] | None:
+    """
+    Return vLLM's `--speculative-config` for the method in the settings, or None for the target alone.
+
+    `num_speculative_tokens_per_batch_size` is always given where vLLM can change K: without it at
+    start the scheduler has no table to steer by, and CUDA graphs exist for the K it names only.
+    """
+    if settings.method == "none":
+        return None
+    tokens = settings.draft_tokens
+    schedule = draft_token_schedule(settings)
+    config: dict[str, object] = {"method": settings.method, "num_speculative_tokens": tokens}
+    match settings.method:
+        case "eagle3":
+            if draft is None:
+                message = "worker.method is eagle3, but worker.draft names no draft; set one, or method: none"
+                raise ConfigurationError(message)
+            config["model"] = str(draft.path)
+        case "ngram":
+            config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+        case "suffix" if not can_import("arctic_inference"):
+            message = (
+                "worker.method is suffix, which needs the arctic-inference package in the worker's image"
+            )
+            raise ConfigurationError(message)
+        case _:
+            pass
+    config["num_speculative_tokens_per_batch_size"] = [list(span) for span in schedule]
+    return config
+
+
+def draft_token_schedule(settings: WorkerSettings) -> Schedule:
+    """
+    Which number of draft tokens (K) a worker uses at which batch size.
+
+    By default K everywhere but at the largest batch, where it is 0: that names both, and vLLM
+    captures CUDA graphs of every batch size for every K it finds in the table.  It looks no further
+    than `max_num_seqs`, so a range beyond it would name nothing.
+
+    Raises:
+        ConfigurationError: an explicit schedule has a gap, an overlap or a K out of range.
+    """
+    largest, tokens = settings.max_num_seqs, settings.draft_tokens
+    schedule = settings.draft_token_schedule
+    if schedule is None:
+        return ((1, largest - 1, tokens), (largest, largest, 0)) if largest > 1 else ((1, 1, tokens),)
+    where, expected = "worker.draft_token_schedule", 1
+    if not schedule:
+        message = f"{where} is empty; leave it out for the default"
+        raise ConfigurationError(message)
+    for first, last, count in schedule:
+        if first != expected:
+            message = f"{where}: a range starts at batch size {first} where {expected} has to follow"
+            raise ConfigurationError(message)
+        if last < first:
+            message = f"{where}: the range {first} to {last} ends before it starts"
+            raise ConfigurationError(message)
+        if not 0 <= count <= tokens:
+            message = f"{where}: {count} draft tokens are not within 0 to worker.draft_tokens ({tokens})"
+            raise ConfigurationError(message)
+        expected = last + 1
+    return schedule
+
+
+def check_extra_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """
+    Return the operator's further arguments unchanged.
+
+    vLLM accepts `--name=value`, `--name.field value`, underscores for dashes, and any unambiguous
+    beginning of a name; all of them are recognised here.
+
+    Raises:
+        ConfigurationError: one of them is refused; the message says why.
+    """
+    for argument in arguments:
+        if not argument.startswith("-") or _is_number(argument):
+            continue
+        name = argument.partition("=")[0].partition(".")[0].replace("_", "-")
+        for refused, why in REFUSED.items():
+            if refused == name or (name not in ALLOWED and refused.startswith(name)):
+                message = f"worker.extra_arguments: {argument.partition('=')[0]} is refused: {why}"
+                raise ConfigurationError(message)
+    return arguments
+
+
+def _device_arguments(settings: WorkerSettings, device: Device) -> list[str]:
+    if device.kind is DeviceKind.CPU:
+        eager = settings.eager is not False
+        memory = ["--kv-cache-memory-bytes", str(settings.cpu_kv_cache_gib * GIB)]
+        return [*memory, *(["--enforce-eager"] if eager else [])]
+    arguments = ["--gpu-memory-utilization", str(settings.gpu_memory_fraction)]
+    arguments += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
+    arguments += ["--pipeline-parallel-size", str(settings.pipeline_parallel_size)]
+    return [*arguments, *(["--enforce-eager"] if settings.eager else [])]
+
+
+def _check_parallelism(settings: WorkerSettings, device: Device) -> None:
+    wanted = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    if device.kind is DeviceKind.CPU and wanted > 1:
+        message = f"tensor and pipeline parallelism ask for {wanted} GPUs, but the worker runs on the CPU"
+        raise ConfigurationError(message)
+    if wanted > device.count and "--nnodes" not in settings.extra_arguments:
+        message = (
+            f"tensor and pipeline parallelism ask for {wanted} GPUs, but this machine has {device.count}"
+        )
+        raise ConfigurationError(message)
+
+
+def _with_openmp(environment: Mapping[str, str], device: Device) -> dict[str, str]:
+    """Preload Intel's OpenMP on a CPU: vLLM warns that speculation is slow without it."""
+    preloaded = environment.get("LD_PRELOAD", "")
+    if device.openmp is None or any(library in preloaded for library in OPENMP_LIBRARIES):
+        return dict(environment)
+    libraries = [str(device.openmp), *([preloaded] if preloaded else [])]
+    return {**environment, "LD_PRELOAD": ":".join(libraries)}
+
+
+def _reachable(host: str) -> str:
+    """Address to reach a listener at from this machine."""
+    local = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - read, not bound
+    return f"[{local}]" if ":" in local else local
+
+
+def _is_number(argument: str) -> bool:
+    try:
+        float(argument)
+    except ValueError:
+        return False
+    return True
+
+
+def _can_import(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,75 @@
+"""
+Server-sent events as bytes: cut a stream of reads into whole frames.
+
+Both functions look for a key with its quotes bare.  Inside any JSON string a quote is escaped, so a
+completion that talks about `"usage":` cannot be mistaken for the member itself.
+"""
+
+import re
+
+SEPARATOR = b"\n\n"
+DONE = b"data: [DONE]"
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_ERROR = re.compile(rb'^data:\s*\{\s*"error"\s*:')
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"([a-z_]{1,32})"')
+
+
+class FrameBuffer:
+    """Holds back the part of a frame that has not arrived yet."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, read: bytes) -> bytes:
+        """Return all whole frames so far as one run of bytes, each with its blank line."""
+        held = self._rest + read if self._rest else read
+        end = held.rfind(SEPARATOR)
+        if end < 0:
+            self._rest = held
+            return b""
+        end += len(SEPARATOR)
+        # In an odd run of newlines the last one belongs to the next frame, wherever reads end.
+        end -= (end - len(held[:end].rstrip(b"\n"))) % len(SEPARATOR)
+        self._rest = held[end:]
+        return held[:end]
+
+    @property
+    def rest(self) -> bytes:
+        """What came after the last whole frame."""
+        return self._rest
+
+
+def split_frames(frames: bytes) -> list[bytes]:
+    """Cut a run of whole frames into single ones, each with its blank line."""
+    return [frame + SEPARATOR for frame in frames.split(SEPARATOR)[:-1]]
+
+
+def needs_care(frames: bytes) -> bool:
+    """Whether a run of frames contains one that must be looked at before it is sent on."""
+    return DONE in frames or b'"usage"' in frames or b'"error"' in frames
+
+
+def payload(frame: bytes) -> str:
+    """The text of a frame's data."""
+    return frame.decode("utf-8", "replace").removeprefix("data:").strip()
+
+
+def is_usage(frame: bytes) -> bool:
+    """Whether this frame carries a usage object and no content."""
+    return _USAGE.search(frame) is not None
+
+
+def is_error(frame: bytes) -> bool:
+    """Whether this frame reports an error."""
+    return _ERROR.match(frame) is not None
+
+
+def is_done(frame: bytes) -> bool:
+    """Whether this frame ends the stream."""
+    return frame.strip() == DONE
+
+
+def finish_reason(frames: bytes) -> str | None:
+    """The last finish reason given in a run of frames."""
+    found = _FINISH.findall(frames)
+    return found[-1].decode() if found else None

@@ -1,0 +1,1 @@
+"""What keeps everything inside the walls, and what proves it."""
