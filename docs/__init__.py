@@ -1,0 +1,1 @@
+"""The pages, and the program that writes the generated ones."""

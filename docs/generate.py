@@ -1,0 +1,144 @@
+"""
+Write the reference pages from the code they describe: `python -m docs.generate`.
+
+tests/test_docs.py fails when a page on disk differs from what this makes.
+"""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+from typer.main import get_command
+
+from appliance import errors
+from appliance.api.errors import RENDERINGS
+from appliance.audit.reference import reference as audit_format
+from appliance.cli import cli
+from appliance.metrics import Metrics
+from appliance.settings import PREFIX, Settings
+
+PAGES_AT = Path(__file__).parent / "reference"
+NOTE = "<!-- Written by `python -m docs.generate`; edit the code it describes instead. -->\n"
+
+
+def settings_page() -> str:
+    """Every setting with type, default and meaning."""
+    lines = [
+        "# Settings",
+        "",
+        NOTE,
+        f"One YAML file (`--config`), overruled by `{PREFIX}<SECTION>__<FIELD>` variables, overruled by the",
+        "command line. An unknown section, field or variable is an error. `appliance config` prints the",
+        "values in force.",
+    ]
+    for section, field in Settings.model_fields.items():
+        model = field.annotation
+        assert isinstance(model, type)  # noqa: S101
+        assert issubclass(model, BaseModel)  # noqa: S101
+        lines += ["", f"## `{section}`", "", inspect.cleandoc(model.__doc__ or ""), ""]
+        lines += ["| Field | Type | Default | Meaning |", "|---|---|---|---|"]
+        for name, entry in model.model_fields.items():
+            default = "demo pair" if name in {"model", "draft"} else _shown(entry.default)
+            meaning = " ".join((entry.description or "").split())
+            lines.append(f"| `{name}` | {_type_name(entry.annotation)} | {default} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def metrics_page() -> str:
+    """Every metric with type, labels and meaning."""
+    registry = CollectorRegistry()
+    families = [value for value in vars(Metrics(registry)).values() if hasattr(value, "describe")]
+    lines = [
+        "# Metrics",
+        "",
+        NOTE,
+        "`GET /metrics` in Prometheus text format. Labels come from closed sets.",
+        "",
+        "| Metric | Type | Labels | Meaning |",
+        "|---|---|---|---|",
+    ]
+    for family in families:
+        described = family.describe()[0]
+        name = described.name + ("_total" if described.type == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in family._labelnames) or "none"  # noqa: SLF001
+        lines.append(f"| `{name}` | {described.type} | {labels} | {described.documentation} |")
+    return "\n".join(lines) + "\n"
+
+
+def errors_page() -> str:
+    """Every error a client can get."""
+    lines = [
+        "# Errors",
+        "",
+        NOTE,
+        'Always `{"error": {"message", "type", "param", "code"}}`, all four keys. `x-should-retry` says',
+        "whether sending the same request again can help; where it can, `Retry-After` says when. A stream",
+        "that fails after it began ends with one `data:` frame in this shape and without `[DONE]`.",
+        "",
+        "| Code | Status | Type | Retry | Meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, rendering in RENDERINGS.items():
+        meaning = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        retry = "yes" if rendering.retryable else "no"
+        lines.append(
+            f"| `{rendering.code}` | {int(rendering.status)} | `{rendering.kind}` | {retry} | {meaning} |"
+        )
+    assert errors.ApplianceError not in RENDERINGS  # noqa: S101 - the base has no meaning of its own
+    return "\n".join(lines) + "\n"
+
+
+def cli_page() -> str:
+    """Every command with its help."""
+    lines = ["# Command line", "", NOTE]
+    lines += _command_lines("appliance", get_command(cli))
+    return "\n".join(lines) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "settings.md": settings_page,
+    "metrics.md": metrics_page,
+    "errors.md": errors_page,
+    "cli.md": cli_page,
+    "audit-format.md": audit_format,
+}
+
+
+def _command_lines(path: str, command: object) -> list[str]:
+    lines = []
+    for name, child in sorted(getattr(command, "commands", {}).items()):
+        lines += _command_lines(f"{path} {name}", child)
+    if lines:
+        return lines
+    options = [
+        f"- `{', '.join(parameter.opts) if parameter.param_type_name == 'option' else parameter.name}` "
+        f"{getattr(parameter, 'help', '') or ''}".rstrip()
+        for parameter in getattr(command, "params", [])
+    ]
+    text = inspect.cleandoc(getattr(command, "help", "") or "")
+    return [f"## `{path}`", "", text, "", *options, *([""] if options else [])]
+
+
+def _type_name(annotation: object) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    if values := [str(value) for value in get_args(annotation) if isinstance(value, str)]:
+        return " \\| ".join(f"`{value}`" for value in values)
+    return text.replace("pathlib.", "").replace("typing.", "").replace("|", "\\|")
+
+
+def _shown(default: object) -> str:
+    return "none" if default is None else f"`{default}`"
+
+
+def main() -> None:
+    """Write all pages."""
+    for name, page in PAGES.items():
+        (PAGES_AT / name).write_text(page(), encoding="utf-8")
+        print(f"wrote docs/reference/{name}")
+
+
+if __name__ == "__main__":
+    main()
