@@ -26,14 +26,16 @@ from appliance.errors import ApplianceError, RouteNotFoundError
 def create_app(services: Services) -> FastAPI:
     """The gateway's HTTP surface; starting and stopping the services is the caller's business."""
     # The documentation pages load scripts from a content delivery network in the reader's browser.
-    app = FastAPI(title="Sovereign serving appliance", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Sovereign serving appliance", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
     app.include_router(ops.router)
     app.include_router(openai.router)
     app.include_router(admin.router)
 
-    async def on_error(_request: Request, error: Exception) -> Response:
+    async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApplianceError)  # noqa: S101 - registered for nothing else
+        if rendering_of(error) is UNEXPECTED:
+            return await on_bug(request, error)
         response = render(error)
         services.metrics.errors.labels(rendering_of(error).code).inc()
         return response
@@ -44,13 +46,13 @@ def create_app(services: Services) -> FastAPI:
         return render(RouteNotFoundError(f"There is no {request.method} {request.url.path}."))
 
     async def on_bug(request: Request, error: Exception) -> Response:
-        services.logger.error(
-            "request_crashed",
-            request_id=request.scope.get("state", {}).get("request_id"),
-            error=type(error).__name__,
-            exc_info=error,
-        )
-        return error_response(UNEXPECTED, UNEXPECTED_MESSAGE)
+        ids = request.scope["state"]
+        services.logger.error("request_crashed", **ids, error=type(error).__name__, exc_info=error)
+        services.metrics.errors.labels(UNEXPECTED.code).inc()
+        response = error_response(UNEXPECTED, UNEXPECTED_MESSAGE)
+        # Starlette calls this outside of every middleware, so nobody else adds the id.
+        response.headers["x-request-id"] = ids["client_request_id"] or ids["request_id"]
+        return response
 
     app.add_exception_handler(ApplianceError, on_error)
     app.add_exception_handler(HTTPException, on_http_error)

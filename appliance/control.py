@@ -70,7 +70,8 @@ class ControlLoop:
                 models = await self._client.models(before.worker, timeout)
                 engine = await self._client.engine(before.worker, timeout)
         except WorkerFailedError:
-            after = self._missed(before)
+            # The gateway may have reported the worker meanwhile: a failed look must not undo that.
+            after = self._missed(self._pool.snapshot(before.worker.worker_id) or before)
         else:
             now = self._clock()
             after = replace(

@@ -57,6 +57,10 @@ class Exchange:
         if self.outcome is None:
             self.outcome, self.status = outcome, status
 
+    def fails(self, *, status: int) -> None:
+        """Note that the gateway could not keep its own promise, whatever the worker did."""
+        self.outcome, self.status = Outcome.GATEWAY_FAILED, status
+
     def saw_frames(self, count: int, now: float) -> None:
         """Note that frames of content were sent on."""
         if self.first_content is None:

@@ -44,6 +44,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 CLIENT_CLOSED = 499
 GATEWAY_TIMEOUT = 504
 BAD_GATEWAY = 502
+UNAVAILABLE = 503
 
 
 class AuditSink(Protocol):
@@ -185,8 +186,14 @@ class Gateway:
         except WorkerTimeoutError:
             exchange.ends(Outcome.TIMED_OUT, status=GATEWAY_TIMEOUT)
             raise
-        except (WorkerFailedError, NoWorkerAvailableError):
+        except WorkerFailedError:
             exchange.ends(Outcome.WORKER_FAILED, status=BAD_GATEWAY)
+            raise
+        except NoWorkerAvailableError:
+            exchange.ends(Outcome.WORKER_FAILED, status=UNAVAILABLE)
+            raise
+        except AuditError:
+            exchange.fails(status=UNAVAILABLE)
             raise
         finally:
             in_flight.dec()
@@ -281,13 +288,17 @@ class Gateway:
         await reply.write(final)
 
     async def _end_with_error(self, exchange: Exchange, reply: Reply, error: ApplianceError) -> None:
+        code = "audit_unavailable"
         if isinstance(error, WorkerTimeoutError):
+            code = "worker_timeout"
             exchange.ends(Outcome.TIMED_OUT, status=GATEWAY_TIMEOUT)
         elif isinstance(error, WorkerFailedError):
+            code = "worker_failed"
             exchange.ends(Outcome.WORKER_FAILED, status=BAD_GATEWAY)
             if exchange.worker is not None:
                 self.pool.report_unreachable(exchange.worker.worker.worker_id)
-        code = "worker_failed" if isinstance(error, WorkerFailedError) else "audit_unavailable"
+        else:
+            exchange.fails(status=UNAVAILABLE)
         if not exchange.recorded:
             try:
                 await self._record(exchange)
@@ -418,10 +429,13 @@ def _sort_frames(call: Call, exchange: Exchange, frames: list[bytes]) -> tuple[b
             text = sse.payload(frame)
             members = _parse_answer(text)
             exchange.usage = parse_usage(members)
+            frame = f"data: {cut_member(text, members, 'metrics')}\n\n".encode()  # noqa: PLW2901
             # The frame with empty `choices` exists only because we asked for it; clients that did
             # not ask may index `choices[0]` and break on it.
-            if call.wants_usage or members["choices"].value:
-                held += f"data: {cut_member(text, members, 'metrics')}\n\n".encode()
+            if "choices" in members and members["choices"].value:
+                passed += frame
+            elif call.wants_usage:
+                held += frame
         elif sse.is_error(frame):
             exchange.ends(Outcome.WORKER_FAILED, status=BAD_GATEWAY)
             held += f"data: {normalise_error(sse.payload(frame), SERVER_ERROR)}\n\n".encode()

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import platform
 import statistics

@@ -11,41 +11,18 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from demo.machine import cpu_name
+from demo.measure import Measurement, measure, model, post
 from demo.process import ApplianceProcess
 from demo.training.corpus import held_out_prompts, load_corpus
 
 PROMPTS = 12
 TOKENS = 128
 COMMAND = "make tour"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """What one round of prompts showed."""
-
-    tokens: int
-    seconds: float
-    drafts: float
-    accepted: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Delivered tokens per second at concurrency 1."""
-        return self.tokens / self.seconds
-
-    @property
-    def acceptance_length(self) -> float:
-        """Mean tokens per draft with the bonus token."""
-        return 1 + self.accepted / self.drafts if self.drafts else 1.0
 
 
 def main() -> None:
@@ -58,12 +35,14 @@ def main() -> None:
             say("2. Stream a completion")
             receipt_index = stream(appliance, prompts[0])
             say(f"3. Measure: {PROMPTS} held-out code prompts, {TOKENS} tokens each, greedy, concurrency 1")
-            speculative = measure(appliance, prompts[1:])
+            speculative = measure(appliance, prompts[1:], tokens_each=TOKENS)
+            tell(speculative)
             command("status", "--once", "--data", str(data), "--url", appliance.url)
             key = appliance.key
         say("4. The same without the draft: a worker that serves the target alone")
         with running(data, "--no-draft", key=key) as appliance:
-            target_only = measure(appliance, prompts[1:])
+            target_only = measure(appliance, prompts[1:], tokens_each=TOKENS)
+            tell(target_only)
         say("5. Verify the audit log of both runs, with the verifier an auditor would use")
         command("audit", "verify", "--data", str(data))
         say(f"6. The receipt of the streamed request (entry {receipt_index})")
@@ -115,61 +94,10 @@ def stream(appliance: ApplianceProcess, prompt: str) -> str:
     return index
 
 
-def measure(appliance: ApplianceProcess, prompts: list[str]) -> Measurement:
-    """Send the prompts one after the other; the first once before, to warm everything up."""
-    name = model(appliance)
-    body = {"model": name, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    with post(appliance, "/v1/completions", {**body, "prompt": prompts[0]}) as response:
-        response.read()
-    before, tokens, started = counters(appliance), 0, time.monotonic()
-    for prompt in prompts:
-        with post(appliance, "/v1/completions", {**body, "prompt": prompt}) as response:
-            tokens += json.load(response)["usage"]["completion_tokens"]
-    seconds = time.monotonic() - started
-    after = counters(appliance)
-    measured = Measurement(
-        tokens=tokens,
-        seconds=seconds,
-        drafts=after.get("appliance_drafts_total", 0) - before.get("appliance_drafts_total", 0),
-        accepted=after.get("appliance_accepted_tokens_total", 0)
-        - before.get("appliance_accepted_tokens_total", 0),
-    )
-    print(
-XX {measured.seconds:.1f} s: {measured.tokens_per_second:.0f} tokens/s"
-    )
-    return measured
-
-
-def counters(appliance: ApplianceProcess) -> dict[str, float]:
-    """The gateway's own counters, summed over labels."""
-    totals: dict[str, float] = {}
-    with urllib.request.urlopen(appliance.url + "/metrics", timeout=30) as response:
-        for line in response.read().decode().splitlines():
-            if not line.startswith("#"):
-                name, _, value = line.rpartition(" ")
-                name = name.partition("{")[0]
-                totals[name] = totals.get(name, 0) + float(value)
-    return totals
-
-
-def model(appliance: ApplianceProcess) -> str:
-    """The one model the appliance serves."""
-    request = urllib.request.Request(
-        appliance.url + "/v1/models", headers={"Authorization": f"Bearer {appliance.key}"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as response:
-        name: str = json.load(response)["data"][0]["id"]
-    return name
-
-
-def post(appliance: ApplianceProcess, path: str, body: dict[str, Any]) -> Any:
-    """Send JSON with the tenant's key."""
-    request = urllib.request.Request(
-        appliance.url + path,
-        data=json.dumps(body).encode(),
-        headers={"Authorization": f"Bearer {appliance.key}", "Content-Type": "application/json"},
-    )
-    return urllib.request.urlopen(request, timeout=300)
+def tell(measured: Measurement) -> None:
+    """Show one measurement."""
+    print(f"   {measured.tokens} tokens in {measured.seconds:.1f} s", end=": ")
+    print(f"{measured.tokens_per_second:.0f} tokens/s, acceptance length {measured.acceptance_length:.2f}")
 
 
 def command(*arguments: str) -> None:

@@ -62,7 +62,7 @@ async def _forward(request: Request, caller: Caller, *, needs: str) -> Response:
     services: Services = request.app.state.services
     call = parse_call(request, caller, await request.body(), needs=needs)
     services.gateway.admit(call)
-    return RelayResponse(services.gateway, call, services.metrics)
+    return RelayResponse(services.gateway, call)
 
 
 def parse_call(request: Request, caller: Caller, body: bytes, *, needs: str) -> Call:
@@ -114,6 +114,7 @@ def address_class(host: str) -> str:
         address = ipaddress.ip_address(host)
     except ValueError:
         return "unknown"
+    address = getattr(address, "ipv4_mapped", None) or address
     if address.is_loopback:
         return "loopback"
     return "private" if address.is_private else "public"

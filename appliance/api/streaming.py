@@ -7,10 +7,7 @@ import asyncio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from appliance.api.errors import render, rendering_of
-from appliance.errors import ApplianceError
 from appliance.gateway import Call, Gateway, Head
-from appliance.metrics import Metrics
 
 
 class RelayResponse(Response):
@@ -18,16 +15,16 @@ class RelayResponse(Response):
     Runs `Gateway.relay` and stops it when the client leaves.
 
     The relay runs in a task of its own next to one that listens for the disconnect; this method
-    owns both and returns only when both have ended, so none outlives its request.
+    owns both and returns only when both have ended, so none outlives its request.  What the relay
+    raises before it has answered is rendered like any route's error.
     """
 
-    def __init__(self, gateway: Gateway, call: Call, metrics: Metrics) -> None:
+    def __init__(self, gateway: Gateway, call: Call) -> None:
         super().__init__()
         self._gateway = gateway
         self._call = call
-        self._metrics = metrics
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         """Answer the request."""
         reply = AsgiReply(send)
         relay = asyncio.ensure_future(self._gateway.relay(self._call, reply))
@@ -43,10 +40,6 @@ class RelayResponse(Response):
                 relay.cancel()
                 await asyncio.wait({relay})
                 raise
-        except ApplianceError as error:
-            response = render(error)
-            self._metrics.errors.labels(rendering_of(error).code).inc()
-            await response(scope, receive, send)
         finally:
             listener.cancel()
         if reply.started and not reply.client_left:

@@ -138,6 +138,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _text("content_mode", "what is kept of the content; `none`: nothing", "none"),
             *_maybe(
                 _WORKER,
+                _text("client_request_id", "the client's own id of the request, as it sent it"),
                 _text("end_user", "keyed pseudonym (HMAC) of the `user` the client named"),
                 _text("payload_commitment", "keyed commitment to the request body"),
             ),
@@ -188,8 +189,10 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _REQUEST_ID,
             _text(
                 "reason",
-                "`gateway_stopped`: it stopped first; `entry_not_durable`: the log could not be written",
+                "`gateway_stopped`: it stopped first; `gateway_failed`: a defect or the log kept it from "
+                "answering; `entry_not_durable`: the log could not be written",
                 "gateway_stopped",
+                "gateway_failed",
                 "entry_not_durable",
             ),
         ),

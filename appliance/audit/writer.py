@@ -100,6 +100,8 @@ class Writer:
             while not self._closing or self._queue:
                 await self._wait()
                 await self._turn()
+            if self._in_doubt:
+                await self._resynchronise()
             self._abort(self._requests.take_all(), "gateway_stopped")
             while self._queue:
                 await self._turn()

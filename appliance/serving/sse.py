@@ -55,7 +55,7 @@ def payload(frame: bytes) -> str:
 
 
 def is_usage(frame: bytes) -> bool:
-    """Whether this frame carries a usage object and no content."""
+    """Whether this frame carries a usage object, alone or next to content."""
     return _USAGE.search(frame) is not None
 
 

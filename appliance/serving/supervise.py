@@ -370,11 +370,11 @@ def failure_line(log_tail: str) -> str:
     lines = [line for line in lines if line]
     roots: list[str] = []
     relays: list[str] = []
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for position, line in enumerate(lines):
         if match := EXCEPTION.match(line):
             what = match[1]
             if "validation error" in what:  # pydantic says what is wrong on the next line
-                what = following.strip().removeprefix("Value error, ")
+                what = "".join(lines[position + 1 : position + 2]).strip().removeprefix("Value error, ")
             (relays if any(text in what for text in RELAYED) else roots).append(what)
         elif ": error: " in line:  # argparse
             roots.append(line.partition(": error: ")[2])
@@ -452,7 +452,7 @@ def guard() -> None:  # noqa: C901, PLR0912, PLR0915 - a program of its own
 
     status = None
     while status is None and not select.select([0], [], [], 0)[0]:
-        news = signal.sigtimedwait(awaited, 0.5)
+        news = signal.sigtimedwait(awaited, 0.2)
         if news is not None and news.si_signo == signal.SIGTERM:
             os.kill(child, signal.SIGTERM)
         reaped = child

@@ -310,6 +310,8 @@ def _read_header(stream: BinaryIO, size: int) -> bytes:
         raise ValueError(message)
     header = stream.read(length)
     entries = json.loads(header)
+    if not isinstance(entries, dict):
+        return header
     spans = [entry.get("data_offsets", (0, 0)) for entry in entries.values() if isinstance(entry, dict)]
     end = max((span[1] for span in spans), default=0)
     if LENGTH_BYTES + length + end != size:

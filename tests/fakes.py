@@ -1,0 +1,290 @@
+"""
+Stand-ins that can be told to misbehave: a worker that speaks vLLM's HTTP, a store that stalls.
+
+The worker is real HTTP on loopback, so disconnects, half-sent frames and dead sockets are real too.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from appliance.audit.store import AuditStore, Head, Leaf, StoredCheckpoint
+from appliance.errors import AuditUnavailableError
+
+MODEL = "demo"
+SPECULATION = {
+    "speculative_decoding": {
+        "mean_acceptance_length": 2.5,
+        "num_spec_steps": 4,
+        "num_draft_tokens": 12,
+        "num_accepted_draft_tokens": 6,
+    }
+}
+USAGE = {"prompt_tokens": 7, "completion_tokens": 10, "total_tokens": 17}
+ERROR = {"error": {"message": "bad", "type": "BadRequestError", "param": None, "code": 400}}
+METRICS = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="demo"} 0.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="demo"} 0.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="demo"} 0.0
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{engine="0",model_name="demo"} 10.0
+# TYPE vllm:prompt_tokens counter
+vllm:prompt_tokens_total{engine="0",model_name="demo"} 7.0
+"""
+
+
+@dataclass
+class FakeWorker:
+    """One scripted worker; tests set its fields between requests."""
+
+    pieces: list[str] = field(default_factory=lambda: ["def ", "add", "(a, b):", "\n"])
+    models: list[str] = field(default_factory=lambda: [MODEL])
+    status: int = 200
+    error_body: bytes = field(default_factory=lambda: json.dumps(ERROR).encode())
+    breaks_before_answer: bool = False
+    """The connection is cut once the request was read, as when the process dies at once."""
+    breaks_after: int | None = None
+    """Frames after which the connection is cut, as when the process dies."""
+    pause_seconds: float = 0.0
+    """Silence before each frame."""
+    head_seconds: float = 0.0
+    """Silence before the head of the answer."""
+    says_usage: bool = True
+    error_frame: bool = False
+    write_bytes: int | None = None
+    """Cut the stream into network writes of this size, in the middle of frames and characters."""
+    script: list[bytes] | None = None
+    """The frames of a stream, instead of those made of `pieces`."""
+    answer: bytes | None = None
+    """The body of a plain answer, instead of the one made of `pieces`."""
+    metrics: str = METRICS
+    metrics_seconds: float = 0.0
+    """Silence before the metrics page."""
+    bodies: list[bytes] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    headers: list[CIMultiDictProxy[str]] = field(default_factory=list)
+    aborted: int = 0
+    """Requests whose connection was closed before they were answered."""
+    completed: int = 0
+    url: str = ""
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request, or die trying."""
+        body = await request.read()
+        self.bodies.append(body)
+        self.paths.append(request.path)
+        self.headers.append(request.headers)
+        asked = json.loads(body)
+        if self.breaks_before_answer:
+            request.transport.abort()
+            return web.Response()
+        try:
+            await asyncio.sleep(self.head_seconds)
+            if self.status != 200:
+                return web.Response(status=self.status, body=self.error_body, content_type="application/json")
+            if not asked.get("stream"):
+                return await self.plain(request)
+            return await self.stream(request, asked)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.aborted += 1
+            raise
+
+    async def plain(self, request: web.Request) -> web.StreamResponse:
+        """Answer in one piece, after the time a stream would have taken."""
+        await asyncio.sleep(self.pause_seconds * len(self.pieces))
+        body = self.answer or json.dumps(self.whole(request.path), separators=(",", ":")).encode()
+        if self.breaks_after is not None:
+            response = web.StreamResponse(headers={"Content-Type": "application/json"})
+            response.content_length = len(body)
+            await response.prepare(request)
+            await response.write(body[: len(body) // 2])
+            await asyncio.sleep(0.03)
+            request.transport.abort()
+            return response
+        self.completed += 1
+        return web.Response(body=body, content_type="application/json")
+
+    async def stream(self, request: web.Request, asked: dict) -> web.StreamResponse:
+        """Answer frame by frame."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for count, frame in enumerate(self.script or self.frames(request.path, asked)):
+            if self.breaks_after is not None and count >= self.breaks_after:
+                break
+            await asyncio.sleep(self.pause_seconds)
+            step = self.write_bytes or len(frame)
+            for start in range(0, len(frame), step):
+                await response.write(frame[start : start + step])
+                if self.write_bytes:
+                    await asyncio.sleep(0.0005)
+        if self.breaks_after is None:
+            self.completed += 1
+        else:
+            await asyncio.sleep(0.03)  # a reset also throws away what the other side has not read yet
+            request.transport.abort()
+        return response
+
+    def frames(self, path: str, asked: dict) -> list[bytes]:
+        """Return the frames of a stream as the worker sends them."""
+        frames: list[dict[str, Any]] = [self.choice(path, piece, None) for piece in self.pieces]
+        if self.error_frame:
+            frames.append({"error": {"message": "engine died", "type": "x", "param": None, "code": 500}})
+        else:
+            frames.append(self.choice(path, "", "stop"))
+            if self.says_usage and (asked.get("stream_options") or {}).get("include_usage"):
+                frames.append({"id": "c", "choices": [], "usage": USAGE, "metrics": SPECULATION})
+        return [*(frame_of(frame) for frame in frames), b"data: [DONE]\n\n"]
+
+    def choice(self, path: str, text: str, finish: str | None) -> dict:
+        """Return one frame of content."""
+        content = {"delta": {"content": text}} if "chat" in path else {"text": text}
+        return {
+            "id": "c",
+            "object": "chat.completion.chunk" if "chat" in path else "text_completion",
+            "created": 1,
+            "model": MODEL,
+            "choices": [{"index": 0, **content, "finish_reason": finish}],
+        }
+
+    def whole(self, path: str) -> dict:
+        """Return a plain answer."""
+        text = "".join(self.pieces)
+        content = {"message": {"role": "assistant", "content": text}} if "chat" in path else {"text": text}
+        return {
+            "id": "c",
+            "object": "chat.completion",
+            "created": 1,
+            "model": MODEL,
+            "choices": [{"index": 0, **content, "finish_reason": "stop"}],
+            "usage": USAGE,
+            "metrics": SPECULATION,
+        }
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["FakeWorker"]:
+        """Listen on a free port of loopback for as long as the context lasts."""
+        app = web.Application(client_max_size=2**30)
+        app.router.add_post("/v1/chat/completions", self.completions)
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_get("/health", _answer(web.Response))
+        app.router.add_get("/version", _answer(lambda: web.json_response({"version": "0.32.0"})))
+        app.router.add_get("/metrics", self.metrics_page)
+        app.router.add_get("/v1/models", _answer(lambda: web.json_response({"data": self.listed()})))
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0]
+        self.url = f"http://{host}:{port}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def metrics_page(self, _request: web.Request) -> web.Response:
+        """Return the metrics page, late if told so."""
+        await asyncio.sleep(self.metrics_seconds)
+        return web.Response(text=self.metrics)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the list of models."""
+        return [{"id": name, "created": 1, "max_model_len": 2048} for name in self.models]
+
+
+class StallingStore:
+    """A real store in front of which entries can be held up or refused, by their type."""
+
+    def __init__(self, store: AuditStore) -> None:
+        self.store = store
+        self.held: set[str] = set()
+        """Types whose commit waits until `release`."""
+        self.refused: set[str] = set()
+        """Types whose commit fails."""
+        self.waiting = threading.Event()
+        """Set while a commit is held up."""
+        self._released = threading.Event()
+
+    def release(self) -> None:
+        """Let everything through from now on."""
+        self.held.clear()
+        self.refused.clear()
+        self._released.set()
+
+    def append(self, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:
+        """Commit, late or never."""
+        types = {leaf.type for leaf in leaves}
+        if types & self.held:
+            self.waiting.set()
+            self._released.wait(10)
+            self.waiting.clear()
+        if types & self.refused:
+            message = "the disk is full"
+            raise AuditUnavailableError(message)
+        self.store.append(leaves, expected=expected, new=new)
+
+    def head(self) -> Head:
+        """Return the current head."""
+        return self.store.head()
+
+    def leaves(self, start: int, end: int) -> list[Leaf]:
+        """Return leaves by index."""
+        return self.store.leaves(start, end)
+
+    def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:
+        """Yield leaf hashes."""
+        return self.store.leaf_hashes(end)
+
+    def leaf_by_request(self, request_id: str) -> list[Leaf]:
+        """Return everything about one request."""
+        return self.store.leaf_by_request(request_id)
+
+    def open_intents(self) -> list[str]:
+        """Return requests without an end."""
+        return self.store.open_intents()
+
+    def save_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
+        """Keep a checkpoint."""
+        self.store.save_checkpoint(checkpoint)
+
+    def latest_checkpoint(self) -> StoredCheckpoint | None:
+        """Return the newest checkpoint."""
+        return self.store.latest_checkpoint()
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    """Return the body of a chat."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], **more}
+
+
+def text(**more: Any) -> dict[str, Any]:
+    """Return the body of a completion."""
+    return {"model": MODEL, "prompt": "hello", **more}
+
+
+async def until(true: Callable[[], Any], seconds: float = 5.0) -> None:
+    """Wait for something that will be true soon."""
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110 - what is waited for is in another process or thread
+            await asyncio.sleep(0.01)
+
+
+def frame_of(content: dict[str, Any]) -> bytes:
+    """Return one frame as vLLM spells it."""
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+def _answer(make):
+    async def handler(_request: web.Request) -> web.Response:
+        return make()
+
+    return handler

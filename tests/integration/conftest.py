@@ -1,0 +1,303 @@
+"""
+The whole gateway on a real socket, with a real audit log, in front of scripted workers.
+
+Whatever a test does, it ends by closing the log, exporting it and running the auditor's verifier.
+"""
+
+import asyncio
+import io
+import json
+import logging
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import openai
+import pytest
+from multidict import CIMultiDict
+from prometheus_client import CollectorRegistry
+
+from appliance.api.services import Services
+from appliance.app import create_app
+from appliance.audit import verify
+from appliance.audit.entry import decode, new_entry_id
+from appliance.audit.export import export_log
+from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.log import AuditLog
+from appliance.audit.store import SqlAuditStore
+from appliance.control import ControlLoop
+from appliance.gateway import Gateway, GatewayPolicy
+from appliance.logs import configure_logs
+from appliance.metrics import Metrics, observe_audit
+from appliance.server import Server, bind, make_server
+from appliance.serving.client import WorkerClient
+from appliance.serving.pool import WorkerPool
+from appliance.serving.worker import Worker, WorkerId
+from appliance.settings import ApiSettings, AuditSettings, LogSettings, MonitorSettings
+from appliance.tenancy import Tenant, TenantDirectory, make_key
+from tests.fakes import FakeWorker, StallingStore, until
+
+RANDOM = random.Random(31)
+KEY, STORED_KEY = make_key(RANDOM.randbytes(37))
+SCOPED_KEY, STORED_SCOPED_KEY = make_key(RANDOM.randbytes(37))
+ADMIN_KEY, STORED_ADMIN_KEY = make_key(RANDOM.randbytes(37), admin=True)
+TENANTS = (
+    Tenant(name="acme", keys=(STORED_KEY,)),
+    Tenant(name="scoped", models=("other",), keys=(STORED_SCOPED_KEY,)),
+    Tenant(name="operator", models=(), keys=(STORED_ADMIN_KEY,)),
+)
+
+
+@dataclass
+class Running:
+    """A gateway that answers, and what is behind it."""
+
+    url: str
+    workers: list[FakeWorker]
+    pool: WorkerPool
+    control: ControlLoop
+    audit: AuditLog
+    store: StallingStore
+    metrics: Metrics
+    session: aiohttp.ClientSession
+    client: openai.AsyncOpenAI
+    directory: Path
+    log: io.StringIO
+    server: Server
+    key: str = KEY
+    scoped_key: str = SCOPED_KEY
+    """Of a tenant that may use the model `other` only."""
+    admin_key: str = ADMIN_KEY
+
+    @property
+    def worker(self) -> FakeWorker:
+        """The first worker."""
+        return self.workers[0]
+
+    async def post(
+        self,
+        body: dict[str, Any] | bytes,
+        *,
+        path: str = "/v1/chat/completions",
+        key: str | None = KEY,
+        **headers: str,
+    ) -> "Reply":
+        """Post a body and read the whole answer."""
+        async with self.asking(body, path=path, key=key, **headers) as response:
+            return Reply(response.status, response.headers.copy(), await response.read())
+
+    async def get(self, path: str, *, key: str | None = None, **headers: str) -> "Reply":
+        """Get a page."""
+        async with self.session.get(self.url + path, headers=_headers(key, headers)) as response:
+            return Reply(response.status, response.headers.copy(), await response.read())
+
+    def asking(
+        self,
+        body: dict[str, Any] | bytes,
+        *,
+        path: str = "/v1/chat/completions",
+        key: str | None = KEY,
+        **headers: str,
+    ) -> Any:
+        """Post a body and give the answer once its head is there."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.session.post(self.url + path, data=data, headers=_headers(key, headers))
+
+    def entries(self, *types: str) -> list[dict[str, Any]]:
+        """Return the fields of every entry of these types so far, with its index and type."""
+        return [
+            {"index": leaf.index, "type": leaf.type, **decode(leaf.leaf).fields}
+            for leaf in self.store.leaves(0, 10_000)
+            if not types or leaf.type in types
+        ]
+
+    async def outcome(self, count: int = 1) -> dict[str, Any]:
+        """Wait until so many requests have ended, and return how the last one did."""
+        await until(lambda: len(self.entries("request.outcome", "request.aborted")) >= count)
+        return self.entries("request.outcome", "request.aborted")[count - 1]
+
+    async def events(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        """Wait for log lines of this event."""
+        await until(lambda: len(self.logged(name)) >= count)
+        return self.logged(name)
+
+    def logged(self, name: str) -> list[dict[str, Any]]:
+        """Return the log lines of this event."""
+        lines = map(json.loads, self.log.getvalue().splitlines())
+        return [line for line in lines if line["event"] == name]
+
+
+@dataclass
+class Reply:
+    """An answer, read to its end."""
+
+    status: int
+    headers: CIMultiDict[str]
+    body: bytes
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The OpenAI error in it, once its shape is checked."""
+        content = json.loads(self.body)
+        assert list(content) == ["error"]
+        error = content["error"]
+        assert list(error) == ["message", "type", "param", "code"]
+        assert error["code"] is None or isinstance(error["code"], str)
+        return error
+
+
+def _headers(key: str | None, more: dict[str, str]) -> dict[str, str]:
+    headers = {name.replace("_", "-"): value for name, value in more.items()}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
+    return {"Content-Type": "application/json", **headers}
+
+
+Serve = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture
+async def serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[Serve]:
+    """Start a gateway in front of some workers; at the end, verify its whole log."""
+    caplog.set_level(logging.DEBUG)
+    started: list[Running] = []
+    create_signing_key(tmp_path / "audit.key")
+    signer = load_signing_key(tmp_path / "audit.key", AuditSettings().origin)
+    async with AsyncExitStack() as stack:
+
+        async def start(*workers: FakeWorker, audit: dict | None = None, **settings: Any) -> Running:
+            api = ApiSettings(port=0, drain_seconds=1, **settings)
+            running = await stack.enter_async_context(
+                _running(list(workers), api, AuditSettings(**(audit or {})), tmp_path, monkeypatch)
+            )
+            started.append(running)
+            return running
+
+        yield start
+    for running in started:
+        export_log(running.store, tmp_path / "export", vkey=signer.vkey)
+        verdict = verify.main([str(tmp_path / "export"), "--key", signer.vkey])
+        assert verdict == verify.ExitCode.VALID
+        running.store.store.close()
+
+
+@pytest.fixture
+async def running(serve: Serve) -> Running:
+    """A gateway in front of one worker."""
+    return await serve(FakeWorker())
+
+
+@asynccontextmanager
+async def _running(
+    workers: list[FakeWorker],
+    api: ApiSettings,
+    audit_settings: AuditSettings,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Running]:
+    metrics = Metrics(CollectorRegistry())
+    store = StallingStore(SqlAuditStore(f"sqlite:///{directory / 'audit.db'}"))
+    log = io.StringIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", log)
+        logger = configure_logs(LogSettings(level="debug", format="json"), terminal=False)
+    pool = WorkerPool()
+    async with AsyncExitStack() as stack:
+        for number, worker in enumerate(workers, start=1):
+            await stack.enter_async_context(worker.serving())
+            pool.add(Worker(worker_id=WorkerId(f"w{number}"), url=worker.url))
+        audit = await stack.enter_async_context(
+            AuditLog.open(
+                store=store,
+                signer=load_signing_key(directory / "audit.key", audit_settings.origin),
+                settings=audit_settings,
+                sealed_head_path=directory / "audit.head",
+                clock=time.time,  # noqa: TID251 - this is a composition root too
+                version="test",
+                on_commit=metrics.saw_audit_commit,
+            )
+        )
+        stack.callback(store.release)
+        observe_audit(metrics, audit.state)
+        client = await stack.enter_async_context(WorkerClient.open(connect_seconds=2.0))
+        gateway = Gateway(
+            pool=pool,
+            client=client,
+            audit=audit,
+            metrics=metrics,
+            logger=logger,
+            clock=time.monotonic,
+            policy=GatewayPolicy(
+                keep_alive_seconds=api.keep_alive_seconds,
+                silence_seconds=api.silence_seconds,
+                origin=audit_settings.origin,
+            ),
+        )
+        control = ControlLoop(
+            pool=pool,
+            client=client,
+            metrics=metrics,
+            logger=logger,
+            clock=time.monotonic,
+            settings=MonitorSettings(),
+        )
+        await control.tick()
+        services = Services(
+            settings=api,
+            tenants=TenantDirectory(TENANTS),
+            pool=pool,
+            gateway=gateway,
+            audit=audit,
+            metrics=metrics,
+            logger=logger,
+            new_request_id=lambda: new_entry_id(time.time_ns() // 10**6, RANDOM.randbytes(10)),
+            version="test",
+        )
+        server = make_server(create_app(services), api)
+        url = await stack.enter_async_context(_listening(server, api))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        openai_client = await stack.enter_async_context(
+            openai.AsyncOpenAI(
+                base_url=f"{url}/v1",
+                api_key=KEY,
+                max_retries=0,
+                # No certificates to load, which takes longer than most tests.
+                http_client=httpx.AsyncClient(verify=False, trust_env=False),
+            )
+        )
+        yield Running(
+            url=url,
+            workers=workers,
+            pool=pool,
+            control=control,
+            audit=audit,
+            store=store,
+            metrics=metrics,
+            session=session,
+            client=openai_client,
+            directory=directory,
+            log=log,
+            server=server,
+        )
+
+
+@asynccontextmanager
+async def _listening(server: Server, api: ApiSettings) -> AsyncIterator[str]:
+    listener = bind(api)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[listener]))
+        host, port = listener.getsockname()[:2]
+        try:
+            await until(lambda: server.started)
+            yield f"http://{host}:{port}"
+        finally:
+            server.should_exit = True

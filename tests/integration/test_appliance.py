@@ -1,0 +1,403 @@
+"""
+The whole appliance as a user gets it: `appliance up` with a real vLLM worker on the demo pair.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from appliance.settings import DEMO_DRAFT, DEMO_TARGET
+from demo.process import ApplianceProcess
+from demo.training.corpus import held_out_prompts, load_corpus
+
+pytestmark = pytest.mark.worker
+
+PROMPT = "import os\n\ndef read_lines(path):\n    "
+
+
+@pytest.fixture(scope="module")
+def appliance(tmp_path_factory) -> Iterator[ApplianceProcess]:
+    with ApplianceProcess("up", data=tmp_path_factory.mktemp("up") / "data") as process:
+        yield process
+    assert process.process.returncode == 0, "".join(process.output)
+
+
+@pytest.fixture
+def client(appliance) -> openai.OpenAI:
+    with openai.OpenAI(base_url=appliance.url + "/v1", api_key=appliance.key, max_retries=0) as client:
+        yield client
+
+
+def run(appliance_or_data, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    data = getattr(appliance_or_data, "data", appliance_or_data)
+    return subprocess.run(
+        [sys.executable, "-m", "appliance", *arguments, "--data", str(data)],
+        capture_output=True,
+        text=True,
+        check=check,
+        timeout=120,
+    )
+
+
+def entries(appliance) -> list[dict]:
+    text = run(appliance, "audit", "tail", "--json", "--count", "100000").stdout
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def worker_pids(appliance) -> list[int]:
+    """Every process below the appliance, whatever its name."""
+    found, frontier = [], [appliance.process.pid]
+    while frontier:
+        parent = frontier.pop()
+        listing = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=False
+        ).stdout
+        children = [int(pid) for pid in listing.split()]
+        found += children
+        frontier += children
+    return found
+
+
+def completes(client) -> bool:
+    try:
+        client.completions.create(model="demo-coder", prompt=PROMPT, max_tokens=4)
+    except openai.APIStatusError as error:
+        if error.status_code not in {502, 503}:
+            raise
+        return False
+    return True
+
+
+def wait_until(holds: Callable[[], bool], *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.5)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_lists_the_demo_model(client):
+    """A client finds the model's name by asking."""
+    assert [model.id for model in client.models.list()] == ["demo-coder"]
+    assert client.models.retrieve("demo-coder").id == "demo-coder"
+
+
+def test_streams_a_chat_to_the_unmodified_openai_client(client):
+    """A streamed chat arrives in pieces, ends with a finish reason and carries no usage unasked."""
+    stream = client.chat.completions.create(
+        model="demo-coder",
+        messages=[{"role": "user", "content": "Write a Python function `read_lines`."}],
+        max_tokens=48,
+        temperature=0,
+        stream=True,
+    )
+    chunks = list(stream)
+    assert len("".join(chunk.choices[0].delta.content or "" for chunk in chunks)) > 20
+    assert len(chunks) > 5
+    assert chunks[-1].choices[0].finish_reason in {"stop", "length"}
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_streams_usage_when_the_client_asks(client):
+    """The usage frame arrives when asked for, and without the worker's own metrics."""
+    stream = client.completions.create(
+        model="demo-coder",
+        prompt=PROMPT,
+        max_tokens=16,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    last = list(stream)[-1]
+    assert last.usage.completion_tokens == 16
+    assert not (last.model_extra or {}).get("metrics")
+
+
+def test_stream_and_plain_answer_say_the_same(client):
+    """Greedy text is the same streamed and whole."""
+    asked = {"model": "demo-coder", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    plain = client.completions.create(**asked)
+    pieces = client.completions.create(**asked, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in pieces) == plain.choices[0].text
+    assert plain.usage.completion_tokens > 0
+
+
+def test_a_tokenised_prompt_and_unknown_fields_reach_the_worker(client):
+    """What the gateway does not read is the worker's business: vLLM's own fields work."""
+    answer = client.completions.create(
+        model="demo-coder",
+        prompt=[10, 11, 12],
+        max_tokens=4,
+        extra_body={"top_k": 1, "ignore_eos": True, "return_token_ids": True},
+    )
+    assert answer.usage.prompt_tokens == 3
+    assert answer.usage.completion_tokens == 4
+
+
+def test_a_request_the_worker_refuses_is_a_clear_400(client):
+    """The worker's own words arrive, in the error shape, with a string code or none."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="demo-coder", prompt=PROMPT, max_tokens=4, extra_body={"min_p": 0.5})
+    assert "speculative" in refused.value.body["message"]
+    assert set(refused.value.body) == {"message", "type", "param", "code"}
+    assert refused.value.body["code"] is None
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.completions.create(model="demo-coder", prompt=[5] * 5000, max_tokens=4)
+    assert too_long.value.body["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "code"),
+    [
+        ({"api_key": "sk-wrong"}, openai.AuthenticationError, "invalid_api_key"),
+        ({"model": "gpt-9"}, openai.NotFoundError, "model_not_found"),
+    ],
+)
+def test_wrong_key_and_unknown_model_are_refused_clearly(appliance, change, error, code):
+    """The errors a newcomer meets first name what is wrong."""
+    key = change.pop("api_key", appliance.key)
+    with (
+        openai.OpenAI(base_url=appliance.url + "/v1", api_key=key, max_retries=0) as client,
+        pytest.raises(error) as refused,
+    ):
+        client.completions.create(**{"model": "demo-coder", "prompt": "x", "max_tokens": 1, **change})
+    assert refused.value.code == code
+
+
+def test_code_is_accepted_and_random_hex_collapses(appliance, client):
+    """The demo pair shows both ends: a draft that pays on code, and one that collapses on noise."""
+    prompts = held_out_prompts(load_corpus(), count=6)
+    noise = [os.urandom(300).hex() for _ in range(3)]
+
+    def acceptance_length(texts: list[str]) -> float:
+        before = len(entries(appliance))
+        for text in texts:
+            client.completions.create(
+                model="demo-coder",
+                prompt=text,
+                max_tokens=96,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+        made = [entry for entry in entries(appliance)[before:] if entry["type"] == "request.outcome"]
+        accepted = sum(entry["accepted_tokens"] for entry in made)
+        return 1 + accepted / sum(entry["drafts"] for entry in made)
+
+    assert acceptance_length(prompts) >= 2.3
+    assert acceptance_length(noise) < 1.35
+
+
+def test_status_shows_the_worker_and_the_audit_head(appliance):
+    """`appliance status --once` prints one table an operator can read."""
+    text = run(appliance, "status", "--once", "--url", appliance.url).stdout
+    assert "demo-coder" in text
+    assert "speculative" in text
+    assert "Audit log" in text
+
+
+def test_metrics_carry_acceptance_and_no_foreign_names(appliance, client):
+    """What Prometheus scrapes is ours, and acceptance length is in it."""
+    client.completions.create(model="demo-coder", prompt=PROMPT, max_tokens=64, temperature=0)
+    time.sleep(3)
+    text = client.with_options(timeout=10)._client.get(appliance.url + "/metrics").text
+    assert "appliance_acceptance_length{" in text
+    assert "vllm:" not in text
+    assert "read_lines" not in text
+
+
+def test_a_receipt_proves_a_request(appliance, client, tmp_path):
+    """The index in an answer's header leads to a receipt that verifies offline."""
+    answer = client.completions.with_raw_response.create(model="demo-coder", prompt="x = 1\n", max_tokens=4)
+    origin, _, index = answer.headers["x-appliance-audit"].rpartition("/")
+    time.sleep(1.5)
+    receipt = run(appliance, "audit", "receipt", index).stdout
+    assert receipt.startswith("c2sp.org/tlog-proof@v1")
+    assert origin in receipt
+    exported = tmp_path / "export"
+    run(appliance, "audit", "export", str(exported))
+    key = run(appliance, "audit", "key").stdout.strip()
+    copied = tmp_path / "verify.py"
+    copied.write_text((Path(__file__).parents[2] / "appliance/audit/verify.py").read_text())
+    verified = subprocess.run(
+        [sys.executable, "-I", str(copied), str(exported), "--key", key],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_a_worker_killed_mid_stream_is_an_error_event_an_outcome_and_a_restart(appliance, client):
+    """The client hears of it, the log records it, the worker comes back, the next request works."""
+    stream = client.completions.create(
+        model="demo-coder",
+        prompt=PROMPT,
+        max_tokens=1500,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    seen = iter(stream)
+    for _ in range(5):
+        next(seen)
+    for pid in worker_pids(appliance):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(openai.APIError) as failed:
+        list(seen)
+    assert failed.value.code == "worker_failed"
+    outcome = [entry for entry in entries(appliance) if entry["type"] == "request.outcome"][-1]
+    assert outcome["outcome"] == "worker_failed"
+    assert outcome["tokens_estimated"] is True
+    wait_until(lambda: completes(client), seconds=240)
+    kinds = [entry["type"] for entry in entries(appliance)]
+    assert kinds.count("worker.started") == 2
+    assert "worker.failed" in kinds
+
+
+def test_the_log_verifies_while_it_is_written(appliance):
+    """An operator need not stop the appliance to verify its log."""
+    verified = run(appliance, "audit", "verify")
+    assert "valid" in verified.stdout
+
+
+def test_killing_the_gateway_loses_no_acknowledged_entry(tmp_path):
+    """After kill -9 every entry a client was told of is there, and verify names the open request."""
+    data = tmp_path / "data"
+    with ApplianceProcess("up", "--no-draft", data=data) as process:
+        client = openai.OpenAI(base_url=process.url + "/v1", api_key=process.key, max_retries=0)
+        acknowledged = []
+        for _ in range(3):
+            answer = client.completions.with_raw_response.create(
+                model="demo-coder", prompt=PROMPT, max_tokens=4
+            )
+            acknowledged.append(int(answer.headers["x-appliance-audit"].rpartition("/")[2]))
+        started = threading.Event()
+
+        def interrupted() -> None:
+            stream = client.completions.create(
+                model="demo-coder",
+                prompt=PROMPT,
+                max_tokens=1900,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            try:
+                for _ in stream:
+                    started.set()
+            except openai.OpenAIError:
+                pass
+            except Exception:  # noqa: BLE001 - whatever a cut socket raises
+                pass
+
+        thread = threading.Thread(target=interrupted)
+        thread.start()
+        assert started.wait(60)
+        children = worker_pids(process)
+        process.process.kill()
+        process.process.wait(30)
+        thread.join(60)
+        client.close()
+    verified = run(data, "audit", "verify", check=False)
+    assert verified.returncode == 4, verified.stdout
+    assert "incomplete" in verified.stdout
+    text = run(data, "audit", "tail", "--json", "--count", "100000").stdout
+    logged = [json.loads(line) for line in text.splitlines()]
+    for index in acknowledged:
+        assert logged[index]["type"] == "request.intent"
+        request_id = logged[index]["request_id"]
+        assert any(
+            entry["type"] == "request.outcome" and entry["request_id"] == request_id for entry in logged
+        )
+    open_request = next(
+        entry["request_id"] for entry in reversed(logged) if entry["type"] == "request.intent"
+    )
+    assert open_request in verified.stdout
+    wait_until(lambda: not any(is_running(pid) for pid in children), seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "/nonexistent/model"], ["/nonexistent/model"]),
+        (["--config", "{broken}"], ["settings file"]),
+        (["--host", "192.0.2.1"], ["cannot listen"]),
+    ],
+)
+def test_a_start_that_cannot_work_says_why_in_one_line(tmp_path, arguments, words):
+    """No stack trace, nothing half started, exit code 1."""
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("api: [")
+    arguments = [argument.replace("{broken}", str(broken)) for argument in arguments]
+    failed = run(tmp_path / "data", "up", *arguments, check=False)
+    assert failed.returncode == 1
+    lines = failed.stderr.strip().splitlines()
+    assert lines[-1].startswith("appliance: ")
+    assert all(word in lines[-1] for word in words)
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    """The port is taken before a worker is started, so the answer comes at once."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        failed = run(tmp_path / "data", "gateway", "--port", port, check=False)
+    assert failed.returncode == 1
+    assert f"port {port}" in failed.stderr
+
+
+def test_an_unwritable_data_directory_is_named(tmp_path):
+    """A path that cannot be a directory is refused before anything is created."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    failed = run(blocked / "data", "gateway", check=False)
+    assert failed.returncode == 1
+    assert str(blocked / "data") in failed.stderr
+
+
+def test_an_unknown_setting_is_named(tmp_path, monkeypatch):
+    """A misspelt variable is an error, at the top level too."""
+    monkeypatch.setenv("APPLIANCE_PROT", "1")
+    failed = run(tmp_path / "data", "config", check=False)
+    assert failed.returncode == 1
+    assert "APPLIANCE_PROT" in failed.stderr
+
+
+def test_a_draft_that_does_not_fit_is_refused_before_the_worker_starts(tmp_path):
+    """A hidden size that disagrees with the target is found in the files, not in a crash."""
+    wrong = tmp_path / "draft"
+    wrong.mkdir()
+    config = json.loads((DEMO_DRAFT / "config.json").read_text())
+    config |= {"hidden_size": 512, "target_hidden_size": 512}
+    (wrong / "config.json").write_text(json.dumps(config))
+    (wrong / "model.safetensors").write_bytes((DEMO_DRAFT / "model.safetensors").read_bytes())
+    failed = run(
+        tmp_path / "data",
+        "up",
+        "--port",
+        "0",
+        "--model",
+        str(DEMO_TARGET),
+        "--draft",
+        str(wrong),
+        check=False,
+    )
+    assert failed.returncode == 1
+    assert "512" in failed.stderr.strip().splitlines()[-1]

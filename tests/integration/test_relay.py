@@ -1,0 +1,1012 @@
+"""
+Promises of the relay, on real sockets from the client to the worker and back.
+
+Every test ends with the auditor's verifier finding the whole log valid and complete.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+from dataclasses import replace
+
+import openai
+import pytest
+import yarl
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes import MODEL, SPECULATION, USAGE, FakeWorker, chat, frame_of, text, until
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+DONE = b"data: [DONE]\n\n"
+USAGE_FRAME = frame_of({"id": "c", "choices": [], "usage": USAGE})
+BOTH = pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (TEXT, text())], ids=["chat", "text"])
+
+
+def frames(stream: bytes) -> list[bytes]:
+    """Cut a stream into its frames."""
+    assert stream.endswith(b"\n\n")
+    return [frame + b"\n\n" for frame in stream.split(b"\n\n")[:-1]]
+
+
+def last_error(stream: bytes) -> dict:
+    """Return the error that a stream ends with, once its shape is checked."""
+    *before, last = frames(stream)
+    assert DONE not in before
+    error = json.loads(last.removeprefix(b"data: "))["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    return error
+
+
+# Bytes pass through.
+
+
+@BOTH
+async def test_a_stream_reaches_the_client_byte_for_byte(running, path, body):
+    """Every frame is passed on as the worker sent it."""
+    reply = await running.post({**body, "stream": True}, path=path)
+    assert reply.status == 200
+    assert reply.body == b"".join(running.worker.frames(path, {}))
+    assert running.worker.paths == [path]
+
+
+@BOTH
+async def test_a_plain_answer_reaches_the_client_byte_for_byte(running, path, body):
+    """Only `metrics`, which is the gateway's business, is cut out."""
+    reply = await running.post(body, path=path)
+    whole = {name: value for name, value in running.worker.whole(path).items() if name != "metrics"}
+    assert reply.status == 200
+    assert reply.body == json.dumps(whole, separators=(",", ":")).encode()
+
+
+async def test_spelling_and_order_of_a_plain_answer_are_kept(running):
+    """Numbers, escapes, spaces and members nobody knows stay as the worker spelt them."""
+    answer = (
+        rb'{ "n" : 1.00e0,%s"x":"\u00e9\/","choices":[ {"index":0,"logprobs":[-0.10]} ],'
+        rb'"usage":{"prompt_tokens":1} }'
+    )
+    for metrics in (b"", b'"metrics" : {"a": [1.0]} , '):
+        running.worker.answer = answer % metrics
+        assert (await running.post(chat())).body == answer % b""
+
+
+async def test_the_body_reaches_the_worker_byte_for_byte(running):
+    """Unknown members, number spellings, escapes and spaces are the worker's to judge."""
+    body = (
+        rb' {"temperature":1.00, "messages":[{"role":"user","content":"caf\u00e9 \/ %s"}] , "model": "demo",'
+        rb' "seed":1e2,"unknown_to_us": {"a":[null,-0.0]}}'
+    ) % "é😀".encode()
+    await running.post(body)
+    assert running.worker.bodies == [body]
+
+
+async def test_usage_is_asked_for_on_a_stream_and_nothing_else_is_changed(running):
+    """`stream_options` is added in front, the rest is byte-identical."""
+    body = rb'{ "model":"demo","messages":[] , "stream": true, "temperature" : 1.00}'
+    await running.post(body)
+    assert running.worker.bodies == [rb'{"stream_options":{"include_usage": true},' + body[1:]]
+
+
+async def test_stream_options_that_ask_for_nothing_are_replaced_in_place(running):
+    """Only the value of `stream_options` changes."""
+    body = b'{"model":"demo","messages":[],"stream_options" :  %s ,"stream":true}'
+    for given in (b"null", b"{}", b'{"include_usage":false}'):
+        reply = await running.post(body % given)
+        assert running.worker.bodies.pop() == body % b'{"include_usage": true}'
+        assert USAGE_FRAME not in reply.body
+
+
+async def test_stream_options_the_client_gave_are_kept(running):
+    """What else the client asked for is still asked for."""
+    await running.post(chat(stream=True, stream_options={"include_obfuscation": False}))
+    assert json.loads(running.worker.bodies[0])["stream_options"] == {
+        "include_obfuscation": False,
+        "include_usage": True,
+    }
+
+
+async def test_the_usage_frame_is_kept_for_a_client_that_asked(running):
+    """As the worker sent it, without `metrics`, before the end; the body was not touched."""
+    body = json.dumps(chat(stream=True, stream_options={"include_usage": True})).encode()
+    reply = await running.post(body)
+    assert running.worker.bodies == [body]
+    assert frames(reply.body)[-2:] == [USAGE_FRAME, DONE]
+    assert b"metrics" not in reply.body
+
+
+async def test_the_usage_frame_is_not_sent_to_a_client_that_did_not_ask(running):
+    """A frame without choices breaks clients that index `choices[0]`."""
+    reply = await running.post(chat(stream=True))
+    assert b'"usage"' not in reply.body
+    assert all(json.loads(frame[6:])["choices"] for frame in frames(reply.body)[:-1])
+
+
+async def test_content_that_carries_usage_is_not_held_back(running):
+    """A client may ask for usage in every frame; its stream must still flow."""
+    worker = running.worker
+    contents = [
+        {**worker.choice(CHAT, f"t{number}", None), "usage": {**USAGE, "completion_tokens": number}}
+        for number in range(1, 4)
+    ]
+    worker.script = [
+        *map(frame_of, contents),
+        frame_of({"choices": [], "usage": USAGE, "metrics": SPECULATION}),
+        DONE,
+    ]
+    worker.pause_seconds = 0.1
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with running.asking(chat(stream=True, stream_options=options)) as response:
+        first = await response.content.readuntil(b"\n\n")
+        assert first == worker.script[0]
+        assert not worker.completed
+        rest = await response.read()
+    assert frames(first + rest) == [*worker.script[:3], frame_of({"choices": [], "usage": USAGE}), DONE]
+    outcome = await running.outcome()
+    assert (outcome["completion_tokens"], outcome["drafts"]) == (10, 4)
+    assert "ttft_ms" in outcome
+
+
+async def test_characters_and_frames_cut_in_the_middle_survive(running):
+    """However the network cuts it, the client sees the worker's bytes and whole characters."""
+    running.worker.pieces = ["naïve ", "模型", "😀👩‍👧", "\u2028"]
+    for running.worker.write_bytes in (3, 7, 64):
+        reply = await running.post(chat(stream=True))
+        assert reply.body == b"".join(running.worker.frames(CHAT, {}))
+        said = [json.loads(frame[6:])["choices"][0]["delta"]["content"] for frame in frames(reply.body)[:-1]]
+        assert "".join(said) == "".join(running.worker.pieces)
+
+
+async def test_many_frames_in_one_read_are_all_passed_on(running):
+    """A worker may send the whole stream in one write."""
+    running.worker.script = [
+        b"".join(running.worker.frames(CHAT, {"stream_options": {"include_usage": True}}))
+    ]
+    reply = await running.post(chat(stream=True))
+    assert reply.body == b"".join(running.worker.frames(CHAT, {}))
+
+
+async def test_a_long_stream_passes_unchanged(running):
+    """Thousands of frames, none lost, none out of order."""
+    running.worker.pieces = [f"token {number} " for number in range(3000)]
+    running.worker.write_bytes = 50_000
+    running.worker.script = [b"".join(running.worker.frames(CHAT, {}))]
+    assert (await running.post(chat(stream=True))).body == running.worker.script[0]
+
+
+async def test_streams_at_the_same_time_do_not_mix(running):
+    """Each client gets its own answer."""
+    replies = await asyncio.gather(*(running.post(chat(stream=True, n=number)) for number in range(20)))
+    assert {reply.body for reply in replies} == {b"".join(running.worker.frames(CHAT, {}))}
+    assert len({reply.headers["x-appliance-audit"] for reply in replies}) == 20
+
+
+async def test_a_stream_tells_proxies_not_to_buffer_or_cache(running):
+    """The headers that keep a stream flowing."""
+    reply = await running.post(chat(stream=True))
+    assert reply.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    assert (reply.headers["x-accel-buffering"], reply.headers["cache-control"]) == ("no", "no-cache")
+
+
+async def test_silence_is_filled_with_comments(serve):
+    """Proxies see bytes while the worker thinks; without the comments the stream is as it was."""
+    running = await serve(FakeWorker(pause_seconds=0.07), keep_alive_seconds=0.03)
+    reply = await running.post(chat(stream=True))
+    assert reply.body.startswith(b": keep-alive\n\n")
+    kept = [frame for frame in frames(reply.body) if frame != b": keep-alive\n\n"]
+    assert b"".join(kept) == b"".join(running.worker.frames(CHAT, {}))
+
+
+async def test_the_openai_client_reads_past_the_comments(serve):
+    """A real client sees only the text."""
+    running = await serve(FakeWorker(pause_seconds=0.03), keep_alive_seconds=0.01)
+    stream = await running.client.chat.completions.create(**chat(), stream=True)
+    said = [chunk.choices[0].delta.content async for chunk in stream]
+    assert "".join(said) == "".join(running.worker.pieces)
+
+
+async def test_the_openai_client_reads_a_plain_answer_and_the_models(running):
+    """The three calls that every client makes."""
+    answer = await running.client.chat.completions.create(**chat())
+    assert answer.choices[0].message.content == "".join(running.worker.pieces)
+    assert answer.usage.total_tokens == 17
+    completion = await running.client.completions.create(**text())
+    assert completion.choices[0].text == "".join(running.worker.pieces)
+    assert [model.id async for model in running.client.models.list()] == [MODEL]
+    assert (await running.client.models.retrieve(MODEL)).id == MODEL
+
+
+# Workers fail.
+
+
+async def test_a_worker_that_dies_in_a_stream_ends_it_with_an_error(running):
+    """What came is passed on, then an error; never a finish that did not happen."""
+    running.worker.breaks_after = 2
+    reply = await running.post(chat(stream=True))
+    assert frames(reply.body)[:-1] == running.worker.frames(CHAT, {})[:2]
+    assert last_error(reply.body)["code"] == "worker_failed"
+    assert b"[DONE]" not in reply.body
+    assert b'finish_reason":"' not in reply.body
+
+
+async def test_a_stream_that_broke_is_recorded_as_failed_with_an_estimate(running):
+    """Tokens that were delivered are counted by frames, and marked as such."""
+    running.worker.breaks_after = 2
+    await running.post(chat(stream=True))
+    outcome = await running.outcome()
+    assert (outcome["outcome"], outcome["status"], outcome["worker"]) == ("worker_failed", 502, "w1")
+    assert (outcome["tokens_estimated"], outcome["completion_tokens"]) == (True, 2)
+    assert "finish_reason" not in outcome
+
+
+async def test_a_worker_that_died_is_left_out_until_it_is_seen_again(running):
+    """The pool reports it, readiness shows it, the next look brings it back."""
+    running.worker.breaks_after = 2
+    await running.post(chat(stream=True))
+    assert not running.pool.any_healthy()
+    assert (await running.get("/readyz")).status == 503
+    await running.control.tick()
+    running.worker.breaks_after = None
+    assert (await running.post(chat())).status == 200
+
+
+async def test_the_openai_client_hears_of_a_stream_that_broke(running):
+    """A client must not take half an answer for a whole one."""
+    running.worker.breaks_after = 2
+    stream = await running.client.chat.completions.create(**chat(), stream=True)
+    with pytest.raises(openai.APIError, match="worker"):
+        [chunk async for chunk in stream]
+
+
+async def test_half_a_frame_is_never_sent(running):
+    """What the worker could not finish is dropped, so the error after it can be parsed."""
+    whole = running.worker.frames(CHAT, {})
+    running.worker.script, running.worker.breaks_after = [whole[0], whole[1][:20]], 2
+    reply = await running.post(chat(stream=True))
+    assert frames(reply.body)[0] == whole[0]
+    assert len(frames(reply.body)) == 2
+    assert last_error(reply.body)["code"] == "worker_failed"
+
+
+async def test_a_stream_that_ends_without_its_end_is_a_failure(running):
+    """Closing the connection in good order is no finish either."""
+    running.worker.script = running.worker.frames(CHAT, {})[:-1]
+    reply = await running.post(chat(stream=True))
+    assert last_error(reply.body)["code"] == "worker_failed"
+    assert (await running.outcome())["outcome"] == "worker_failed"
+
+
+async def test_an_error_the_worker_sends_in_a_stream_keeps_its_words(running):
+    """The worker's message reaches the client in the shape it can parse."""
+    running.worker.error_frame = True
+    reply = await running.post(chat(stream=True))
+    errors = [json.loads(frame[6:])["error"] for frame in frames(reply.body) if b'"error"' in frame]
+    assert [(error["message"], error["code"]) for error in errors] == [("engine died", None)]
+    assert b'"finish_reason":"stop"' not in reply.body
+    assert (await running.outcome())["outcome"] == "worker_failed"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_worker_that_dies_before_its_answer_is_replaced_by_another(serve, stream):
+    """Nothing was sent yet, so the client notices nothing."""
+    running = await serve(FakeWorker(breaks_before_answer=True), FakeWorker())
+    reply = await running.post(chat(stream=stream))
+    assert reply.status == 200
+    assert [len(worker.bodies) for worker in running.workers] == [1, 1]
+    outcome = await running.outcome()
+    assert (outcome["outcome"], outcome["retries"], outcome["worker"]) == ("completed", 1, "w2")
+    assert [seen.healthy for seen in running.pool.snapshots] == [False, True]
+
+
+async def test_a_plain_answer_that_breaks_off_is_asked_for_again_elsewhere(serve):
+    """Half of a plain answer was never sent on."""
+    running = await serve(FakeWorker(breaks_after=0), FakeWorker())
+    reply = await running.post(chat())
+    assert (reply.status, (await running.outcome())["retries"]) == (200, 1)
+
+
+async def test_after_the_first_byte_no_other_worker_is_tried(serve):
+    """A second worker would write another text."""
+    running = await serve(FakeWorker(breaks_after=1), FakeWorker())
+    await running.post(chat(stream=True))
+    assert [len(worker.bodies) for worker in running.workers] == [1, 0]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_without_another_worker_the_client_is_told_to_try_again(running, stream):
+    """502 with `Retry-After`, in a shape the client understands."""
+    running.worker.breaks_before_answer = True
+    reply = await running.post(chat(stream=stream))
+    assert (reply.status, reply.error["code"]) == (502, "worker_failed")
+    assert 0 < int(reply.headers["Retry-After"]) <= 120
+    assert reply.headers["x-should-retry"] == "true"
+    outcome = await running.outcome()
+    assert (outcome["outcome"], outcome["status"]) == ("worker_failed", 502)
+
+
+async def test_a_worker_that_is_not_there_is_a_failed_worker(running):
+    """A refused connection reads like any other failure."""
+    seen = running.pool.snapshots[0]
+    gone = replace(seen, worker=replace(seen.worker, url="http://127.0.0.1:9"))
+    running.pool.update(gone)
+    reply = await running.post(chat())
+    assert (reply.status, reply.error["code"]) == (502, "worker_failed")
+    assert "127.0.0.1" not in reply.error["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_when_every_worker_is_down_the_client_is_told_so(running, stream):
+    """503 with `Retry-After`; the log has the status the client was given."""
+    running.pool.report_unreachable(running.pool.snapshots[0].worker.worker_id)
+    reply = await running.post(chat(stream=stream))
+    assert (reply.status, reply.error["code"]) == (503, "no_worker_available")
+    assert "Retry-After" in reply.headers
+    outcome = await running.outcome()
+    assert (outcome["outcome"], outcome["status"]) == ("worker_failed", 503)
+
+
+async def test_a_failed_look_does_not_bring_back_a_worker_that_was_reported(running):
+    """The gateway met a dead worker while the control loop was still waiting for it."""
+    running.worker.metrics_seconds, running.worker.metrics = 0.2, "nothing of vLLM's"
+    looking = asyncio.create_task(running.control.tick())
+    await asyncio.sleep(0.05)
+    running.worker.breaks_before_answer = True
+    assert (await running.post(chat())).status == 502
+    await looking
+    assert not running.pool.any_healthy()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_refusal_of_the_worker_reaches_the_client_as_a_refusal(running, stream):
+    """400 stays 400, with the worker's words and a code that is a string or null."""
+    running.worker.status = 400
+    reply = await running.post(chat(stream=stream))
+    assert (reply.status, reply.headers["Content-Type"]) == (400, "application/json")
+    assert reply.error == {"message": "bad", "type": "invalid_request_error", "param": None, "code": None}
+    assert (await running.outcome())["outcome"] == "worker_refused"
+    assert running.pool.any_healthy()
+
+
+async def test_a_prompt_that_is_too_long_has_the_code_clients_act_on(running):
+    """The openai client raises with `context_length_exceeded`."""
+    message = "This model's maximum context length is 2048 tokens."
+    running.worker.status = 400
+    running.worker.error_body = json.dumps({"error": {"message": message, "code": 400}}).encode()
+    with pytest.raises(openai.BadRequestError, match="maximum context") as caught:
+        await running.client.chat.completions.create(**chat())
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_an_internal_error_of_a_worker_is_tried_on_another(serve, status):
+    """The first answer is thrown away, the second counts."""
+    running = await serve(FakeWorker(status=status), FakeWorker())
+    assert (await running.post(chat(stream=True))).status == 200
+    assert (await running.outcome())["retries"] == 1
+
+
+async def test_the_error_of_the_last_worker_reaches_the_client(serve):
+    """When all fail, the client reads what the last one said."""
+    running = await serve(FakeWorker(status=500), FakeWorker(status=500))
+    reply = await running.post(chat())
+    assert (reply.status, reply.error["message"], reply.error["type"]) == (500, "bad", "server_error")
+    assert (await running.outcome())["outcome"] == "worker_failed"
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b'{"a":1'])
+async def test_an_answer_that_is_no_answer_is_a_failed_worker(running, answer):
+    """A page of some proxy in between is not handed to the client as a completion."""
+    running.worker.answer = answer
+    reply = await running.post(chat())
+    assert (reply.status, reply.error["code"]) == (502, "worker_failed")
+    assert (await running.outcome())["outcome"] == "worker_failed"
+
+
+@pytest.mark.parametrize("frame", [b'data: {"usage":{}}\n\n', b'data: {"usage":{"prompt_tokens":1}}\n\n'])
+async def test_a_usage_frame_of_another_shape_does_not_crash_the_relay(running, frame):
+    """A frame without `choices` carries no content: it is read, or ignored."""
+    content = running.worker.frames(CHAT, {})[:-1]
+    running.worker.script = [*content, frame, DONE]
+    reply = await running.post(chat(stream=True))
+    assert reply.body == b"".join([*content, DONE])
+    assert (await running.outcome())["outcome"] == "completed"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_worker_that_sends_no_head_runs_into_the_limit(serve, stream):
+    """504, not forever; the worker is told to stop."""
+    running = await serve(FakeWorker(head_seconds=30), silence_seconds=0.3, keep_alive_seconds=0.1)
+    reply = await running.post(chat(stream=stream))
+    assert (reply.status, reply.error["code"]) == (504, "worker_timeout")
+    outcome = await running.outcome()
+    assert (outcome["outcome"], outcome["status"]) == ("timed_out", 504)
+    await until(lambda: running.worker.aborted, 1)
+
+
+async def test_a_stream_that_falls_silent_ends_with_a_timeout(serve):
+    """The head is out, so the last frame says it; the worker is told to stop."""
+    running = await serve(FakeWorker(pause_seconds=30), silence_seconds=0.3, keep_alive_seconds=0.1)
+    reply = await running.post(chat(stream=True))
+    assert reply.status == 200
+    assert last_error(reply.body)["code"] == "worker_timeout"
+    outcome = await running.outcome()
+    assert (outcome["outcome"], outcome["status"]) == ("timed_out", 504)
+    await until(lambda: running.worker.aborted, 1)
+
+
+async def test_a_slow_stream_that_keeps_talking_is_never_cut(serve):
+    """The limit is on silence, not on the whole."""
+    running = await serve(FakeWorker(pause_seconds=0.1), silence_seconds=0.4, keep_alive_seconds=0.05)
+    reply = await running.post(chat(stream=True))
+    assert reply.body.endswith(DONE)
+
+
+# Clients leave.
+
+
+async def test_a_client_that_leaves_a_stream_stops_the_worker(running):
+    """Within a second the worker sees the abort, and the log says who left and at what cost."""
+    running.worker.pieces, running.worker.pause_seconds = ["x"] * 1000, 0.02
+    async with running.asking(chat(stream=True)) as response:
+        await response.content.readuntil(b"\n\n")
+        response.close()
+    await until(lambda: running.worker.aborted, 1)
+    outcome = await running.outcome()
+    assert (outcome["outcome"], outcome["status"]) == ("client_gone", 499)
+    assert (outcome["tokens_estimated"], outcome["completion_tokens"] >= 1) == (True, True)
+    assert running.pool.in_flight == {"w1": 0}
+    assert running.pool.any_healthy()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_while_it_waits_stops_the_worker(running, stream):
+    """Also before the first byte, and for plain answers."""
+    running.worker.head_seconds = 30
+    waiting = asyncio.create_task(running.post(chat(stream=stream)))
+    await until(lambda: running.worker.bodies)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await until(lambda: running.worker.aborted, 1)
+    outcome = await running.outcome()
+    assert (outcome["outcome"], outcome["tokens_estimated"]) == ("client_gone", True)
+
+
+async def test_a_client_that_leaves_is_seen_in_log_and_metrics(running):
+    """One line, one count, nothing left in flight."""
+    running.worker.head_seconds = 30
+    waiting = asyncio.create_task(running.post(chat()))
+    await until(lambda: running.worker.bodies)
+    waiting.cancel()
+    (line,) = await running.events("request_finished")
+    assert (line["outcome"], line["status"]) == ("client_gone", 499)
+    page = (await running.get("/metrics")).body.decode()
+    assert 'outcome="client_gone",route="/v1/chat/completions",tenant="acme"} 1.0' in page
+    assert 'appliance_requests_in_flight{model="demo"} 0.0' in page
+
+
+async def test_a_gateway_that_stops_says_so_in_the_log(running):
+    """A request that had to be cut is closed as aborted, not as the client's doing."""
+    running.worker.pieces, running.worker.pause_seconds = ["x"] * 1000, 0.02
+    async with running.asking(chat(stream=True)) as response:
+        await response.content.readuntil(b"\n\n")
+        running.server.should_exit = True
+        outcome = await running.outcome()
+        assert (outcome["type"], outcome["reason"]) == ("request.aborted", "gateway_stopped")
+    await until(lambda: running.worker.aborted, 1)
+
+
+# Who may ask, and what.
+
+
+async def test_a_wrong_key_is_refused_and_told_nothing(running):
+    """No header, another scheme, an unknown id and a wrong secret get the very same answer."""
+    wrong = "A" * 43
+    headers = [
+        {},
+        {"Authorization": "Basic abc"},
+        {"Authorization": "Bearer"},
+        {"Authorization": f"Bearer sk-aaaaaaaa-{wrong}"},
+        {"Authorization": f"Bearer {running.key[:12]}{wrong}"},
+        {"Authorization": f"Bearer {running.key}x"},
+        {"Authorization": f"Bearer {running.key.removeprefix('sk-')}"},
+        {"X-Api-Key": running.key},
+    ]
+    routes = [("POST", CHAT), ("POST", TEXT), ("GET", "/v1/models"), ("GET", "/v1/models/demo")]
+    bodies = set()
+    for (method, path), header in itertools.product(routes, headers):
+        async with running.session.request(
+            method, running.url + path, json=chat(), headers=header
+        ) as response:
+            assert response.status == 401
+            assert response.headers["WWW-Authenticate"] == "Bearer"
+            bodies.add(await response.read())
+    assert len(bodies) == 1
+    assert json.loads(bodies.pop())["error"]["code"] == "invalid_api_key"
+    assert running.worker.bodies == []
+
+
+async def test_an_admin_key_cannot_call_models_and_a_tenants_key_cannot_administer(running):
+    """Each key opens one door."""
+    assert (await running.post(chat(), key=running.admin_key)).status == 401
+    assert (await running.get("/admin/v1/status", key=running.key)).status == 401
+    status = await running.get("/admin/v1/status", key=running.admin_key)
+    assert status.status == 200
+    assert json.loads(status.body)["workers"][0]["healthy"] is True
+    assert json.loads(status.body)["audit"]["failure"] is None
+
+
+async def test_a_forbidden_model_reads_like_one_that_does_not_exist(running):
+    """A key learns nothing about models it may not use; both refusals are in the log."""
+    replies = [
+        await running.post({**chat(), "model": name}, key=running.scoped_key) for name in (MODEL, "none")
+    ]
+    assert [reply.status for reply in replies] == [404, 404]
+    assert replies[0].body.replace(b"`demo`", b"`none`") == replies[1].body
+    assert replies[0].error["code"] == "model_not_found"
+    pages = [await running.get(f"/v1/models/{name}", key=running.scoped_key) for name in (MODEL, "none")]
+    assert pages[0].body.replace(b"`demo`", b"`none`") == pages[1].body == replies[1].body
+    denied = running.entries("request.denied")
+    assert [(entry["tenant"], entry["status"]) for entry in denied] == [("scoped", 404), ("scoped", 404)]
+    assert running.worker.bodies == []
+
+
+async def test_a_key_sees_only_the_models_it_may_use(running):
+    """The list is the tenant's, not the pool's."""
+    mine, others = [
+        json.loads((await running.get("/v1/models", key=key)).body)
+        for key in (running.key, running.scoped_key)
+    ]
+    assert [model["id"] for model in mine["data"]] == [MODEL]
+    assert others == {"object": "list", "data": []}
+
+
+MALFORMED = [
+    (b"", None, "invalid_json"),
+    (b"{", None, "invalid_json"),
+    (b"[]", None, "invalid_json"),
+    (b'"x"', None, "invalid_json"),
+    (b"\xff\xfe{}", None, "invalid_json"),
+    (b'{"model":"demo","model":"demo","messages":[]}', None, "invalid_json"),
+    (b'{"model":"demo","messages":' + b"[" * 300 + b"]" * 300 + b"}", None, "invalid_json"),
+    (b'{"messages":[]}', "model", "missing_model"),
+    (b'{"model":null,"messages":[]}', "model", "missing_model"),
+    (b'{"model":"","messages":[]}', "model", "missing_model"),
+    (b'{"model":["demo"],"messages":[]}', "model", "missing_model"),
+    (b'{"model":"demo"}', "messages", "missing_required_parameter"),
+    (b'{"model":"demo","messages":[],"stream":"yes"}', "stream", "invalid_request"),
+    (b'{"model":"demo","messages":[],"stream":1}', "stream", "invalid_request"),
+    (b'{"model":"demo","messages":[],"stream_options":[]}', "stream_options", "invalid_request"),
+]
+
+
+async def test_what_cannot_be_understood_is_refused_before_a_worker_sees_it(running):
+    """400, with the parameter that is wrong; nothing was promised, so nothing is in the log."""
+    for body, param, code in MALFORMED:
+        reply = await running.post(body)
+        assert reply.status == 400
+        error = (reply.error["type"], reply.error["param"], reply.error["code"])
+        assert error == ("invalid_request_error", param, code)
+        assert reply.headers["x-should-retry"] == "false"
+    assert running.worker.bodies == []
+    assert running.entries("request.intent") == []
+
+
+async def test_a_model_name_that_cannot_be_encoded_is_just_unknown(running):
+    """Half a surrogate pair in a name is the client's mistake, not a crash."""
+    reply = await running.post(rb'{"model":"\ud800","messages":[]}')
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+
+
+async def test_each_route_needs_its_own_member(running):
+    """A completion lives on `prompt`."""
+    reply = await running.post({"model": MODEL, "messages": []}, path=TEXT)
+    assert (reply.status, reply.error["param"]) == (400, "prompt")
+
+
+async def test_a_body_that_is_too_large_is_refused_in_words_the_client_reads(running):
+    """100 MB, declared: the openai client gets a 413 and not a broken connection."""
+    messages = [{"role": "user", "content": "x" * 100_000_000}]
+    with pytest.raises(openai.APIStatusError) as caught:
+        await running.client.chat.completions.create(model=MODEL, messages=messages)
+    assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
+    assert running.worker.bodies == []
+
+
+async def test_a_body_that_is_too_large_and_does_not_say_so_is_refused_as_well(running):
+    """100 MB, chunked: the same answer."""
+
+    async def endless():
+        for _ in range(100):
+            yield b" " * 1_000_000
+
+    with pytest.raises(openai.APIStatusError) as caught:
+        await running.client.post("/chat/completions", cast_to=object, content=endless())
+    assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
+    assert running.worker.bodies == []
+
+
+async def test_the_largest_body_allowed_is_allowed(serve):
+    """The limit itself is within the limit, one byte more is not."""
+    running = await serve(FakeWorker(), max_body_bytes=2048)
+    body = json.dumps(chat()).encode().ljust(2048)
+    assert (await running.post(body)).status == 200
+    assert (await running.post(body + b" ")).status == 413
+
+
+UNLISTED = (
+    "/", "/v1", "/v1/embeddings", "/v1/chat/completions/", "/v1/completions/", "/metrics/", "/healthz/",
+    "/docs",
+    "/redoc", "/tokenize", "/v1/load_lora_adapter", "/v1/chat/../chat/completions", "//v1/models",
+    "/health", "/version",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_route_that_is_not_listed_does_not_exist(running, method):
+    """No path of the worker's is reachable, and nobody is redirected: 404 in OpenAI shape."""
+    headers = {"Authorization": f"Bearer {running.key}"}
+    for path in UNLISTED:
+        url = yarl.URL(running.url + path, encoded=True)
+        async with running.session.request(method, url, headers=headers, allow_redirects=False) as response:
+            body = json.loads(await response.read())
+        assert (path, response.status, body["error"]["code"]) == (path, 404, "route_not_found")
+        assert list(body["error"]) == ["message", "type", "param", "code"]
+    assert running.worker.bodies == []
+
+
+async def test_a_wrong_method_is_named_as_such(running):
+    """405 in OpenAI shape."""
+    for method, path in (("GET", CHAT), ("DELETE", "/v1/models"), ("POST", "/metrics"), ("PUT", TEXT)):
+        async with running.session.request(method, running.url + path) as response:
+            body = json.loads(await response.read())
+        assert (response.status, body["error"]["code"]) == (405, "method_not_allowed")
+        assert list(body["error"]) == ["message", "type", "param", "code"]
+
+
+# Ids, receipts, readiness.
+
+
+async def test_a_request_id_of_the_client_comes_back_to_it(running):
+    """On answers and on errors; the log keeps it next to ours."""
+    for given in ("abc-123", "A.b_c:9", "x" * 128):
+        reply = await running.post(chat(), x_request_id=given)
+        refused = await running.post(b"{", x_request_id=given)
+        assert (reply.status, refused.status) == (200, 400)
+        assert {reply.headers["X-Request-Id"], refused.headers["X-Request-Id"]} == {given}
+        intent = running.entries("request.intent")[-1]
+        assert intent["client_request_id"] == given
+        assert intent["request_id"] != given
+
+
+async def test_a_request_id_that_is_no_id_is_replaced_by_ours(running):
+    """What could forge a log line or a header is not repeated."""
+    for given in ("", " ", "a b", "a,b", "x" * 129, "a/b", "<script>", "é"):
+        reply = await running.post(chat(), x_request_id=given)
+        intent = running.entries("request.intent")[-1]
+        assert reply.headers["X-Request-Id"] == intent["request_id"]
+        assert "client_request_id" not in intent
+
+
+async def test_every_request_has_an_id_of_its_own(running):
+    """Also when the client sends the same one twice."""
+    for _ in range(2):
+        await running.post(chat(), x_request_id="again")
+    ids = [intent["request_id"] for intent in running.entries("request.intent")]
+    assert len(set(ids)) == 2
+    assert [headers["X-Request-Id"] for headers in running.worker.headers] == ids
+
+
+async def test_the_worker_never_sees_the_clients_key_or_headers(running):
+    """Only what the gateway sends on purpose is sent on."""
+    await running.post(chat(), X_Forwarded_For="10.1.2.3", Cookie="a=b")
+    (headers,) = running.worker.headers
+    assert running.key not in str(headers)
+    assert not {"Authorization", "Cookie", "X-Forwarded-For"} & set(headers)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_names_its_place_in_the_log(running, stream):
+    """`x-appliance-audit` is the index of the request's intent."""
+    await running.post(chat())
+    reply = await running.post(chat(stream=stream))
+    intent = running.entries("request.intent")[1]
+    assert reply.headers["x-appliance-audit"] == f"appliance.local/audit/{intent['index']}"
+
+
+async def test_an_answer_says_what_the_gateway_added(running):
+    """Milliseconds, and not those the worker took."""
+    running.worker.head_seconds = 0.3
+    reply = await running.post(chat())
+    assert 0 <= float(reply.headers["x-appliance-overhead-ms"]) < 250
+
+
+async def test_an_outcome_says_what_happened_and_what_it_cost(running):
+    """Counts from the worker, timings, and what served it."""
+    await running.post(chat(stream=True))
+    outcome = await running.outcome()
+    expected = {
+        "outcome": "completed", "status": 200, "tenant": "acme", "model": MODEL, "route": CHAT,
+        "worker": "w1",
+        "engine": "vllm 0.32.0", "prompt_tokens": 7, "completion_tokens": 10, "tokens_estimated": False,
+        "drafts": 4,
+        "draft_tokens": 12, "accepted_tokens": 6, "acceptance_length": "2.500", "finish_reason": "stop",
+        "retries": 0,
+    }  # fmt: skip
+    assert {name: outcome[name] for name in expected} == expected
+    assert 0 <= outcome["ttft_ms"] <= outcome["duration_ms"]
+
+
+async def test_an_answer_without_usage_is_recorded_as_an_estimate(running):
+    """Tokens nobody counted are counted by frames."""
+    running.worker.says_usage = False
+    await running.post(chat(stream=True))
+    outcome = await running.outcome()
+    assert (outcome["outcome"], outcome["tokens_estimated"], outcome["completion_tokens"]) == (
+        "completed",
+        True,
+        5,
+    )
+
+
+async def test_readiness_needs_a_worker(serve):
+    """Alive without one, ready with one."""
+    running = await serve()
+    assert (await running.get("/healthz")).status == 200
+    ready = await running.get("/readyz")
+    assert (ready.status, json.loads(ready.body)["checks"]["audit"]) == (503, "ok")
+    reply = await running.post(chat())
+    assert (reply.status, reply.error["code"]) == (503, "no_worker_available")
+
+
+async def test_readiness_with_a_worker(running):
+    """Everything that is checked is named."""
+    ready = await running.get("/readyz")
+    assert (ready.status, json.loads(ready.body)) == (
+        200,
+        {"status": "ready", "checks": {"audit": "ok", "workers": "ok"}},
+    )
+
+
+async def test_readiness_needs_the_audit_log(running):
+    """A gateway that could only refuse takes itself out of the rotation, and comes back."""
+    running.store.refused = {"request.intent"}
+    assert (await running.post(chat())).status == 503
+    assert (await running.get("/readyz")).status == 503
+    running.store.release()
+    assert (await running.post(chat())).status == 200
+    assert (await running.get("/readyz")).status == 200
+
+
+# The audit log comes first.
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_no_byte_leaves_before_the_intent_is_durable(running, stream):
+    """The worker is asked at once, but its answer waits for the disk."""
+    running.store.held = {"request.intent"}
+    asking = asyncio.create_task(running.post(chat(stream=stream)))
+    await until(lambda: running.store.waiting.is_set() and running.worker.completed)
+    await asyncio.sleep(0.2)
+    assert not asking.done()
+    running.store.release()
+    assert (await asking).status == 200
+
+
+async def test_no_byte_of_a_stream_leaves_before_the_intent_is_durable(running):
+    """Not even the head."""
+    running.store.held = {"request.intent"}
+    opening = asyncio.create_task(running.session.post(
+        running.url + CHAT, json=chat(stream=True), headers={"Authorization": f"Bearer {running.key}"}
+    ).__aenter__())  # fmt: skip
+    await until(running.store.waiting.is_set)
+    await asyncio.sleep(0.2)
+    assert not opening.done()
+    running.store.release()
+    async with await opening as response:
+        assert (await response.read()).endswith(DONE)
+
+
+async def test_the_last_frame_waits_for_the_outcome(running):
+    """Content flows; the end of the stream comes once the outcome is durable."""
+    running.store.held = {"request.outcome"}
+    async with running.asking(chat(stream=True, stream_options={"include_usage": True})) as response:
+        content = running.worker.frames(CHAT, {})[:-1]
+        got = b"".join([await response.content.readuntil(b"\n\n") for _ in content])
+        assert got == b"".join(content)
+        await until(running.store.waiting.is_set)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await response.content.readany()
+        running.store.release()
+        assert await response.read() == USAGE_FRAME + DONE
+
+
+async def test_a_plain_answer_waits_for_the_outcome(running):
+    """A plain answer is all final frame."""
+    running.store.held = {"request.outcome"}
+    asking = asyncio.create_task(running.post(chat()))
+    await until(running.store.waiting.is_set)
+    await asyncio.sleep(0.2)
+    assert not asking.done()
+    running.store.release()
+    assert (await asking).status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_without_a_durable_intent_there_is_no_answer(running, stream):
+    """503, nothing of the worker's, and a log that is still complete."""
+    running.store.refused = {"request.intent"}
+    running.worker.pieces = ["COMPLETION"]
+    reply = await running.post(chat(stream=stream))
+    assert (reply.status, reply.error["code"]) == (503, "audit_unavailable")
+    assert "Retry-After" in reply.headers
+    assert b"COMPLETION" not in reply.body
+    assert running.entries("request.intent") == []
+
+
+async def test_a_disk_that_hangs_is_a_disk_that_fails(serve):
+    """An entry that takes longer than it may is refused; the client does not wait for ever."""
+    running = await serve(FakeWorker(), audit={"append_timeout_seconds": 0.3})
+    running.store.held = {"request.intent"}
+    async with asyncio.timeout(3):
+        reply = await running.post(chat())
+    assert (reply.status, reply.error["code"]) == (503, "audit_unavailable")
+    running.store.release()
+    await running.outcome()
+
+
+async def test_a_plain_answer_without_a_durable_outcome_is_not_given(serve):
+    """Nothing was sent yet, so it is refused; the request is closed as soon as the disk is back."""
+    running = await serve(FakeWorker(pieces=["COMPLETION"]), audit={"checkpoint_seconds": 0.2})
+    running.store.refused = {"request.outcome"}
+    reply = await running.post(chat())
+    assert (reply.status, reply.error["code"]) == (503, "audit_unavailable")
+    assert b"COMPLETION" not in reply.body
+    running.store.release()
+    assert (await running.outcome())["type"] == "request.aborted"
+
+
+async def test_a_refused_answer_is_not_counted_as_completed(running):
+    """Log line and metrics say what the client was given."""
+    running.store.refused = {"request.outcome"}
+    await running.post(chat())
+    (line,) = await running.events("request_finished")
+    assert line["outcome"] != "completed"
+    assert line["status"] != 200
+    page = (await running.get("/metrics")).body.decode()
+    assert 'outcome="completed"' not in page
+
+
+async def test_a_stream_without_a_durable_outcome_has_no_end(serve):
+    """What was sent cannot be taken back; what would make it whole is withheld."""
+    running = await serve(FakeWorker(), audit={"checkpoint_seconds": 0.2})
+    running.store.refused = {"request.outcome"}
+    reply = await running.post(chat(stream=True, stream_options={"include_usage": True}))
+    assert last_error(reply.body)["code"] == "audit_unavailable"
+    assert DONE not in reply.body
+    assert b'"usage"' not in reply.body
+    running.store.release()
+    assert (await running.outcome())["type"] == "request.aborted"
+
+
+async def test_a_queue_that_is_full_refuses_before_a_worker_is_asked(serve):
+    """What cannot be recorded is not begun."""
+    running = await serve(FakeWorker(), audit={"queue_entries": 1})
+    running.store.held = {"request.intent"}
+    first = asyncio.create_task(running.post(chat()))
+    await until(running.store.waiting.is_set)
+    replies = await asyncio.gather(*(running.post(chat()) for _ in range(3)))
+    assert [reply.error["code"] for reply in replies] == ["audit_unavailable"] * 3
+    assert len(running.worker.bodies) == 1
+    running.store.release()
+    assert (await first).status == 200
+
+
+async def test_every_intent_has_one_outcome(serve):
+    """Whatever mixture of ends there was."""
+    running = await serve(FakeWorker(), FakeWorker(breaks_before_answer=True), FakeWorker(status=400))
+    bodies = [chat(stream=number % 2 == 0) for number in range(12)]
+    await asyncio.gather(*(running.post(body) for body in bodies))
+    await running.outcome(len(bodies))
+    intents = [entry["request_id"] for entry in running.entries("request.intent")]
+    outcomes = [entry["request_id"] for entry in running.entries("request.outcome")]
+    assert sorted(intents) == sorted(outcomes)
+    assert len(set(intents)) == len(bodies)
+
+
+# Nothing leaks.
+
+
+async def test_metrics_are_ours_and_counted(running):
+    """Every family is `appliance_`, and a request is seen in them."""
+    await running.post(chat(stream=True))
+    await running.outcome()
+    families = list(text_string_to_metric_families((await running.get("/metrics")).body.decode()))
+    assert {family.name.split("_")[0] for family in families} == {"appliance"}
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    labels = [("model", MODEL), ("tenant", "acme")]
+    assert samples[("appliance_tokens_total", ("kind", "completion"), *labels)] == 10
+    assert samples[("appliance_drafts_total", *labels)] == 4
+    assert samples[("appliance_audit_open_requests",)] == 0
+
+
+SECRET, ANSWER = "the patient is called Mallory", "and her diagnosis is gout"
+
+
+CHAT_OF_SECRETS = {"model": MODEL, "messages": [{"role": "user", "content": SECRET}], "user": SECRET}
+REFUSED = json.dumps({"error": {"message": f"bad: {SECRET}"}}).encode()
+
+
+def assert_nothing_was_kept(running, caplog):
+    """Look for prompt, completion and key in everything that outlives a request."""
+    files = [path.read_bytes().decode("latin-1") for path in running.directory.rglob("*") if path.is_file()]
+    ours = [
+        record for record in caplog.records if not record.name.startswith(("httpx", "httpcore", "openai"))
+    ]
+    logged = [logging.Formatter().format(record) for record in ours]
+    page = generate_latest(running.metrics.registry).decode()
+    assert len(files) >= 3
+    for kept in (running.log.getvalue(), page, *logged, *files):
+        assert SECRET not in kept
+        assert ANSWER not in kept
+        assert running.key not in kept
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "worker"),
+    [
+        (CHAT_OF_SECRETS, CHAT, {}),
+        ({**CHAT_OF_SECRETS, "stream": True}, CHAT, {}),
+        ({"model": MODEL, "prompt": SECRET}, TEXT, {}),
+        (CHAT_OF_SECRETS, CHAT, {"status": 400, "error_body": REFUSED}),
+        ({**CHAT_OF_SECRETS, "stream": True}, CHAT, {"breaks_after": 1}),
+        (CHAT_OF_SECRETS, CHAT, {"answer": ANSWER.encode()}),
+    ],
+    ids=["chat", "stream", "text", "refused", "broken", "nonsense"],
+)
+async def test_what_is_said_stays_between_client_and_worker(serve, caplog, body, path, worker):
+    """Neither prompt nor completion is in a log, a metric, the audit database or any other file."""
+    running = await serve(FakeWorker(pieces=[ANSWER, ANSWER], **worker))
+    await running.post(body, path=path)
+    await running.outcome()
+    assert_nothing_was_kept(running, caplog)
+
+
+async def test_what_was_refused_stays_with_the_client(running, caplog):
+    """Nor is a prompt that was malformed, meant for no model, or refused by the audit log."""
+    await running.post(json.dumps(CHAT_OF_SECRETS).encode() + b"}")
+    await running.post({**CHAT_OF_SECRETS, "model": SECRET})
+    running.store.refused = {"request.intent"}
+    await running.post(CHAT_OF_SECRETS)
+    assert_nothing_was_kept(running, caplog)
+
+
+async def test_what_an_impatient_client_asked_is_not_kept_either(running, caplog):
+    """A request that was cancelled leaves counts and nothing else."""
+    running.worker.head_seconds = 30
+    waiting = asyncio.create_task(running.post(CHAT_OF_SECRETS))
+    await until(lambda: running.worker.bodies)
+    waiting.cancel()
+    await running.outcome()
+    assert_nothing_was_kept(running, caplog)
+
+
+async def test_the_operator_log_says_how_each_request_ended(running):
+    """One line, machine-readable, with counts and no content."""
+    await running.post(chat(stream=True))
+    (line,) = await running.events("request_finished")
+    expected = {
+        "outcome": "completed",
+        "status": 200,
+        "tenant": "acme",
+        "worker": "w1",
+        "completion_tokens": 10,
+    }
+    assert {name: line[name] for name in expected} == expected
+    assert "dropped_fields" not in line

@@ -1,0 +1,241 @@
+"""A real vLLM worker on the CPU: started, watched, killed in every way, and never left behind."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from appliance.errors import WorkerStartError
+from appliance.serving.devices import choose_device, look
+from appliance.serving.launch import LaunchPlan, plan_launch
+from appliance.serving.supervise import Supervisor, WorkerEvent, WorkerEventKind, free_port
+from appliance.serving.vllm_metrics import parse_metrics
+from appliance.serving.weights import Weights, inspect_weights
+from appliance.settings import WorkerSettings
+from appliance.sovereignty.environment import offline_environment
+
+pytestmark = [pytest.mark.worker, pytest.mark.asyncio(loop_scope="module")]
+PATIENCE_SECONDS = 240
+
+
+def plan_for(target: Weights, draft: Weights | None, *, port: int | None = None) -> LaunchPlan:
+    method = "eagle3" if draft else "none"
+    return plan_launch(
+        WorkerSettings(method=method, device="cpu", served_name="demo", max_num_seqs=8),
+        python=sys.executable,
+        port=port or free_port("127.0.0.1"),
+        device=choose_device("cpu", look()),
+        target=target,
+        draft=draft,
+        environment=offline_environment({name: os.environ[name] for name in ("PATH", "HOME")}),
+    )
+
+
+def processes_of_session(session: int) -> dict[int, str]:
+    """Command lines of all living processes of a session, by process id."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found[int(entry.name)] = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                )
+    return found
+
+
+def environment_of(process: int) -> set[str]:
+    return set(Path(f"/proc/{process}/environ").read_text().split("\0"))
+
+
+@dataclass
+class Running:
+    """A supervised worker, and everything its supervisor said."""
+
+    plan: LaunchPlan
+    supervisor: Supervisor
+    events: list[WorkerEvent]
+    task: asyncio.Task[None] = field(init=False)
+
+    @property
+    def session(self) -> int:
+        return self.supervisor._process.pid
+
+    def process(self, name: str) -> int:
+        return next(pid for pid, line in processes_of_session(self.session).items() if name in line)
+
+    async def is_healthy_again(self, after: int) -> list[WorkerEventKind]:
+        """What was said until the worker is healthy, from the event with index `after` on."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self.events[-1].kind is not WorkerEventKind.HEALTHY or len(self.events) == after:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        return [event.kind for event in self.events[after:]]
+
+    async def complete(self) -> dict:
+        body = {"model": "demo", "prompt": "def add(a, b):", "max_tokens": 8, "temperature": 0}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{self.plan.url}/v1/completions", json=body) as response,
+        ):
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+
+def supervise(plan: LaunchPlan, directory: Path, *, max_restarts: int) -> Running:
+    events: list[WorkerEvent] = []
+    supervisor = Supervisor(
+        plan, worker="w1", log_directory=directory, max_restarts=max_restarts, observe=events.append
+    )
+    return Running(plan=plan, supervisor=supervisor, events=events)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(demo_models, tmp_path_factory):
+    plan = plan_for(inspect_weights(demo_models.target), inspect_weights(demo_models.draft))
+    running = supervise(plan, tmp_path_factory.mktemp("worker"), max_restarts=1)
+    running.task = asyncio.create_task(running.supervisor.run())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await running.supervisor.healthy()
+    yield running
+    await running.supervisor.stop()
+    await running.task
+
+
+async def test_answers_with_drafts_and_says_how_many_were_accepted(running):
+    """A worker started from the plan serves, speculates, and reports it per request and in its metrics."""
+    answer = await running.complete()
+    assert answer["usage"]["completion_tokens"] == 8
+    assert answer["metrics"]["speculative_decoding"]["num_spec_tokens"] == 3
+    async with aiohttp.ClientSession() as http, http.get(f"{running.plan.url}/metrics") as response:
+        metrics = parse_metrics(await response.text())
+    assert metrics.generation_tokens_total >= 8
+    assert metrics.speculation.drafts > 0
+
+
+async def test_writes_no_prompt_to_its_log(running):
+    """What clients say is nobody's business but theirs."""
+    await running.complete()
+    assert "def add" not in running.supervisor.log.read_text()
+
+
+async def test_has_an_environment_without_a_way_out(running):
+    """The process that serves is offline in the kernel's own record of its environment."""
+    # Its children overwrite theirs with the title they show in `ps`.
+    variables = environment_of(running.process("api_server --model"))
+    assert {"HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "VLLM_PLUGINS="} <= variables
+    assert not any("proxy" in variable.lower() for variable in variables)
+
+
+async def test_is_started_again_when_its_api_server_is_killed(running):
+    """kill -9 of the API server alone leaves no engine behind and a healthy worker in its place."""
+    before, session, old = len(running.events), running.session, running.process("api_server --model")
+    engine = running.process("VLLM::EngineCore")
+    os.kill(old, signal.SIGKILL)
+    kinds = await running.is_healthy_again(before)
+    assert kinds == ["died", "restarting", "starting", "healthy"]
+    assert running.events[before].exit_code == -signal.SIGKILL
+    assert engine not in processes_of_session(session)
+    assert processes_of_session(session) == {}
+    await running.complete()
+
+
+async def test_is_started_again_when_its_engine_is_killed(running):
+    """The death of the process that computes is noticed, although the API server still listens."""
+    before, session = len(running.events), running.session
+    os.kill(running.process("VLLM::EngineCore"), signal.SIGKILL)
+    kinds = await running.is_healthy_again(before)
+    assert kinds == ["died", "restarting", "starting", "healthy"]
+    assert "EngineCore" in running.events[before].detail
+    assert processes_of_session(session) == {}
+    await running.complete()
+
+
+async def test_stops_without_leaving_a_process(running):
+    """After stop there is nothing left of the worker, and no mention of a death."""
+    session, before = running.session, len(running.events)
+    await running.supervisor.stop()
+    assert processes_of_session(session) == {}
+    assert [event.kind for event in running.events[before:]] == ["stopped"]
+
+
+async def test_a_killed_supervisor_leaves_no_orphan(demo_models, tmp_path):
+    """Not even kill -9 of the supervisor leaves a process that keeps memory or the port."""
+    plan = plan_for(inspect_weights(demo_models.target), None)
+    description = {
+        name: getattr(plan, name) for name in ("argv", "url", "host", "port", "model", "drain_seconds")
+    }
+    program = f"""
+import asyncio, json, pathlib
+from appliance.serving.launch import LaunchPlan
+from appliance.serving.supervise import Supervisor
+plan = LaunchPlan(**json.loads({json.dumps(description)!r}), environment={dict(plan.environment)!r},
+                  max_startup_seconds=600)
+supervisor = Supervisor(plan, worker="w1", log_directory=pathlib.Path({str(tmp_path)!r}), max_restarts=0,
+                        observe=lambda event: None)
+asyncio.run(supervisor.run())
+"""
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (session := _guardian_of(child.pid)) or not any(
+            "EngineCore" in line for line in processes_of_session(session).values()
+        ):
+            assert child.returncode is None
+            await asyncio.sleep(0.2)
+    assert len(processes_of_session(session)) >= 3
+    child.kill()
+    await child.wait()
+    async with asyncio.timeout(10):
+        while processes_of_session(session):  # noqa: ASYNC110 - the kernel tells nobody
+            await asyncio.sleep(0.1)
+
+
+def _guardian_of(parent: int) -> int:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent and int(fields[3]) == int(entry.name):
+                return int(entry.name)
+    return 0
+
+
+async def _fails_with(plan: LaunchPlan, directory: Path) -> str:
+    running = supervise(plan, directory, max_restarts=0)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(WorkerStartError) as failure:
+            await running.supervisor.run()
+    assert running.events[-1].kind is WorkerEventKind.GAVE_UP
+    assert "\n" not in str(failure.value)
+    return str(failure.value)
+
+
+async def test_says_in_one_line_that_the_model_does_not_exist(demo_models, tmp_path):
+    """What vLLM says about weights that vanished after we had looked reaches the operator."""
+    target = replace(inspect_weights(demo_models.target), path=tmp_path / "gone")
+    assert "/gone'" in await _fails_with(plan_for(target, None), tmp_path)
+
+
+async def test_says_in_one_line_that_the_draft_does_not_fit(demo_models, tmp_path):
+    """The root of three nested tracebacks is what is reported, not the last of them."""
+    for file in demo_models.draft.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": config["hidden_size"] // 2}))
+    plan = plan_for(inspect_weights(demo_models.target), inspect_weights(tmp_path))
+    assert "Tried to load weights of size" in await _fails_with(plan, tmp_path)
+
+
+async def test_says_in_one_line_that_the_port_is_taken(demo_models, tmp_path):
+    """Another server on the port is never mistaken for the worker."""
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        plan = plan_for(inspect_weights(demo_models.target), None, port=port)
+        assert f"port {port} on 127.0.0.1 is in use" in await _fails_with(plan, tmp_path)

@@ -1,0 +1,86 @@
+"""
+The documentation against the code it speaks of.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from appliance.cli import cli
+from appliance.settings import DEMO_DRAFT, DEMO_TARGET
+from docs.generate import PAGES, PAGES_AT
+
+ROOT = Path(__file__).parents[1]
+PROSE = [
+    path
+    for pattern in ("*.md", "docs/**/*.md", "demo/**/*.md", "benchmarks/**/*.md")
+    for path in sorted(ROOT.glob(pattern))
+]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_reference_pages_say_what_the_code_says(name):
+    """Run `python -m docs.generate` when this fails."""
+    assert (PAGES_AT / name).read_text(encoding="utf-8") == PAGES[name]()
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page):
+    """A relative link names a file that exists."""
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_the_docs_exist(page):
+    """Every `make` target and `appliance` command in a code block can be run."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    text = page.read_text(encoding="utf-8")
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["make"]:
+                assert words[1] in targets, line
+            elif words and words[0].rpartition("/")[2] == "appliance":
+                assert_command_exists(words[1:], line)
+
+
+def assert_command_exists(words: list[str], line: str) -> None:
+    command = get_command(cli)
+    for word in words:
+        if word.startswith("-"):
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert word in known, line
+        elif hasattr(command, "commands"):
+            assert word in command.commands, line
+            command = command.commands[word]
+
+
+def test_the_readme_opens_with_two_set_up_commands():
+    """A newcomer's first block is `make run` and `make test`, and nothing else."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = re.search(r"```sh\n(.*?)```", text, re.DOTALL)
+    assert [line.split("#")[0].strip() for line in first[1].splitlines()] == ["make run", "make test"]
+
+
+def test_the_demo_pair_is_small_enough_to_be_committed():
+    """Target and draft together stay within 24 MiB of weights."""
+    files = [*DEMO_TARGET.glob("*.safetensors"), *DEMO_DRAFT.glob("*.safetensors")]
+    assert len(files) == 2
+    assert sum(path.stat().st_size for path in files) <= 24 * 2**20
+
+
+def test_nothing_in_the_tree_names_the_machine_it_was_written_on():
+    """No absolute path of a developer's machine is left in a text file."""
+    for path in ROOT.rglob("*"):
+        parts = path.relative_to(ROOT).parts
+        if path.suffix not in {".py", ".md", ".toml", ".sh", ".txt", ".yaml"} or parts[0].startswith("."):
+            continue
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(
+            r"(/work/|/root/|/home/[a-z])", text.replace("(/work/|/root/|/home/[a-z])", "")
+        ), path

@@ -1,0 +1,163 @@
+"""Promises of `appliance.app`: which routes exist, and what happens when ours is the mistake."""
+
+import io
+import json
+import sys
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+
+from appliance.api.services import Services
+from appliance.app import create_app
+from appliance.errors import AuditEntryError
+from appliance.logs import configure_logs
+from appliance.metrics import Metrics
+from appliance.serving.pool import WorkerPool
+from appliance.settings import ApiSettings, LogSettings
+from appliance.tenancy import TenantDirectory
+
+ROUTES = {
+    ("/healthz", "GET"),
+    ("/readyz", "GET"),
+    ("/metrics", "GET"),
+    ("/v1/chat/completions", "POST"),
+    ("/v1/completions", "POST"),
+    ("/v1/models", "GET"),
+    ("/v1/models/{name:path}", "GET"),
+    ("/admin/v1/status", "GET"),
+    # FastAPI's own: a description of the routes above, without a page that loads scripts.
+    ("/openapi.json", "GET"),
+    ("/openapi.json", "HEAD"),
+}
+"""Everything that can be reached.  A new route is added here on purpose, or not at all."""
+
+
+@pytest.fixture
+def log() -> io.StringIO:
+    """What is logged."""
+    return io.StringIO()
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    """What is counted."""
+    return Metrics(CollectorRegistry())
+
+
+@pytest.fixture
+def app(log: io.StringIO, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
+    """The application, with nothing behind it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", log)
+        logger = configure_logs(LogSettings(format="json"), terminal=False)
+    nothing: Any = None
+    return create_app(
+        Services(
+            settings=ApiSettings(),
+            tenants=TenantDirectory(()),
+            pool=WorkerPool(),
+            gateway=nothing,
+            audit=nothing,
+            metrics=metrics,
+            logger=logger,
+            new_request_id=lambda: "ours",
+            version="test",
+        )
+    )
+
+
+async def get(
+    app: FastAPI, path: str, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    """Get a page by calling the application itself."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "path": path,
+        "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
+        "client": ("127.0.0.1", 1),
+        "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
+        "server": ("127.0.0.1", 8080),
+    }  # fmt: skip
+    with suppress(ZeroDivisionError):  # Starlette hands a crash on to the server once it has answered
+        await app(scope, receive, send)
+    start, *rest = sent
+    found = {name.decode(): value.decode() for name, value in start["headers"]}
+    return start["status"], found, b"".join(message.get("body", b"") for message in rest)
+
+
+def test_no_page_loads_scripts_from_elsewhere(app: FastAPI):
+    """The documentation pages of the framework come from a content delivery network: there are none."""
+    assert (app.docs_url, app.redoc_url) == (None, None)
+
+
+def test_there_is_no_route_but_those_listed(app: FastAPI):
+    """The gateway is an explicit list."""
+    found = {(route.path, method) for route in app.routes for method in route.methods}
+    assert found == ROUTES
+
+
+def test_nobody_is_redirected(app: FastAPI):
+    """A slash too many is another path, and there is no such path."""
+    assert app.router.redirect_slashes is False
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a detail"), AuditEntryError("a detail")])
+async def test_a_defect_of_ours_is_answered_logged_and_counted(
+    app: FastAPI, log, metrics: Metrics, error: Exception
+):
+    """The client gets an id and no detail; the log has the detail under that id."""
+
+    @app.get("/crash")
+    async def crash(_request: Request) -> None:
+        raise error
+
+    status, headers, body = await get(app, "/crash")
+    content = json.loads(body)["error"]
+    assert (status, content["type"], content["code"]) == (500, "server_error", "internal_error")
+    assert "a detail" not in content["message"]
+    assert headers["x-request-id"] == "ours"
+    (line,) = map(json.loads, log.getvalue().splitlines())
+    assert (line["event"], line["request_id"], line["error"]) == (
+        "request_crashed",
+        "ours",
+        type(error).__name__,
+    )
+    assert "a detail" in line["exception"]
+    assert metrics.registry.get_sample_value("appliance_errors_total", {"code": "internal_error"}) == 1
+
+
+async def test_a_crash_echoes_the_clients_own_id(app: FastAPI, log):
+    """And the log has both."""
+
+    @app.get("/crash")
+    async def crash(_request: Request) -> None:
+        raise ZeroDivisionError
+
+    _, headers, _ = await get(app, "/crash", {"X-Request-Id": "theirs"})
+    assert headers["x-request-id"] == "theirs"
+    line = json.loads(log.getvalue())
+    assert (line["request_id"], line["client_request_id"]) == ("ours", "theirs")
+
+
+async def test_every_answer_has_an_id(app: FastAPI):
+    """Also the ones no route gave."""
+    for path in ("/healthz", "/nowhere", "/v1/models"):
+        _, headers, _ = await get(app, path)
+        assert headers["x-request-id"] == "ours"
+
+
+async def test_refusals_are_counted_by_their_code(app: FastAPI, metrics: Metrics):
+    """So that an alert can tell wrong keys from a broken worker."""
+    await get(app, "/v1/models")
+    assert metrics.registry.get_sample_value("appliance_errors_total", {"code": "invalid_api_key"}) == 1

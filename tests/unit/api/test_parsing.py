@@ -1,0 +1,129 @@
+"""Promises of `appliance.api.openai`: what is read of a request, and what is refused."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from appliance.api.openai import address_class, parse_call
+from appliance.errors import InvalidRequestError
+from appliance.gateway import Call
+from appliance.tenancy import ApiKey, Caller, Tenant
+
+CALLER = Caller(tenant=Tenant(name="acme"), key=ApiKey(key_id="aaaaaaaa", digest="0" * 64))
+
+
+def request(host: str | None = "127.0.0.1") -> Request:
+    """Return a request as the middleware hands it on."""
+    return Request(
+        {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "query_string": b"",
+            "headers": [],
+            "server": ("127.0.0.1", 8080),
+            "scheme": "http",
+            "client": (host, 1234) if host else None,
+            "state": {"request_id": "ours", "client_request_id": "theirs"},
+        }
+    )
+
+
+def parsed(body: bytes | dict, needs: str = "messages") -> Call:
+    """Parse a body."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return parse_call(request(), CALLER, data, needs=needs)
+
+
+def test_what_the_gateway_acts_on_is_read():
+    """Ids, caller, route, model, stream and whether usage was asked for."""
+    call = parsed(b'{"model":"demo","messages":[],"stream":true,"stream_options":{"include_usage":true}}')
+    assert (call.request_id, call.client_request_id, call.caller) == ("ours", "theirs", CALLER)
+    assert (call.route, call.model, call.client) == ("/v1/chat/completions", "demo", "loopback")
+    assert (call.is_stream, call.wants_usage) == (True, True)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=8), st.recursive(st.none() | st.text() | st.integers(), st.lists), max_size=5
+    )
+)
+def test_the_body_is_kept_as_it_came(extra: dict):
+    """Members the gateway does not know are neither read nor changed."""
+    body = json.dumps({**extra, "model": "demo", "messages": [], "stream": False, "stream_options": None})
+    assert parsed(body.encode()).text == body
+
+
+@pytest.mark.parametrize(
+    ("more", "is_stream", "wants_usage"),
+    [
+        ({}, False, False),
+        ({"stream": None}, False, False),
+        ({"stream": False}, False, False),
+        ({"stream": True}, True, False),
+        ({"stream": True, "stream_options": None}, True, False),
+        ({"stream": True, "stream_options": {}}, True, False),
+        ({"stream": True, "stream_options": {"include_usage": False}}, True, False),
+        ({"stream": True, "stream_options": {"include_usage": True}}, True, True),
+    ],
+)
+def test_a_stream_is_a_stream_only_when_asked_for(more: dict, is_stream: bool, wants_usage: bool):
+    """Absent, null and false mean the same."""
+    call = parsed({"model": "demo", "messages": [], **more})
+    assert (call.is_stream, call.wants_usage) == (is_stream, wants_usage)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        (b"\xff", None, "invalid_json"),
+        (b"{}", "model", "missing_model"),
+        (b'{"model":3,"messages":[]}', "model", "missing_model"),
+        (b'{"model":"demo"}', "messages", "missing_required_parameter"),
+        (b'{"model":"demo","messages":[],"stream":"true"}', "stream", None),
+        (b'{"model":"demo","messages":[],"stream_options":true}', "stream_options", None),
+    ],
+)
+def test_what_is_wrong_is_named(body: bytes, param: str | None, code: str | None):
+    """The parameter and a code that programs can act on."""
+    with pytest.raises(InvalidRequestError) as caught:
+        parsed(body)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+@given(st.binary(max_size=60) | st.text('{}[]":,\\model smg', max_size=40).map(str.encode))
+def test_no_body_raises_anything_else(body: bytes):
+    """Any bytes at all are a call or an invalid request."""
+    try:
+        call = parsed(body)
+    except InvalidRequestError:
+        return
+    assert json.loads(call.text)["model"] == call.model
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", "loopback"), ("127.8.8.8", "loopback"), ("::1", "loopback"), ("::ffff:127.0.0.1",
+        "loopback"),
+        ("10.1.2.3", "private"), ("192.168.0.1", "private"), ("172.16.0.1", "private"), ("fd00::1",
+        "private"),
+        ("fe80::1%eth0", "private"), ("169.254.0.1", "private"), ("::ffff:10.0.0.1", "private"),
+        ("9.9.9.9", "public"), ("2620:fe::fe", "public"), ("::ffff:9.9.9.9", "public"),
+        ("", "unknown"), ("localhost", "unknown"), ("1.2.3", "unknown"), ("/run/socket", "unknown"),
+    ],
+)  # fmt: skip
+def test_an_address_is_told_by_its_class_only(host: str, expected: str):
+    """The log gets one of four words, never the address; one mapped into IPv6 is what it maps."""
+    assert address_class(host) == expected
+
+
+def test_a_request_without_an_address_is_of_unknown_origin():
+    """A Unix socket has none."""
+    assert (
+        parse_call(request(None), CALLER, b'{"model":"m","messages":[]}', needs="messages").client
+        == "unknown"
+    )

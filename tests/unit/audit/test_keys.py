@@ -1,0 +1,79 @@
+"""The signing key is made once, and refused when anyone else could read it."""
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from appliance.audit.checkpoint import parse_verifier_key
+from appliance.audit.keys import Signer, create_signing_key, load_signing_key
+from appliance.errors import AuditKeyError
+
+
+def test_a_new_key_is_private_and_signs(tmp_path):
+    """Mode 0600 from the first moment, and the same key every time it is loaded."""
+    path = tmp_path / "audit.key"
+    create_signing_key(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    first, second = load_signing_key(path, "log.test/a"), load_signing_key(path, "log.test/a")
+    assert first.vkey == second.vkey
+    assert first.sign(b"x") == second.sign(b"x")
+    assert parse_verifier_key(first.vkey) == first.verifier_key
+
+
+def test_an_existing_key_is_never_replaced(tmp_path):
+    """Overwriting the key would orphan every checkpoint it signed."""
+    path = tmp_path / "audit.key"
+    create_signing_key(path)
+    content = path.read_bytes()
+    with pytest.raises(AuditKeyError, match="never replaced"):
+        create_signing_key(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o777])
+def test_a_key_that_others_can_read_is_refused(tmp_path, mode):
+    """The message says what to do about it."""
+    path = tmp_path / "audit.key"
+    create_signing_key(path)
+    path.chmod(mode)
+    with pytest.raises(AuditKeyError, match="chmod 600"):
+        load_signing_key(path, "log.test/a")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a key", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
+)
+def test_a_damaged_key_is_refused(tmp_path, content):
+    """Whatever the file holds, the error is ours."""
+    path = tmp_path / "audit.key"
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+    with pytest.raises(AuditKeyError, match="no usable private key"):
+        load_signing_key(path, "log.test/a")
+
+
+def test_another_kind_of_key_is_refused(tmp_path):
+    """Checkpoints are Ed25519; another key would only fail later."""
+    path = tmp_path / "audit.key"
+    path.touch(mode=0o600)
+    key = generate_private_key(SECP256R1())
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    with pytest.raises(AuditKeyError, match="Ed25519"):
+        load_signing_key(path, "log.test/a")
+
+
+def test_a_missing_key_or_directory_is_named(tmp_path):
+    """An operator reads the path and what to do."""
+    with pytest.raises(AuditKeyError, match="no signing key"):
+        load_signing_key(tmp_path / "audit.key", "log.test/a")
+    with pytest.raises(AuditKeyError, match="cannot write"):
+        create_signing_key(tmp_path / "missing" / "audit.key")
+    with pytest.raises(AuditKeyError):
+        load_signing_key(tmp_path, "log.test/a")
+
+
+def test_a_log_cannot_have_a_name_that_breaks_its_notes():
+    """The origin is checked where it becomes a key name."""
+    with pytest.raises(AuditKeyError, match="cannot name a log"):
+        Signer("my log", Ed25519PrivateKey.generate())

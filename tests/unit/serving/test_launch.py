@@ -1,0 +1,269 @@
+"""How a worker is started: exact command lines, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from appliance.errors import ConfigurationError
+from appliance.serving.devices import Device, DeviceKind
+from appliance.serving.launch import (
+    REFUSED,
+    check_extra_arguments,
+    draft_token_schedule,
+    plan_launch,
+)
+from appliance.serving.weights import Weights
+from appliance.settings import WorkerSettings
+
+CPU = Device(kind=DeviceKind.CPU, count=1, bfloat16=False)
+EIGHT_GPUS = Device(kind=DeviceKind.GPU, count=8, bfloat16=True)
+TARGET = Weights(path=Path("/models/llama-70b"), config={}, tensors={})
+DRAFT = Weights(path=Path("/models/llama-70b-eagle3"), config={}, tensors={})
+PYTHON = ("/python", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/llama-70b")
+REPORTING = ("--enable-per-request-metrics", "--enable-prompt-tokens-details")
+QUIET = (
+    *("--no-enable-log-requests", "--no-enable-log-outputs", "--no-log-error-stack"),
+    *("--disable-uvicorn-access-log", "--disable-fastapi-docs"),
+    *("--allowed-media-domains", "none.invalid", "--shutdown-timeout", "30"),
+)
+
+
+def plan(device=CPU, draft=DRAFT, environment=None, can_import=lambda _: True, **settings):
+    return plan_launch(
+        WorkerSettings(**settings),
+        python="/python",
+        port=8000,
+        device=device,
+        target=TARGET,
+        draft=draft,
+        environment=environment or {},
+        can_import=can_import,
+    )
+
+
+def speculation(argv):
+    return json.loads(argv[argv.index("--speculative-config") + 1])
+
+
+def test_starts_the_demo_on_a_cpu():
+    """Golden: an EAGLE 3 pair on a CPU without bfloat16."""
+    assert plan(served_name="demo").argv == (
+        *PYTHON,
+        *("--served-model-name", "demo", "--host", "127.0.0.1", "--port", "8000"),
+        *("--dtype", "float32", "--generation-config", "vllm", "--max-num-seqs", "64"),
+        *("--kv-cache-memory-bytes", "1073741824", "--enforce-eager"),
+        "--speculative-config",
+        (
+            '{"method":"eagle3","num_speculative_tokens":3,"model":"/models/llama-70b-eagle3",'
+            '"num_speculative_tokens_per_batch_size":[[1,63,3],[64,64,0]]}'
+        ),
+        *("--per-request-spec-decode-metrics", "summary"),
+        *REPORTING,
+        *QUIET,
+    )
+
+
+def test_starts_eight_gpus():
+    """Golden: tensor parallel over all GPUs of a node, compiled, with the model's own type."""
+    argv = plan(EIGHT_GPUS, tensor_parallel_size=8, max_num_seqs=256, max_model_len=131072).argv
+    assert argv == (
+        *PYTHON,
+        *("--served-model-name", "llama-70b", "--host", "127.0.0.1", "--port", "8000"),
+        *("--dtype", "auto", "--generation-config", "vllm", "--max-num-seqs", "256"),
+        *("--max-model-len", "131072", "--gpu-memory-utilization", "0.9"),
+        *("--tensor-parallel-size", "8", "--pipeline-parallel-size", "1"),
+        "--speculative-config",
+        (
+            '{"method":"eagle3","num_speculative_tokens":3,"model":"/models/llama-70b-eagle3",'
+            '"num_speculative_tokens_per_batch_size":[[1,255,3],[256,256,0]]}'
+        ),
+        *("--per-request-spec-decode-metrics", "summary"),
+        *REPORTING,
+        *QUIET,
+    )
+
+
+def test_starts_the_target_alone():
+    """Golden: no draft, no speculation, and nothing said about it."""
+    assert plan(draft=None, method="none").argv == (
+        *PYTHON,
+        *("--served-model-name", "llama-70b", "--host", "127.0.0.1", "--port", "8000"),
+        *("--dtype", "float32", "--generation-config", "vllm", "--max-num-seqs", "64"),
+        *("--kv-cache-memory-bytes", "1073741824", "--enforce-eager"),
+        *REPORTING,
+        *QUIET,
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("ngram", {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}),
+        ("suffix", {"method": "suffix"}),
+        ("mtp", {"method": "mtp"}),
+    ],
+)
+def test_drafts_without_a_draft_model(method, expected):
+    """Golden: these methods name no model; the table that steers K is there all the same."""
+    config = speculation(plan(draft=None, method=method, draft_tokens=2, max_num_seqs=16).argv)
+    table = [[1, 15, 2], [16, 16, 0]]
+    assert config == expected | {
+        "num_speculative_tokens": 2,
+        "num_speculative_tokens_per_batch_size": table,
+    }
+
+
+def test_is_deterministic():
+    """The same input gives the same plan, so that a plan can be compared with the one that ran."""
+    assert plan(environment={"PATH": "/bin"}) == plan(environment={"PATH": "/bin"})
+
+
+def test_hides_the_environment_when_printed():
+    """A plan in a log line says nothing of the operator's variables."""
+    assert "private" not in repr(plan(environment={"HOME": "private"}))
+
+
+def test_needs_a_draft_for_eagle3():
+    """The contradiction is named with both settings."""
+    with pytest.raises(ConfigurationError, match=r"worker.method is eagle3, but worker.draft"):
+        plan(draft=None)
+
+
+def test_says_what_suffix_decoding_needs():
+    """Better than vLLM's advice to run pip, inside a network that has none."""
+    with pytest.raises(ConfigurationError, match="arctic-inference"):
+        plan(draft=None, method="suffix", can_import=lambda _: False)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "complaint"),
+    [
+        ((), "empty"),
+        (((2, 64, 3),), "starts at batch size 2 where 1"),
+        (((1, 8, 3), (10, 64, 0)), "starts at batch size 10 where 9"),
+        (((1, 8, 3), (8, 64, 0)), "starts at batch size 8 where 9"),
+        (((1, 8, 3), (9, 8, 0)), "ends before it starts"),
+        (((1, 64, 4),), "4 draft tokens are not within 0 to"),
+        (((1, 64, -1),), "-1 draft tokens"),
+    ],
+)
+def test_refuses_a_schedule_with_a_hole(schedule, complaint):
+    """vLLM fills gaps by itself, and cuts K off: what the operator meant would be guessed."""
+    with pytest.raises(ConfigurationError, match=complaint):
+        draft_token_schedule(WorkerSettings(draft_token_schedule=schedule))
+
+
+def test_keeps_a_schedule_as_given():
+    """Every K named there is compiled."""
+    schedule = ((1, 8, 3), (9, 32, 1), (33, 64, 0))
+    assert draft_token_schedule(WorkerSettings(draft_token_schedule=schedule)) == schedule
+
+
+def test_names_zero_within_the_batch_sizes_there_are():
+    """vLLM compiles only what it finds up to max_num_seqs; with one place there is no room for 0."""
+    assert draft_token_schedule(WorkerSettings(max_num_seqs=2)) == ((1, 1, 3), (2, 2, 0))
+    assert draft_token_schedule(WorkerSettings(max_num_seqs=1)) == ((1, 1, 3),)
+
+
+@pytest.mark.parametrize("argument", sorted(REFUSED))
+def test_refuses_what_would_open_a_way_out(argument):
+    """Every refused argument says why, whichever way it is written."""
+    for spelling in (argument, f"{argument}=x", argument[:2] + argument[2:].replace("-", "_")):
+        with pytest.raises(ConfigurationError, match="is refused: ") as refusal:
+            check_extra_arguments((spelling,))
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *("--otlp", "--trust-remote", "--allowed-media-dom", "--enable_log_requests", "--middle=x.y"),
+        *("--speculative-config.method", "--kv-transfer-config.kv_connector=x", "--hf_token", "--m"),
+    ],
+)
+def test_sees_through_other_spellings(argument):
+    """vLLM's parser takes beginnings, underscores and nested names; so do we."""
+    with pytest.raises(ConfigurationError, match="is refused"):
+        check_extra_arguments((argument, "x"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--quantization", "fp8", "--kv-cache-dtype", "fp8"),
+        ("--reasoning-parser", "deepseek_r1", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        ("--tokenizer", "/models/llama-70b", "--chat-template=/models/chat.jinja"),
+        ("--seed", "-1", "--enable-lora", "--max-num-batched-tokens", "8192"),
+    ],
+)
+def test_passes_on_what_is_harmless(arguments):
+    """Everything else goes to vLLM as it is, after our own arguments."""
+    assert plan(extra_arguments=arguments).argv[len(plan().argv) :] == arguments
+
+
+@pytest.mark.parametrize(
+    ("device", "settings"),
+    [
+        (CPU, {"tensor_parallel_size": 2}),
+        (EIGHT_GPUS, {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}),
+    ],
+)
+def test_refuses_more_gpus_than_there_are(device, settings):
+    """Found here, not after minutes of loading."""
+    with pytest.raises(ConfigurationError, match="GPUs"):
+        plan(device, **settings)
+
+
+def test_leaves_several_nodes_to_vllm():
+    """With more nodes there are more GPUs than this machine can see."""
+    argv = plan(
+        EIGHT_GPUS,
+        tensor_parallel_size=8,
+        pipeline_parallel_size=2,
+        extra_arguments=("--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.5"),
+    ).argv
+    assert argv[-6:] == ("--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.5")
+
+
+@pytest.mark.parametrize(
+    ("preloaded", "expected"),
+    [
+        (None, "/lib/libiomp5.so"),
+        ("/lib/libtcmalloc.so", "/lib/libiomp5.so:/lib/libtcmalloc.so"),
+        ("/other/libgomp.so", "/other/libgomp.so"),
+    ],
+)
+def test_preloads_openmp_on_a_cpu(preloaded, expected):
+    """What the operator preloads stays, and a second OpenMP is never added."""
+    device = Device(kind=DeviceKind.CPU, count=1, bfloat16=False, openmp=Path("/lib/libiomp5.so"))
+    environment = {} if preloaded is None else {"LD_PRELOAD": preloaded}
+    assert plan(device, environment=environment).environment["LD_PRELOAD"] == expected
+
+
+def test_leaves_a_gpu_worker_without_preload():
+    """There, OpenMP does not matter."""
+    assert "LD_PRELOAD" not in plan(EIGHT_GPUS).environment
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("fd00::5", "http://[fd00::5]:8000"),
+    ],
+)
+def test_is_reached_at_an_address_that_works(host, url):
+    """An address to listen on everywhere is none to connect to."""
+    assert plan(host=host).url == url
+
+
+@pytest.mark.parametrize(
+    ("eager", "device", "expected"), [(None, CPU, 1), (False, CPU, 0), (True, EIGHT_GPUS, 1)]
+)
+def test_compiles_where_it_pays(eager, device, expected):
+    """A CPU starts eagerly unless told otherwise, a GPU never does."""
+    assert plan(device, eager=eager).argv.count("--enforce-eager") == expected

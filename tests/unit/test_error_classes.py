@@ -1,0 +1,129 @@
+"""Promises of `appliance.errors` and their one table of HTTP renderings, `appliance.api.errors`."""
+
+import inspect
+import json
+from http import HTTPStatus
+
+import pytest
+
+from appliance import errors
+from appliance.api.errors import (
+    RENDERINGS,
+    RETRY_SECONDS,
+    UNEXPECTED,
+    UNEXPECTED_MESSAGE,
+    WRONG_METHOD,
+    error_response,
+    render,
+    rendering_of,
+)
+
+CLASSES = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, errors.ApplianceError) and kind is not errors.ApplianceError
+]
+NEVER_SHOWN = {
+    errors.ConfigurationError,  # stops a start
+    errors.WorkerStartError,  # stops a start
+    errors.AuditError,  # a base
+    errors.AuditEntryError,  # a defect of ours
+    errors.AuditRollbackError,  # stops a start
+    errors.AuditVerificationError,  # stops a start or a command
+    errors.MalformedCheckpointError,  # stops a start or a command
+    errors.AuditKeyError,  # stops a start
+}
+"""Errors that no request can meet.  A class that is not listed needs a rendering."""
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_error_has_a_rendering_or_a_reason_not_to_need_one(kind: type[errors.ApplianceError]):
+    """A new error class forces the question which status it has."""
+    assert (rendering_of(kind("x")) is UNEXPECTED) == (kind in NEVER_SHOWN)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_error_is_documented(kind: type[errors.ApplianceError]):
+    """Each class says when it is raised."""
+    assert kind.__doc__
+    assert kind.__doc__.strip().endswith(".")
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_an_error_on_the_wire_has_all_four_members(kind: type[errors.ApplianceError]):
+    """Clients parse message, type, param and code; a missing one breaks some of them."""
+    response = render(kind("what went wrong"))
+    body = json.loads(response.body)
+    assert list(body) == ["error"]
+    assert list(body["error"]) == ["message", "type", "param", "code"]
+    assert isinstance(body["error"]["message"], str)
+    assert isinstance(body["error"]["code"], str)
+    assert body["error"]["param"] is None
+    assert response.media_type == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        (errors.InvalidRequestError, 400, "invalid_request"),
+        (errors.InvalidApiKeyError, 401, "invalid_api_key"),
+        (errors.ModelNotFoundError, 404, "model_not_found"),
+        (errors.RouteNotFoundError, 404, "route_not_found"),
+        (errors.BodyTooLargeError, 413, "body_too_large"),
+        (errors.WorkerFailedError, 502, "worker_failed"),
+        (errors.NoWorkerAvailableError, 503, "no_worker_available"),
+        (errors.AuditUnavailableError, 503, "audit_unavailable"),
+        (errors.AuditForkError, 503, "audit_unavailable"),
+        (errors.WorkerTimeoutError, 504, "worker_timeout"),
+    ],
+)
+def test_each_error_has_its_status_and_code(kind: type[errors.ApplianceError], status: int, code: str):
+    """Status and code are part of the interface, so changing one is changing this table."""
+    response = render(kind("x"))
+    assert (response.status_code, json.loads(response.body)["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("kind", RENDERINGS, ids=lambda kind: kind.__name__)
+def test_a_client_is_told_whether_to_try_again(kind: type[errors.ApplianceError]):
+    """`x-should-retry` is always there; with true comes a `Retry-After` within two minutes."""
+    response = render(kind("x"))
+    if RENDERINGS[kind].retryable:
+        assert response.headers["x-should-retry"] == "true"
+        assert 0 < int(response.headers["retry-after"]) == RETRY_SECONDS <= 120
+        assert response.status_code in {502, 503}
+    else:
+        assert response.headers["x-should-retry"] == "false"
+        assert "retry-after" not in response.headers
+
+
+def test_an_invalid_request_names_the_parameter_and_its_own_code():
+    """`param` and `code` come from whoever noticed."""
+    error = json.loads(render(errors.InvalidRequestError("x", param="model", code="missing_model")).body)[
+        "error"
+    ]
+    assert (error["param"], error["code"]) == ("model", "missing_model")
+
+
+def test_a_missing_key_says_how_to_send_one():
+    """RFC 9110 wants `WWW-Authenticate` on a 401."""
+    assert render(errors.InvalidApiKeyError("x")).headers["www-authenticate"] == "Bearer"
+
+
+def test_an_error_of_ours_keeps_its_words_to_itself():
+    """What is no answer to a request is an internal error: its message is for the log only."""
+    response = render(errors.AuditEntryError("request.intent: unknown field 'prompt'"))
+    assert response.status_code == 500
+    assert json.loads(response.body)["error"]["message"] == UNEXPECTED_MESSAGE
+
+
+@pytest.mark.parametrize("message", ["naïve 模型 😀", "a\nb", '"', "the model `\ud800` does not exist"])
+def test_any_message_can_be_sent(message: str):
+    """A message may quote what the client sent, half a surrogate pair included."""
+    body = json.loads(error_response(WRONG_METHOD, message).body)
+    assert body["error"]["message"].encode("utf-8", "replace") == message.encode("utf-8", "replace")
+
+
+def test_statuses_are_errors():
+    """No error is rendered as a success."""
+    for rendering in (*RENDERINGS.values(), UNEXPECTED, WRONG_METHOD):
+        assert rendering.status >= HTTPStatus.BAD_REQUEST
