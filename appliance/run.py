@@ -79,8 +79,6 @@ async def _run(settings: Settings, roles: frozenset[Role]) -> None:
         await _until_stopped(stop, announcer, worker.run(None), drain=worker.stop)
         return
     async with _open_gateway(settings, installation, logger, version) as parts:
-        if worker is not None:
-            parts.pool.add(worker.worker)
         server = make_server(create_app(parts.services), settings.api)
         listener = bind(settings.api)
 

@@ -126,10 +126,11 @@ class WorkerRole:
         if self._listeners is None:
             return
         match event.kind:
-            case WorkerEventKind.HEALTHY:
+            case WorkerEventKind.STARTING:
                 # A new process: what was seen of the one before says nothing about it.
                 self.worker = replace(self.worker)
                 self._listeners.pool.add(self.worker)
+            case WorkerEventKind.HEALTHY:
                 self._audit(
                     EntryType.WORKER_STARTED,
                     model=self._model,
@@ -149,7 +150,7 @@ class WorkerRole:
                 self._listeners.metrics.worker_restarts.labels(event.worker).inc()
             case WorkerEventKind.STOPPED:
                 self._audit(EntryType.WORKER_STOPPED, reason="requested", exit_code=event.exit_code)
-            case WorkerEventKind.STARTING | WorkerEventKind.GAVE_UP:
+            case WorkerEventKind.GAVE_UP:
                 pass
 
     def _audit(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - see the registry

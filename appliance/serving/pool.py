@@ -23,8 +23,16 @@ class WorkerPool:
         self._became_healthy = asyncio.Event()
 
     def add(self, worker: Worker) -> None:
-        """Take a worker in, unhealthy until it is looked at; one with the same id is replaced."""
-        self._snapshots[worker.worker_id] = WorkerSnapshot(worker=worker, watch=Watch(mode=worker.mode))
+        """
+        Take a worker in, unhealthy until it is looked at; one with the same id is replaced.
+
+        The names its predecessor served stay known: during a restart a client is told to wait, not
+        that the model does not exist.
+        """
+        before = self._snapshots.get(worker.worker_id)
+        self._snapshots[worker.worker_id] = WorkerSnapshot(
+            worker=worker, models=before.models if before else (), watch=Watch(mode=worker.mode)
+        )
         self._in_flight.setdefault(worker.worker_id, 0)
 
     def update(self, snapshot: WorkerSnapshot) -> None:

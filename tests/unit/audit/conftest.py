@@ -200,7 +200,7 @@ def export(tmp_path, signer):
     return export_
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def vectors():
     """Folder of the external Merkle vectors; without it the tests say loudly that they prove less."""
     folder = REPOSITORY.parent / "shared" / "vectors" / "merkle"

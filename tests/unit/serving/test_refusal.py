@@ -75,7 +75,7 @@ def test_an_error_is_never_wrapped_twice():
     ],
 )
 def test_a_prompt_that_is_too_long_has_the_code_clients_look_for(message: str):
-    """`context_length_exceeded` is what makes agents and IDEs shorten their context."""
+    """`context_length_exceeded` is what makes editors shorten their context."""
     assert (
         error_of(json.dumps({"error": {"message": message, "code": 400}}))["code"]
         == "context_length_exceeded"
