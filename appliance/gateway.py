@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
+from appliance.call import Call
 from appliance.errors import (
     ApplianceError,
     AuditError,
-    InvalidRequestError,
     ModelNotFoundError,
     NoWorkerAvailableError,
     WorkerFailedError,
@@ -29,16 +29,15 @@ from appliance.errors import (
 )
 from appliance.exchange import Exchange, Outcome
 from appliance.logs import Logger
-from appliance.members import Member, cut_member, parse_members, replace_member
+from appliance.members import cut_member
 from appliance.metrics import Metrics
 from appliance.serving import sse
 from appliance.serving.client import Answer, WorkerClient
 from appliance.serving.pool import WorkerPool
 from appliance.serving.refusal import CLIENT_ERROR, SERVER_ERROR, normalise_error
 from appliance.serving.router import pick
-from appliance.serving.usage import parse_usage
+from appliance.serving.usage import first_finish_reason, parse_answer, parse_usage
 from appliance.serving.worker import WorkerId
-from appliance.tenancy import Caller
 
 KEEP_ALIVE = b": keep-alive\n\n"
 CLIENT_CLOSED = 499
@@ -85,27 +84,6 @@ class GatewayPolicy:
     keep_alive_seconds: float
     silence_seconds: float
     origin: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One request, parsed as far as the gateway reads it."""
-
-    request_id: str
-    client_request_id: str | None
-    """What the client sent as `x-request-id`, echoed to it."""
-    caller: Caller
-    route: str
-    """Path, the same here and on the worker."""
-    model: str
-    text: str
-    """The body as it came."""
-    members: dict[str, Member]
-    is_stream: bool
-    wants_usage: bool
-    """Whether the client itself asked for the usage frame of a stream."""
-    client: str
-    """Address class of the client, never the address."""
 
 
 class Gateway:
@@ -173,7 +151,7 @@ class Gateway:
             route=call.route,
             model=call.model,
             started=self._clock(),
-            intent=self._audit.submit(EntryType.REQUEST_INTENT, **_intent_fields(call)),
+            intent=self._audit.submit(EntryType.REQUEST_INTENT, **call.intent_fields()),
         )
         in_flight = self._metrics.requests_in_flight.labels(call.model)
         in_flight.inc()
@@ -201,8 +179,12 @@ class Gateway:
 
     async def _attempt_workers(self, call: Call, exchange: Exchange, reply: Reply) -> None:
         """Before the first byte another worker may be tried; after it, never."""
-        body = _worker_body(call).encode()
-        headers = {"Content-Type": "application/json", "X-Request-Id": call.request_id}
+        body = call.worker_body().encode()
+        headers = {
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+            "X-Request-Id": call.request_id,
+        }
         tried: frozenset[WorkerId] = frozenset()
         while True:
             worker = pick(call.model, self.pool.snapshots, self.pool.in_flight, tried=tried)
@@ -257,9 +239,9 @@ class Gateway:
             exchange.ends(Outcome.WORKER_REFUSED if refused else Outcome.WORKER_FAILED, status=answer.status)
             text = normalise_error(text, answer.status)
         else:
-            members = _parse_answer(text)
+            members = parse_answer(text)
             exchange.usage = parse_usage(members)
-            exchange.finish_reason = _first_finish_reason(members)
+            exchange.finish_reason = first_finish_reason(members)
             exchange.ends(Outcome.COMPLETED, status=answer.status)
             text = cut_member(text, members, "metrics")
         await self._record(exchange)
@@ -393,32 +375,6 @@ class Gateway:
             self._logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
 
 
-def _intent_fields(call: Call) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "request_id": call.request_id,
-        "tenant": call.caller.tenant.name,
-        "key_id": call.caller.key.key_id,
-        "route": call.route,
-        "model": call.model,
-        "stream": call.is_stream,
-        "client": call.client,
-        "body_bytes": len(call.text.encode()),
-        "content_mode": "none",
-    }
-    if call.client_request_id:
-        fields["client_request_id"] = call.client_request_id
-    return fields
-
-
-def _worker_body(call: Call) -> str:
-    """The client's own body, with usage asked for on streams: metering needs it."""
-    if not call.is_stream or call.wants_usage:
-        return call.text
-    given = call.members["stream_options"].value if "stream_options" in call.members else None
-    wanted = json.dumps({**(given or {}), "include_usage": True})
-    return replace_member(call.text, call.members, "stream_options", wanted)
-
-
 def _sort_frames(call: Call, exchange: Exchange, frames: list[bytes]) -> tuple[bytes, bytes, bool]:
     """Split frames into what may go now, what waits for the outcome, and whether that was the end."""
     passed, held, done = b"", b"", False
@@ -427,7 +383,7 @@ def _sort_frames(call: Call, exchange: Exchange, frames: list[bytes]) -> tuple[b
             held, done = held + frame, True
         elif sse.is_usage(frame):
             text = sse.payload(frame)
-            members = _parse_answer(text)
+            members = parse_answer(text)
             exchange.usage = parse_usage(members)
             frame = f"data: {cut_member(text, members, 'metrics')}\n\n".encode()  # noqa: PLW2901
             # The frame with empty `choices` exists only because we asked for it; clients that did
@@ -437,27 +393,13 @@ def _sort_frames(call: Call, exchange: Exchange, frames: list[bytes]) -> tuple[b
             elif call.wants_usage:
                 held += frame
         elif sse.is_error(frame):
+            # The last frame, whatever the worker sends after it: `[DONE]` would make a failure look whole.
             exchange.ends(Outcome.WORKER_FAILED, status=BAD_GATEWAY)
             held += f"data: {normalise_error(sse.payload(frame), SERVER_ERROR)}\n\n".encode()
+            return passed, held, True
         else:
             passed += frame
     return passed, held, done
-
-
-def _parse_answer(text: str) -> dict[str, Member]:
-    try:
-        return parse_members(text)
-    except InvalidRequestError as error:
-        message = "The worker's answer is not JSON."
-        raise WorkerFailedError(message) from error
-
-
-def _first_finish_reason(members: dict[str, Member]) -> str | None:
-    choices = members["choices"].value if "choices" in members else None
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        reason = choices[0].get("finish_reason")
-        return reason if isinstance(reason, str) else None
-    return None
 
 
 def _failed(intent: asyncio.Future[Receipt]) -> bool:

@@ -82,6 +82,11 @@ def prepare(
         ConfigurationError: the directory cannot be made or written to.
     """
     directory = installation.directory
+    if any(sign in str(directory) for sign in "?#%"):
+        message = (
+            f"the data directory {directory} may not have ?, # or % in its name: choose another with --data"
+        )
+        raise ConfigurationError(message)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         installation.logs.mkdir(mode=0o700, exist_ok=True)

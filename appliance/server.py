@@ -35,6 +35,8 @@ def make_server(app: ASGIApp, settings: ApiSettings) -> Server:
             lifespan="off",
             access_log=False,
             log_config=None,
+            # What uvicorn would print about an exception bypasses the list of fields that may be logged.
+            log_level="critical",
             server_header=False,
             date_header=False,
             timeout_keep_alive=65,

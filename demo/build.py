@@ -15,8 +15,16 @@ from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from demo.training.corpus import load_corpus
-from demo.training.draft import DraftRecipe, save_draft, train_draft
-from demo.training.target import TargetRecipe, encode_corpus, save_target, target_config, train_target
+from demo.training.draft import DraftHead, DraftRecipe, load_draft, save_draft, train_draft
+from demo.training.on_policy import OnPolicyRecipe, mixed, write_continuations
+from demo.training.target import (
+    TargetRecipe,
+    encode_corpus,
+    save_target,
+    target_config,
+    train_target,
+    windows,
+)
 from demo.training.tokenizer import train_tokenizer
 
 TARGET_STEPS = 1200
@@ -37,8 +45,31 @@ class Progress:
         if sys.stdout.isatty():
             sys.stdout.write(f"\r\x1b[K{line}" + ("\n" if step == steps else ""))
             sys.stdout.flush()
-        elif step % 50 == 0 or step == steps:
+        elif step % max(1, min(50, steps // 4)) == 0 or step == steps:
             print(line, flush=True)
+
+
+def build_draft(
+    ids: torch.Tensor, target: LlamaForCausalLM, draft_at: Path, options: argparse.Namespace
+) -> None:
+    """Train the draft in its two rounds; it is written after each."""
+    recipe = DraftRecipe(steps=options.draft_steps)
+    torch.manual_seed(recipe.seed)
+    if options.resume and (draft_at / "model.safetensors").exists():
+        head = load_draft(draft_at, target)
+    else:
+        head = DraftHead(target.config, target)
+        batches = windows(ids, batch=recipe.batch, window=recipe.window, seed=recipe.seed)
+        progress = Progress("draft, round 1")
+        train_draft(head, batches, target, recipe, recipe.peak_rates[0], progress, options.device)
+        save_draft(head, target, draft_at)
+    own = OnPolicyRecipe(rounds=options.on_policy_rounds)
+    rows = write_continuations(ids, target, recipe.window, own, Progress("on-policy text"), options.device)
+    corpus = windows(ids, batch=recipe.batch, window=recipe.window, seed=recipe.seed + 1)
+    batches = mixed(corpus, rows, batch=recipe.batch, seed=own.seed)
+    progress = Progress("draft, round 2")
+    train_draft(head, batches, target, recipe, recipe.peak_rates[1], progress, options.device)
+    save_draft(head, target, draft_at)
 
 
 def main() -> None:
@@ -46,8 +77,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "models")
     parser.add_argument("--target-steps", type=int, default=TARGET_STEPS)
-    parser.add_argument("--draft-steps", type=int, default=DRAFT_STEPS)
-    parser.add_argument("--draft-only", action="store_true", help="keep the target in --out")
+    parser.add_argument("--draft-steps", type=int, default=DRAFT_STEPS, help="in each of two rounds")
+    parser.add_argument("--on-policy-rounds", type=int, default=24)
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what --out has: the target, and the draft's first round"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     transformers_logging.disable_progress_bar()
@@ -64,14 +98,13 @@ def main() -> None:
     ids = encode_corpus(corpus, tokenizer, recipe.seed)
     print(f"corpus: {len(ids):,} tokens", flush=True)
 
-    if options.draft_only:
+    if options.resume:
         target = LlamaForCausalLM.from_pretrained(target_at)
     else:
         config = target_config(tokenizer.bos_token_id, tokenizer.eos_token_id)
         target = train_target(ids, config, recipe, Progress("target"), options.device)
         save_target(target, target_at)
-    head = train_draft(ids, target, DraftRecipe(steps=options.draft_steps), Progress("draft"), options.device)
-    save_draft(head, target, draft_at)
+    build_draft(ids, target, draft_at, options)
     size = sum(path.stat().st_size for path in options.out.rglob("*.safetensors"))
     print(f"wrote {target_at} and {draft_at}: {size / 2**20:.1f} MiB of weights", flush=True)
 

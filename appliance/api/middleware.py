@@ -11,7 +11,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from appliance.api.errors import render
+from appliance.api.errors import Rendering, render, rendering_of
 from appliance.errors import BodyTooLargeError
 
 CLIENT_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
@@ -49,8 +49,9 @@ class RequestIdentity:
 class BodyLimit:
     """Refuse bodies over the limit without keeping them in memory."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, count: Callable[[Rendering], None]) -> None:
         self._app = app
+        self._count = count
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,6 +91,8 @@ class BodyLimit:
                     dropped += len(message.get("body", b""))
         except TimeoutError:
             pass
-        response = render(self._too_large())
+        error = self._too_large()
+        self._count(rendering_of(error))
+        response = render(error)
         response.headers["connection"] = "close"
         await response(scope, receive, send)

@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from appliance.api.auth import tenant_caller
 from appliance.api.services import Services
 from appliance.api.streaming import RelayResponse
+from appliance.call import Call
 from appliance.errors import InvalidRequestError, ModelNotFoundError
-from appliance.gateway import Call
 from appliance.members import Member, parse_members
 from appliance.serving.worker import ServedModel
 from appliance.tenancy import Caller

@@ -7,7 +7,8 @@ import asyncio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from appliance.gateway import Call, Gateway, Head
+from appliance.call import Call
+from appliance.gateway import Gateway, Head
 
 
 class RelayResponse(Response):

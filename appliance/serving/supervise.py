@@ -1,65 +1,34 @@
 """
 Keep one worker running: start it, watch it, start it again, end it without leaving anything behind.
 
-A worker is a tree of processes: API server, engine core, one process per GPU.  Checked by experiment:
-when the API server is killed, its children live on and keep the GPU's memory.  So every worker runs
-below a guardian, a small process of its own session that adopts whatever loses its parent
-(`PR_SET_CHILD_SUBREAPER`) and kills all of it when the worker ends or when our end of its standard
-input closes, which the kernel does for us even when we are killed.
+Each worker runs below a guardian (`serving.guardian`), which ends all of its processes when it ends,
+or when we do.
 
 It fails towards restarting: whatever the worker does, the answer is to end all of it and start again,
 later each time, until too many starts in a row have failed.
-
-Longer than other files because the guardian is part of it: it runs without our packages, from source.
 """
 
 import asyncio
 import contextlib
 import errno
-import inspect
 import os
-import re
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
 
 from appliance.errors import WorkerStartError
+from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
+from appliance.serving.worker_log import describe_end, find_phase, read_tail, rotate
 
-KEPT_LOGS = 3
-TAIL_BYTES = 2**16
-LONGEST_LINE = 400
 HTTP_OK = 200
 SERVICE_UNAVAILABLE = 503
-
-PREFIX = re.compile(r"^\([^)]* pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
-EXCEPTION = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Exit|Interrupt)(?::.*|$))")
-RELAYED = (
-    "Engine core initialization failed",
-    "WorkerProc initialization failed",
-    "Worker failed with error",
-    "EngineCore encountered an issue",
-)
-"""Beginnings of messages by which one process of vLLM says that another one failed."""
-PHASES = (
-    ("Initializing a V1 LLM engine", "starting the engine"),
-    ("Starting to load model", "loading the target"),
-    ("Loading drafter model", "loading the draft"),
-    ("Loading safetensors", "loading weights"),
-    ("Dynamo bytecode transform", "compiling"),
-    ("Compiling a graph", "compiling"),
-    ("KV cache size", "making room for the KV cache"),
-    ("Capturing CUDA graph", "capturing CUDA graphs"),
-    ("Starting vLLM server", "opening the port"),
-)
-"""What a line of the worker's log says about how far the start is."""
 
 
 class WorkerEventKind(StrEnum):
@@ -246,7 +215,7 @@ class Supervisor:
         return Life(
             reached_health=healthy_since is not None,
             healthy_seconds=clock() - healthy_since if healthy_since is not None else 0.0,
-            detail=verdict or _describe_end(process.returncode, self._read_tail()),
+            detail=verdict or describe_end(process.returncode, read_tail(self._log)),
             exit_code=process.returncode,
         )
 
@@ -345,11 +314,6 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
 
-    def _read_tail(self) -> str:
-        with self._log.open("rb") as log:
-            log.seek(max(0, self._log.stat().st_size - TAIL_BYTES))
-            return log.read().decode(errors="replace")
-
     def _tell(self, kind: WorkerEventKind, detail: str, exit_code: int | None = None) -> None:
         self._observe(WorkerEvent(kind=kind, worker=self._worker, detail=detail, exit_code=exit_code))
 
@@ -357,38 +321,6 @@ class Supervisor:
 def restart_delay(deaths: int, longest: float) -> float:
     """Seconds to wait after that many deaths before this one: 1, 2, 4, up to the longest."""
     return min(longest, 2.0 ** min(deaths, 30))
-
-
-def failure_line(log_tail: str) -> str:
-    """
-    Pick the line that says why a worker failed from the end of its log.
-
-    vLLM relays a failure from process to process, each with a traceback of its own: the last exception
-    that is not such a relay is the root.
-    """
-    lines = [PREFIX.sub("", line).rstrip() for line in log_tail.replace("\r", "\n").splitlines()]
-    lines = [line for line in lines if line]
-    roots: list[str] = []
-    relays: list[str] = []
-    for position, line in enumerate(lines):
-        if match := EXCEPTION.match(line):
-            what = match[1]
-            if "validation error" in what:  # pydantic says what is wrong on the next line
-                what = "".join(lines[position + 1 : position + 2]).strip().removeprefix("Value error, ")
-            (relays if any(text in what for text in RELAYED) else roots).append(what)
-        elif ": error: " in line:  # argparse
-            roots.append(line.partition(": error: ")[2])
-    told = [*relays[:1], *roots[-1:]] or lines[-1:] or ["it wrote nothing"]
-    return " ".join(told[-1].split())[:LONGEST_LINE]
-
-
-def find_phase(log_text: str) -> str | None:
-    """Return the latest phase that lines of a starting worker's log tell of, or None."""
-    for line in reversed(log_text.splitlines()):
-        for needle, phase in PHASES:
-            if needle in line:
-                return phase
-    return None
 
 
 def free_port(host: str) -> int:
@@ -407,99 +339,6 @@ def port_is_free(host: str, port: int) -> bool:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
     return True
-
-
-def rotate(log: Path) -> None:
-    """Keep the logs of the last starts as `.1` (the latest) to `.3`, in a directory only we can read."""
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = [log, *(log.with_name(f"{log.name}.{age}") for age in range(1, KEPT_LOGS + 1))]
-    for newer, older in reversed(list(pairwise(kept))):
-        with contextlib.suppress(FileNotFoundError):
-            newer.replace(older)
-
-
-def guardian_source() -> str:
-    """Return the guardian's program, for an interpreter that finds none of our packages."""
-    return f"{inspect.getsource(guard)}\nguard()\n"
-
-
-def guard() -> None:  # noqa: C901, PLR0912, PLR0915 - a program of its own
-    """
-    Run the command in `sys.argv[1:]`, outlive it, and leave nothing of it behind.
-
-    Prints the command's process id, forwards SIGTERM to it, and ends with its exit status.  End of
-    file on standard input means that the supervisor is gone: everything is killed at once.
-    """
-    import ctypes, glob, os, resource, select, signal, sys  # noqa: E401, I001, PLC0415
-
-    set_pdeathsig, set_child_subreaper = 1, 36
-    prctl = ctypes.CDLL(None).prctl
-    prctl(set_child_subreaper, 1, 0, 0, 0)
-    awaited = {signal.SIGTERM, signal.SIGCHLD}
-    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-    guardian, child = os.getpid(), os.fork()
-    if child == 0:
-        os.setpgid(0, 0)
-        # If somebody kills the guardian, the API server still ends its children on the way out.
-        prctl(set_pdeathsig, signal.SIGTERM, 0, 0, 0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)
-        if os.getppid() != guardian:
-            os._exit(1)
-        os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - the plan's own command
-    os.write(1, f"{child}\n".encode())
-
-    status = None
-    while status is None and not select.select([0], [], [], 0)[0]:
-        news = signal.sigtimedwait(awaited, 0.2)
-        if news is not None and news.si_signo == signal.SIGTERM:
-            os.kill(child, signal.SIGTERM)
-        reaped = child
-        while reaped and status is None:
-            reaped, ended_with = os.waitpid(-1, os.WNOHANG)
-            status = ended_with if reaped == child else None
-
-    victims = [-child]
-    while True:
-        for victim in victims:
-            try:
-                os.kill(victim, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        try:
-            reaped, ended_with = os.waitpid(-1, 0)
-        except ChildProcessError:
-            break
-        status = ended_with if reaped == child else status
-        # Whoever dies leaves its children to us, so look again after each death until there is none.
-        victims = []
-        for path in glob.glob("/proc/[0-9]*/stat"):  # noqa: PTH207 - without pathlib it starts faster
-            try:
-                with open(path, "rb") as stat:  # noqa: PTH123
-                    pid, _, rest = stat.read().partition(b" ")
-            except OSError:
-                continue
-            if int(rest.rpartition(b")")[2].split()[1]) == guardian:
-                victims.append(int(pid))
-
-    code = os.waitstatus_to_exitcode(status or 0)
-    if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
-        os.kill(guardian, -code)
-    sys.exit(code)
-
-
-def _describe_end(returncode: int | None, log_tail: str) -> str:
-    line = failure_line(log_tail)
-    if returncode is not None and returncode < 0:
-        name = signal.Signals(-returncode).name
-        hint = "; the kernel does that when memory runs out" if returncode == -signal.SIGKILL else ""
-        return f"killed by {name}{hint}; last line: {line}"
-    return line
 
 
 async def _wait_for(awaitable: Awaitable[object], seconds: float) -> None:

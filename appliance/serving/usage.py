@@ -1,12 +1,13 @@
 """
-What a worker says an answer cost: the `usage` and `metrics` members of its JSON.
+What a worker says about its answer: usage, drafts and the finish reason, read from its JSON.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.members import Member
+from appliance.errors import InvalidRequestError, WorkerFailedError
+from appliance.members import Member, parse_members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,29 @@ class Usage:
         if not self.drafts or self.accepted_tokens is None:
             return None
         return 1.0 + self.accepted_tokens / self.drafts
+
+
+def parse_answer(text: str) -> dict[str, Member]:
+    """
+    Find the members of an answer.
+
+    Raises:
+        WorkerFailedError: it is not a JSON object.
+    """
+    try:
+        return parse_members(text)
+    except InvalidRequestError as error:
+        message = "The worker's answer is not JSON."
+        raise WorkerFailedError(message) from error
+
+
+def first_finish_reason(members: Mapping[str, Member]) -> str | None:
+    """Why the first choice of a whole answer ended."""
+    choices = members["choices"].value if "choices" in members else None
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        reason = choices[0].get("finish_reason")
+        return reason if isinstance(reason, str) else None
+    return None
 
 
 def parse_usage(members: Mapping[str, Member]) -> Usage:

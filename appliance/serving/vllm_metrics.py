@@ -20,6 +20,18 @@ from appliance.monitor import SpecDecodeCounters
 
 PREFIX = "vllm:"
 REQUIRED = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+READ = tuple(
+    PREFIX + name
+    for name in (
+        *REQUIRED,
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "num_preemptions_total",
+        "request_success_total",
+        "spec_decode_num_",
+    )
+)
+"""Beginnings of the lines that are parsed: the rest is nine tenths of a page, mostly histograms."""
 DRAFTS = "spec_decode_num_drafts_total"
 
 
@@ -50,6 +62,9 @@ def parse_metrics(page: str) -> WorkerMetrics:
     Raises:
         WorkerFailedError: the page is not one of vLLM's.
     """
+    if page and not page.endswith("\n"):
+        message = "The worker's metrics page is cut off."
+        raise WorkerFailedError(message)
     samples = _read(page)
     for name in REQUIRED:
         if name not in samples:
@@ -70,7 +85,8 @@ def parse_metrics(page: str) -> WorkerMetrics:
 def _read(page: str) -> defaultdict[str, list[Sample]]:
     samples: defaultdict[str, list[Sample]] = defaultdict(list)
     try:
-        families: Iterable[Metric] = text_string_to_metric_families(page)
+        wanted = "\n".join(line for line in page.splitlines() if line.startswith(READ))
+        families: Iterable[Metric] = text_string_to_metric_families(wanted)
         for family in families:
             for sample in family.samples:
                 if sample.name.startswith(PREFIX):

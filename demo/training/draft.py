@@ -11,31 +11,40 @@ embedding of token t+1+j and the draft's own output of step j-1, and predicts to
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from demo.training.precision import mixed_precision
 from demo.training.schedule import learning_rate
-from demo.training.target import windows
+
+WEIGHT_PREFIXES = (
+    ("midlayer.self_attn.", ("q_proj", "k_proj", "v_proj", "o_proj")),
+    ("midlayer.mlp.", ("gate_proj", "up_proj", "down_proj")),
+    ("midlayer.", ("input_layernorm", "hidden_norm", "post_attention_layernorm")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRecipe:
-    """`unroll` training-time-test steps; later ones count `decay` as much as the one before."""
+    """
+    `unroll` training-time-test steps; later ones count `decay` as much as the one before.
+
+    Two rounds of `steps`: on the corpus, then half on what the target itself writes.
+    """
 
     steps: int
     batch: int = 8
     window: int = 192
     unroll: int = 3
     decay: float = 0.9
-    peak_rate: float = 2e-3
+    peak_rates: tuple[float, float] = (2e-3, 1e-3)
     seed: int = 32
 
 
@@ -147,24 +156,24 @@ class StepCache:
 
 
 def train_draft(
-    ids: Tensor,
+    head: DraftHead,
+    batches: Iterator[Tensor],
     target: LlamaForCausalLM,
     recipe: DraftRecipe,
+    peak_rate: float,
     report: Callable[[int, int, str], None],
     device: str,
-) -> DraftHead:
-    """Distil the target into a draft head: cross entropy against the target's distribution."""
-    torch.manual_seed(recipe.seed)
+) -> None:
+    """Distil the target into the head for one round: cross entropy against its distribution."""
     target = target.float().to(device).eval()
-    head = DraftHead(target.config, target).to(device).train()
+    head.to(device).train()
     layers = aux_layers(target.config)
     embed = target.get_input_embeddings()
-    optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.peak_rate, betas=(0.9, 0.95))
-    batches = windows(ids, batch=recipe.batch, window=recipe.window, seed=recipe.seed)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=peak_rate, betas=(0.9, 0.95))
     agreement = [0.0] * recipe.unroll
     for step in range(recipe.steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, recipe.steps, recipe.peak_rate)
+            group["lr"] = learning_rate(step, recipe.steps, peak_rate)
         batch = next(batches).to(device)
         with mixed_precision(device):
             with torch.no_grad():
@@ -188,26 +197,30 @@ def train_draft(
         optimizer.step()
         shown = " ".join(f"{value:.2f}" for value in agreement)
         report(step + 1, recipe.steps, f"agreement {shown}")
-    return head.eval()
+    head.eval()
+
+
+def weight_name(parameter: str) -> str:
+    """What a parameter of the head is called in the file."""
+    owner = parameter.split(".", maxsplit=1)[0]
+    return next((prefix + parameter for prefix, names in WEIGHT_PREFIXES if owner in names), parameter)
+
+
+def load_draft(directory: Path, target: LlamaForCausalLM) -> DraftHead:
+    """Read a head back, to train it further."""
+    stored = load_file(directory / "model.safetensors")
+    head = DraftHead(target.config, target)
+    head.load_state_dict({name: stored[weight_name(name)].float() for name in head.state_dict()})
+    return head
 
 
 def save_draft(head: DraftHead, target: LlamaForCausalLM, directory: Path) -> None:
     """Write the head in the plain layout vLLM reads: safetensors and config.json."""
     directory.mkdir(parents=True, exist_ok=True)
-    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
-    mlp = ("gate_proj", "up_proj", "down_proj")
-    layer = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-    weights: dict[str, Tensor] = {}
-    for name, value in head.state_dict().items():
-        owner = name.split(".")[0]
-        prefix = ""
-        if owner in attention:
-            prefix = "midlayer.self_attn."
-        elif owner in mlp:
-            prefix = "midlayer.mlp."
-        elif owner in layer:
-            prefix = "midlayer."
-        weights[prefix + name] = value.to("cpu", torch.bfloat16).contiguous()
+    weights = {
+        weight_name(name): value.to("cpu", torch.bfloat16).contiguous()
+        for name, value in head.state_dict().items()
+    }
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     source = target.config
     config = {

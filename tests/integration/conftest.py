@@ -40,7 +40,14 @@ from appliance.server import Server, bind, make_server
 from appliance.serving.client import WorkerClient
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import Worker, WorkerId
-from appliance.settings import ApiSettings, AuditSettings, LogSettings, MonitorSettings
+from appliance.settings import (
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    ApiSettings,
+    AuditSettings,
+    LogSettings,
+    MonitorSettings,
+)
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from tests.fakes import FakeWorker, StallingStore, until
 
@@ -53,6 +60,19 @@ TENANTS = (
     Tenant(name="scoped", models=("other",), keys=(STORED_SCOPED_KEY,)),
     Tenant(name="operator", models=(), keys=(STORED_ADMIN_KEY,)),
 )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Weights a real worker can serve."""
+
+    target: Path
+    draft: Path
+
+
+@pytest.fixture(scope="session")
+def demo_models() -> Pair:
+    return Pair(target=DEMO_TARGET, draft=DEMO_DRAFT)
 
 
 @dataclass

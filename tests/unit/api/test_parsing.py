@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from appliance.api.openai import address_class, parse_call
+from appliance.call import Call
 from appliance.errors import InvalidRequestError
-from appliance.gateway import Call
 from appliance.tenancy import ApiKey, Caller, Tenant
 
 CALLER = Caller(tenant=Tenant(name="acme"), key=ApiKey(key_id="aaaaaaaa", digest="0" * 64))

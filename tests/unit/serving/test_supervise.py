@@ -1,8 +1,11 @@
 """Keeping a worker running, with a small program in its place that can fail in every way."""
 
 import asyncio
+import fcntl
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,18 +14,10 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import WorkerStartError
+from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
-from appliance.serving.supervise import (
-    Supervisor,
-    Timing,
-    failure_line,
-    find_phase,
-    free_port,
-    guardian_source,
-    port_is_free,
-    restart_delay,
-    rotate,
-)
+from appliance.serving.supervise import Supervisor, Timing, free_port, port_is_free, restart_delay
+from appliance.serving.worker_log import failure_line, find_phase, rotate
 
 LOGS = Path(__file__).parent / "logs"
 FAST = Timing(poll=0.02, check=0.02, answer=1.0, unresponsive=0.3, longest_delay=0.05, kill=3.0)
@@ -58,6 +53,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loopback():
+    """A fresh network namespace, which `make unit` runs in, has its loopback switched off."""
+    name, get_flags, set_flags, up = b"lo", 0x8913, 0x8914, 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        (flags,) = struct.unpack_from("16xh", fcntl.ioctl(probe, get_flags, struct.pack("16s24x", name)))
+        if not flags & up:
+            fcntl.ioctl(probe, set_flags, struct.pack("16sh22x", name, flags | up))
 
 
 class Fake:

@@ -1,0 +1,92 @@
+"""
+What a worker writes: its log file, how far a start is, and why it failed.
+"""
+
+import contextlib
+import re
+import signal
+from itertools import pairwise
+from pathlib import Path
+
+KEPT_LOGS = 3
+TAIL_BYTES = 2**16
+LONGEST_LINE = 400
+PREFIX = re.compile(r"^\([^)]* pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
+EXCEPTION = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Exit|Interrupt)(?::.*|$))")
+RELAYED = (
+    "Engine core initialization failed",
+    "WorkerProc initialization failed",
+    "Worker failed with error",
+    "EngineCore encountered an issue",
+)
+"""Beginnings of messages by which one process of vLLM says that another one failed."""
+PHASES = (
+    ("Initializing a V1 LLM engine", "starting the engine"),
+    ("Starting to load model", "loading the target"),
+    ("Loading drafter model", "loading the draft"),
+    ("Loading safetensors", "loading weights"),
+    ("Dynamo bytecode transform", "compiling"),
+    ("Compiling a graph", "compiling"),
+    ("KV cache size", "making room for the KV cache"),
+    ("Capturing CUDA graph", "capturing CUDA graphs"),
+    ("Starting vLLM server", "opening the port"),
+)
+"""What a line of the worker's log says about how far the start is."""
+
+
+def rotate(log: Path) -> None:
+    """Keep the logs of the last starts as `.1` (the latest) to `.3`, in a directory only we can read."""
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kept = [log, *(log.with_name(f"{log.name}.{age}") for age in range(1, KEPT_LOGS + 1))]
+    for newer, older in reversed(list(pairwise(kept))):
+        with contextlib.suppress(FileNotFoundError):
+            newer.replace(older)
+
+
+def read_tail(log: Path) -> str:
+    """The last part of a log file."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def failure_line(log_tail: str) -> str:
+    """
+    Pick the line that says why a worker failed from the end of its log.
+
+    vLLM relays a failure from process to process, each with a traceback of its own: the last exception
+    that is not such a relay is the root.
+    """
+    lines = [PREFIX.sub("", line).rstrip() for line in log_tail.replace("\r", "\n").splitlines()]
+    lines = [line for line in lines if line]
+    roots: list[str] = []
+    relays: list[str] = []
+    for position, line in enumerate(lines):
+        if match := EXCEPTION.match(line):
+            what = match[1]
+            if "validation error" in what:  # pydantic says what is wrong on the next line
+                what = "".join(lines[position + 1 : position + 2]).strip().removeprefix("Value error, ")
+            (relays if any(text in what for text in RELAYED) else roots).append(what)
+        elif ": error: " in line:  # argparse
+            roots.append(line.partition(": error: ")[2])
+    told = [*relays[:1], *roots[-1:]] or lines[-1:] or ["it wrote nothing"]
+    return " ".join(told[-1].split())[:LONGEST_LINE]
+
+
+def find_phase(log_text: str) -> str | None:
+    """Return the latest phase that lines of a starting worker's log tell of, or None."""
+    for line in reversed(log_text.splitlines()):
+        for needle, phase in PHASES:
+            if needle in line:
+                return phase
+    return None
+
+
+def describe_end(returncode: int | None, log_tail: str) -> str:
+    """Say in one line how a worker with this exit status and these last words ended."""
+    line = failure_line(log_tail)
+    if returncode is not None and returncode < 0:
+        name = signal.Signals(-returncode).name
+        hint = "; the kernel does that when memory runs out" if returncode == -signal.SIGKILL else ""
+        return f"killed by {name}{hint}; last line: {line}"
+    return line
