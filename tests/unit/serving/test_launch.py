@@ -267,3 +267,10 @@ def test_is_reached_at_an_address_that_works(host, url):
 def test_compiles_where_it_pays(eager, device, expected):
     """A CPU starts eagerly unless told otherwise, a GPU never does."""
     assert plan(device, eager=eager).argv.count("--enforce-eager") == expected
+
+
+def test_nothing_is_compiled_while_serving_on_an_eager_cpu():
+    """A request that meets a compiled function must not wait for a C++ compiler, or die for lack of one."""
+    assert plan(CPU).environment["TORCH_COMPILE_DISABLE"] == "1"
+    assert "TORCH_COMPILE_DISABLE" not in plan(CPU, eager=False).environment
+    assert "TORCH_COMPILE_DISABLE" not in plan(EIGHT_GPUS).environment
