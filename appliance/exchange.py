@@ -29,6 +29,18 @@ class Outcome(StrEnum):
     GATEWAY_FAILED = "gateway_failed"
 
 
+USUAL_STATUS = {
+    Outcome.COMPLETED: 200,
+    Outcome.CLIENT_GONE: 499,
+    Outcome.WORKER_FAILED: 502,
+    Outcome.WORKER_REFUSED: 400,
+    Outcome.TIMED_OUT: 504,
+    Outcome.GATEWAY_STOPPED: 499,
+    Outcome.GATEWAY_FAILED: 500,
+}
+"""HTTP status the client was given, or would have been, where nobody says otherwise."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Exchange:
     """One request on its way; times are readings of one monotonic clock, in seconds."""
@@ -52,14 +64,19 @@ class Exchange:
     head_sent: bool = False
     recorded: bool = False
 
-    def ends(self, outcome: Outcome, *, status: int) -> None:
+    def ends(self, outcome: Outcome, *, status: int | None = None) -> None:
         """Fix how the request ended; the first word counts."""
         if self.outcome is None:
-            self.outcome, self.status = outcome, status
+            self.outcome, self.status = outcome, status or USUAL_STATUS[outcome]
 
     def fails(self, *, status: int) -> None:
         """Note that the gateway could not keep its own promise, whatever the worker did."""
         self.outcome, self.status = Outcome.GATEWAY_FAILED, status
+
+    @property
+    def intent_failed(self) -> bool:
+        """Whether the intent will never be in the log, so that its outcome must not be either."""
+        return self.intent.done() and (self.intent.cancelled() or self.intent.exception() is not None)
 
     def saw_frames(self, count: int, now: float) -> None:
         """Note that frames of content were sent on."""

@@ -39,10 +39,6 @@ from appliance.serving.router import pick
 from appliance.serving.usage import first_finish_reason, parse_answer, parse_usage
 from appliance.serving.worker import WorkerId
 
-KEEP_ALIVE = b": keep-alive\n\n"
-CLIENT_CLOSED = 499
-GATEWAY_TIMEOUT = 504
-BAD_GATEWAY = 502
 UNAVAILABLE = 503
 
 
@@ -159,13 +155,13 @@ class Gateway:
             await self._attempt_workers(call, exchange, reply)
         except asyncio.CancelledError:
             left = Outcome.CLIENT_GONE if reply.client_left else Outcome.GATEWAY_STOPPED
-            exchange.ends(left, status=CLIENT_CLOSED)
+            exchange.ends(left)
             raise
         except WorkerTimeoutError:
-            exchange.ends(Outcome.TIMED_OUT, status=GATEWAY_TIMEOUT)
+            exchange.ends(Outcome.TIMED_OUT)
             raise
         except WorkerFailedError:
-            exchange.ends(Outcome.WORKER_FAILED, status=BAD_GATEWAY)
+            exchange.ends(Outcome.WORKER_FAILED)
             raise
         except NoWorkerAvailableError:
             exchange.ends(Outcome.WORKER_FAILED, status=UNAVAILABLE)
@@ -273,10 +269,10 @@ class Gateway:
         code = "audit_unavailable"
         if isinstance(error, WorkerTimeoutError):
             code = "worker_timeout"
-            exchange.ends(Outcome.TIMED_OUT, status=GATEWAY_TIMEOUT)
+            exchange.ends(Outcome.TIMED_OUT)
         elif isinstance(error, WorkerFailedError):
             code = "worker_failed"
-            exchange.ends(Outcome.WORKER_FAILED, status=BAD_GATEWAY)
+            exchange.ends(Outcome.WORKER_FAILED)
             if exchange.worker is not None:
                 self.pool.report_unreachable(exchange.worker.worker.worker_id)
         else:
@@ -302,7 +298,7 @@ class Gateway:
                 silent += step
                 if silent >= self._policy.silence_seconds:
                     raise self._silent() from error
-                await reply.write(KEEP_ALIVE)
+                await reply.write(sse.KEEP_ALIVE)
 
     async def _read_all(self, answer: Answer) -> bytes:
         pieces: list[bytes] = []
@@ -351,8 +347,8 @@ class Gateway:
     def _finish(self, exchange: Exchange) -> None:
         """Count and log the request, and queue its outcome if it did not end the planned way."""
         now = self._clock()
-        exchange.ends(Outcome.GATEWAY_FAILED, status=SERVER_ERROR)
-        if not exchange.recorded and not _failed(exchange.intent):
+        exchange.ends(Outcome.GATEWAY_FAILED)
+        if not exchange.recorded and not exchange.intent_failed:
             # Queued without waiting: this also runs while the task is being cancelled, where an
             # await may never come back.  The log writes its queue out before it closes.
             if exchange.outcome in {Outcome.GATEWAY_STOPPED, Outcome.GATEWAY_FAILED}:
@@ -394,13 +390,9 @@ def _sort_frames(call: Call, exchange: Exchange, frames: list[bytes]) -> tuple[b
                 held += frame
         elif sse.is_error(frame):
             # The last frame, whatever the worker sends after it: `[DONE]` would make a failure look whole.
-            exchange.ends(Outcome.WORKER_FAILED, status=BAD_GATEWAY)
+            exchange.ends(Outcome.WORKER_FAILED)
             held += f"data: {normalise_error(sse.payload(frame), SERVER_ERROR)}\n\n".encode()
             return passed, held, True
         else:
             passed += frame
     return passed, held, done
-
-
-def _failed(intent: asyncio.Future[Receipt]) -> bool:
-    return intent.done() and (intent.cancelled() or intent.exception() is not None)

@@ -9,6 +9,8 @@ import re
 
 SEPARATOR = b"\n\n"
 DONE = b"data: [DONE]"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: clients ignore it, proxies see that the stream lives."""
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _ERROR = re.compile(rb'^data:\s*\{\s*"error"\s*:')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"([a-z_]{1,32})"')
