@@ -32,7 +32,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA)
 
 ##@ Check it
 
-test: check unit integration ## Everything CI runs
+test: check unit integration tour ## Everything CI runs
 
 check: lint types imports ## What a reviewer should not have to say
 

@@ -1,5 +1,8 @@
 """
 From the Authorization header to the caller.
+
+The dependencies are coroutines although they wait for nothing: the framework would run plain
+functions in a thread, for every request.
 """
 
 from starlette.requests import Request
@@ -9,7 +12,7 @@ from appliance.errors import InvalidApiKeyError
 from appliance.tenancy import Caller
 
 
-def tenant_caller(request: Request) -> Caller:
+async def tenant_caller(request: Request) -> Caller:
     """
     The tenant whose key came with the request.
 
@@ -23,7 +26,7 @@ def tenant_caller(request: Request) -> Caller:
     return caller
 
 
-def admin_caller(request: Request) -> Caller:
+async def admin_caller(request: Request) -> Caller:
     """
     The admin whose key came with the request.
 
