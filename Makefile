@@ -44,7 +44,7 @@ types: setup-dev ## Types
 	@$(BIN)/mypy
 
 imports: setup-dev ## Import layers
-	@$(BIN)/lint-imports --verbose | tail -n 14
+	@$(BIN)/lint-imports
 
 unit: setup-dev ## Unit tests, in an empty network namespace where the kernel allows it
 	@if unshare -rn true 2>/dev/null; then unshare -rn $(BIN)/python -m pytest tests/unit; \
@@ -59,7 +59,7 @@ bench: setup-dev ## Measure what the gateway adds
 
 ##@ Make its parts
 
-models: setup ## Rebuild the demo pair (about 45 minutes on two cores)
+models: setup ## Rebuild the demo pair (an hour or more on two cores)
 	@$(BIN)/python -m demo.build
 
 clean: ## Remove the environment; data is kept

@@ -1,8 +1,8 @@
 """
 Rebuild the demo pair from this interpreter's own standard library: `python -m demo.build`.
 
-Writes `demo-coder/` and `demo-coder-eagle31/` below --out.  With the default recipe it takes less
-than an hour on two CPU cores; --target-steps and --draft-steps scale it down for a trial.
+Writes `demo-coder/` and `demo-coder-eagle31/` below --out.  With the default recipe it takes an hour
+or more on two CPU cores; --target-steps and --draft-steps scale it down for a trial.
 """
 
 import argparse
