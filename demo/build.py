@@ -52,24 +52,22 @@ class Progress:
 def build_draft(
     ids: torch.Tensor, target: LlamaForCausalLM, draft_at: Path, options: argparse.Namespace
 ) -> None:
-    """Train the draft in its two rounds; it is written after each."""
+    """Train the draft round by round; it is written after each."""
     recipe = DraftRecipe(steps=options.draft_steps)
     torch.manual_seed(recipe.seed)
-    if options.resume and (draft_at / "model.safetensors").exists():
-        head = load_draft(draft_at, target)
-    else:
-        head = DraftHead(target.config, target)
-        batches = windows(ids, batch=recipe.batch, window=recipe.window, seed=recipe.seed)
-        progress = Progress("draft, round 1")
-        train_draft(head, batches, target, recipe, recipe.peak_rates[0], progress, options.device)
+    head = DraftHead(target.config, target) if options.from_round <= 1 else load_draft(draft_at, target)
+    for number, peak_rate in enumerate(recipe.peak_rates, start=1):
+        if number < options.from_round:
+            continue
+        batches = windows(ids, batch=recipe.batch, window=recipe.window, seed=recipe.seed + number - 1)
+        if number > 1:
+            own = OnPolicyRecipe(rounds=options.on_policy_rounds, seed=recipe.seed + number - 1)
+            progress = Progress(f"text for round {number}")
+            rows = write_continuations(ids, target, recipe.window, own, progress, options.device)
+            batches = mixed(batches, rows, batch=recipe.batch, seed=own.seed)
+        progress = Progress(f"draft, round {number}")
+        train_draft(head, batches, target, recipe, peak_rate, progress, options.device)
         save_draft(head, target, draft_at)
-    own = OnPolicyRecipe(rounds=options.on_policy_rounds)
-    rows = write_continuations(ids, target, recipe.window, own, Progress("on-policy text"), options.device)
-    corpus = windows(ids, batch=recipe.batch, window=recipe.window, seed=recipe.seed + 1)
-    batches = mixed(corpus, rows, batch=recipe.batch, seed=own.seed)
-    progress = Progress("draft, round 2")
-    train_draft(head, batches, target, recipe, recipe.peak_rates[1], progress, options.device)
-    save_draft(head, target, draft_at)
 
 
 def main() -> None:
@@ -77,10 +75,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "models")
     parser.add_argument("--target-steps", type=int, default=TARGET_STEPS)
-    parser.add_argument("--draft-steps", type=int, default=DRAFT_STEPS, help="in each of two rounds")
+    parser.add_argument("--draft-steps", type=int, default=DRAFT_STEPS, help="in each round")
     parser.add_argument("--on-policy-rounds", type=int, default=24)
     parser.add_argument(
-        "--resume", action="store_true", help="keep what --out has: the target, and the draft's first round"
+        "--from-round", type=int, default=0, help="keep the target in --out, and the draft's earlier rounds"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
@@ -98,7 +96,7 @@ def main() -> None:
     ids = encode_corpus(corpus, tokenizer, recipe.seed)
     print(f"corpus: {len(ids):,} tokens", flush=True)
 
-    if options.resume:
+    if options.from_round:
         target = LlamaForCausalLM.from_pretrained(target_at)
     else:
         config = target_config(tokenizer.bos_token_id, tokenizer.eos_token_id)

@@ -36,7 +36,8 @@ class DraftRecipe:
     """
     `unroll` training-time-test steps; later ones count `decay` as much as the one before.
 
-    Two rounds of `steps`: on the corpus, then half on what the target itself writes.
+    One round of `steps` for each peak rate: the first on the corpus, the others half on what the target
+    itself writes.
     """
 
     steps: int
@@ -44,7 +45,7 @@ class DraftRecipe:
     window: int = 192
     unroll: int = 3
     decay: float = 0.9
-    peak_rates: tuple[float, float] = (2e-3, 1e-3)
+    peak_rates: tuple[float, ...] = (2e-3, 1e-3, 1e-3)
     seed: int = 32
 
 
