@@ -45,7 +45,7 @@ class DraftRecipe:
     window: int = 192
     unroll: int = 3
     decay: float = 0.9
-    peak_rates: tuple[float, ...] = (2e-3, 1e-3, 1e-3)
+    peak_rates: tuple[float, ...] = (2e-3, 1e-3)
     seed: int = 32
 
 
