@@ -137,7 +137,6 @@ class GatewayParts:
     control: ControlLoop
     audit: AuditLog
     metrics: Metrics
-    client: WorkerClient
 
 
 @asynccontextmanager
@@ -200,9 +199,7 @@ async def _open_gateway(
                 clock=time.monotonic,
                 settings=settings.monitor,
             )
-            yield GatewayParts(
-                services=services, pool=pool, control=control, audit=audit, metrics=metrics, client=client
-            )
+            yield GatewayParts(services=services, pool=pool, control=control, audit=audit, metrics=metrics)
     finally:
         store.close()
 

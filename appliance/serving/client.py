@@ -36,13 +36,6 @@ class Answer:
             message = f"The worker broke off: {type(error).__name__}."
             raise WorkerFailedError(message) from error
 
-    async def read_all(self) -> bytes:
-        """Return the whole body."""
-        pieces: list[bytes] = []
-        while piece := await self.read_any():
-            pieces.append(piece)
-        return b"".join(pieces)
-
 
 class WorkerClient:
     """One connection pool to all workers; proxies and redirects are never followed."""
