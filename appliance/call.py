@@ -6,8 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from appliance.errors import NeedsTargetOnlyWorkerError
 from appliance.members import Member, replace_member
-from appliance.tenancy import Caller
+from appliance.serving.target_only import ForbiddenBy, refused_under_speculation
+from appliance.tenancy import Caller, SpeculationPolicy
+
+SPECULATION_HEADER = "X-Appliance-Speculation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,36 @@ class Call:
     """Whether the client itself asked for the usage frame of a stream."""
     client: str
     """Address class of the client, never the address."""
+    speculation: SpeculationPolicy = SpeculationPolicy.AUTO
+    """What the client asked for in `SPECULATION_HEADER`."""
+    wants_metrics: bool = False
+    """Whether the client asked for the worker's own `metrics`."""
+
+    @property
+    def forbidden_by(self) -> ForbiddenBy | None:
+        """What keeps this request from workers with a draft; of several, the one hardest to change."""
+        if self.caller.tenant.speculation is SpeculationPolicy.OFF:
+            return ForbiddenBy.TENANT
+        if self.speculation is SpeculationPolicy.OFF:
+            return ForbiddenBy.HEADER
+        return ForbiddenBy.PARAMETER if refused_under_speculation(self.members) else None
+
+    def refusal(self) -> NeedsTargetOnlyWorkerError:
+        """The error for a request that must not be speculated where every worker of its model does."""
+        param, way_out = None, "Ask"
+        if self.forbidden_by is ForbiddenBy.TENANT:
+            why = "Your tenant's policy is `speculation: off`"
+        elif self.forbidden_by is ForbiddenBy.HEADER:
+            param, way_out = SPECULATION_HEADER, "Leave the header out, or ask"
+            why = f"The header `{SPECULATION_HEADER}: off` was sent"
+        else:
+            param, way_out = refused_under_speculation(self.members), "Leave it out, or ask"
+            why = f"`{param}` does not work with speculative decoding"
+        return NeedsTargetOnlyWorkerError(
+            f"{why}, and every worker of `{self.model}` speculates. "
+            f"{way_out} the operator for a target-only worker.",
+            param=param,
+        )
 
     def worker_body(self) -> str:
         """The client's own body, with usage asked for on streams: metering needs it."""

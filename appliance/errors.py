@@ -24,6 +24,10 @@ class InvalidRequestError(ApplianceError):
         self.code = code
 
 
+class NeedsTargetOnlyWorkerError(InvalidRequestError):
+    """The request must not be speculated, and every worker of its model speculates."""
+
+
 class BodyTooLargeError(ApplianceError):
     """The request body is larger than the gateway accepts."""
 
@@ -38,6 +42,18 @@ class ModelNotFoundError(ApplianceError):
 
 class RouteNotFoundError(ApplianceError):
     """The gateway forwards an explicit list of routes; this is none of them."""
+
+
+class WorkerNotFoundError(ApplianceError):
+    """No worker of the pool has this id."""
+
+
+class ControlRefusedError(ApplianceError):
+    """Control cannot do what an operator asked as things are; the message says why."""
+
+
+class ControlUnavailableError(ApplianceError):
+    """What the control loops of several gateways share cannot be read or written."""
 
 
 class NoWorkerAvailableError(ApplianceError):

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from appliance.attribution import Attribution, context_bucket
 from appliance.audit.pending import Receipt
 from appliance.metrics import Metrics
+from appliance.serving.target_only import ForbiddenBy
 from appliance.serving.usage import Usage
 from appliance.serving.worker import WorkerSnapshot
 from appliance.tenancy import Caller
@@ -51,6 +53,10 @@ class Exchange:
     model: str
     started: float
     intent: asyncio.Future[Receipt]
+    template: str
+    """Label of the prompt template."""
+    forbidden_by: ForbiddenBy | None = None
+    """What kept the request from workers with a draft."""
     worker: WorkerSnapshot | None = None
     dispatched: float = 0.0
     answered: float = 0.0
@@ -89,6 +95,13 @@ class Exchange:
         """What the worker said it cost, else the frames counted, marked as an estimate."""
         return self.usage or Usage(completion_tokens=self.frames, estimated=True)
 
+    @property
+    def context(self) -> str | None:
+        """The range its prompt's length falls into, once the worker said that length."""
+        if self.usage is None or self.usage.estimated:
+            return None
+        return context_bucket(self.usage.prompt_tokens)
+
     def overhead_seconds(self, now: float) -> float:
         """Time since the start that was not spent waiting for the worker."""
         return max(0.0, (now - self.started) - (self.answered - self.dispatched))
@@ -109,7 +122,12 @@ class Exchange:
             "tokens_estimated": usage.estimated,
             "duration_ms": _milliseconds(now - self.started),
             "retries": self.retries,
+            "template": self.template,
         }
+        if self.context is not None:
+            fields["context_bucket"] = self.context
+        if self.forbidden_by is not None:
+            fields["speculation_forbidden"] = str(self.forbidden_by)
         if self.first_content is not None:
             fields["ttft_ms"] = _milliseconds(self.first_content - self.started)
         if self.finish_reason:
@@ -158,6 +176,22 @@ class Exchange:
             metrics.drafts.labels(tenant, self.model).inc(usage.drafts)
             metrics.draft_tokens.labels(tenant, self.model).inc(usage.draft_tokens or 0)
             metrics.accepted_tokens.labels(tenant, self.model).inc(usage.accepted_tokens or 0)
+
+    def attribute(self, attribution: Attribution) -> None:
+        """Add what drafting for the request came to, if there was any and the worker said so."""
+        usage, context = self.usage, self.context
+        if usage is None or context is None or not usage.drafts:
+            return
+        attribution.record(
+            tenant=self.caller.tenant.name,
+            model=self.model,
+            template=self.template,
+            context=context,
+            drafts=usage.drafts,
+            draft_tokens=usage.draft_tokens or 0,
+            accepted_tokens=usage.accepted_tokens or 0,
+            completion_tokens=usage.completion_tokens,
+        )
 
 
 def _milliseconds(seconds: float) -> int:

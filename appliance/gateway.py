@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from appliance.attribution import Attribution
 from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
 from appliance.call import Call
@@ -33,11 +34,13 @@ from appliance.members import cut_member
 from appliance.metrics import Metrics
 from appliance.serving import sse
 from appliance.serving.client import Answer, WorkerClient
+from appliance.serving.patience import Patience
 from appliance.serving.pool import WorkerPool
 from appliance.serving.refusal import CLIENT_ERROR, SERVER_ERROR, normalise_error
-from appliance.serving.router import pick
+from appliance.serving.router import has_target_only, pick
+from appliance.serving.stream import sort_frames
 from appliance.serving.usage import first_finish_reason, parse_answer, parse_usage
-from appliance.serving.worker import WorkerId
+from appliance.serving.worker import Worker, WorkerId
 
 UNAVAILABLE = 503
 
@@ -91,6 +94,7 @@ class Gateway:
         pool: WorkerPool,
         client: WorkerClient,
         audit: AuditSink,
+        attribution: Attribution,
         metrics: Metrics,
         logger: Logger,
         clock: Callable[[], float],
@@ -99,10 +103,14 @@ class Gateway:
         self.pool = pool
         self._client = client
         self._audit = audit
+        self._attribution = attribution
         self._metrics = metrics
         self._logger = logger
         self._clock = clock
         self._policy = policy
+        self._patience = Patience(
+            keep_alive_seconds=policy.keep_alive_seconds, silence_seconds=policy.silence_seconds
+        )
 
     def admit(self, call: Call) -> None:
         """
@@ -110,25 +118,31 @@ class Gateway:
 
         Raises:
             ModelNotFoundError: no worker serves the model, or the key may not use it.
+            NeedsTargetOnlyWorkerError: it must not be speculated, and every worker of the model speculates.
             NoWorkerAvailableError: no worker has come up yet, so no model is known.
         """
         models = self.pool.models()
-        if call.model in models and call.caller.tenant.may_use(call.model):
-            return
         if not models:
             message = "No worker is ready yet. Try again in a moment."
             raise NoWorkerAvailableError(message)
+        if call.model not in models or not call.caller.tenant.may_use(call.model):
+            self._deny(call, "model_not_found", status=404)
+            message = f"The model `{call.model}` does not exist or you do not have access to it."
+            raise ModelNotFoundError(message)
+        if call.forbidden_by and not has_target_only(call.model, self.pool.snapshots):
+            self._deny(call, "needs_target_only_worker", status=400)
+            raise call.refusal()
+
+    def _deny(self, call: Call, reason: str, *, status: int) -> None:
         self._queue(
             EntryType.REQUEST_DENIED,
             request_id=call.request_id,
             tenant=call.caller.tenant.name,
             key_id=call.caller.key.key_id,
             route=call.route,
-            reason="model_not_found",
-            status=404,
+            reason=reason,
+            status=status,
         )
-        message = f"The model `{call.model}` does not exist or you do not have access to it."
-        raise ModelNotFoundError(message)
 
     async def relay(self, call: Call, reply: Reply) -> None:
         """
@@ -147,6 +161,8 @@ class Gateway:
             route=call.route,
             model=call.model,
             started=self._clock(),
+            template=self._attribution.template_of(call.route, call.members),
+            forbidden_by=call.forbidden_by,
             intent=self._audit.submit(EntryType.REQUEST_INTENT, **call.intent_fields()),
         )
         in_flight = self._metrics.requests_in_flight.labels(call.model)
@@ -183,7 +199,7 @@ class Gateway:
         }
         tried: frozenset[WorkerId] = frozenset()
         while True:
-            worker = pick(call.model, self.pool.snapshots, self.pool.in_flight, tried=tried)
+            worker = self._pick(call, tried)
             tried |= {worker.worker_id}
             exchange.worker = self.pool.snapshot(worker.worker_id)
             exchange.dispatched = self._clock()
@@ -200,7 +216,7 @@ class Gateway:
                             await self._relay_answer(call, exchange, answer, reply)
                             return
             except TimeoutError as error:
-                raise self._silent() from error
+                raise self._patience.lost() from error
             except WorkerTimeoutError:
                 raise
             except WorkerFailedError:
@@ -210,11 +226,20 @@ class Gateway:
             exchange.retries += 1
             self._metrics.retries.labels(call.model).inc()
 
+    def _pick(self, call: Call, tried: frozenset[WorkerId]) -> Worker:
+        return pick(
+            call.model,
+            self.pool.snapshots,
+            self.pool.in_flight,
+            tried=tried,
+            may_speculate=call.forbidden_by is None,
+        )
+
     def _can_retry(self, call: Call, exchange: Exchange, tried: frozenset[WorkerId]) -> bool:
         if exchange.head_sent:
             return False
         try:
-            pick(call.model, self.pool.snapshots, self.pool.in_flight, tried=tried)
+            self._pick(call, tried)
         except NoWorkerAvailableError:
             return False
         return True
@@ -228,7 +253,7 @@ class Gateway:
                 # The head is out: the status can no longer say it, so the last frame does.
                 await self._end_with_error(exchange, reply, error)
             return
-        text = (await self._read_all(answer)).decode("utf-8", "replace")
+        text = (await self._patience.read_all(answer)).decode("utf-8", "replace")
         exchange.answered = self._clock()
         if answer.status >= CLIENT_ERROR:
             refused = answer.status < SERVER_ERROR
@@ -239,7 +264,8 @@ class Gateway:
             exchange.usage = parse_usage(members)
             exchange.finish_reason = first_finish_reason(members)
             exchange.ends(Outcome.COMPLETED, status=answer.status)
-            text = cut_member(text, members, "metrics")
+            if not call.wants_metrics:
+                text = cut_member(text, members, "metrics")
         await self._record(exchange)
         await self._start(call, exchange, reply, answer.status, "application/json")
         await reply.write(text.encode())
@@ -247,15 +273,24 @@ class Gateway:
     async def _relay_frames(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
         """Pass whole frames on as they arrive; hold back the ones that end the stream."""
         buffer, final, done = sse.FrameBuffer(), b"", False
+
+        async def keep_alive() -> None:
+            await reply.write(sse.KEEP_ALIVE)
+
         while not done:
-            read = await self._read(answer, reply)
+            read = await self._patience.read(answer, keep_alive)
             if not read:
                 message = "The worker broke off before it had finished; what came so far is incomplete."
                 raise WorkerFailedError(message)
             frames = buffer.feed(read)
             if sse.needs_care(frames):
-                frames, held, done = _sort_frames(call, exchange, sse.split_frames(frames))
-                final += held
+                found = sort_frames(
+                    sse.split_frames(frames), wants_usage=call.wants_usage, wants_metrics=call.wants_metrics
+                )
+                frames, final, done = found.passed, final + found.held, found.is_end
+                exchange.usage = found.usage or exchange.usage
+                if found.has_failed:
+                    exchange.ends(Outcome.WORKER_FAILED)
             if frames:
                 await reply.write(frames)
                 # Only now: what is read here is for the record, and the client need not wait for it.
@@ -285,37 +320,6 @@ class Gateway:
         content = {"message": str(error), "type": "server_error", "param": None, "code": code}
         self._metrics.errors.labels(code).inc()
         await reply.write(f"data: {json.dumps({'error': content})}\n\n".encode())
-
-    async def _read(self, answer: Answer, reply: Reply) -> bytes:
-        """One network read; silence is filled with comments so that proxies do not cut the stream."""
-        silent = 0.0
-        step = min(self._policy.keep_alive_seconds, self._policy.silence_seconds)
-        while True:
-            try:
-                async with asyncio.timeout(step):
-                    return await answer.read_any()
-            except TimeoutError as error:
-                silent += step
-                if silent >= self._policy.silence_seconds:
-                    raise self._silent() from error
-                await reply.write(sse.KEEP_ALIVE)
-
-    async def _read_all(self, answer: Answer) -> bytes:
-        pieces: list[bytes] = []
-        while True:
-            try:
-                async with asyncio.timeout(self._policy.silence_seconds):
-                    piece = await answer.read_any()
-            except TimeoutError as error:
-                raise self._silent() from error
-            if not piece:
-                return b"".join(pieces)
-            pieces.append(piece)
-
-    def _silent(self) -> WorkerTimeoutError:
-        return WorkerTimeoutError(
-            f"The worker sent nothing for {self._policy.silence_seconds:g} seconds. Try a shorter request."
-        )
 
     async def _start(
         self, call: Call, exchange: Exchange, reply: Reply, status: int, content_type: str
@@ -360,6 +364,7 @@ class Gateway:
             else:
                 self._queue(EntryType.REQUEST_OUTCOME, **exchange.fields(now))
         exchange.count(self._metrics, now)
+        exchange.attribute(self._attribution)
         self._logger.info("request_finished", **exchange.log_fields(now))
 
     def _queue(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401
@@ -369,30 +374,3 @@ class Gateway:
         except AuditError as error:
             # A request it leaves open is closed by the log's own recovery at the next start.
             self._logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
-
-
-def _sort_frames(call: Call, exchange: Exchange, frames: list[bytes]) -> tuple[bytes, bytes, bool]:
-    """Split frames into what may go now, what waits for the outcome, and whether that was the end."""
-    passed, held, done = b"", b"", False
-    for frame in frames:
-        if sse.is_done(frame):
-            held, done = held + frame, True
-        elif sse.is_usage(frame):
-            text = sse.payload(frame)
-            members = parse_answer(text)
-            exchange.usage = parse_usage(members)
-            frame = f"data: {cut_member(text, members, 'metrics')}\n\n".encode()  # noqa: PLW2901
-            # The frame with empty `choices` exists only because we asked for it; clients that did
-            # not ask may index `choices[0]` and break on it.
-            if "choices" in members and members["choices"].value:
-                passed += frame
-            elif call.wants_usage:
-                held += frame
-        elif sse.is_error(frame):
-            # The last frame, whatever the worker sends after it: `[DONE]` would make a failure look whole.
-            exchange.ends(Outcome.WORKER_FAILED)
-            held += f"data: {normalise_error(sse.payload(frame), SERVER_ERROR)}\n\n".encode()
-            return passed, held, True
-        else:
-            passed += frame
-    return passed, held, done

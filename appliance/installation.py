@@ -8,7 +8,7 @@ that the next start completes: every step looks first and creates only what is m
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from appliance.errors import ConfigurationError
@@ -22,6 +22,7 @@ from appliance.tenancy import (
 )
 
 KEY_BYTES = 37
+TOKEN_BYTES = 32
 OPERATOR = "operator"
 DEMO = "demo"
 
@@ -33,6 +34,8 @@ class Installation:
     directory: Path
     database_url: str
     signing_key: Path
+    control_token: Path
+    """Secret that control presents to the plugin in a worker, mode 0600."""
 
     @property
     def sealed_head(self) -> Path:
@@ -50,6 +53,11 @@ class Installation:
         return self.directory / "admin.key"
 
     @property
+    def restart_wish(self) -> Path:
+        """Where a worker leaves the wish to be started anew, for its supervisor to find."""
+        return self.directory / "worker-1.restart"
+
+    @property
     def logs(self) -> Path:
         """What the workers print."""
         return self.directory / "logs"
@@ -62,6 +70,7 @@ def locate(settings: Settings) -> Installation:
         directory=directory,
         database_url=settings.audit.database_url or f"sqlite:///{directory / 'audit.db'}",
         signing_key=settings.audit.signing_key_file or directory / "audit.key",
+        control_token=settings.data.control_token_file or directory / "control.token",
     )
 
 
@@ -99,6 +108,7 @@ def prepare(
         raise ConfigurationError(message) from error
     if not installation.signing_key.exists():
         create_signing_key(installation.signing_key)
+    _prepare_control_token(installation, random_bytes)
     if installation.tenants.exists():
         return {}
     admin_text, admin = make_key(random_bytes(KEY_BYTES), admin=True)
@@ -109,6 +119,23 @@ def prepare(
         (Tenant(name=OPERATOR, models=(), keys=(admin,)), Tenant(name=DEMO, keys=(demo,))),
     )
     return {"admin": admin_text, "demo tenant": demo_text}
+
+
+def load_control_token(installation: Installation) -> str:
+    """
+    Read the secret that control presents to workers.
+
+    Raises:
+        ConfigurationError: it cannot be read or is empty.
+    """
+    path = installation.control_token
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the control token {path}: {error}") from error
+    if not token:
+        raise ConfigurationError(f"the control token {path} is empty: put a random word in it")
+    return token
 
 
 def load_tenants(installation: Installation) -> tuple[Tenant, ...]:
@@ -125,15 +152,23 @@ def load_tenants(installation: Installation) -> tuple[Tenant, ...]:
         raise ConfigurationError(message) from error
 
 
+def _prepare_control_token(installation: Installation, random_bytes: Callable[[int], bytes]) -> None:
+    """Make the token in the data directory; one that the settings place elsewhere is the operator's."""
+    path = installation.control_token
+    if path.exists():
+        return
+    if path.parent != installation.directory:
+        message = f"the control token {path} does not exist: copy it from the machine control runs on"
+        raise ConfigurationError(message)
+    write_private(path, random_bytes(TOKEN_BYTES).hex() + "\n")
+
+
 def add_key(tenants: tuple[Tenant, ...], name: str, key: ApiKey) -> tuple[Tenant, ...]:
     """Return the tenants with one more key for `name`, added as a new tenant if unknown."""
     if all(tenant.name != name for tenant in tenants):
         return (*tenants, Tenant(name=name, keys=(key,)))
     return tuple(
-        Tenant(name=tenant.name, models=tenant.models, keys=(*tenant.keys, key))
-        if tenant.name == name
-        else tenant
-        for tenant in tenants
+        replace(tenant, keys=(*tenant.keys, key)) if tenant.name == name else tenant for tenant in tenants
     )
 
 

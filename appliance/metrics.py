@@ -66,6 +66,15 @@ class Metrics:
         self.worker_restarts = counter(
             "appliance_worker_restarts", "Times the supervisor started the worker again.", "worker"
         )
+        self.worker_recycles = counter(
+            "appliance_worker_recycles", "Restarts on purpose, by why and how they ended.",
+            "worker", "reason", "result",
+        )  # fmt: skip
+        self.worker_left_out = gauge(
+            "appliance_worker_left_out",
+            "1 while a worker that was recycled gets no requests, because it did not come back sound.",
+            "worker",
+        )  # fmt: skip
         self.worker_running = gauge(
             "appliance_worker_running_requests", "Requests in the worker's batch.", "worker"
         )
@@ -102,6 +111,42 @@ class Metrics:
         )  # fmt: skip
         self.window_drafts = gauge(
             "appliance_acceptance_window_drafts", "Drafts the window holds now.", "worker"
+        )
+
+        self.speculation_changes = counter(
+            "appliance_speculation_changes", "Changes of what a worker does, by the mode entered and why.",
+            "worker", "mode", "reason",
+        )  # fmt: skip
+        self.speculation_collapsed = gauge(
+            "appliance_speculation_collapsed",
+            "1 while the draft counts as collapsed: look at draft, template and traffic.", "worker",
+        )  # fmt: skip
+        self.speculation_controllable = gauge(
+            "appliance_speculation_controllable", "1 if the worker's drafting can be steered.", "worker"
+        )
+        self.speculation_draft_tokens = gauge(
+            "appliance_speculation_draft_tokens",
+            "Draft tokens per step that the table gives a batch of at most so many requests.",
+            "worker", "batch",
+        )  # fmt: skip
+        self.break_even_length = gauge(
+            "appliance_break_even_acceptance_length",
+            "Acceptance length above which the most draft tokens pay at this batch size, as measured.",
+            "worker", "batch",
+        )  # fmt: skip
+        self.speculation_probes_failed = gauge(
+            "appliance_speculation_probes_failed",
+            "Probes in a row that found drafts not to pay; each doubles the time to the next.", "worker",
+        )  # fmt: skip
+        self.speculation_probed_steps = gauge(
+            "appliance_speculation_probed_steps",
+            "Steps spent on probes and on measuring costs since the worker started.", "worker",
+        )  # fmt: skip
+        self.control_acting = gauge(
+            "appliance_control_acting", "1 while this process holds the lease and steers workers."
+        )
+        self.control_failures = counter(
+            "appliance_control_failures", "Looks at a worker that ended in a defect; nothing was changed."
         )
 
         self.audit_entries = counter("appliance_audit_entries", "Entries made durable.")

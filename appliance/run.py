@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,19 +24,26 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from appliance.announce import Announcer
 from appliance.api.services import Services
 from appliance.app import create_app
+from appliance.attribution import Attribution
 from appliance.audit.entry import new_entry_id
 from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.store import SqlAuditStore
-from appliance.control import ControlLoop
+from appliance.changes import ChangeLog
+from appliance.control import ControlLoop, ControlParts
 from appliance.errors import ApplianceError
 from appliance.gateway import Gateway, GatewayPolicy
-from appliance.installation import Installation, load_tenants, locate, prepare
+from appliance.installation import Installation, load_control_token, load_tenants, locate, prepare
+from appliance.lease import SqlLease
 from appliance.logs import Logger, configure_logs
 from appliance.metrics import Metrics, observe_audit
+from appliance.override import SqlOverrideStore
+from appliance.recycle import RecycleParts, Recycler, Restarter
 from appliance.server import bind, make_server
 from appliance.serving.client import WorkerClient
 from appliance.serving.pool import WorkerPool
+from appliance.serving.restart import RestartClient
+from appliance.serving.speculation import SpeculationClient
 from appliance.serving.worker import Worker, WorkerId
 from appliance.settings import Settings
 from appliance.tenancy import TenantDirectory
@@ -78,7 +85,8 @@ async def _run(settings: Settings, roles: frozenset[Role]) -> None:
         assert worker is not None  # noqa: S101 - there are two roles
         await _until_stopped(stop, announcer, worker.run(None), drain=worker.stop)
         return
-    async with _open_gateway(settings, installation, logger, version) as parts:
+    own: dict[WorkerId, Restarter] = {} if worker is None else {worker.worker.worker_id: worker}
+    async with _open_gateway(settings, installation, logger, version, own) as parts:
         server = make_server(create_app(parts.services), settings.api)
         listener = bind(settings.api)
 
@@ -141,15 +149,28 @@ class GatewayParts:
 
 @asynccontextmanager
 async def _open_gateway(
-    settings: Settings, installation: Installation, logger: Logger, version: str
+    settings: Settings,
+    installation: Installation,
+    logger: Logger,
+    version: str,
+    own: Mapping[WorkerId, Restarter],
 ) -> AsyncIterator[GatewayParts]:
     metrics = Metrics(CollectorRegistry())
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=metrics.registry)
     metrics.build_info.labels(version).set(1)
     tenants = TenantDirectory(load_tenants(installation))
+    token = load_control_token(installation)
     signer = load_signing_key(installation.signing_key, settings.audit.origin)
     store = SqlAuditStore(installation.database_url)
+    overrides = SqlOverrideStore(installation.database_url)
+    lease = SqlLease(
+        installation.database_url,
+        name="control",
+        holder=new_request_id(),
+        seconds=settings.monitor.lease_seconds,
+        clock=time.time,  # noqa: TID251 - the composition root hands out the clock
+    )
     pool = WorkerPool()
     for number, url in enumerate(settings.pool.urls, start=1):
         pool.add(Worker(worker_id=WorkerId(f"pool-{number}"), url=url.rstrip("/")))
@@ -165,12 +186,16 @@ async def _open_gateway(
                 on_commit=metrics.saw_audit_commit,
             ) as audit,
             WorkerClient.open(connect_seconds=settings.pool.connect_seconds) as client,
+            SpeculationClient.open(token=token) as speculation,
+            RestartClient.open(token=token) as others,
         ):
             observe_audit(metrics, audit.state)
+            attribution = Attribution(label_key=os.urandom(16), clock=time.monotonic)
             gateway = Gateway(
                 pool=pool,
                 client=client,
                 audit=audit,
+                attribution=attribution,
                 metrics=metrics,
                 logger=logger,
                 clock=time.monotonic,
@@ -180,27 +205,58 @@ async def _open_gateway(
                     origin=settings.audit.origin,
                 ),
             )
+            control = ControlLoop(
+                ControlParts(
+                    pool=pool,
+                    client=client,
+                    speculation=speculation,
+                    lease=lease,
+                    overrides=overrides,
+                    recycler=Recycler(
+                        RecycleParts(
+                            pool=pool,
+                            client=client,
+                            own=own,
+                            others=others,
+                            audit=audit,
+                            metrics=metrics,
+                            logger=logger,
+                        ),
+                        settings=settings.recycle,
+                        clock=time.monotonic,
+                    ),
+                    changes=ChangeLog(
+                        audit=audit,
+                        metrics=metrics,
+                        logger=logger,
+                        clock=time.time,  # noqa: TID251 - as above
+                    ),
+                    metrics=metrics,
+                    logger=logger,
+                ),
+                settings=settings.monitor,
+                clock=time.monotonic,
+                wall_clock=time.time,  # noqa: TID251 - as above
+            )
             services = Services(
                 settings=settings.api,
                 tenants=tenants,
                 pool=pool,
                 gateway=gateway,
                 audit=audit,
+                attribution=attribution,
+                control=control,
+                overrides=overrides,
                 metrics=metrics,
                 logger=logger,
+                clock=time.time,  # noqa: TID251 - as above
                 new_request_id=new_request_id,
                 version=version,
             )
-            control = ControlLoop(
-                pool=pool,
-                client=client,
-                metrics=metrics,
-                logger=logger,
-                clock=time.monotonic,
-                settings=settings.monitor,
-            )
             yield GatewayParts(services=services, pool=pool, control=control, audit=audit, metrics=metrics)
     finally:
+        lease.close()
+        overrides.close()
         store.close()
 
 

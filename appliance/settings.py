@@ -50,6 +50,9 @@ class DataSettings(Section):
 
     directory: Path = Path("data")
     """Directory for the audit database, keys, tenants and worker logs; created mode 0700."""
+    control_token_file: Path | None = None
+    """Secret shared by control and workers, in a file of mode 0600; default: `control.token` in the
+    data directory, made at the first start.  Machines that share a worker need the same."""
 
 
 class WorkerSettings(Section):
@@ -59,6 +62,8 @@ class WorkerSettings(Section):
     """Directory of the target model's weights; always local, never a hub name."""
     draft: Path | None = DEMO_DRAFT
     """Directory of the draft head (EAGLE 3 or 3.1); null serves the target alone."""
+    bad_draft: Literal["refuse", "target_only"] = "refuse"
+    """What to do with a draft that does not fit its target: not to start, or to serve the target alone."""
     served_name: str | None = None
     """Name clients use in `model`; default: the last part of the model's path."""
     method: Literal["eagle3", "ngram", "suffix", "mtp", "none"] = "eagle3"
@@ -108,18 +113,52 @@ class PoolSettings(Section):
 
 
 class MonitorSettings(Section):
-    """How acceptance is watched."""
+    """How acceptance and goodput are watched, and when speculation stops and comes back."""
 
-    interval_seconds: Annotated[float, Field(gt=0)] = 2.0
-    """Time between two scrapes of each worker."""
+    interval_seconds: Annotated[float, Field(gt=0)] = 1.0
+    """Time between two looks at each worker."""
     scrape_timeout_seconds: Annotated[float, Field(gt=0)] = 2.0
-    """How long one scrape may take; a late one counts as failed and changes nothing."""
-    window_drafts: Annotated[int, Field(ge=1)] = 2000
+    """How long one look may take; a late one counts as failed and changes nothing."""
+    control: Literal["auto", "observe"] = "auto"
+    """`auto` steers workers; `observe` only measures, and every worker drafts as it was started."""
+    window_drafts: Annotated[int, Field(ge=1)] = 400
     """Size of the window that acceptance is computed over, in drafts."""
-    min_drafts: Annotated[int, Field(ge=1)] = 50
-    """Fewer drafts than this in the window give no verdict."""
-    collapsed_below: Annotated[float, Field(ge=1)] = 1.2
-    """Acceptance length under which the draft is reported as collapsed."""
+    min_drafts: Annotated[int, Field(ge=1)] = 32
+    """Fewer drafts than this give no verdict."""
+    collapsed_below: Annotated[float, Field(ge=1)] = 1.25
+    """Acceptance length under which the draft has collapsed, whatever is usual for it."""
+    margin: Annotated[float, Field(ge=0, le=0.5)] = 0.03
+    """Gain or loss in tokens per second, as a fraction, within which nothing is changed."""
+    cooldown_seconds: Annotated[float, Field(ge=0)] = 2.0
+    """Least time between two changes of a worker's mode."""
+    probe_share: Annotated[float, Field(gt=0, le=0.2)] = 0.02
+    """Most of a worker's steps that go into probes and into measuring costs."""
+    probe_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """From a fallback to the first probe; doubles with each probe that fails."""
+    probe_longest_seconds: Annotated[float, Field(gt=0)] = 20.0
+    """Most time between two probes of a draft that has paid on this worker before."""
+    probe_hopeless_seconds: Annotated[float, Field(gt=0)] = 900.0
+    """Most time between two probes of a draft that never has."""
+    hard_off_after_seconds: Annotated[float, Field(ge=60)] | None = 3600.0
+    """After so long without a draft that paid, a worker is restarted without it, if another one can
+    serve meanwhile; null: never."""
+    hard_off_retry_seconds: Annotated[float, Field(ge=60)] = 21600.0
+    """From a hard-off to the restart that tries the draft again."""
+    lease_seconds: Annotated[float, Field(ge=5)] = 15.0
+    """How long a control loop that has gone silent keeps others from acting."""
+
+
+class RecycleSettings(Section):
+    """How a worker is restarted on purpose, while others serve."""
+
+    drain_seconds: Annotated[float, Field(ge=0)] = 60.0
+    """How long its requests may take to finish before it is restarted all the same."""
+    start_seconds: Annotated[float, Field(gt=0)] = 1860.0
+    """How long it may then take to answer again, what it needs to end included."""
+    canary_requests: Annotated[int, Field(ge=1)] = 3
+    """Requests of the gateway's own that it has to answer before it gets any other."""
+    canary_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """How long each of them may take; the first after a start is slow."""
 
 
 class AuditSettings(Section):
@@ -164,6 +203,7 @@ class Settings(Section):
     worker: WorkerSettings = WorkerSettings()
     pool: PoolSettings = PoolSettings()
     monitor: MonitorSettings = MonitorSettings()
+    recycle: RecycleSettings = RecycleSettings()
     audit: AuditSettings = AuditSettings()
     log: LogSettings = LogSettings()
 

@@ -1,5 +1,5 @@
 """
-Tenants and their API keys: who may call, and which models they may use.
+Tenants and their API keys: who may call, which models they may use, and whether drafts may help.
 
 Keys are made here, shown once and kept only as SHA-256 digests.  A plain digest is enough because
 a key is 256 random bits: there is nothing to guess.  This module is pure; the roots read and write
@@ -12,6 +12,7 @@ import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import yaml
@@ -23,6 +24,15 @@ KEY_ID_FORMAT = re.compile(r"[a-z2-7]{8}")
 DIGEST_FORMAT = re.compile(r"[0-9a-f]{64}")
 NAME_FORMAT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 ANY_MODEL = "*"
+
+
+class SpeculationPolicy(StrEnum):
+    """Whether somebody's requests may be drafted for."""
+
+    AUTO = "auto"
+    """The appliance decides, by what pays."""
+    OFF = "off"
+    """Never: only workers without a draft may answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +52,7 @@ class Tenant:
     name: str
     models: tuple[str, ...] = (ANY_MODEL,)
     keys: tuple[ApiKey, ...] = ()
+    speculation: SpeculationPolicy = SpeculationPolicy.AUTO
 
     def may_use(self, model: str) -> bool:
         """Whether this tenant's keys are scoped to `model`."""
@@ -128,6 +139,7 @@ def encode_tenants(tenants: tuple[Tenant, ...]) -> str:
         "tenants": {
             tenant.name: {
                 "models": list(tenant.models),
+                "speculation": str(tenant.speculation),
                 "keys": [
                     {"key_id": key.key_id, "digest": key.digest, "admin": key.admin} for key in tenant.keys
                 ],
@@ -147,8 +159,20 @@ def _parse_tenant(name: str, body: Mapping[str, Any]) -> Tenant:
         message = f"tenant {name}: models must be a list of names, such as [demo]"
         raise ConfigurationError(message)
     return Tenant(
-        name=name, models=tuple(models), keys=tuple(_parse_key(name, key) for key in body.get("keys", ()))
+        name=name,
+        models=tuple(models),
+        keys=tuple(_parse_key(name, key) for key in body.get("keys", ())),
+        speculation=_parse_speculation(name, body.get("speculation", "auto")),
     )
+
+
+def _parse_speculation(name: str, value: Any) -> SpeculationPolicy:  # noqa: ANN401 - decoded YAML
+    # YAML reads a bare `off` as false.
+    try:
+        return SpeculationPolicy.OFF if value is False else SpeculationPolicy(value)
+    except ValueError as error:
+        message = f"tenant {name}: speculation must be auto or off"
+        raise ConfigurationError(message) from error
 
 
 def _parse_key(name: str, key: Mapping[str, Any]) -> ApiKey:

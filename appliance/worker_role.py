@@ -14,19 +14,23 @@ from typing import Any
 from appliance.announce import Announcer
 from appliance.audit.log import AuditLog
 from appliance.audit.registry import EntryType
-from appliance.errors import AuditError, ConfigurationError
+from appliance.drafts.findings import Finding
+from appliance.drafts.lint import lint_pair, refuse_errors
+from appliance.drafts.rules import Severity
+from appliance.errors import AuditError, ControlRefusedError
 from appliance.installation import Installation
 from appliance.logs import Logger
 from appliance.metrics import Metrics
-from appliance.monitor import SpeculationMode
 from appliance.serving.devices import choose_device, look
 from appliance.serving.launch import LaunchPlan, plan_launch
 from appliance.serving.pool import WorkerPool
 from appliance.serving.supervise import Supervisor, WorkerEvent, WorkerEventKind, free_port
-from appliance.serving.weights import Severity, Weights, check_pair, load_weights
+from appliance.serving.weights import Weights, inspect_weights, load_weights
 from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.worker_protocol import RESTART_FILE
 from appliance.settings import Settings, WorkerSettings, process_environment
 from appliance.sovereignty.environment import offline_environment
+from appliance.speculation import Reason, SpeculationMode
 
 WORKER_ID = WorkerId("worker-1")
 PLUGIN = "appliance"
@@ -43,6 +47,17 @@ class Listeners:
     metrics: Metrics
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPair:
+    """The weights a worker is started with, and what was found about them."""
+
+    target: Weights
+    draft: Weights | None
+    lint: tuple[Finding, ...] = ()
+    draft_refused: bool = False
+    """Set where there is a draft, and the settings say to serve the target alone rather than this."""
+
+
 class WorkerRole:
     """One supervised worker, and what is known of it before it starts."""
 
@@ -54,8 +69,28 @@ class WorkerRole:
         installation: Installation,
         logger: Logger,
         announcer: Announcer,
+        pair: LoadedPair,
+        *,
+        target_only: LaunchPlan | None = None,
     ) -> None:
+        """
+        Prepare; nothing is started before `run`.
+
+        Args:
+            settings: the `worker` section, as it came out after the draft was judged.
+            launch: how to start it.
+            worker: what the pool knows of it when it is started so.
+            installation: where its log and its wishes go.
+            logger: the operator log.
+            announcer: the person watching.
+            pair: its weights, and what was found about them.
+            target_only: how to start it without its draft; None where it has none.
+        """
         self.worker = worker
+        """As the latest start made it."""
+        self._planned = worker
+        self._restart_reason: Reason | None = None
+        self._lint = [str(finding.rule) for finding in pair.lint]
         self._method = settings.method
         self._model = launch.model
         self._logger = logger
@@ -68,7 +103,14 @@ class WorkerRole:
             max_restarts=settings.max_restarts,
             observe=self.saw,
             report=announcer.worker_progress,
+            target_only=target_only,
+            restart_file=installation.restart_wish,
         )
+
+    @property
+    def start_reason(self) -> Reason | None:
+        """Why it was started in another mode than the settings say, if it was."""
+        return self.worker.reason
 
     @classmethod
     def plan(
@@ -82,24 +124,38 @@ class WorkerRole:
         """
         chosen = settings.worker
         announcer.say("reading the weights")
-        target, draft = load_pair(chosen, announcer)
-        launch = plan_launch(
-            chosen,
-            python=sys.executable,
-            port=chosen.port or free_port(chosen.host),
-            device=choose_device(chosen.device, look()),
-            target=target,
-            draft=draft,
-            environment=offline_environment(process_environment(), plugins=(PLUGIN,)),
-        )
+        pair = load_pair(chosen, announcer)
+        if pair.draft_refused:
+            chosen = chosen.model_copy(update={"method": "none", "draft": None})
+        port = chosen.port or free_port(chosen.host)
+        device = choose_device(chosen.device, look())
+
+        def launch(settings: WorkerSettings, draft: Weights | None) -> LaunchPlan:
+            plan = plan_launch(
+                settings,
+                python=sys.executable,
+                port=port,
+                device=device,
+                target=pair.target,
+                draft=draft,
+                environment=offline_environment(process_environment(), plugins=(PLUGIN,)),
+                control_token_file=installation.control_token,
+            )
+            wish = {RESTART_FILE: str(installation.restart_wish)}
+            return replace(plan, environment={**plan.environment, **wish})
+
+        plan, target_only = launch(chosen, pair.draft), None
+        if chosen.method != "none":
+            target_only = launch(chosen.model_copy(update={"method": "none", "draft": None}), None)
         worker = Worker(
             worker_id=WORKER_ID,
-            url=launch.url,
-            weights=target.digest,
-            draft=draft.digest if draft else "",
-            mode=SpeculationMode.TARGET_ONLY if chosen.method == "none" else SpeculationMode.SPECULATIVE,
+            url=plan.url,
+            weights=pair.target.digest,
+            draft=pair.draft.digest if pair.draft else "",
+            mode=SpeculationMode.TARGET_ONLY if target_only is None else SpeculationMode.SPECULATIVE,
+            reason=Reason.DRAFT_LINT_FAILED if pair.draft_refused else None,
         )
-        return cls(chosen, launch, worker, installation, logger, announcer)
+        return cls(chosen, plan, worker, installation, logger, announcer, pair, target_only=target_only)
 
     async def run(self, listeners: Listeners | None) -> None:
         """
@@ -115,6 +171,27 @@ class WorkerRole:
         """Let the worker finish what it does, then end it and everything it started."""
         await self._supervisor.stop()
 
+    async def restart(self, worker: Worker, *, with_draft: bool, reason: Reason) -> None:
+        """
+        Have the worker finish its requests, end, and start again; returns before any of it.
+
+        Args:
+            worker: the worker this is, as the pool knows it.
+            with_draft: whether it is to come back with its draft.
+            reason: why; what the pool and the status say of a worker that comes back without.
+
+        Raises:
+            ControlRefusedError: it has no draft, is another worker, or is not running.
+        """
+        if worker.worker_id != self.worker.worker_id:
+            message = f"worker {worker.worker_id} was not started by this process"
+            raise ControlRefusedError(message)
+        if with_draft and self._planned.mode is SpeculationMode.TARGET_ONLY:
+            message = f"worker {worker.worker_id} was planned without a draft: set worker.draft, start again"
+            raise ControlRefusedError(message)
+        self._supervisor.restart(with_draft=with_draft)
+        self._restart_reason = reason
+
     def saw(self, event: WorkerEvent) -> None:
         """Pass on one change in the worker's life."""
         self._announcer.worker_event(event)
@@ -125,13 +202,16 @@ class WorkerRole:
             detail=event.detail,
             exit_code=event.exit_code,
         )
-        if self._listeners is None:
-            return
+        if event.kind is WorkerEventKind.STARTING:
+            # A new process: what was seen of the one before says nothing about it.
+            self.worker = self._started(hard_off=event.hard_off)
+        if self._listeners is not None:
+            self._pass_on(event, self._listeners)
+
+    def _pass_on(self, event: WorkerEvent, listeners: Listeners) -> None:
         match event.kind:
             case WorkerEventKind.STARTING:
-                # A new process: what was seen of the one before says nothing about it.
-                self.worker = replace(self.worker)
-                self._listeners.pool.add(self.worker)
+                listeners.pool.add(self.worker)
             case WorkerEventKind.HEALTHY:
                 self._audit(
                     EntryType.WORKER_STARTED,
@@ -139,21 +219,32 @@ class WorkerRole:
                     weights=self.worker.weights,
                     draft=self.worker.draft or None,
                     engine=engine_version(),
-                    speculation_method=self._method,
+                    speculation_method="none" if event.hard_off else self._method,
+                    draft_lint=(self._lint or None) if not event.hard_off else None,
                 )
+            case WorkerEventKind.RECYCLING:
+                listeners.pool.report_unreachable(self.worker.worker_id)
+                if event.exit_code is not None:
+                    self._audit(EntryType.WORKER_STOPPED, reason="recycled", exit_code=event.exit_code)
             case WorkerEventKind.DIED:
-                self._listeners.pool.report_unreachable(self.worker.worker_id)
+                listeners.pool.report_unreachable(self.worker.worker_id)
                 self._audit(
                     EntryType.WORKER_FAILED,
                     reason="ended" if event.exit_code is not None else "not_healthy",
                     exit_code=event.exit_code,
                 )
             case WorkerEventKind.RESTARTING:
-                self._listeners.metrics.worker_restarts.labels(event.worker).inc()
+                listeners.metrics.worker_restarts.labels(event.worker).inc()
             case WorkerEventKind.STOPPED:
                 self._audit(EntryType.WORKER_STOPPED, reason="requested", exit_code=event.exit_code)
             case WorkerEventKind.GAVE_UP:
                 pass
+
+    def _started(self, *, hard_off: bool) -> Worker:
+        """The worker as a start makes it: never the same value twice."""
+        if not hard_off:
+            return replace(self._planned)
+        return replace(self._planned, draft="", mode=SpeculationMode.TARGET_ONLY, reason=self._restart_reason)
 
     def _audit(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - see the registry
         assert self._listeners is not None  # noqa: S101 - checked by the caller
@@ -163,22 +254,33 @@ class WorkerRole:
             self._logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
 
 
-def load_pair(settings: WorkerSettings, announcer: Announcer) -> tuple[Weights, Weights | None]:
+def load_pair(settings: WorkerSettings, announcer: Announcer) -> LoadedPair:
     """
-    Read and digest target and draft, and refuse a pair that cannot work.
+    Read and digest target and draft, and judge whether they fit before anything large is read.
+
+    Fails closed: a draft that does not fit is never served.  `worker.bad_draft` decides whether the
+    target is served without it.
 
     Raises:
-        ConfigurationError: a path or file is missing, or the draft was made for another target.
+        ConfigurationError: a path or file is missing, or the draft does not fit and is to be refused.
     """
-    target = load_weights(settings.model)
     if settings.method != "eagle3" or settings.draft is None:
-        return target, None
-    draft = load_weights(settings.draft)
-    for finding in check_pair(target, draft):
-        if finding.severity is Severity.ERROR:
-            raise ConfigurationError(finding.message)
-        announcer.say(f"warning: {finding.message}")
-    return target, draft
+        return LoadedPair(target=load_weights(settings.model), draft=None)
+    seen = inspect_weights(settings.model), inspect_weights(settings.draft)
+    findings = lint_pair(*seen, context=settings.max_model_len)
+    for finding in findings:
+        announcer.say(f"{finding.severity}: {finding.rule}: {finding.message}; {finding.advice}")
+    refused = any(finding.severity is Severity.ERROR for finding in findings)
+    if settings.bad_draft == "refuse":
+        refuse_errors(findings, seen[1].path)
+    if refused:
+        announcer.say(f"the draft in {seen[1].path} does not fit: the target is served alone")
+    return LoadedPair(
+        target=load_weights(settings.model),
+        draft=None if refused else load_weights(settings.draft),
+        lint=findings,
+        draft_refused=refused,
+    )
 
 
 def engine_version() -> str:

@@ -6,6 +6,7 @@ or more on two CPU cores; --target-steps and --draft-steps scale it down for a t
 """
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from demo.training.corpus import load_corpus
-from demo.training.draft import DraftHead, DraftRecipe, load_draft, save_draft, train_draft
+from demo.training.draft import DraftHead, DraftRecipe, aux_layers, load_draft, save_draft, train_draft
 from demo.training.on_policy import OnPolicyRecipe, mixed, write_continuations
 from demo.training.target import (
     TargetRecipe,
@@ -68,6 +69,19 @@ def build_draft(
         progress = Progress(f"draft, round {number}")
         train_draft(head, batches, target, recipe, peak_rate, progress, options.device)
         save_draft(head, target, draft_at)
+        write_training_record(target, recipe, draft_at)
+
+
+def write_training_record(target: LlamaForCausalLM, recipe: DraftRecipe, draft_at: Path) -> None:
+    """Write down what has no weights and decides acceptance, for `appliance draft lint`."""
+    record = {
+        "fc_norm": True,
+        "norm_output": True,
+        "norm_before_fc": False,
+        "aux_layers": list(aux_layers(target.config)),
+        "trained_context": recipe.window,
+    }
+    (draft_at / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from appliance import errors
 from appliance.api.errors import RENDERINGS
 from appliance.audit.reference import reference as audit_format
 from appliance.cli import cli
+from appliance.drafts.explanations import EXPLANATIONS
 from appliance.metrics import Metrics
 from appliance.settings import PREFIX, Settings
 
@@ -98,11 +99,28 @@ def cli_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def lint_page() -> str:
+    """Every rule of `appliance draft lint`."""
+    lines = [
+        "# Rules of `appliance draft lint`",
+        "",
+        NOTE,
+        "What is checked before a draft is loaded, and what vLLM 0.32 does about it by itself; paths are",
+        "below `vllm/`. An error keeps a draft from being served, a warning is announced and recorded.",
+    ]
+    for rule, explanation in EXPLANATIONS.items():
+        lines += ["", f"## `{rule}`", "", f"**{explanation.severity.capitalize()}.** {explanation.finds}"]
+        advice = explanation.advice[0].upper() + explanation.advice[1:]
+        lines += ["", f"{explanation.why}", "", f"To do: {advice}."]
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,
     "cli.md": cli_page,
+    "draft-lint.md": lint_page,
     "audit-format.md": audit_format,
 }
 

@@ -16,9 +16,14 @@ from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from appliance.audit.store import AuditStore, Head, Leaf, StoredCheckpoint
-from appliance.errors import AuditUnavailableError
+from appliance.changes import SpeculationChange
+from appliance.errors import AuditUnavailableError, ControlRefusedError
+from appliance.serving.vllm_steering import Steering
+from appliance.serving.worker_protocol import SPECULATION_PATH
+from appliance.speculation import Reason
 
 MODEL = "demo"
+CONTROL_TOKEN = "the token"
 SPECULATION = {
     "speculative_decoding": {
         "mean_acceptance_length": 2.5,
@@ -41,6 +46,23 @@ vllm:generation_tokens_total{engine="0",model_name="demo"} 10.0
 # TYPE vllm:prompt_tokens counter
 vllm:prompt_tokens_total{engine="0",model_name="demo"} 7.0
 """
+"""The page of a worker that was started without a draft."""
+SPECULATIVE_METRICS = (
+    METRICS
+    + """\
+# TYPE vllm:spec_decode_num_drafts counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="demo"} 4.0
+# TYPE vllm:spec_decode_num_draft_tokens counter
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="demo"} 12.0
+# TYPE vllm:spec_decode_num_accepted_tokens counter
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="demo"} 6.0
+# TYPE vllm:spec_decode_num_accepted_tokens_per_pos counter
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="demo",position="0"} 3.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="demo",position="1"} 2.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="demo",position="2"} 1.0
+"""
+)
+"""The page of a worker that drafts three tokens at a time."""
 
 
 @dataclass
@@ -70,6 +92,15 @@ class FakeWorker:
     metrics: str = METRICS
     metrics_seconds: float = 0.0
     """Silence before the metrics page."""
+    plugin: dict[str, Any] | None = None
+    """What the speculation plugin says; None where there is no plugin."""
+    plugin_token: str = CONTROL_TOKEN
+    puts: list[dict[str, Any]] = field(default_factory=list)
+    """What the plugin was told; what it has in common with `plugin` is in force from then on."""
+    steering: Steering | None = None
+    """The real plugin's hooks, which then answer in place of `plugin`."""
+    put_status: int = 200
+    """Another than 200 refuses what the plugin is told."""
     bodies: list[bytes] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     headers: list[CIMultiDictProxy[str]] = field(default_factory=list)
@@ -179,6 +210,8 @@ class FakeWorker:
         app.router.add_get("/health", _answer(web.Response))
         app.router.add_get("/version", _answer(lambda: web.json_response({"version": "0.32.0"})))
         app.router.add_get("/metrics", self.metrics_page)
+        app.router.add_get(SPECULATION_PATH, self.speculation)
+        app.router.add_put(SPECULATION_PATH, self.speculation)
         app.router.add_get("/v1/models", _answer(lambda: web.json_response({"data": self.listed()})))
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
@@ -195,6 +228,22 @@ class FakeWorker:
         """Return the metrics page, late if told so."""
         await asyncio.sleep(self.metrics_seconds)
         return web.Response(text=self.metrics)
+
+    async def speculation(self, request: web.Request) -> web.Response:
+        """Answer as the plugin does, to whoever has the token."""
+        if self.plugin is None and self.steering is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        if request.headers.get("Authorization") != f"Bearer {self.plugin_token}":
+            return web.json_response({"error": "the control token is missing or wrong"}, status=401)
+        told = await request.json() if request.method == "PUT" else {}
+        self.puts += [told] if told else []
+        if told and self.put_status != 200:
+            return web.json_response({"error": "not now"}, status=self.put_status)
+        if self.steering is not None:
+            answer = json.loads(self.steering.command(json.dumps(told), "vllm 0.32.0"))
+            return web.json_response(answer, status=400 if "error" in answer else 200)
+        self.plugin |= {name: told[name] for name in told if name in self.plugin}
+        return web.json_response(self.plugin)
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the list of models."""
@@ -259,6 +308,64 @@ class StallingStore:
     def latest_checkpoint(self) -> StoredCheckpoint | None:
         """Return the newest checkpoint."""
         return self.store.latest_checkpoint()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeBucket:
+    """What control would say of one batch bucket."""
+
+    bucket: int = 1
+    draft_tokens: int = 3
+    reason: Reason = Reason.HEALTHY
+    break_even: float | None = 1.31
+    break_evens: dict[int, float] = field(default_factory=lambda: {3: 1.31})
+    payoff: float | None = 0.25
+    tokens_per_second: dict[int, float] = field(default_factory=lambda: {3: 118.04, 0: 78.0})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeView:
+    """What control would say of one worker."""
+
+    since: float = 1_800_000_000.0
+    buckets: tuple[FakeBucket, ...] = (FakeBucket(), FakeBucket(bucket=2, break_even=None, payoff=None))
+    probes_failed: int = 0
+    next_probe_in_seconds: float | None = None
+    controllable: bool = True
+    problems: tuple[str, ...] = ()
+
+
+class FakeControl:
+    """A control loop that remembers what it was asked for, and can refuse it."""
+
+    def __init__(self) -> None:
+        self.views: dict[str, FakeView] = {}
+        self.changes: list[SpeculationChange] = []
+        self.refusal: str | None = None
+        self.probes: list[str] = []
+        self.recycles: list[dict[str, Any]] = []
+
+    def view(self, worker_id: str) -> FakeView | None:
+        """What it thinks of a worker."""
+        return self.views.get(worker_id)
+
+    def events(self, after: int) -> tuple[SpeculationChange, ...]:
+        """The changes after a number."""
+        return tuple(change for change in self.changes if change.sequence > after)
+
+    def request_probe(self, worker_id: str) -> None:
+        """Remember that a probe was asked for."""
+        self._refuse()
+        self.probes.append(worker_id)
+
+    def request_recycle(self, worker_id: str, *, with_draft: bool, note: str, actor: str) -> None:
+        """Remember that a recycle was asked for."""
+        self._refuse()
+        self.recycles.append({"worker": worker_id, "with_draft": with_draft, "note": note, "actor": actor})
+
+    def _refuse(self) -> None:
+        if self.refusal is not None:
+            raise ControlRefusedError(self.refusal)
 
 
 def chat(**more: Any) -> dict[str, Any]:

@@ -9,12 +9,14 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from appliance.api import speculation
 from appliance.api.auth import admin_caller
 from appliance.api.services import Services
 from appliance.serving.worker import WorkerSnapshot
 from appliance.tenancy import Caller
 
 router = APIRouter(prefix="/admin/v1")
+router.include_router(speculation.router)
 AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 

@@ -28,6 +28,9 @@ RENDERINGS: dict[type[errors.ApplianceError], Rendering] = {
     errors.InvalidRequestError: Rendering(
         status=HTTPStatus.BAD_REQUEST, kind="invalid_request_error", code="invalid_request"
     ),
+    errors.NeedsTargetOnlyWorkerError: Rendering(
+        status=HTTPStatus.BAD_REQUEST, kind="invalid_request_error", code="needs_target_only_worker"
+    ),
     errors.BodyTooLargeError: Rendering(
         status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, kind="invalid_request_error", code="body_too_large"
     ),
@@ -39,6 +42,15 @@ RENDERINGS: dict[type[errors.ApplianceError], Rendering] = {
     ),
     errors.RouteNotFoundError: Rendering(
         status=HTTPStatus.NOT_FOUND, kind="invalid_request_error", code="route_not_found"
+    ),
+    errors.WorkerNotFoundError: Rendering(
+        status=HTTPStatus.NOT_FOUND, kind="invalid_request_error", code="worker_not_found"
+    ),
+    errors.ControlRefusedError: Rendering(
+        status=HTTPStatus.CONFLICT, kind="invalid_request_error", code="control_refused"
+    ),
+    errors.ControlUnavailableError: Rendering(
+        status=HTTPStatus.SERVICE_UNAVAILABLE, kind="server_error", code="control_unavailable", retryable=True
     ),
     errors.NoWorkerAvailableError: Rendering(
         status=HTTPStatus.SERVICE_UNAVAILABLE, kind="server_error", code="no_worker_available", retryable=True

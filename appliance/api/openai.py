@@ -12,11 +12,13 @@ from starlette.responses import JSONResponse, Response
 from appliance.api.auth import tenant_caller
 from appliance.api.services import Services
 from appliance.api.streaming import RelayResponse
-from appliance.call import Call
+from appliance.call import SPECULATION_HEADER, Call
 from appliance.errors import InvalidRequestError, ModelNotFoundError
 from appliance.members import Member, parse_members
 from appliance.serving.worker import ServedModel
-from appliance.tenancy import Caller
+from appliance.tenancy import Caller, SpeculationPolicy
+
+METRICS_HEADER = "X-Appliance-Metrics"
 
 router = APIRouter()
 TenantCaller = Annotated[Caller, Depends(tenant_caller)]
@@ -70,8 +72,8 @@ def parse_call(request: Request, caller: Caller, body: bytes, *, needs: str) -> 
     Read what the gateway acts on; everything else is the worker's to judge.
 
     Raises:
-        InvalidRequestError: not UTF-8 JSON, or `model`, `stream`, `stream_options` or the member the
-            route lives on is missing or of the wrong type.
+        InvalidRequestError: not UTF-8 JSON; `model`, `stream`, `stream_options` or the member the
+            route lives on is missing or of the wrong type; or a header of ours has no value we know.
     """
     try:
         text = body.decode()
@@ -105,6 +107,8 @@ def parse_call(request: Request, caller: Caller, body: bytes, *, needs: str) -> 
         is_stream=stream is True,
         wants_usage=(options or {}).get("include_usage") is True,
         client=address_class(request.client.host if request.client else ""),
+        speculation=SpeculationPolicy(_choice(request, SPECULATION_HEADER, "auto", "off")),
+        wants_metrics=_choice(request, METRICS_HEADER, "off", "on") == "on",
     )
 
 
@@ -118,6 +122,15 @@ def address_class(host: str) -> str:
     if address.is_loopback:
         return "loopback"
     return "private" if address.is_private else "public"
+
+
+def _choice(request: Request, name: str, usual: str, other: str) -> str:
+    """The value of a header of ours; sent twice it must say the same."""
+    values = {value.strip().lower() for value in request.headers.getlist(name)}
+    if not values <= {usual, other} or len(values) > 1:
+        message = f"The header `{name}` must be `{usual}` or `{other}`."
+        raise InvalidRequestError(message, param=name)
+    return values.pop() if values else usual
 
 
 def _member(members: dict[str, Member], name: str) -> Any:  # noqa: ANN401 - decoded JSON

@@ -22,6 +22,7 @@ class EntryType(StrEnum):
     REQUEST_ABORTED = "request.aborted"
     REQUEST_DENIED = "request.denied"
     SPECULATION_CHANGED = "speculation.changed"
+    SPECULATION_OVERRIDDEN = "speculation.overridden"
     WORKER_STARTED = "worker.started"
     WORKER_STOPPED = "worker.stopped"
     WORKER_RECYCLED = "worker.recycled"
@@ -179,6 +180,15 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 _text("finish_reason", "why the model stopped"),
                 _count("ttft_ms", "from the request's arrival to the first byte of the answer"),
                 _count("retries", "workers tried before the one that answered"),
+                _text("template", "label of the prompt template: a keyed hash, never the template"),
+                _text("context_bucket", "range of prompt lengths, in tokens, such as `1k-2k`"),
+                _text(
+                    "speculation_forbidden",
+                    "what kept the request from workers with a draft",
+                    "tenant",
+                    "header",
+                    "parameter",
+                ),
                 _list("verdicts", "policy verdicts that applied"),
                 _text("payload_commitment", "keyed commitment to the answer"),
             ),
@@ -212,8 +222,22 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _text("reason", "why it was changed"),
             *_maybe(
                 _text("previous_mode", "speculation mode until now"),
+                _list("table", "draft tokens by batch size from now on, such as `1-8: 3`"),
+                _flag("avoided", "whether other workers are preferred, because this one cannot be steered"),
                 _ACCEPTANCE_LENGTH,
                 _count("drafts", "drafts in the window that was judged"),
+            ),
+        ),
+        EntryType.SPECULATION_OVERRIDDEN: _schema(
+            "A person overruled the monitor, or gave it back its say; without it, a mode nobody measured "
+            "could not be told from one the monitor chose.  Written before the order is in force.",
+            _ACTOR,
+            _text("worker", "id of the worker, or `*` for all"),
+            _text("mode", "what was ordered; `auto` ends an order", "speculative", "target_only", "auto"),
+            *_maybe(
+                _count("draft_tokens", "draft tokens that were ordered"),
+                _text("until", "when the order ends by itself, as `time`"),
+                _text("note", "why, in the operator's words, at most 200 characters"),
             ),
         ),
         EntryType.WORKER_STARTED: _schema(
@@ -223,7 +247,10 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _WEIGHTS,
             _ENGINE,
             _text("speculation_method", "how drafts are made; `none` for the target alone"),
-            *_maybe(_DRAFT),
+            *_maybe(
+                _DRAFT,
+                _list("draft_lint", "rules of `appliance draft lint` that found something about the draft"),
+            ),
         ),
         EntryType.WORKER_STOPPED: _schema(
             "Ends the span of a worker that was asked to stop.",
@@ -235,6 +262,12 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             "A worker was replaced on purpose; explains a gap between its stop and its next start.",
             _WORKER,
             _text("reason", "why it was recycled"),
+            *_maybe(
+                _flag("with_draft", "whether it was started with its draft this time"),
+                _text("canary", "whether it then answered as it should; missing before", "passed", "failed"),
+                _ACTOR,
+                _text("note", "why, in the operator's words, at most 200 characters"),
+            ),
         ),
         EntryType.WORKER_FAILED: _schema(
             "A worker ended or went silent by itself: the failure record that regulators ask for.",

@@ -11,8 +11,10 @@ import typer
 import yaml
 
 from appliance.cli.audit import commands as audit_commands
+from appliance.cli.draft import commands as draft_commands
 from appliance.cli.keys import commands as key_commands
 from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.speculation import commands as speculation_commands
 from appliance.cli.status import show_status
 from appliance.errors import ApplianceError
 from appliance.run import Role, run_roles
@@ -24,7 +26,9 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
 )
 cli.add_typer(audit_commands, name="audit")
+cli.add_typer(draft_commands, name="draft")
 cli.add_typer(key_commands, name="key")
+cli.add_typer(speculation_commands, name="speculation")
 
 HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
 PortOption = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 picks one.")]

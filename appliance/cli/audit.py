@@ -46,7 +46,7 @@ def verify(
     0 valid, 10 valid with erased payloads, 2 invalid, 3 diverged from --held, 4 incomplete.
     """
     settings = settings_from(config, data)
-    with _open_store(settings) as store, tempfile.TemporaryDirectory() as scratch:
+    with open_store(settings) as store, tempfile.TemporaryDirectory() as scratch:
         export = Path(scratch) / "log"
         vkey = _vkey(settings)
         exported = export_log(store, export, vkey=vkey)
@@ -72,7 +72,7 @@ def tail(
     data: DataOption = None,
 ) -> None:
     """Print the newest entries, oldest first."""
-    with _open_store(settings_from(config, data)) as store:
+    with open_store(settings_from(config, data)) as store:
         size = store.head().size
         for start in range(max(0, size - count), size, PAGE):
             for leaf in store.leaves(start, min(size, start + PAGE)):
@@ -90,7 +90,7 @@ def receipt(
     data: DataOption = None,
 ) -> None:
     """Print the receipt of one entry (a .tlog-proof), to be verified offline with the entry."""
-    with _open_store(settings_from(config, data)) as store:
+    with open_store(settings_from(config, data)) as store:
         content, proof = export_receipt(store, index)
     if leaf is not None:
         leaf.write_bytes(content)
@@ -104,7 +104,7 @@ def show(
     data: DataOption = None,
 ) -> None:
     """Print one entry."""
-    with _open_store(settings_from(config, data)) as store:
+    with open_store(settings_from(config, data)) as store:
         found = store.leaves(index, index + 1)
     if not found:
         message = f"the log has no entry {index}"
@@ -120,7 +120,7 @@ def export(
 ) -> None:
     """Write the log up to its newest checkpoint, for an auditor."""
     settings = settings_from(config, data)
-    with _open_store(settings) as store:
+    with open_store(settings) as store:
         size = export_log(store, directory, vkey=_vkey(settings))
     typer.echo(f"wrote {size} entries to {directory}")
 
@@ -132,7 +132,13 @@ def key(config: ConfigOption = None, data: DataOption = None) -> None:
 
 
 @contextmanager
-def _open_store(settings: Settings) -> Iterator[SqlAuditStore]:
+def open_store(settings: Settings) -> Iterator[SqlAuditStore]:
+    """
+    The audit log's database, to be read for as long as the context lasts.
+
+    Raises:
+        ConfigurationError: there is no audit log where the settings say.
+    """
     installation = locate(settings)
     if settings.audit.database_url is None and not (installation.directory / "audit.db").exists():
         message = f"there is no audit log in {installation.directory}: name its directory with --data"

@@ -3,22 +3,18 @@
 """
 
 import asyncio
-import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import aiohttp
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from appliance.errors import ConfigurationError
-from appliance.installation import locate
+from appliance.cli.admin import AdminApi, open_admin
 from appliance.settings import Settings
 
 REFRESH_SECONDS = 1.0
-TIMEOUT_SECONDS = 5.0
 
 
 def show_status(settings: Settings, url: str | None, *, once: bool) -> None:
@@ -28,43 +24,48 @@ def show_status(settings: Settings, url: str | None, *, once: bool) -> None:
     Raises:
         ConfigurationError: the gateway does not answer, or refuses the admin key.
     """
-    base = (url or f"http://{settings.api.host}:{settings.api.port}").rstrip("/")
-    key_file = locate(settings).admin_key
+
+    async def picture(gateway: AdminApi) -> Group:
+        return render(await gateway.get("status"))
+
+    show(settings, url, picture, once=once)
+
+
+def show(
+    settings: Settings,
+    url: str | None,
+    picture: Callable[[AdminApi], Awaitable[RenderableType]],
+    *,
+    once: bool,
+) -> None:
+    """
+    Print what `picture` makes of a gateway once, or keep it fresh until interrupted.
+
+    Raises:
+        ConfigurationError: the gateway does not answer, or refuses the admin key.
+    """
     try:
-        key = key_file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        message = f"cannot read the admin key {key_file} ({error.strerror}): name its directory with --data"
-        raise ConfigurationError(message) from error
-    console = Console()
-    if once:
-        console.print(render(asyncio.run(fetch(base, key))))
-        return
-    try:
-        asyncio.run(_refresh(base, key, console))
+        asyncio.run(_show(settings, url, picture, once=once))
     except KeyboardInterrupt:
         return
 
 
-async def fetch(base: str, key: str) -> dict[str, Any]:
-    """Ask the gateway for its status."""
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-    headers = {"Authorization": f"Bearer {key}"}
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{base}/admin/v1/status", headers=headers) as response,
-        ):
-            text = await response.text()
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        message = (
-            f"no gateway answers at {base} ({type(error).__name__}): start one, or name another with --url"
-        )
-        raise ConfigurationError(message) from error
-    if response.status != 200:  # noqa: PLR2004
-        message = f"the gateway at {base} answered {response.status}: is this its admin key?"
-        raise ConfigurationError(message)
-    content: dict[str, Any] = json.loads(text)
-    return content
+async def _show(
+    settings: Settings,
+    url: str | None,
+    picture: Callable[[AdminApi], Awaitable[RenderableType]],
+    *,
+    once: bool,
+) -> None:
+    console = Console()
+    async with open_admin(settings, url) as gateway:
+        if once:
+            console.print(await picture(gateway))
+            return
+        with Live(await picture(gateway), console=console, auto_refresh=False) as live:
+            while True:
+                await asyncio.sleep(REFRESH_SECONDS)
+                live.update(await picture(gateway), refresh=True)
 
 
 def render(status: dict[str, Any]) -> Group:
@@ -111,10 +112,3 @@ ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str | Text]], ...] = (
     ("running, waiting", lambda worker: f"{worker['running']}, {worker['waiting']}"),
     ("KV cache in use", lambda worker: f"{worker['kv_cache_usage']:.0%}"),
 )
-
-
-async def _refresh(base: str, key: str, console: Console) -> None:
-    with Live(render(await fetch(base, key)), console=console, auto_refresh=False) as live:
-        while True:
-            await asyncio.sleep(REFRESH_SECONDS)
-            live.update(render(await fetch(base, key)), refresh=True)

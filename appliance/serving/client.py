@@ -9,15 +9,19 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 
 from appliance.errors import WorkerFailedError
+from appliance.serving.usage import parse_answer, parse_usage
 from appliance.serving.worker import ServedModel, Worker
 
 LARGEST_READ = 2**18
 IDLE_SECONDS = 4.0
 """Shorter than the 5 s after which a worker closes an idle connection: we must never send on one."""
+CANARY: dict[str, Any] = {"prompt": "1, 2, 3, 4,", "max_tokens": 8, "temperature": 0}
+"""A request whose answer nobody needs: greedy, and long enough for a draft to be verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +119,36 @@ class WorkerClient:
         """A worker's metrics in Prometheus text format."""
         return await self._get(worker, "/metrics", timeout_seconds)
 
+    async def canary(self, worker: Worker, model: str, timeout_seconds: float) -> int:
+        """
+        Have a worker complete a fixed text, past the gateway; the number of tokens it made of it.
+
+        Raises:
+            WorkerFailedError: it refused, made none, or did not answer in time.
+        """
+        path = "/v1/completions"
+        text = await self._ask("POST", worker, path, timeout_seconds, {"model": model, **CANARY})
+        tokens = parse_usage(parse_answer(text)).completion_tokens
+        if not tokens:
+            message = f"The worker answered {path} without a single token."
+            raise WorkerFailedError(message)
+        return tokens
+
     async def _get(self, worker: Worker, path: str, timeout_seconds: float) -> str:
+        return await self._ask("GET", worker, path, timeout_seconds)
+
+    async def _ask(
+        self,
+        method: str,
+        worker: Worker,
+        path: str,
+        timeout_seconds: float,
+        body: dict[str, Any] | None = None,
+    ) -> str:
         timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         try:
-            async with self._session.get(
-                worker.url + path, timeout=timeout, allow_redirects=False
+            async with self._session.request(
+                method, worker.url + path, json=body, timeout=timeout, allow_redirects=False
             ) as response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:

@@ -12,16 +12,21 @@ import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from appliance.errors import ConfigurationError
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
 from appliance.serving.weights import Weights
+from appliance.serving.worker_protocol import TOKEN_FILE
 from appliance.settings import WorkerSettings
 
 MODULE = "vllm.entrypoints.openai.api_server"
 """Runs in both builds of vLLM; the `vllm` command does not start in the CPU build."""
 GIB = 2**30
 DRAIN_SECONDS = 30
+MIDDLEWARE = "appliance.serving.vllm_middleware.SpeculationMiddleware"
+NAMED_DRAFT_TOKENS = (1, 2, 3, 5, 8)
+"""Choices between none and all draft tokens: each costs CUDA graphs, so there are few."""
 NO_DOMAIN = "none.invalid"
 """An empty list would allow every domain; this one cannot exist (RFC 2606)."""
 OPENMP_LIBRARIES = ("libiomp", "libomp", "libgomp")
@@ -121,6 +126,7 @@ def plan_launch(
     target: Weights,
     draft: Weights | None,
     environment: Mapping[str, str],
+    control_token_file: Path | None = None,
     can_import: Callable[[str], bool] | None = None,
 ) -> LaunchPlan:
     """
@@ -134,6 +140,8 @@ def plan_launch(
         target: the target's weights.
         draft: the draft's weights, needed by the method `eagle3` alone.
         environment: an offline environment (`appliance.sovereignty.environment`).
+        control_token_file: secret that control presents to the plugin in the worker; without one the
+            worker's speculation cannot be controlled.
         can_import: whether a module is installed (for tests).
 
     Raises:
@@ -156,10 +164,14 @@ def plan_launch(
     argv += ["--no-enable-log-requests", "--no-enable-log-outputs", "--no-log-error-stack"]
     argv += ["--disable-uvicorn-access-log", "--disable-fastapi-docs"]
     argv += ["--allowed-media-domains", NO_DOMAIN, "--shutdown-timeout", str(DRAIN_SECONDS)]
+    made = _device_environment(environment, settings, device)
+    if control_token_file is not None:
+        argv += ["--middleware", MIDDLEWARE]
+        made[TOKEN_FILE] = str(control_token_file)
     argv += check_extra_arguments(settings.extra_arguments)
     return LaunchPlan(
         argv=tuple(argv),
-        environment=_device_environment(environment, settings, device),
+        environment=made,
         url=f"http://{_reachable(settings.host)}:{port}",
         host=settings.host,
         port=port,
@@ -206,9 +218,9 @@ def draft_token_schedule(settings: WorkerSettings) -> Schedule:
     """
     Which number of draft tokens (K) a worker uses at which batch size.
 
-    By default K everywhere but at the largest batch, where it is 0: that names both, and vLLM
-    captures CUDA graphs of every batch size for every K it finds in the table.  It looks no further
-    than `max_num_seqs`, so a range beyond it would name nothing.
+    By default K everywhere but at the largest batches, which take the numbers in between and 0:
+    that names them all, and vLLM captures CUDA graphs of every batch size for every K it finds in
+    the table.  It looks no further than `max_num_seqs`, so a range beyond it would name nothing.
 
     Raises:
         ConfigurationError: an explicit schedule has a gap, an overlap or a K out of range.
@@ -216,7 +228,10 @@ def draft_token_schedule(settings: WorkerSettings) -> Schedule:
     largest, tokens = settings.max_num_seqs, settings.draft_tokens
     schedule = settings.draft_token_schedule
     if schedule is None:
-        return ((1, largest - 1, tokens), (largest, largest, 0)) if largest > 1 else ((1, 1, tokens),)
+        # 0 is the last to be left out where there are fewer batch sizes than numbers to name.
+        named = (0, *(count for count in NAMED_DRAFT_TOKENS if count < tokens))[: largest - 1]
+        tail = tuple((largest - at, largest - at, count) for at, count in enumerate(named))
+        return ((1, largest - len(named), tokens), *reversed(tail))
     where, expected = "worker.draft_token_schedule", 1
     if not schedule:
         message = f"{where} is empty; leave it out for the default"

@@ -5,7 +5,8 @@ Each worker runs below a guardian (`serving.guardian`), which ends all of its pr
 or when we do.
 
 It fails towards restarting: whatever the worker does, the answer is to end all of it and start again,
-later each time, until too many starts in a row have failed.
+later each time, until too many starts in a row have failed.  A restart that somebody wished for is
+no failure, and if the plan it changed to never works, the one that did is taken again.
 """
 
 import asyncio
@@ -19,12 +20,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import NoReturn
 
 import aiohttp
 
-from appliance.errors import WorkerStartError
+from appliance.errors import ControlRefusedError, WorkerStartError
 from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
+from appliance.serving.life import Life, Timing, restart_delay
+from appliance.serving.plans import WorkerPlans
 from appliance.serving.worker_log import describe_end, find_phase, read_tail, rotate
 
 HTTP_OK = 200
@@ -38,6 +42,8 @@ class WorkerEventKind(StrEnum):
     HEALTHY = "healthy"
     DIED = "died"
     RESTARTING = "restarting"
+    RECYCLING = "recycling"
+    """It has ended because somebody wished it to be started anew, which follows at once."""
     STOPPED = "stopped"
     GAVE_UP = "gave_up"
 
@@ -52,6 +58,8 @@ class WorkerEvent:
     """One line, for operators; what the worker itself said last where it died."""
     exit_code: int | None = None
     """Exit status; minus the number of the signal that ended it; None while it runs."""
+    hard_off: bool = False
+    """Whether it runs, or is about to, without the draft that the settings want."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,36 +68,6 @@ class StartProgress:
 
     phase: str
     seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """How long things are waited for, in seconds."""
-
-    poll: float = 0.5
-    """Between two looks at a starting worker."""
-    check: float = 5.0
-    """Between two looks at a healthy worker; its end is noticed at once."""
-    answer: float = 5.0
-    """For one look."""
-    unresponsive: float = 120.0
-    """Without an answer until a healthy worker counts as dead; longer than any step may take."""
-    longest_delay: float = 60.0
-    """Most time between two starts."""
-    stable: float = 300.0
-    """Of health after which the delays start from 1 s again."""
-    kill: float = 15.0
-    """More than the worker's own drain time, after which it is killed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """How one start of the worker went."""
-
-    reached_health: bool
-    healthy_seconds: float
-    detail: str
-    exit_code: int | None
 
 
 class Supervisor:
@@ -109,8 +87,24 @@ class Supervisor:
         observe: Callable[[WorkerEvent], None],
         report: Callable[[StartProgress], None] | None = None,
         timing: Timing | None = None,
+        target_only: LaunchPlan | None = None,
+        restart_file: Path | None = None,
     ) -> None:
-        self._plan = plan
+        """
+        Prepare; nothing is started before `run`.
+
+        Args:
+            plan: how to start the worker, first and whenever its draft is wished for.
+            worker: its name.
+            log_directory: where its log goes.
+            max_restarts: failed starts in a row that are answered with another.
+            observe: told of every change.
+            report: told how far a start is.
+            timing: how long things are waited for.
+            target_only: how to start it without its draft, if that can be wished for.
+            restart_file: where the worker leaves the wish to be started anew before it ends.
+        """
+        self._plans = WorkerPlans(plan, target_only=target_only, restart_file=restart_file)
         self._worker = worker
         self._log = log_directory / f"worker-{worker}.log"
         self._max_restarts = max_restarts
@@ -122,9 +116,12 @@ class Supervisor:
         self._is_running = False
         self._is_healthy = False
         self._settled = asyncio.Event()
-        self._stopping = asyncio.Event()
+        self._is_stopping = False
+        self._interrupted = asyncio.Event()
+        """Set while the worker, or the wait for its next start, is to end."""
         self._ended = asyncio.Event()
         self._failure: str | None = None
+        self._failures = self._deaths = 0
 
     @property
     def log(self) -> Path:
@@ -138,25 +135,14 @@ class Supervisor:
         Raises:
             WorkerStartError: more than `max_restarts` starts in a row did not reach health.
         """
-        failures = deaths = 0
         self._is_running = True
+        self._plans.forget_wishes()
         try:
             async with aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=self._timing.answer)
             ) as http:
-                while not self._stopping.is_set():
-                    life = await self._live(http, attempt=deaths + 1)
-                    if self._stopping.is_set():
-                        break
-                    self._tell(WorkerEventKind.DIED, life.detail, life.exit_code)
-                    failures = 0 if life.reached_health else failures + 1
-                    deaths = 0 if life.healthy_seconds >= self._timing.stable else deaths
-                    if failures > self._max_restarts:
-                        self._give_up(life, failures)
-                    delay = restart_delay(deaths, self._timing.longest_delay)
-                    deaths += 1
-                    self._tell(WorkerEventKind.RESTARTING, f"in {delay:g} s")
-                    await _wait_for(self._stopping.wait(), delay)
+                while not self._is_stopping:
+                    await self._answer_end(await self._live(http))
             self._tell(WorkerEventKind.STOPPED, "on request")
         finally:
             self._is_healthy = False
@@ -177,12 +163,66 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Let the worker finish its requests, end it, and wait until nothing of it is left."""
-        self._stopping.set()
+        self._is_stopping = True
+        self._interrupted.set()
         self._terminate()
         if self._is_running:
             await self._ended.wait()
 
-    def _give_up(self, life: Life, failures: int) -> None:
+    def restart(self, *, with_draft: bool) -> None:
+        """
+        Have the worker finish its requests, end, and start again at once; returns before any of it.
+
+        A worker that has one plan only is started by it again.
+
+        Raises:
+            ControlRefusedError: it is not being kept running, so it would not come back.
+        """
+        if not self._is_running or self._is_stopping or self._ended.is_set():
+            message = f"worker {self._worker} is not kept running here, so it cannot be restarted"
+            raise ControlRefusedError(message)
+        self._plans.wish(with_draft=with_draft)
+        self._interrupted.set()
+        self._terminate()
+
+    async def _answer_end(self, life: Life) -> None:
+        if self._is_stopping or self._recycles(life.exit_code):
+            return
+        delay = self._answer_death(life)
+        await _wait_for(self._interrupted.wait(), delay)
+        self._recycles(None)
+
+    def _recycles(self, exit_code: int | None) -> bool:
+        """Whether somebody wishes the worker to be started anew; if so, everything begins from zero."""
+        if self._is_stopping:
+            return False
+        self._interrupted.clear()
+        if not self._plans.take_wish():
+            return False
+        self._failures = self._deaths = 0
+        self._tell(WorkerEventKind.RECYCLING, self._described("to start again"), exit_code)
+        return True
+
+    def _answer_death(self, life: Life) -> float:
+        """Tell of a worker's death and decide what follows; seconds until the next start."""
+        self._tell(WorkerEventKind.DIED, life.detail, life.exit_code)
+        self._failures = 0 if life.reached_health else self._failures + 1
+        self._deaths = 0 if life.healthy_seconds >= self._timing.stable else self._deaths
+        if self._failures > self._max_restarts:
+            if not self._plans.go_back():
+                self._give_up(life, self._failures)
+            self._failures = self._deaths = 0
+            self._tell(WorkerEventKind.RESTARTING, self._described("at once, as it last worked"))
+            return 0.0
+        delay = restart_delay(self._deaths, self._timing.longest_delay)
+        self._deaths += 1
+        self._tell(WorkerEventKind.RESTARTING, f"in {delay:g} s")
+        return delay
+
+    def _described(self, what: str) -> str:
+        return f"{what}, without its draft" if self._plans.is_hard_off else what
+
+    def _give_up(self, life: Life, failures: int) -> NoReturn:
         times = "" if failures == 1 else f" in {failures} starts"
         self._failure = (
             f"worker {self._worker} did not become healthy{times}: {life.detail} (log: {self._log})"
@@ -190,20 +230,22 @@ class Supervisor:
         self._tell(WorkerEventKind.GAVE_UP, life.detail, life.exit_code)
         raise WorkerStartError(self._failure)
 
-    async def _live(self, http: aiohttp.ClientSession, *, attempt: int) -> Life:
+    async def _live(self, http: aiohttp.ClientSession) -> Life:
         """Start the worker once, and watch it until it ends or has to be ended."""
         clock = asyncio.get_running_loop().time
         started, healthy_since = clock(), None
-        self._tell(WorkerEventKind.STARTING, f"attempt {attempt} on {self._plan.url}")
-        if not port_is_free(self._plan.host, self._plan.port):
+        plan = self._plans.current
+        self._tell(WorkerEventKind.STARTING, self._described(f"attempt {self._deaths + 1} on {plan.url}"))
+        if not port_is_free(plan.host, plan.port):
             # Another server's answer to our health check would pass for the worker's.
-            detail = f"port {self._plan.port} on {self._plan.host} is in use by another process"
+            detail = f"port {plan.port} on {plan.host} is in use by another process"
             return Life(reached_health=False, healthy_seconds=0.0, detail=detail, exit_code=None)
         try:
             process = await self._start()
             verdict = await self._await_health(http, process, started)
             if verdict is None and self._is_up(process):
                 healthy_since = clock()
+                self._plans.saw_health()
                 self._is_healthy = True
                 self._settled.set()
                 self._tell(WorkerEventKind.HEALTHY, f"after {healthy_since - started:.1f} s")
@@ -225,11 +267,11 @@ class Supervisor:
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-I", "-S", "-c", guardian_source(), *self._plan.argv),
+                *("-I", "-S", "-c", guardian_source(), *self._plans.current.argv),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=descriptor,
-                env=dict(self._plan.environment),
+                env=dict(self._plans.current.environment),
                 start_new_session=True,
             )
         finally:
@@ -248,8 +290,8 @@ class Supervisor:
             if await self._status(http) == HTTP_OK:
                 return None
             seconds = clock() - started
-            if seconds > self._plan.max_startup_seconds:
-                return f"not healthy after {self._plan.max_startup_seconds} s, while {phase}"
+            if seconds > self._plans.current.max_startup_seconds:
+                return f"not healthy after {self._plans.current.max_startup_seconds} s, while {phase}"
             if self._report is not None:
                 with self._log.open("rb") as log:
                     log.seek(read)
@@ -266,6 +308,9 @@ class Supervisor:
         answered = clock()
         while self._is_up(process):
             await _wait_for(process.wait(), self._timing.check)
+            if self._is_up(process) and self._plans.is_wished:
+                await _wait_for(process.wait(), self._plans.current.drain_seconds)
+                return None  # one that has not ended by itself is ended
             status = await self._status(http) if self._is_up(process) else None
             if status == HTTP_OK:
                 answered = clock()
@@ -278,11 +323,11 @@ class Supervisor:
         return None
 
     def _is_up(self, process: asyncio.subprocess.Process) -> bool:
-        return process.returncode is None and not self._stopping.is_set()
+        return process.returncode is None and not self._interrupted.is_set()
 
     async def _status(self, http: aiohttp.ClientSession) -> int | None:
         try:
-            async with http.get(f"{self._plan.url}/health") as response:
+            async with http.get(f"{self._plans.current.url}/health") as response:
                 return response.status
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
@@ -294,7 +339,7 @@ class Supervisor:
             return
         try:
             self._terminate()
-            await _wait_for(process.wait(), self._plan.drain_seconds + self._timing.kill)
+            await _wait_for(process.wait(), self._plans.current.drain_seconds + self._timing.kill)
         finally:
             # Reached on a second cancellation too: from here on nothing is awaited for long.
             assert process.stdin is not None  # noqa: S101 - it is a pipe
@@ -315,12 +360,15 @@ class Supervisor:
                 self._process.terminate()
 
     def _tell(self, kind: WorkerEventKind, detail: str, exit_code: int | None = None) -> None:
-        self._observe(WorkerEvent(kind=kind, worker=self._worker, detail=detail, exit_code=exit_code))
-
-
-def restart_delay(deaths: int, longest: float) -> float:
-    """Seconds to wait after that many deaths before this one: 1, 2, 4, up to the longest."""
-    return min(longest, 2.0 ** min(deaths, 30))
+        self._observe(
+            WorkerEvent(
+                kind=kind,
+                worker=self._worker,
+                detail=detail,
+                exit_code=exit_code,
+                hard_off=self._plans.is_hard_off,
+            )
+        )
 
 
 def free_port(host: str) -> int:

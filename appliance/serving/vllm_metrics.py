@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from appliance.errors import WorkerFailedError
-from appliance.monitor import SpecDecodeCounters
+from appliance.speculation import SpecDecodeCounters
 
 PREFIX = "vllm:"
 REQUIRED = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")

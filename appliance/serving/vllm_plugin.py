@@ -4,65 +4,77 @@ What the appliance changes inside a worker: loaded by vLLM itself, in each of it
 vLLM finds `register` through the entry point `vllm.general_plugins`; the launcher allows this plugin
 and no other.  The only module that imports vllm, and it does so only when called.
 
-Each change names the defect it is for, looks before it touches anything, and leaves a vLLM that is
-made differently alone.
+It fails by leaving vLLM as it is: whatever a vLLM lacks of what is needed here stays untouched, and
+the worker then says that it cannot be controlled.
 """
 
 from typing import Any
 
+from appliance.serving.vllm_lazy_draft import ARGUMENTS, keep_draft_in_step
+from appliance.serving.vllm_repairs import repair_cpu_sampling
+from appliance.serving.vllm_steering import Steering, find_problems
+from appliance.serving.worker_protocol import RPC
+
 
 def register() -> None:
     """Entry point; called once in every process of the worker."""
-    from vllm.platforms import current_platform  # noqa: PLC0415 - never imported outside a worker
+    from vllm import __version__ as version  # noqa: PLC0415 - never imported outside a worker
+    from vllm.platforms import current_platform  # noqa: PLC0415
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
+    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
 
+    steer(Scheduler, EngineCore, engine=f"vllm {version}")
     if current_platform.is_cpu():
         from vllm.v1.sample import rejection_sampler  # noqa: PLC0415
         from vllm.v1.sample.ops import topk_topp_sampler  # noqa: PLC0415
 
-        sample_with_the_parameters_asked_for(rejection_sampler)
-        survive_empty_top_k(topk_topp_sampler)
+        repair_cpu_sampling(rejection_sampler, topk_topp_sampler)
+        spare_the_draft()
 
 
-def sample_with_the_parameters_asked_for(sampler: Any) -> None:  # noqa: ANN401 - a module of vLLM
-    """
-    Give each draft token the temperature, top-k and top-p of its request.
+def spare_the_draft() -> None:
+    """Run a draft that is not drafting only as often as it must; leave a vLLM that is made differently."""
+    import inspect  # noqa: PLC0415 - only in a worker
 
-    vLLM 0.32 on a CPU (`utils/cpu_triton_utils.py`, `_expand_kernel_impl`): the kernel that spreads
-    them over the draft tokens writes into an int64 copy, which is dropped.  What it should have
-    filled stays uninitialised memory, so with speculation on, sampled text is drawn from the wrong
-    distribution, and a top-k of such a value ends the engine.
-    """
-    if not hasattr(sampler, "expand_batch_to_tokens"):
+    import torch  # noqa: PLC0415
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer  # noqa: PLC0415
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415
+
+    propose = getattr(GPUModelRunner, "propose_draft_token_ids", None)
+    if propose is None or tuple(inspect.signature(propose).parameters)[1:] != ARGUMENTS:
         return
-
-    def expand_batch_to_tokens(
-        x: Any,  # noqa: ANN401 - tensors of torch
-        cu_num_tokens: Any,  # noqa: ANN401
-        num_tokens: int,
-        replace_from: int = 0,
-        replace_to: int = 0,
-    ) -> Any:  # noqa: ANN401
-        """[batch_size] values and running token counts to [num_tokens] values."""
-        counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
-        values = x.masked_fill(x == replace_from, replace_to)
-        return values.repeat_interleave(counts, output_size=num_tokens)
-
-    sampler.expand_batch_to_tokens = expand_batch_to_tokens
+    keep_draft_in_step(GPUModelRunner, SpecDecodeBaseProposer, torch)
 
 
-def survive_empty_top_k(sampler: Any) -> None:  # noqa: ANN401 - a module of vLLM
+def steer(scheduler_class: Any, core_class: Any, *, engine: str) -> None:  # noqa: ANN401 - classes of vLLM
     """
-    Let a step without draft tokens pass through the top-k filter.
+    Let every scheduler made from now on be watched and steered, and the engine core pass commands on.
 
-    vLLM 0.32 on a CPU: with speculation on, the first step of a request has no draft tokens to
-    verify, and `apply_top_k_only` takes the maximum of an empty tensor.  The engine dies of it, so
-    any client that sends `top_k` without `top_p` would end the worker for everybody.
+    vLLM loads plugins in `EngineCore.__init__`, before it makes its scheduler.
     """
-    original = getattr(sampler, "apply_top_k_only", None)
-    if original is None:
-        return
+    if hasattr(core_class, RPC):
+        return  # vLLM may load plugins more than once in a process
+    original = scheduler_class.__init__
 
-    def apply_top_k_only(logits: Any, k: Any) -> Any:  # noqa: ANN401 - tensors of torch
-        return logits if k.numel() == 0 else original(logits, k)
+    def initialise(scheduler: Any, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
+        original(scheduler, *arguments, **named)
+        if not find_problems(scheduler):
+            scheduler.appliance_steering = Steering(scheduler)
 
-    sampler.apply_top_k_only = apply_top_k_only
+    post_step = core_class.post_step
+
+    def spare_fetching(core: Any, model_executed: bool) -> None:  # noqa: ANN401, FBT001
+        """After a step that drafted nothing, do not ask the workers for drafts: a round trip each step."""
+        steering: Steering | None = getattr(core.scheduler, "appliance_steering", None)
+        if steering is None or steering.draft_tokens != 0:
+            post_step(core, model_executed)
+
+    def command(core: Any, text: str) -> str:  # noqa: ANN401
+        steering: Steering | None = getattr(core.scheduler, "appliance_steering", None)
+        if steering is None:
+            return Steering.cannot(find_problems(core.scheduler), engine)
+        return steering.command(text, engine)
+
+    scheduler_class.__init__ = initialise
+    core_class.post_step = spare_fetching
+    setattr(core_class, RPC, command)

@@ -1,5 +1,5 @@
 """
-Read-only facts about weights on this machine's disk, and whether a draft fits a target.
+Read-only facts about weights on this machine's disk.
 
 Only `config.json` and the headers of the safetensors files are read, so this needs no torch and costs
 milliseconds; the content digest reads every byte.  Format of a safetensors file: 8 bytes length
@@ -8,9 +8,8 @@ milliseconds; the content digest reads every byte.  Format of a safetensors file
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +21,10 @@ LARGEST_HEADER = 100 * 2**20
 CHUNK = 2**20
 DIGESTED_SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken"})
 """What decides how a model answers: config, tokenizer, chat template and weights."""
-DEFAULT_AUX_LAYERS = 3
-UNQUANTIZED = frozenset({"BF16", "F16", "F32"})
+TRAINING_RECORD = "training.json"
+"""What a draft's trainer wrote beside the weights, if it did."""
+QUANTIZATION = "hf_quant_config.json"
+"""Where older ModelOpt keeps the `quantization_config`, and vLLM's `transformers_utils/config.py` looks."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes there are."""
@@ -48,21 +49,8 @@ class Weights:
     tensors: Mapping[str, TensorInfo]
     digest: str = ""
     """`sha256:` and 64 hex digits; empty where nobody asked for it."""
-
-
-class Severity(StrEnum):
-    """Whether a finding keeps a worker from starting."""
-
-    ERROR = "error"
-    WARNING = "warning"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is wrong, or suspicious, about a pair of weights."""
-
-    severity: Severity
-    message: str
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """The training record beside them; empty where there is none."""
 
 
 def inspect_weights(path: Path) -> Weights:
@@ -77,6 +65,9 @@ def inspect_weights(path: Path) -> Weights:
         what = "is not a directory" if path.exists() else "does not exist"
         raise ConfigurationError(f"{path} {what}; weights are always local, never a hub name")
     config = _read_json(path / "config.json")
+    if config.get("quantization_config") is None and (path / QUANTIZATION).exists():
+        config["quantization_config"] = _read_json(path / QUANTIZATION)
+    training = _read_json(path / TRAINING_RECORD) if (path / TRAINING_RECORD).exists() else {}
     files = sorted(path.glob("*.safetensors"))
     if not files:
         message = f"{path} holds no *.safetensors file; other formats are not served"
@@ -90,7 +81,7 @@ def inspect_weights(path: Path) -> Weights:
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         tensors |= _read_tensors(file)
-    return Weights(path=path, config=config, tensors=tensors)
+    return Weights(path=path, config=config, tensors=tensors, training=training)
 
 
 def load_weights(path: Path, *, report: Progress | None = None) -> Weights:
@@ -152,131 +143,6 @@ def parse_header(header: bytes) -> dict[str, TensorInfo]:
     except (KeyError, TypeError) as error:
         message = "an entry has no shape or no dtype"
         raise ValueError(message) from error
-
-
-def text_config(weights: Weights) -> Mapping[str, Any]:
-    """Fields of the language model: those of a multimodal target are nested in `text_config`."""
-    nested = weights.config.get("text_config")
-    return nested if isinstance(nested, dict) else weights.config
-
-
-def check_pair(target: Weights, draft: Weights) -> tuple[Finding, ...]:
-    """
-    Refuse an EAGLE 3 or 3.1 draft that does not fit its target.
-
-    Returns:
-        What is suspicious but works.
-
-    Raises:
-        ConfigurationError: the first error, and how many more there are.
-    """
-    findings = tuple(find_problems(target, draft))
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    if errors:
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise ConfigurationError(f"the draft in {draft.path} does not fit: {errors[0].message}{more}")
-    return findings
-
-
-def find_problems(target: Weights, draft: Weights) -> Iterator[Finding]:
-    """
-    Everything wrong with a pair, most fundamental first.
-
-    The rules follow what vLLM does without a word: `vllm/model_executor/models/llama_eagle3.py`
-    leaves norms that are not in the file at 1, and `interfaces.py` picks default layers.
-    """
-    fields, depth = _draft_fields(draft), text_config(target).get("num_hidden_layers")
-    tensors = {name.removeprefix("model."): info for name, info in draft.tensors.items()}
-    if any(name.startswith("model.") for name in draft.tensors):
-        # Checked by running it; NeMo AutoModel writes such names.
-        yield _error("its tensors are called model.*, which vLLM 0.32 does not load; strip the prefix")
-    hidden, width = text_config(target).get("hidden_size"), fields.get("hidden_size")
-    expected = fields.get("target_hidden_size") or width
-    if hidden != expected:
-        yield _error(f"it is made for a target of hidden size {expected}, the target's is {hidden}")
-    yield from _vocabulary_problems(fields, tensors, text_config(target).get("vocab_size"))
-    layers, is_nested = _aux_layers(fields)
-    count = fields.get("num_aux_hidden_states") or len(layers) or DEFAULT_AUX_LAYERS
-    yield from _fusion_problems(fields, tensors, count, expected)
-    if not layers:
-        yield _warning("it names no eagle_aux_hidden_state_layer_ids, so vLLM picks layers by itself")
-    elif is_nested:
-        yield _warning("it names its aux layers only in eagle_config, which not every vLLM runner reads")
-    if layers and len(set(layers)) != count:
-        yield _error(f"it names aux layers {layers}, which are not {count} different ones")
-    if isinstance(depth, int) and any(not 0 <= layer <= depth for layer in layers):
-        yield _error(f"it names aux layers {layers}, but the target has {depth} layers")
-
-
-def _vocabulary_problems(
-    fields: Mapping[str, Any], tensors: Mapping[str, TensorInfo], vocabulary: object
-) -> Iterator[Finding]:
-    if fields.get("vocab_size") != vocabulary:
-        yield _error(f"its vocab_size is {fields.get('vocab_size')}, the target's is {vocabulary}")
-    drafted = fields.get("draft_vocab_size") or fields.get("vocab_size")
-    if drafted != vocabulary and "d2t" not in tensors:
-        yield _error(f"it drafts {drafted} of {vocabulary} tokens, but has no d2t tensor to map them")
-    for name in ("d2t", "lm_head.weight"):
-        if name in tensors and tensors[name].shape[:1] != (drafted,):
-            yield _error(f"{name} has the shape {tensors[name].shape} for a draft_vocab_size of {drafted}")
-
-
-def _fusion_problems(
-    fields: Mapping[str, Any], tensors: Mapping[str, TensorInfo], count: int, hidden: object
-) -> Iterator[Finding]:
-    if _eagle_config(fields).get("use_aux_hidden_state") is False or not isinstance(hidden, int):
-        return
-    fc = tensors.get("fc.weight")
-    if fc is None:
-        if not any(name.startswith("fc.") for name in tensors):
-            yield _error("it has no fc.weight; is it an EAGLE 3 draft?")
-    elif fc.dtype in UNQUANTIZED and fc.shape[-1:] != (count * hidden,):
-        yield _error(f"fc.weight takes {fc.shape[-1]} values, but {count} aux layers give {count * hidden}")
-    has = {
-        "fc_norm": [name for name in tensors if name.startswith("fc_norm.")],
-        "norm_before_fc": [name for name in tensors if name.startswith("input_norm.")],
-    }
-    before = _eagle_config(fields).get("norm_before_fc", fields.get("norm_before_fc"))
-    wants = {"fc_norm": bool(fields.get("fc_norm")), "norm_before_fc": bool(before)}
-    needed = {
-        "fc_norm": {f"fc_norm.{i}.weight" for i in range(count)},
-        "norm_before_fc": {"input_norm.weight"},
-    }
-    for flag, names in has.items():
-        missing = sorted(needed[flag].difference(names))
-        if wants[flag] and missing:
-            yield _error(f"its config says {flag}, but {missing[0]} is missing; vLLM would not notice")
-        if names and not wants[flag]:
-            yield _error(f"it has {names[0]}, but its config does not say {flag}")
-
-
-def _aux_layers(fields: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
-    """Aux layer ids, and whether they are only where vLLM's first runner looks."""
-    name, nested = "eagle_aux_hidden_state_layer_ids", _eagle_config(fields)
-    places = ((fields.get(name), False), (nested.get("layer_ids"), False), (nested.get(name), True))
-    for layers, is_nested in places:
-        if isinstance(layers, list) and layers and all(isinstance(layer, int) for layer in layers):
-            return tuple(layers), is_nested
-    return (), False
-
-
-def _eagle_config(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    nested = fields.get("eagle_config")
-    return nested if isinstance(nested, dict) else {}
-
-
-def _draft_fields(draft: Weights) -> Mapping[str, Any]:
-    """Fields of a draft; the speculators format nests those of its layer."""
-    layer = draft.config.get("transformer_layer_config")
-    return {**layer, **draft.config} if isinstance(layer, dict) else draft.config
-
-
-def _error(message: str) -> Finding:
-    return Finding(severity=Severity.ERROR, message=message)
-
-
-def _warning(message: str) -> Finding:
-    return Finding(severity=Severity.WARNING, message=message)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

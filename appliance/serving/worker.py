@@ -3,12 +3,24 @@ What is known about one worker, as frozen values.
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NewType
 
-from appliance.monitor import SpeculationMode, Watch
 from appliance.serving.vllm_metrics import WorkerMetrics
+from appliance.speculation import EngineReading, Reason, SpeculationMode
+from appliance.watch import Watch
 
 WorkerId = NewType("WorkerId", str)
+
+
+class Admission(StrEnum):
+    """Whether a worker gets requests, apart from its health."""
+
+    ADMITTED = "admitted"
+    DRAINING = "draining"
+    """It finishes what it has, then it is restarted."""
+    CANARY = "canary"
+    """It has restarted and has to answer a request of ours before it gets any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +36,8 @@ class Worker:
     """Content digest of the draft's weights; empty without a draft."""
     mode: SpeculationMode = SpeculationMode.SPECULATIVE
     """The mode it was started in."""
+    reason: Reason | None = None
+    """Why it was started without a draft, where that was not what the settings asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +68,23 @@ class WorkerSnapshot:
     """Clock reading of the last successful look."""
     missed: int = 0
     """Looks that failed since then."""
+    reading: EngineReading | None = None
+    """What the plugin in the worker said; None where there is none or no token for it."""
+    admission: Admission = Admission.ADMITTED
+    avoided: bool = False
+    """Set where drafts do not pay and cannot be switched off: any other worker is taken first."""
+
+    @property
+    def speculates(self) -> bool:
+        """Whether the engine was started with a draft, so that it may draft and refuses some parameters."""
+        if self.metrics is None:
+            return self.worker.mode is not SpeculationMode.TARGET_ONLY
+        return self.metrics.speculation is not None
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether the gateway may send it a request."""
+        return self.healthy and self.admission is Admission.ADMITTED
 
     def serves(self, model: str) -> bool:
         """Whether the worker answers to this model name."""

@@ -26,19 +26,24 @@ from prometheus_client import CollectorRegistry
 
 from appliance.api.services import Services
 from appliance.app import create_app
+from appliance.attribution import Attribution
 from appliance.audit import verify
 from appliance.audit.entry import decode, new_entry_id
 from appliance.audit.export import export_log
 from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.store import SqlAuditStore
-from appliance.control import ControlLoop
+from appliance.changes import ChangeLog
+from appliance.control import ControlLoop, ControlParts
 from appliance.gateway import Gateway, GatewayPolicy
+from appliance.lease import SoleLease
 from appliance.logs import configure_logs
 from appliance.metrics import Metrics, observe_audit
+from appliance.override import SqlOverrideStore
 from appliance.server import Server, bind, make_server
 from appliance.serving.client import WorkerClient
 from appliance.serving.pool import WorkerPool
+from appliance.serving.speculation import SpeculationClient
 from appliance.serving.worker import Worker, WorkerId
 from appliance.settings import (
     DEMO_DRAFT,
@@ -48,17 +53,19 @@ from appliance.settings import (
     LogSettings,
     MonitorSettings,
 )
-from appliance.tenancy import Tenant, TenantDirectory, make_key
-from tests.fakes import FakeWorker, StallingStore, until
+from appliance.tenancy import SpeculationPolicy, Tenant, TenantDirectory, make_key
+from tests.fakes import CONTROL_TOKEN, FakeWorker, StallingStore, until
 
 RANDOM = random.Random(31)
 KEY, STORED_KEY = make_key(RANDOM.randbytes(37))
 SCOPED_KEY, STORED_SCOPED_KEY = make_key(RANDOM.randbytes(37))
 ADMIN_KEY, STORED_ADMIN_KEY = make_key(RANDOM.randbytes(37), admin=True)
+CAREFUL_KEY, STORED_CAREFUL_KEY = make_key(RANDOM.randbytes(37))
 TENANTS = (
     Tenant(name="acme", keys=(STORED_KEY,)),
     Tenant(name="scoped", models=("other",), keys=(STORED_SCOPED_KEY,)),
     Tenant(name="operator", models=(), keys=(STORED_ADMIN_KEY,)),
+    Tenant(name="careful", keys=(STORED_CAREFUL_KEY,), speculation=SpeculationPolicy.OFF),
 )
 
 
@@ -85,6 +92,7 @@ class Running:
     control: ControlLoop
     audit: AuditLog
     store: StallingStore
+    attribution: Attribution
     metrics: Metrics
     session: aiohttp.ClientSession
     client: openai.AsyncOpenAI
@@ -95,6 +103,8 @@ class Running:
     scoped_key: str = SCOPED_KEY
     """Of a tenant that may use the model `other` only."""
     admin_key: str = ADMIN_KEY
+    careful_key: str = CAREFUL_KEY
+    """Of a tenant whose requests must not be speculated."""
 
     @property
     def worker(self) -> FakeWorker:
@@ -249,10 +259,14 @@ async def _running(
         stack.callback(store.release)
         observe_audit(metrics, audit.state)
         client = await stack.enter_async_context(WorkerClient.open(connect_seconds=2.0))
+        overrides = SqlOverrideStore(f"sqlite:///{directory / 'audit.db'}")
+        stack.callback(overrides.close)
+        attribution = Attribution(label_key=bytes(16), clock=time.monotonic, min_drafts=1)
         gateway = Gateway(
             pool=pool,
             client=client,
             audit=audit,
+            attribution=attribution,
             metrics=metrics,
             logger=logger,
             clock=time.monotonic,
@@ -262,13 +276,21 @@ async def _running(
                 origin=audit_settings.origin,
             ),
         )
+        wall_clock = time.time  # noqa: TID251 - as above
         control = ControlLoop(
-            pool=pool,
-            client=client,
-            metrics=metrics,
-            logger=logger,
-            clock=time.monotonic,
+            ControlParts(
+                pool=pool,
+                client=client,
+                speculation=await stack.enter_async_context(SpeculationClient.open(token=CONTROL_TOKEN)),
+                lease=SoleLease(),
+                overrides=overrides,
+                changes=ChangeLog(audit=audit, metrics=metrics, logger=logger, clock=wall_clock),
+                metrics=metrics,
+                logger=logger,
+            ),
             settings=MonitorSettings(),
+            clock=time.monotonic,
+            wall_clock=wall_clock,
         )
         await control.tick()
         services = Services(
@@ -277,8 +299,12 @@ async def _running(
             pool=pool,
             gateway=gateway,
             audit=audit,
+            attribution=attribution,
+            control=control,
+            overrides=overrides,
             metrics=metrics,
             logger=logger,
+            clock=wall_clock,
             new_request_id=lambda: new_entry_id(time.time_ns() // 10**6, RANDOM.randbytes(10)),
             version="test",
         )
@@ -300,6 +326,7 @@ async def _running(
             pool=pool,
             control=control,
             audit=audit,
+            attribution=attribution,
             store=store,
             metrics=metrics,
             session=session,

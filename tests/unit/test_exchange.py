@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from appliance.attribution import Attribution, Offender
 from appliance.audit.entry import Entry, encode, new_entry_id
 from appliance.audit.registry import REGISTRY, EntryType
 from appliance.exchange import Exchange, Outcome
 from appliance.logs import ALLOWED
 from appliance.metrics import Metrics
+from appliance.serving.target_only import ForbiddenBy
 from appliance.serving.usage import Usage
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
 from appliance.tenancy import Caller, Tenant, make_key
@@ -43,7 +45,10 @@ def exchange(**more: object) -> Exchange:
     loop = asyncio.new_event_loop()
     intent = loop.create_future()
     loop.close()
-    fields = {"request_id": "r", "route": "/v1/completions", "model": "demo", "started": 100.0, **more}
+    fields = {
+        "request_id": "r", "route": "/v1/completions", "model": "demo", "started": 100.0,
+        "template": "raw-plain", **more,
+    }  # fmt: skip
     return Exchange(caller=CALLER, intent=intent, **fields)
 
 
@@ -68,10 +73,19 @@ def leaf_of(entry_type: EntryType, fields: dict) -> bytes:
     st.none() | st.sampled_from(["stop", "length", "tool_calls"]),
     st.integers(0, 5),
     st.floats(0, 1e6),
+    st.none() | st.sampled_from(ForbiddenBy),
 )
-def test_every_outcome_can_be_written_to_the_log(outcome, usage, served, first, finish, retries, seconds):
+def test_every_outcome_can_be_written_to_the_log(
+    outcome, usage, served, first, finish, retries, seconds, forbidden_by
+):
     """Whatever happened, the fields fit the schema: no request can end in an entry that is refused."""
-    record = exchange(usage=usage, worker=WORKER if served else None, finish_reason=finish, retries=retries)
+    record = exchange(
+        usage=usage,
+        worker=WORKER if served else None,
+        finish_reason=finish,
+        retries=retries,
+        forbidden_by=forbidden_by,
+    )
     record.first_content = None if first is None else 100.0 + first
     record.ends(outcome, status=200)
     assert leaf_of(EntryType.REQUEST_OUTCOME, record.fields(100.0 + seconds))
@@ -89,6 +103,53 @@ def test_every_outcome_is_in_the_registry():
     reasons = REGISTRY[EntryType.REQUEST_ABORTED].fields["reason"].values
     assert set(Outcome) - set(outcomes) - set(reasons) == set()
     assert set(outcomes) <= set(Outcome)
+
+
+def test_every_reason_not_to_speculate_is_in_the_registry():
+    """The audit log's closed set and the router's words are the same."""
+    values = REGISTRY[EntryType.REQUEST_OUTCOME].fields["speculation_forbidden"].values
+    assert set(values) == set(ForbiddenBy)
+
+
+def test_an_outcome_says_which_template_and_which_context_length_it_was():
+    """So that a failing draft can be traced to the traffic it fails on, from the log alone."""
+    record = exchange(usage=Usage(prompt_tokens=5000, completion_tokens=1), template="chat-00112233")
+    record.ends(Outcome.COMPLETED)
+    fields = record.fields(101.0)
+    assert (fields["template"], fields["context_bucket"]) == ("chat-00112233", "4k-8k")
+    assert "speculation_forbidden" not in fields
+
+
+def test_a_prompt_nobody_counted_has_no_context_length():
+    """An estimate of zero tokens is not a short prompt."""
+    for usage in (None, Usage(estimated=True)):
+        record = exchange(usage=usage)
+        record.ends(Outcome.CLIENT_GONE)
+        assert "context_bucket" not in record.fields(101.0)
+
+
+def test_drafts_are_attributed_to_tenant_model_template_and_context():
+    """With the counts the worker gave."""
+    attribution = Attribution(label_key=bytes(16), clock=lambda: 0.0, min_drafts=1)
+    usage = Usage(prompt_tokens=100, completion_tokens=10, drafts=4, draft_tokens=12, accepted_tokens=6)
+    exchange(usage=usage).attribute(attribution)
+    assert attribution.offenders(5) == (
+        Offender(
+            tenant="acme", model="demo", template="raw-plain", context="0-1k", requests=1,
+            completion_tokens=10, drafts=4, acceptance_length=2.5, acceptance_rate=0.5,
+            wasted_draft_tokens=6,
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "usage", [None, Usage(), Usage(drafts=0), Usage(drafts=3, draft_tokens=9, estimated=True)]
+)
+def test_requests_nobody_drafted_for_are_not_attributed(usage: Usage | None):
+    """A worker that decodes without a draft has no acceptance length to blame anybody for."""
+    attribution = Attribution(label_key=bytes(16), clock=lambda: 0.0)
+    exchange(usage=usage).attribute(attribution)
+    assert attribution.overall().requests == 0
 
 
 def test_the_first_word_on_how_a_request_ended_counts():

@@ -11,6 +11,7 @@ from appliance.errors import ConfigurationError
 from appliance.installation import (
     Installation,
     add_key,
+    load_control_token,
     load_tenants,
     locate,
     prepare,
@@ -48,11 +49,12 @@ def installation(tmp_path: Path) -> Installation:
 
 
 def test_a_first_start_creates_what_it_needs(installation: Installation):
-    """Directory, signing key, tenants, admin key and a place for logs."""
+    """Directory, signing key, control token, tenants, admin key and a place for logs."""
     start(installation)
     assert installation.directory.is_dir()
     assert installation.logs.is_dir()
     assert installation.signing_key.read_text() == "key made just now"
+    assert len(bytes.fromhex(load_control_token(installation))) == 32
     assert [tenant.name for tenant in load_tenants(installation)] == ["operator", "demo"]
 
 
@@ -100,6 +102,8 @@ def test_every_installation_has_keys_of_its_own(tmp_path: Path):
     """There is no default key."""
     first, second = start(located(tmp_path / "a")), start(located(tmp_path / "b"))
     assert not set(first.values()) & set(second.values())
+    tokens = {load_control_token(located(tmp_path / name)) for name in ("a", "b")}
+    assert len(tokens) == 2
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
@@ -112,13 +116,14 @@ def test_only_the_owner_can_read_what_is_secret(installation: Installation, umas
         os.umask(before)
     assert (mode(installation.directory), mode(installation.logs)) == (0o700, 0o700)
     assert (mode(installation.tenants), mode(installation.admin_key)) == (0o600, 0o600)
+    assert mode(installation.control_token) == 0o600
 
 
 def test_nothing_is_left_behind_by_the_check_for_writing(installation: Installation):
     """No probe and no temporary file."""
     start(installation)
     names = {path.name for path in installation.directory.iterdir()}
-    assert names == {"audit.key", "tenants.yaml", "admin.key", "logs"}
+    assert names == {"audit.key", "control.token", "tenants.yaml", "admin.key", "logs"}
 
 
 def test_a_directory_that_cannot_be_made_is_a_configuration_error(tmp_path: Path):
@@ -158,6 +163,63 @@ def test_a_start_that_crashed_half_way_is_completed_by_the_next(
     assert installation.signing_key.read_text() == "an older key"
     assert installation.admin_key.read_text().strip() == shown["admin"]
     assert TenantDirectory(load_tenants(installation)).authenticate(shown["admin"])
+
+
+def test_an_installation_from_before_control_gets_its_token(installation: Installation):
+    """Tenants and keys are there already; only the token is made, and kept from then on."""
+    start(installation)
+    installation.control_token.unlink()
+    before = contents(installation.directory)
+    assert start(installation) == {}
+    token = load_control_token(installation)
+    start(installation)
+    assert load_control_token(installation) == token
+    assert set(contents(installation.directory)) - set(before) == {str(installation.control_token)}
+
+
+def test_a_token_of_the_operators_is_used_as_it_is(tmp_path: Path):
+    """Several machines that share workers share it; the appliance never writes there."""
+    elsewhere = tmp_path / "secrets" / "token"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text("  a random word\n")
+    data = DataSettings(directory=tmp_path / "data", control_token_file=elsewhere)
+    installation = locate(Settings(data=data))
+    start(installation)
+    assert load_control_token(installation) == "a random word"
+    assert elsewhere.read_text() == "  a random word\n"
+    assert not (tmp_path / "data" / "control.token").exists()
+
+
+def test_a_token_that_should_be_elsewhere_is_not_made_up(tmp_path: Path):
+    """A fresh one would open no worker of the other machines; the message says where to get it."""
+    data = DataSettings(directory=tmp_path / "data", control_token_file=tmp_path / "token")
+    with pytest.raises(ConfigurationError, match=r"token does not exist: copy it from") as caught:
+        start(locate(Settings(data=data)))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "token").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\n"])
+def test_an_empty_token_stops_the_start(installation: Installation, content: bytes):
+    """It would let everybody in."""
+    start(installation)
+    installation.control_token.write_bytes(content)
+    with pytest.raises(
+        ConfigurationError, match=r"control.token is empty: put a random word in it"
+    ) as caught:
+        load_control_token(installation)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_token_that_cannot_be_read_stops_the_start(installation: Installation):
+    """One line that names the file, whether it is missing or no text."""
+    with pytest.raises(ConfigurationError, match=r"cannot read the control token .*control.token"):
+        load_control_token(installation)
+    start(installation)
+    installation.control_token.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match=r"cannot read the control token") as caught:
+        load_control_token(installation)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_tenants_file_says_how_to_get_one(installation: Installation):

@@ -2,6 +2,7 @@
 
 import random
 import string
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -9,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import ConfigurationError, InvalidApiKeyError
+from appliance.installation import add_key
 from appliance.tenancy import (
     KEY_FORMAT,
     NAME_FORMAT,
     ApiKey,
+    SpeculationPolicy,
     Tenant,
     TenantDirectory,
     digest_key,
@@ -30,7 +33,11 @@ KEYS = st.builds(
 NAMES = st.from_regex(NAME_FORMAT, fullmatch=True).filter(lambda name: not name.endswith("\n"))
 TENANTS = st.lists(
     st.builds(
-        Tenant, name=NAMES, models=st.lists(st.text(), max_size=3).map(tuple), keys=st.lists(KEYS).map(tuple)
+        Tenant,
+        name=NAMES,
+        models=st.lists(st.text(), max_size=3).map(tuple),
+        keys=st.lists(KEYS).map(tuple),
+        speculation=st.sampled_from(SpeculationPolicy),
     ),
     unique_by=lambda tenant: tenant.name,
     max_size=4,
@@ -115,6 +122,38 @@ def test_a_tenant_without_a_list_of_models_may_use_all():
     """`models` left out means every model."""
     (tenant,) = parse_tenants("tenants: {demo: {keys: []}}")
     assert tenant.may_use("anything")
+
+
+@pytest.mark.parametrize(
+    ("line", "policy"),
+    [
+        ("", SpeculationPolicy.AUTO),
+        ("speculation: auto", SpeculationPolicy.AUTO),
+        ("speculation: off", SpeculationPolicy.OFF),
+        ("speculation: 'off'", SpeculationPolicy.OFF),
+        ("speculation: false", SpeculationPolicy.OFF),
+    ],
+)
+def test_speculation_is_left_to_the_appliance_unless_a_tenant_is_opted_out(
+    line: str, policy: SpeculationPolicy
+):
+    """YAML reads a bare `off` as false; both mean off."""
+    (tenant,) = parse_tenants(f"tenants: {{demo: {{{line}}}}}")
+    assert tenant.speculation is policy
+
+
+def test_a_new_key_leaves_the_policy_of_its_tenant_as_it_was():
+    """Rotation must not opt anybody in."""
+    before = Tenant(name="demo", models=("a",), keys=(STORED,), speculation=SpeculationPolicy.OFF)
+    assert add_key((before,), "demo", OTHER_STORED) == (replace(before, keys=(STORED, OTHER_STORED)),)
+
+
+@pytest.mark.parametrize("value", ["on", "true", "1", "0", "~", "OFF ", "never", "[off]", "{}"])
+def test_a_speculation_policy_nobody_knows_is_refused(value: str):
+    """A slip must not leave a tenant speculated that was to be opted out, nor the reverse."""
+    quoted = f"'{value}'" if value == "OFF " else value
+    with pytest.raises(ConfigurationError, match="speculation must be auto or off"):
+        parse_tenants(f"tenants: {{demo: {{speculation: {quoted}}}}}")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,11 @@ ROUTES = {
     ("/v1/models", "GET"),
     ("/v1/models/{name:path}", "GET"),
     ("/admin/v1/status", "GET"),
+    ("/admin/v1/speculation", "GET"),
+    ("/admin/v1/speculation/events", "GET"),
+    ("/admin/v1/speculation/override", "PUT"),
+    ("/admin/v1/speculation/probe", "POST"),
+    ("/admin/v1/workers/{worker}/recycle", "POST"),
     # FastAPI's own: a description of the routes above, without a page that loads scripts.
 }
 """Everything that can be reached.  A new route is added here on purpose, or not at all."""
@@ -60,8 +65,12 @@ def app(log: io.StringIO, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> 
             pool=WorkerPool(),
             gateway=nothing,
             audit=nothing,
+            attribution=nothing,
+            control=nothing,
+            overrides=nothing,
             metrics=metrics,
             logger=logger,
+            clock=nothing,
             new_request_id=lambda: "ours",
             version="test",
         )

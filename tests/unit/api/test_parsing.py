@@ -10,12 +10,18 @@ from starlette.requests import Request
 from appliance.api.openai import address_class, parse_call
 from appliance.call import Call
 from appliance.errors import InvalidRequestError
-from appliance.tenancy import ApiKey, Caller, Tenant
+from appliance.serving.target_only import ForbiddenBy
+from appliance.tenancy import ApiKey, Caller, SpeculationPolicy, Tenant
 
 CALLER = Caller(tenant=Tenant(name="acme"), key=ApiKey(key_id="aaaaaaaa", digest="0" * 64))
+OPTED_OUT = Caller(tenant=Tenant(name="careful", speculation=SpeculationPolicy.OFF), key=CALLER.key)
+PLAIN = {"model": "demo", "messages": []}
+SPECULATION = "X-Appliance-Speculation"
+METRICS = "X-Appliance-Metrics"
+Headers = tuple[tuple[str, str], ...]
 
 
-def request(host: str | None = "127.0.0.1") -> Request:
+def request(host: str | None = "127.0.0.1", *headers: tuple[str, str]) -> Request:
     """Return a request as the middleware hands it on."""
     return Request(
         {
@@ -23,7 +29,7 @@ def request(host: str | None = "127.0.0.1") -> Request:
             "method": "POST",
             "path": "/v1/chat/completions",
             "query_string": b"",
-            "headers": [],
+            "headers": [(name.lower().encode(), value.encode()) for name, value in headers],
             "server": ("127.0.0.1", 8080),
             "scheme": "http",
             "client": (host, 1234) if host else None,
@@ -32,10 +38,12 @@ def request(host: str | None = "127.0.0.1") -> Request:
     )
 
 
-def parsed(body: bytes | dict, needs: str = "messages") -> Call:
+def parsed(
+    body: bytes | dict, needs: str = "messages", headers: Headers = (), caller: Caller = CALLER
+) -> Call:
     """Parse a body."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse_call(request(), CALLER, data, needs=needs)
+    return parse_call(request("127.0.0.1", *headers), caller, data, needs=needs)
 
 
 def test_what_the_gateway_acts_on_is_read():
@@ -127,3 +135,65 @@ def test_a_request_without_an_address_is_of_unknown_origin():
         parse_call(request(None), CALLER, b'{"model":"m","messages":[]}', needs="messages").client
         == "unknown"
     )
+
+
+@pytest.mark.parametrize(
+    ("headers", "more", "caller", "expected", "param"),
+    [
+        ((), {}, CALLER, None, None),
+        (((SPECULATION, "auto"),), {}, CALLER, None, None),
+        (((SPECULATION, "off"),), {}, CALLER, ForbiddenBy.HEADER, SPECULATION),
+        (((SPECULATION, " OFF "),), {}, CALLER, ForbiddenBy.HEADER, SPECULATION),
+        (((SPECULATION, "off"), (SPECULATION, "off")), {}, CALLER, ForbiddenBy.HEADER, SPECULATION),
+        ((), {"min_p": 0.1}, CALLER, ForbiddenBy.PARAMETER, "min_p"),
+        (((SPECULATION, "auto"),), {"logit_bias": {"1": 2}}, CALLER, ForbiddenBy.PARAMETER, "logit_bias"),
+        (((SPECULATION, "off"),), {"min_p": 0.1}, CALLER, ForbiddenBy.HEADER, SPECULATION),
+        ((), {}, OPTED_OUT, ForbiddenBy.TENANT, None),
+        (((SPECULATION, "auto"),), {}, OPTED_OUT, ForbiddenBy.TENANT, None),
+        (((SPECULATION, "off"),), {"min_p": 0.1}, OPTED_OUT, ForbiddenBy.TENANT, None),
+    ],
+)
+def test_tenant_header_and_parameters_can_forbid_to_speculate(
+    headers: Headers, more: dict, caller: Caller, expected: ForbiddenBy | None, param: str | None
+):
+    """Of several the one that is hardest to change is named; no header overrules a tenant's policy."""
+    call = parsed({**PLAIN, **more}, headers=headers, caller=caller)
+    assert call.forbidden_by == expected
+    if expected is not None:
+        assert call.refusal().param == param
+
+
+@pytest.mark.parametrize(
+    ("caller", "headers", "more", "words"),
+    [
+        (OPTED_OUT, (), {}, ("policy", "`demo`", "Ask the operator")),
+        (CALLER, ((SPECULATION, "off"),), {}, (f"`{SPECULATION}: off`", "`demo`", "Leave the header out")),
+        (CALLER, (), {"min_p": 0.1}, ("`min_p`", "`demo`", "Leave it out")),
+    ],
+)
+def test_a_refusal_says_which_of_the_three_it_was_and_what_to_do(
+    caller: Caller, headers: Headers, more: dict, words: tuple[str, ...]
+):
+    """One line that a client can act on."""
+    message = str(parsed({**PLAIN, **more}, headers=headers, caller=caller).refusal())
+    assert all(word in message for word in words)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [((), False), (((METRICS, "off"),), False), (((METRICS, "on"),), True), (((METRICS, "On"),), True)],
+)
+def test_metrics_are_kept_for_whoever_asks(headers: Headers, expected: bool):
+    """Off unless asked for."""
+    assert parsed(PLAIN, headers=headers).wants_metrics is expected
+
+
+@pytest.mark.parametrize("name", [SPECULATION, METRICS])
+@pytest.mark.parametrize("values", [("",), ("yes",), ("off, off",), ("off", "auto"), ("on", "off")])
+def test_a_header_of_ours_that_is_not_understood_is_refused_by_its_name(name: str, values: tuple[str, ...]):
+    """A slip must not be taken for consent."""
+    with pytest.raises(InvalidRequestError) as caught:
+        parsed(PLAIN, headers=tuple((name, value) for value in values))
+    assert caught.value.param == name
+    assert name in str(caught.value)

@@ -1,18 +1,23 @@
 """How a worker is started: exact command lines, and what is refused."""
 
+import importlib
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from appliance.errors import ConfigurationError
 from appliance.serving.devices import Device, DeviceKind
 from appliance.serving.launch import (
+    MIDDLEWARE,
     REFUSED,
     check_extra_arguments,
     draft_token_schedule,
     plan_launch,
 )
+from appliance.serving.vllm_middleware import SpeculationMiddleware
 from appliance.serving.weights import Weights
 from appliance.settings import WorkerSettings
 
@@ -29,7 +34,14 @@ QUIET = (
 )
 
 
-def plan(device=CPU, draft=DRAFT, environment=None, can_import=lambda _: True, **settings):
+def plan(
+    device=CPU,
+    draft=DRAFT,
+    environment=None,
+    can_import=lambda _: True,
+    control_token_file=None,
+    **settings,
+):
     return plan_launch(
         WorkerSettings(**settings),
         python="/python",
@@ -38,6 +50,7 @@ def plan(device=CPU, draft=DRAFT, environment=None, can_import=lambda _: True, *
         target=TARGET,
         draft=draft,
         environment=environment or {},
+        control_token_file=control_token_file,
         can_import=can_import,
     )
 
@@ -56,7 +69,7 @@ def test_starts_the_demo_on_a_cpu():
         "--speculative-config",
         (
             '{"method":"eagle3","num_speculative_tokens":3,"model":"/models/llama-70b-eagle3",'
-            '"num_speculative_tokens_per_batch_size":[[1,63,3],[64,64,0]]}'
+            '"num_speculative_tokens_per_batch_size":[[1,61,3],[62,62,2],[63,63,1],[64,64,0]]}'
         ),
         *("--per-request-spec-decode-metrics", "summary"),
         *REPORTING,
@@ -76,7 +89,7 @@ def test_starts_eight_gpus():
         "--speculative-config",
         (
             '{"method":"eagle3","num_speculative_tokens":3,"model":"/models/llama-70b-eagle3",'
-            '"num_speculative_tokens_per_batch_size":[[1,255,3],[256,256,0]]}'
+            '"num_speculative_tokens_per_batch_size":[[1,253,3],[254,254,2],[255,255,1],[256,256,0]]}'
         ),
         *("--per-request-spec-decode-metrics", "summary"),
         *REPORTING,
@@ -107,7 +120,7 @@ def test_starts_the_target_alone():
 def test_drafts_without_a_draft_model(method, expected):
     """Golden: these methods name no model; the table that steers K is there all the same."""
     config = speculation(plan(draft=None, method=method, draft_tokens=2, max_num_seqs=16).argv)
-    table = [[1, 15, 2], [16, 16, 0]]
+    table = [[1, 14, 2], [15, 15, 1], [16, 16, 0]]
     assert config == expected | {
         "num_speculative_tokens": 2,
         "num_speculative_tokens_per_batch_size": table,
@@ -160,10 +173,66 @@ def test_keeps_a_schedule_as_given():
     assert draft_token_schedule(WorkerSettings(draft_token_schedule=schedule)) == schedule
 
 
-def test_names_zero_within_the_batch_sizes_there_are():
-    """vLLM compiles only what it finds up to max_num_seqs; with one place there is no room for 0."""
-    assert draft_token_schedule(WorkerSettings(max_num_seqs=2)) == ((1, 1, 3), (2, 2, 0))
-    assert draft_token_schedule(WorkerSettings(max_num_seqs=1)) == ((1, 1, 3),)
+@pytest.mark.parametrize(
+    ("largest", "tokens", "expected"),
+    [
+        (64, 3, ((1, 61, 3), (62, 62, 2), (63, 63, 1), (64, 64, 0))),
+        (8, 16, ((1, 2, 16), (3, 3, 8), (4, 4, 5), (5, 5, 3), (6, 6, 2), (7, 7, 1), (8, 8, 0))),
+        (8, 1, ((1, 7, 1), (8, 8, 0))),
+        (4, 3, ((1, 1, 3), (2, 2, 2), (3, 3, 1), (4, 4, 0))),
+        (3, 3, ((1, 1, 3), (2, 2, 1), (3, 3, 0))),
+        (2, 3, ((1, 1, 3), (2, 2, 0))),
+        (1, 3, ((1, 1, 3),)),
+    ],
+)
+def test_names_the_draft_tokens_to_choose_among(largest, tokens, expected):
+    """None of them may be compiled later; where there are few batch sizes, 0 is the last to go."""
+    settings = WorkerSettings(max_num_seqs=largest, draft_tokens=tokens)
+    assert draft_token_schedule(settings) == expected
+
+
+@given(largest=st.integers(1, 512), tokens=st.integers(1, 16))
+def test_says_for_every_batch_size_how_many_to_draft(largest, tokens):
+    """Once each, within what the draft can do, most of them the most it can, and fewer for larger batches."""
+    schedule = draft_token_schedule(WorkerSettings(max_num_seqs=largest, draft_tokens=tokens))
+    sizes = [size for first, last, _count in schedule for size in range(first, last + 1)]
+    counts = [count for _first, _last, count in schedule]
+    assert sizes == list(range(1, largest + 1))
+    assert counts == sorted(set(counts), reverse=True)
+    assert counts[0] == tokens
+    assert counts[-1] == 0 or largest == 1
+    explicit = WorkerSettings(max_num_seqs=largest, draft_tokens=tokens, draft_token_schedule=schedule)
+    assert draft_token_schedule(explicit) == schedule
+
+
+def test_puts_the_plugin_in_front_of_the_routes_where_there_is_a_token():
+    """The worker is told where the token is, never the token itself."""
+    made = plan(control_token_file=Path("/data/control.token"), environment={"HOME": "/home"})
+    at = made.argv.index("--middleware")
+    assert made.argv[at + 1] == "appliance.serving.vllm_middleware.SpeculationMiddleware"
+    assert made.environment["APPLIANCE_CONTROL_TOKEN_FILE"] == "/data/control.token"
+    assert made.environment["HOME"] == "/home"
+    assert not any("control.token" in argument for argument in made.argv)
+    assert [*made.argv[:at], *made.argv[at + 2 :]] == list(plan(environment={"HOME": "/home"}).argv)
+
+
+def test_a_worker_without_a_token_has_no_routes_of_ours():
+    """Nobody could be told from anybody else."""
+    made = plan()
+    assert "--middleware" not in made.argv
+    assert "APPLIANCE_CONTROL_TOKEN_FILE" not in made.environment
+
+
+def test_a_worker_without_a_draft_can_be_restarted_too():
+    """The plugin is there in every worker: a restart may bring the draft back."""
+    made = plan(draft=None, method="none", control_token_file=Path("/data/control.token"))
+    assert "--middleware" in made.argv
+
+
+def test_the_middleware_that_is_named_exists():
+    """vLLM imports it by its name, in the worker."""
+    module, _, name = MIDDLEWARE.rpartition(".")
+    assert getattr(importlib.import_module(module), name) is SpeculationMiddleware
 
 
 @pytest.mark.parametrize("argument", sorted(REFUSED))

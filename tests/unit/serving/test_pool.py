@@ -1,12 +1,13 @@
 """Promises of `appliance.serving.pool`: who may be chosen, and how busy they are."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from appliance.monitor import SpeculationMode
 from appliance.serving.pool import WorkerPool
-from appliance.serving.worker import ServedModel, Worker, WorkerId
+from appliance.serving.worker import Admission, ServedModel, Worker, WorkerId
+from appliance.speculation import SpeculationMode
 
 A = Worker(worker_id=WorkerId("a"), url="http://127.0.0.1:1", mode=SpeculationMode.TARGET_ONLY)
 B = Worker(worker_id=WorkerId("b"), url="http://127.0.0.1:2")
@@ -92,3 +93,92 @@ def test_a_replaced_worker_starts_anew_but_its_requests_still_count(pool: Worker
         assert not pool.snapshot(A.worker_id).healthy
         assert pool.in_flight[A.worker_id] == 1
     assert pool.in_flight[A.worker_id] == 0
+
+
+def test_a_worker_that_is_not_admitted_makes_nobody_ready(pool: WorkerPool):
+    """Readiness says whether a request would be taken, not whether a process lives."""
+    looked_at(pool, A)
+    for admission in (Admission.DRAINING, Admission.CANARY):
+        pool.set_admission(A.worker_id, admission)
+        assert not pool.any_healthy()
+    pool.set_admission(A.worker_id, Admission.ADMITTED)
+    assert pool.any_healthy()
+
+
+async def test_a_worker_that_is_admitted_at_last_ends_the_wait_for_one(pool: WorkerPool):
+    """It was seen healthy before it was let in."""
+    pool.set_admission(A.worker_id, Admission.CANARY)
+    looked_at(pool, A)
+    waiting = asyncio.ensure_future(pool.wait_healthy())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    pool.set_admission(A.worker_id, Admission.ADMITTED)
+    async with asyncio.timeout(1):
+        await waiting
+
+
+def test_a_look_at_a_worker_changes_neither_admission_nor_avoidance(pool: WorkerPool):
+    """A look that began before the change, or after, does not undo it."""
+    before = pool.snapshot(A.worker_id)
+    pool.set_admission(A.worker_id, Admission.DRAINING)
+    pool.set_avoided(A.worker_id, True)
+    for seen in (before, replace(before, healthy=True, admission=Admission.CANARY)):
+        pool.update(seen)
+        after = pool.snapshot(A.worker_id)
+        assert (after.admission, after.avoided) == (Admission.DRAINING, True)
+        assert after.healthy is seen.healthy
+    pool.set_avoided(A.worker_id, False)
+    assert pool.snapshot(A.worker_id).avoided is False
+
+
+def test_a_restart_admits_nobody(pool: WorkerPool):
+    """A worker that comes back while it is kept out stays out until somebody lets it in."""
+    pool.set_admission(A.worker_id, Admission.CANARY)
+    pool.set_avoided(A.worker_id, True)
+    pool.add(replace(A, url="http://127.0.0.1:3"))
+    looked_at(pool, A)
+    assert pool.snapshot(A.worker_id).worker.url == "http://127.0.0.1:3"
+    assert pool.snapshot(A.worker_id).avoided
+    assert not pool.any_healthy()
+
+
+async def test_draining_ends_with_the_last_request(pool: WorkerPool):
+    """Nothing new is sent, what runs is finished, and other workers go on."""
+    looked_at(pool, A)
+    looked_at(pool, B)
+    with pool.occupy(B.worker_id):
+        with pool.occupy(A.worker_id):
+            with pool.occupy(A.worker_id):
+                waiting = asyncio.ensure_future(pool.drain(A.worker_id))
+                await asyncio.sleep(0)
+                assert pool.snapshot(A.worker_id).admission is Admission.DRAINING
+                assert pool.any_healthy()
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        async with asyncio.timeout(1):
+            await waiting
+    async with asyncio.timeout(1):
+        await pool.drain(A.worker_id)
+
+
+async def test_a_wait_for_draining_can_be_given_up(pool: WorkerPool):
+    """The worker goes on draining, and the next wait ends all the same."""
+    with pool.occupy(A.worker_id):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await pool.drain(A.worker_id)
+        assert pool.snapshot(A.worker_id).admission is Admission.DRAINING
+        again = asyncio.ensure_future(pool.drain(A.worker_id))
+        await asyncio.sleep(0)
+    async with asyncio.timeout(1):
+        await again
+
+
+async def test_a_worker_nobody_knows_is_drained_at_once():
+    """It may have left meanwhile; none of the setters brings it back."""
+    pool = WorkerPool()
+    async with asyncio.timeout(1):
+        await pool.drain(A.worker_id)
+    pool.set_admission(A.worker_id, Admission.ADMITTED)
+    pool.set_avoided(A.worker_id, True)
+    assert pool.snapshots == ()

@@ -1,13 +1,16 @@
 """Promises of `appliance.serving.router`: filter, score, pick."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import NoWorkerAvailableError
-from appliance.serving.router import pick, score
+from appliance.serving.router import TARGET_ONLY_PENALTY, has_target_only, pick, score
 from appliance.serving.vllm_metrics import WorkerMetrics
-from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
+from appliance.serving.worker import Admission, ServedModel, Worker, WorkerId, WorkerSnapshot
+from appliance.speculation import NO_DRAFTS, SpeculationMode
 
 
 def metrics(running: int = 0, waiting: int = 0, kv_cache_usage: float = 0.0) -> WorkerMetrics:
@@ -25,14 +28,24 @@ def metrics(running: int = 0, waiting: int = 0, kv_cache_usage: float = 0.0) -> 
 
 
 def snapshot(
-    name: str, *, healthy: bool = True, models: tuple[str, ...] = ("demo",), load: WorkerMetrics | None = None
+    name: str,
+    *,
+    healthy: bool = True,
+    models: tuple[str, ...] = ("demo",),
+    load: WorkerMetrics | None = None,
+    speculates: bool = False,
+    admission: Admission = Admission.ADMITTED,
+    avoided: bool = False,
 ) -> WorkerSnapshot:
     """Return a worker as the pool has it."""
+    mode = SpeculationMode.SPECULATIVE if speculates else SpeculationMode.TARGET_ONLY
     return WorkerSnapshot(
-        worker=Worker(worker_id=WorkerId(name), url=f"http://127.0.0.1/{name}"),
+        worker=Worker(worker_id=WorkerId(name), url=f"http://127.0.0.1/{name}", mode=mode),
         healthy=healthy,
         models=tuple(ServedModel(name=model, max_model_len=None, created=0) for model in models),
-        metrics=load,
+        metrics=replace(load, speculation=NO_DRAFTS if speculates else None) if load else None,
+        admission=admission,
+        avoided=avoided,
     )
 
 
@@ -43,6 +56,9 @@ SNAPSHOTS = st.lists(
         healthy=st.booleans(),
         models=st.sampled_from([(), ("demo",), ("other",), ("demo", "other")]),
         load=st.none() | st.builds(metrics, st.integers(0, 64), st.integers(0, 64), st.floats(0, 1)),
+        speculates=st.booleans(),
+        admission=st.sampled_from(Admission),
+        avoided=st.booleans(),
     ),
     unique_by=lambda seen: seen.worker.worker_id,
     max_size=6,
@@ -99,7 +115,8 @@ def test_our_own_requests_count_before_a_scrape_shows_them():
 
 def test_a_request_is_not_counted_twice():
     """Ours are among those the worker reports as running."""
-    assert score(snapshot("a", load=metrics(running=5)), {WorkerId("a"): 5})[0] == 5
+    seen = snapshot("a", load=metrics(running=5))
+    assert score(seen, {WorkerId("a"): 5}) == score(seen, {})
 
 
 def test_equal_loads_are_decided_by_name():
@@ -108,22 +125,78 @@ def test_equal_loads_are_decided_by_name():
     assert pick("demo", both, {}).worker_id == pick("demo", both[::-1], {}).worker_id == "a"
 
 
-@given(SNAPSHOTS, IN_FLIGHT, st.sets(st.sampled_from("abcdefgh")))
-def test_a_pick_is_always_healthy_untried_able_and_least_loaded(
-    snapshots: list[WorkerSnapshot], in_flight: dict[WorkerId, int], tried: set[WorkerId]
+@pytest.mark.parametrize("admission", [Admission.DRAINING, Admission.CANARY])
+def test_a_healthy_worker_that_is_not_admitted_gets_nothing(admission: Admission):
+    """One that drains must become empty, and one that is tried out has not passed yet."""
+    with pytest.raises(NoWorkerAvailableError):
+        pick("demo", [snapshot("a", admission=admission)], {})
+
+
+def test_a_request_that_must_not_be_speculated_goes_to_a_worker_without_a_draft():
+    """However busy that one is."""
+    both = [snapshot("a", speculates=True), snapshot("b", load=metrics(running=60, waiting=9))]
+    assert pick("demo", both, {}, may_speculate=False).worker_id == "b"
+    with pytest.raises(NoWorkerAvailableError, match="target-only"):
+        pick("demo", both[:1], {}, may_speculate=False)
+
+
+def test_a_worker_with_a_draft_is_preferred_until_it_is_clearly_busier():
+    """At equal load drafts help; a queue behind them does not."""
+    drafting, plain = snapshot("b", speculates=True), snapshot("a")
+    assert pick("demo", [plain, drafting], {}).worker_id == "b"
+    slightly = {WorkerId("b"): int(TARGET_ONLY_PENALTY) - 1}
+    assert pick("demo", [plain, drafting], slightly).worker_id == "b"
+    clearly = {WorkerId("b"): int(TARGET_ONLY_PENALTY) + 1}
+    assert pick("demo", [plain, drafting], clearly).worker_id == "a"
+
+
+def test_a_worker_to_be_avoided_is_the_last_resort():
+    """Its drafts cost more than they give, but an answer is better than none."""
+    avoided = snapshot("a", avoided=True)
+    assert pick("demo", [avoided, snapshot("b", load=metrics(running=64, waiting=64))], {}).worker_id == "b"
+    assert pick("demo", [avoided], {}).worker_id == "a"
+
+
+@given(SNAPSHOTS, IN_FLIGHT, st.sets(st.sampled_from("abcdefgh")), st.booleans())
+def test_a_pick_is_always_open_untried_able_allowed_and_the_best_of_those(
+    snapshots: list[WorkerSnapshot], in_flight: dict[WorkerId, int], tried: set[WorkerId], may_speculate: bool
 ):
-    """For any pool: the lightest of those that could serve, or an error when there is none."""
+    """For any pool: the lightest of those that may serve, avoided ones last; an error if there is none."""
     able = [
         seen
         for seen in snapshots
-        if seen.healthy and seen.serves("demo") and seen.worker.worker_id not in tried
+        if seen.healthy
+        and seen.admission is Admission.ADMITTED
+        and seen.serves("demo")
+        and seen.worker.worker_id not in tried
+        and (may_speculate or not seen.speculates)
     ]
+    asked = {"tried": frozenset(tried), "may_speculate": may_speculate}
     try:
-        worker = pick("demo", snapshots, in_flight, tried=frozenset(tried))
+        worker = pick("demo", snapshots, in_flight, **asked)
     except NoWorkerAvailableError:
         assert not able
         return
-    assert worker in [seen.worker for seen in able]
-    assert score(next(seen for seen in able if seen.worker is worker), in_flight) == min(
-        score(seen, in_flight) for seen in able
-    )
+    (picked,) = [seen for seen in able if seen.worker is worker]
+    rivals = [seen for seen in able if not seen.avoided] or able
+    assert picked in rivals
+    assert score(picked, in_flight) == min(score(seen, in_flight) for seen in rivals)
+    assert pick("demo", snapshots[::-1], in_flight, **asked) is worker
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "expected"),
+    [
+        ([], False),
+        ([snapshot("a", speculates=True)], False),
+        ([snapshot("a", models=("other",))], False),
+        ([snapshot("a", speculates=True, models=())], False),
+        ([snapshot("a", speculates=True), snapshot("b")], True),
+        ([snapshot("a", healthy=False)], True),
+        ([snapshot("a", admission=Admission.DRAINING)], True),
+        ([snapshot("a", healthy=False, models=())], True),
+    ],
+)
+def test_a_target_only_worker_that_will_be_back_counts(snapshots: list[WorkerSnapshot], expected: bool):
+    """For one that is away or has not said what it serves, a client is told to wait."""
+    assert has_target_only("demo", snapshots) is expected

@@ -1,11 +1,8 @@
 """Keeping a worker running, with a small program in its place that can fail in every way."""
 
 import asyncio
-import fcntl
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -13,14 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from appliance.errors import WorkerStartError
+from appliance.errors import ControlRefusedError, WorkerStartError
 from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
-from appliance.serving.supervise import Supervisor, Timing, free_port, port_is_free, restart_delay
+from appliance.serving.life import Timing, restart_delay
+from appliance.serving.restart import RestartClient
+from appliance.serving.supervise import Supervisor, WorkerEventKind, free_port, port_is_free
+from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_log import failure_line, find_phase, rotate
+from appliance.serving.worker_protocol import RESTART_FILE
+from appliance.speculation import Reason
 
+pytestmark = pytest.mark.usefixtures("loopback")
 LOGS = Path(__file__).parent / "logs"
-FAST = Timing(poll=0.02, check=0.02, answer=1.0, unresponsive=0.3, longest_delay=0.05, kill=3.0)
+FAST = Timing(poll=0.02, check=0.02, answer=2.0, unresponsive=10.0, longest_delay=0.05, kill=3.0)
 FAKE = """
 import http.server, os, signal, subprocess, sys, time
 port, mode = int(sys.argv[1]), sys.argv[2]
@@ -29,6 +32,8 @@ if mode == "raises":
     raise ValueError("the model is not to my taste")
 if mode == "sleeps":
     time.sleep(60)
+if mode == "slow":
+    time.sleep(0.5)
 if mode in ("parent", "stubborn"):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(60)"])
@@ -48,6 +53,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             os._exit(3)
         self.send_response(503 if mode == "broken engine" and Handler.answered > 2 else 200)
         self.end_headers()
+    def do_POST(self):
+        wish = self.rfile.read(int(self.headers["Content-Length"]))
+        with open(os.environ["APPLIANCE_RESTART_FILE"], "wb") as file:
+            file.write(wish)
+        self.send_response(202)
+        self.end_headers()
+        os.kill(os.getpid(), signal.SIGTERM)
     def log_message(self, *_):
         pass
 
@@ -55,36 +67,42 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-@pytest.fixture(autouse=True, scope="module")
-def loopback():
-    """A fresh network namespace, which `make unit` runs in, has its loopback switched off."""
-    name, get_flags, set_flags, up = b"lo", 0x8913, 0x8914, 1
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        (flags,) = struct.unpack_from("16xh", fcntl.ioctl(probe, get_flags, struct.pack("16s24x", name)))
-        if not flags & up:
-            fcntl.ioctl(probe, set_flags, struct.pack("16sh22x", name, flags | up))
-
-
 class Fake:
     """A supervised fake worker, and everything its supervisor said."""
 
     def __init__(
-        self, directory, mode, *, max_restarts=0, timing=FAST, drain_seconds=1, max_startup_seconds=20
+        self,
+        directory,
+        mode,
+        *,
+        target_only=None,
+        max_restarts=0,
+        timing=FAST,
+        drain_seconds=1,
+        max_startup_seconds=20,
     ):
         port = free_port("127.0.0.1")
-        self.plan = LaunchPlan(
-            argv=(sys.executable, "-c", FAKE, str(port), mode),
-            environment={"PATH": os.defpath},
-            url=f"http://127.0.0.1:{port}",
-            host="127.0.0.1",
-            port=port,
-            model="fake",
-            drain_seconds=drain_seconds,
-            max_startup_seconds=max_startup_seconds,
-        )
+        self.wish = directory / "w1.restart"
+
+        def plan(mode):
+            return LaunchPlan(
+                argv=(sys.executable, "-c", FAKE, str(port), mode),
+                environment={"PATH": os.defpath, RESTART_FILE: str(self.wish)},
+                url=f"http://127.0.0.1:{port}",
+                host="127.0.0.1",
+                port=port,
+                model="fake",
+                drain_seconds=drain_seconds,
+                max_startup_seconds=max_startup_seconds,
+            )
+
+        self.plan = plan(mode)
+        self.worker = Worker(worker_id=WorkerId("w1"), url=self.plan.url)
         self.events, self.progress = [], []
         self.supervisor = Supervisor(
             self.plan,
+            target_only=plan(target_only) if target_only else None,
+            restart_file=self.wish,
             worker="w1",
             log_directory=directory,
             max_restarts=max_restarts,
@@ -96,6 +114,18 @@ class Fake:
     @property
     def said(self):
         return [event.kind.value for event in self.events]
+
+    @property
+    def plans(self):
+        """Which plan each start was made by, and by which the worker became healthy."""
+        return [
+            (event.kind.value, "without" if event.hard_off else "with")
+            for event in self.events
+            if event.kind in {WorkerEventKind.STARTING, WorkerEventKind.HEALTHY}
+        ]
+
+    async def healthy_times(self, count):
+        await self.until(lambda: self.said.count("healthy") == count)
 
     async def until(self, condition):
         async with asyncio.timeout(20):
@@ -128,7 +158,7 @@ def is_alive(process):
 
 async def test_tells_the_whole_life_of_a_worker(tmp_path):
     """Starting, healthy, stopped: in that order, and nothing else."""
-    fake = Fake(tmp_path, "serves")
+    fake = Fake(tmp_path, "slow")
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
@@ -251,6 +281,162 @@ async def test_stops_while_it_waits_to_start_again(tmp_path):
         await fake.until(lambda: fake.said.count("restarting") == 2)
         await fake.supervisor.stop()
     assert fake.said[-1] == "stopped"
+
+
+async def test_a_restart_changes_the_plan_and_is_no_failure(tmp_path):
+    """Without the draft and with it again: no death is told, and nobody waits."""
+    fake = Fake(tmp_path, "serves", target_only="serves", timing=Timing(poll=0.02, check=0.02, kill=3.0))
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        fake.supervisor.restart(with_draft=False)
+        await fake.healthy_times(2)
+        fake.supervisor.restart(with_draft=True)
+        await fake.healthy_times(3)
+        await fake.supervisor.stop()
+    assert fake.said == ["starting", "healthy", *["recycling", "starting", "healthy"] * 2, "stopped"]
+    assert fake.plans == [
+        *[("starting", "with"), ("healthy", "with")],
+        *[("starting", "without"), ("healthy", "without")],
+        *[("starting", "with"), ("healthy", "with")],
+    ]
+    assert [event.exit_code for event in fake.events if event.kind is WorkerEventKind.RECYCLING] == [0, 0]
+
+
+async def test_a_death_later_is_answered_by_the_same_plan(tmp_path):
+    """A worker that was told to leave its draft out does not come back with it by accident."""
+    fake = Fake(tmp_path, "serves", target_only="dies")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        fake.supervisor.restart(with_draft=False)
+        await fake.until(lambda: fake.plans.count(("healthy", "without")) == 2)
+        await fake.supervisor.stop()
+    assert fake.said[2:8] == ["recycling", "starting", "healthy", "died", "restarting", "starting"]
+    assert fake.plans[-2:] == [("starting", "without"), ("healthy", "without")]
+
+
+@pytest.mark.parametrize(("with_draft", "plan"), [(False, "without"), (True, "with")])
+async def test_a_wish_that_the_worker_leaves_is_honoured_once(tmp_path, with_draft, plan):
+    """The plugin writes it and ends its server: the end was wanted, and the file is gone."""
+    fake = Fake(tmp_path, "serves", target_only="serves", timing=Timing(poll=0.02, check=0.02, kill=3.0))
+    async with (
+        asyncio.timeout(20),
+        RestartClient.open(token="any") as client,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        await client.restart(fake.worker, with_draft=with_draft, reason=Reason.COLLAPSED)
+        await fake.healthy_times(2)
+        assert not fake.wish.exists()
+        await fake.supervisor.stop()
+    assert fake.said == ["starting", "healthy", "recycling", "starting", "healthy", "stopped"]
+    assert fake.plans[2:] == [("starting", plan), ("healthy", plan)]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"with_draft": 1}', "\udcff"])
+async def test_what_is_no_wish_is_a_death(tmp_path, content):
+    """Whatever lies there is removed, and the worker starts again as it was."""
+    fake = Fake(tmp_path, "serves", target_only="serves")
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        fake.wish.write_text(content, errors="surrogateescape")
+        os.kill(fake.supervisor._worker_pid, signal.SIGKILL)
+        await fake.healthy_times(2)
+        assert not fake.wish.exists()
+        await fake.supervisor.stop()
+    assert fake.said[2:5] == ["died", "restarting", "starting"]
+    assert fake.plans[-1] == ("healthy", "with")
+
+
+async def test_a_wish_of_a_worker_that_is_no_more_is_dropped(tmp_path):
+    """It was left when everything was killed; the settings decide about a first start."""
+    fake = Fake(tmp_path, "serves", target_only="serves")
+    fake.wish.write_text('{"with_draft": false}')
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        assert not fake.wish.exists()
+        await fake.supervisor.stop()
+    assert fake.said == ["starting", "healthy", "stopped"]
+    assert fake.plans[-1] == ("healthy", "with")
+
+
+async def test_a_worker_that_ignores_sigterm_is_restarted_all_the_same(tmp_path):
+    """After its drain time nothing of it is left, and the new one has the port."""
+    fake = Fake(
+        tmp_path,
+        "stubborn",
+        target_only="serves",
+        timing=Timing(poll=0.02, check=0.02, kill=0.5),
+        drain_seconds=0,
+    )
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        processes = descendants(os.getpid())
+        assert len(processes) >= 4
+        fake.supervisor.restart(with_draft=False)
+        await fake.healthy_times(2)
+        assert are_gone(processes)
+        await fake.supervisor.stop()
+    assert fake.said == ["starting", "healthy", "recycling", "starting", "healthy", "stopped"]
+    assert fake.events[2].exit_code == -signal.SIGKILL
+
+
+async def test_a_plan_that_never_works_is_left_for_the_one_that_did(tmp_path):
+    """Trying something else must not end a service that ran."""
+    fake = Fake(tmp_path, "serves", target_only="raises", max_restarts=1)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        fake.supervisor.restart(with_draft=False)
+        await fake.healthy_times(2)
+        await fake.supervisor.stop()
+    assert [plan for kind, plan in fake.plans if kind == "starting"] == ["with", "without", "without", "with"]
+    assert fake.plans[-1] == ("healthy", "with")
+    assert "gave_up" not in fake.said
+
+
+async def test_a_restart_need_not_wait_for_the_next_start(tmp_path, monkeypatch):
+    """Whoever wants another plan has it at once, even while the supervisor waits after a death."""
+    monkeypatch.setattr("appliance.serving.supervise.restart_delay", lambda *_: 600.0)
+    fake = Fake(tmp_path, "raises", target_only="serves", max_restarts=9)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.until(lambda: fake.said[-1:] == ["restarting"])
+        fake.supervisor.restart(with_draft=False)
+        await fake.supervisor.healthy()
+        await fake.supervisor.stop()
+    assert fake.events[-1].hard_off
+    assert fake.said[-4:] == ["recycling", "starting", "healthy", "stopped"]
+
+
+async def test_a_worker_with_one_plan_is_restarted_by_it(tmp_path):
+    """There is no draft to leave out."""
+    fake = Fake(tmp_path, "serves")
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        fake.supervisor.restart(with_draft=False)
+        await fake.healthy_times(2)
+        await fake.supervisor.stop()
+    assert fake.plans[2:] == [("starting", "with"), ("healthy", "with")]
+
+
+async def test_a_worker_that_is_not_kept_running_is_not_restarted(tmp_path):
+    """Neither before its supervisor runs nor after: it would not come back."""
+    fake = Fake(tmp_path, "serves")
+    with pytest.raises(ControlRefusedError, match="worker w1 is not kept running here"):
+        fake.supervisor.restart(with_draft=True)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        await fake.supervisor.stop()
+    with pytest.raises(ControlRefusedError, match="not kept running"):
+        fake.supervisor.restart(with_draft=True)
 
 
 async def test_stop_before_run_does_not_wait():

@@ -1,0 +1,237 @@
+"""
+Speculation for operators: what each worker does and why, and orders to do otherwise.
+
+An order is recorded before it is in force, and in force before it is answered: when the audit log
+or the database of orders fails, nothing changes and the answer says so.
+"""
+
+import math
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from appliance.api.auth import admin_caller
+from appliance.api.control import BucketView, ControlView
+from appliance.api.services import Services
+from appliance.attribution import Aspect, Attribution, Figures
+from appliance.audit.entry import format_time
+from appliance.audit.registry import EntryType
+from appliance.errors import ControlUnavailableError, InvalidRequestError, WorkerNotFoundError
+from appliance.members import parse_members
+from appliance.override import (
+    AUTO,
+    EVERY_WORKER,
+    Override,
+    in_force,
+    override_for,
+    parse_note,
+    parse_override,
+)
+from appliance.serving.worker import WorkerId, WorkerSnapshot
+from appliance.speculation import draft_tokens_at
+from appliance.tenancy import Caller
+
+OFFENDERS = 10
+SHARES = 20
+EVENTS = 256
+PLACES = 3
+
+router = APIRouter()
+AdminCaller = Annotated[Caller, Depends(admin_caller)]
+
+
+@router.get("/speculation")
+async def show(request: Request, _caller: AdminCaller) -> Response:
+    """Each worker's speculation, the orders in force, and whose traffic the drafts fail on."""
+    services: Services = request.app.state.services
+    now = services.clock()
+    overrides, failure = await _overrides(services, now)
+    workers = []
+    for snapshot in services.pool.snapshots:
+        worker_id = snapshot.worker.worker_id
+        order = override_for(overrides, worker_id, now)
+        workers.append(_worker(snapshot, services.control.view(worker_id), order))
+    return JSONResponse(
+        {
+            "now": round(now, PLACES),
+            "workers": workers,
+            "overrides": [_override(order) for order in overrides],
+            "failure": failure,
+            "attribution": _attribution(services.attribution),
+        }
+    )
+
+
+@router.put("/speculation/override")
+async def override(request: Request, caller: AdminCaller) -> Response:
+    """Order a mode for a while, or end an order (`auto`)."""
+    services: Services = request.app.state.services
+    now = services.clock()
+    asked = parse_override(await _members(request))
+    if asked.mode is not None:
+        _known(services, asked.worker, EVERY_WORKER)
+    else:
+        # What has left the pool may still be under an order, which can be ended.
+        ordered = {order.worker for order in await services.overrides.list()}
+        _known(services, asked.worker, EVERY_WORKER, *ordered)
+    order = asked.made_by(caller.key.key_id, now)
+    await services.audit.append(
+        EntryType.SPECULATION_OVERRIDDEN,
+        actor=caller.key.key_id,
+        worker=asked.worker,
+        mode=str(asked.mode or AUTO),
+        draft_tokens=asked.draft_tokens,
+        until=format_time(int(order.expires_at * 1000)) if order else None,
+        note=asked.note or None,
+    )
+    if order is None:
+        await services.overrides.delete(asked.worker)
+    else:
+        await services.overrides.put(order)
+    return JSONResponse({"worker": asked.worker, "override": _override(order)})
+
+
+@router.post("/speculation/probe")
+async def probe(request: Request, _caller: AdminCaller) -> Response:
+    """Ask for a probe at the next tick."""
+    services: Services = request.app.state.services
+    members = await _members(request, "worker")
+    worker = members.get("worker")
+    if not isinstance(worker, str):
+        message = "`worker` must be the id of a worker."
+        raise InvalidRequestError(message, param="worker")
+    _known(services, worker)
+    services.control.request_probe(WorkerId(worker))
+    return JSONResponse({"worker": worker}, status_code=202)
+
+
+@router.post("/workers/{worker}/recycle")
+async def recycle(request: Request, worker: str, caller: AdminCaller) -> Response:
+    """Begin to drain a worker and restart it, with its draft or without."""
+    services: Services = request.app.state.services
+    members = await _members(request, "with_draft", "note")
+    with_draft = members.get("with_draft", True)
+    if not isinstance(with_draft, bool):
+        message = "`with_draft` must be true or false."
+        raise InvalidRequestError(message, param="with_draft")
+    note = parse_note(members.get("note", ""))
+    _known(services, worker)
+    services.control.request_recycle(
+        WorkerId(worker), with_draft=with_draft, note=note, actor=caller.key.key_id
+    )
+    return JSONResponse({"worker": worker, "with_draft": with_draft}, status_code=202)
+
+
+@router.get("/speculation/events")
+async def events(request: Request, _caller: AdminCaller) -> Response:
+    """The newest changes after a sequence number, oldest first; numbers begin anew at each start."""
+    services: Services = request.app.state.services
+    after = request.query_params.get("after", "0")
+    if not (after.isascii() and after.isdigit() and len(after) <= len(str(2**53))):
+        message = "`after` must be the sequence number of an event, or 0."
+        raise InvalidRequestError(message, param="after")
+    found = services.control.events(int(after))[-EVENTS:]
+    return JSONResponse(
+        {"now": round(services.clock(), PLACES), "events": [asdict(event) for event in found]}
+    )
+
+
+async def _overrides(services: Services, now: float) -> tuple[tuple[Override, ...], str | None]:
+    """The orders in force, or why they are not known: what workers do can be shown without."""
+    try:
+        return in_force(await services.overrides.list(), now), None
+    except ControlUnavailableError as error:
+        return (), str(error)
+
+
+async def _members(request: Request, *known: str) -> dict[str, Any]:
+    """The members of a JSON body, nothing for none; unless `known` is empty, only those."""
+    try:
+        text = (await request.body()).decode()
+    except UnicodeDecodeError as error:
+        message = "The body is not UTF-8 text. Send JSON with `Content-Type: application/json`."
+        raise InvalidRequestError(message, code="invalid_json") from error
+    members = {name: member.value for name, member in parse_members(text).items()} if text else {}
+    unknown = sorted(members.keys() - set(known)) if known else []
+    if unknown:
+        message = f"`{unknown[0]}` is not known here; use {' and '.join(known)}."
+        raise InvalidRequestError(message, param=unknown[0])
+    return members
+
+
+def _known(services: Services, worker: str, *others: str) -> None:
+    if services.pool.snapshot(WorkerId(worker)) is None and worker not in others:
+        message = "No worker has this id; GET /admin/v1/speculation lists them."
+        raise WorkerNotFoundError(message)
+
+
+def _worker(snapshot: WorkerSnapshot, view: ControlView | None, order: Override | None) -> dict[str, Any]:
+    window, reading = snapshot.watch.window, snapshot.reading
+    table = reading.table if reading else ()
+    return {
+        "worker": snapshot.worker.worker_id,
+        "models": [served.name for served in snapshot.models],
+        "healthy": snapshot.healthy,
+        "admission": snapshot.admission,
+        "avoided": snapshot.avoided,
+        "speculates": snapshot.speculates,
+        "controllable": view is not None and view.controllable,
+        "problems": list(view.problems) if view else [],
+        "mode": snapshot.watch.mode,
+        "reason": snapshot.watch.reason,
+        "since": _rounded(view.since if view else None),
+        "table": [list(span) for span in table],
+        "batch": reading.batch if reading else 0,
+        "draft_tokens": draft_tokens_at(table, max(1, reading.batch)) if reading and table else None,
+        "acceptance_length": _rounded(window.acceptance_length if window.drafts else None),
+        "acceptance_rate": _rounded(window.acceptance_rate if window.drafts else None),
+        "acceptance_rate_per_position": [
+            _rounded(rate) for rate in window.acceptance_rate_per_position if window.drafts
+        ],
+        "window_drafts": window.drafts,
+        "buckets": [_bucket(bucket) for bucket in view.buckets] if view else [],
+        "probes": {
+            "failed": view.probes_failed if view else 0,
+            "next_in_seconds": _rounded(view.next_probe_in_seconds if view else None),
+        },
+        "override": _override(order),
+    }
+
+
+def _bucket(view: BucketView) -> dict[str, Any]:
+    return {
+        "bucket": view.bucket,
+        "draft_tokens": view.draft_tokens,
+        "reason": view.reason,
+        "break_even": _rounded(view.break_even),
+        "break_evens": {str(k): _rounded(value) for k, value in sorted(view.break_evens.items())},
+        "payoff": _rounded(view.payoff),
+        "tokens_per_second": {str(k): _rounded(speed) for k, speed in sorted(view.tokens_per_second.items())},
+    }
+
+
+def _override(order: Override | None) -> dict[str, Any] | None:
+    return asdict(order) if order else None
+
+
+def _attribution(attribution: Attribution) -> dict[str, Any]:
+    return {
+        "offenders": [_figures(offender) for offender in attribution.offenders(OFFENDERS)],
+        "by_tenant": [_figures(share) for share in attribution.by(Aspect.TENANT)[:SHARES]],
+        "by_template": [_figures(share) for share in attribution.by(Aspect.TEMPLATE)[:SHARES]],
+        "by_context": [_figures(share) for share in attribution.by(Aspect.CONTEXT)[:SHARES]],
+    }
+
+
+def _figures(row: Figures) -> dict[str, Any]:
+    return {
+        name: _rounded(value) if isinstance(value, float) else value for name, value in asdict(row).items()
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    """A number as JSON can hold it: an infinity is none."""
+    return round(value, PLACES) if value is not None and math.isfinite(value) else None

@@ -1,0 +1,81 @@
+"""
+`appliance draft`: draft models, before they are served.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from appliance.drafts.findings import Finding
+from appliance.drafts.lint import lint_pair
+from appliance.drafts.rules import Severity
+from appliance.serving.weights import inspect_weights
+
+commands = typer.Typer(help="Draft models, before they are served.", no_args_is_help=True)
+
+
+@commands.callback()
+def _group() -> None:
+    """Keep `lint` a command of its own while it is the only one."""
+
+
+@commands.command()
+def lint(
+    target: Annotated[Path, typer.Argument(help="Directory of the target's weights.")],
+    draft: Annotated[Path, typer.Argument(help="Directory of the draft head's weights.")],
+    context: Annotated[
+        int | None,
+        typer.Option("--context", min=1, help="Longest context to be served; default: the target's."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag
+) -> None:
+    """
+    Check whether vLLM would serve a draft as it was trained; nothing is loaded.
+
+    The exit code is 0 where the draft fits, with warnings or without, and 1 where it does not.
+    """
+    pair = inspect_weights(target), inspect_weights(draft)
+    findings = lint_pair(*pair, context=context)
+    errors = sum(finding.severity is Severity.ERROR for finding in findings)
+    warnings = len(findings) - errors
+    if as_json:
+        verdict = "errors" if errors else "warnings" if warnings else "clean"
+        report = {
+            "target": str(pair[0].path),
+            "draft": str(pair[1].path),
+            "context": context,
+            "verdict": verdict,
+            "errors": errors,
+            "warnings": warnings,
+            "findings": [_shown(finding) for finding in findings],
+        }
+        typer.echo(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.severity:<7}  {finding.rule}: {finding.message}; {finding.advice}")
+        typer.echo(f"verdict  {_verdict(errors, warnings)}")
+    sys.exit(1 if errors else 0)
+
+
+def _shown(finding: Finding) -> dict[str, str]:
+    """One finding as JSON; the names and what `rule` and `severity` may be do not change."""
+    return {
+        "rule": finding.rule,
+        "severity": finding.severity,
+        "message": finding.message,
+        "advice": finding.advice,
+    }
+
+
+def _verdict(errors: int, warnings: int) -> str:
+    also = f", {_count(warnings, 'warning')}" if warnings else ""
+    if errors:
+        return f"does not fit: {_count(errors, 'error')}{also}"
+    return f"fits{also}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,169 @@
+"""
+`appliance speculation`: see what workers do about speculation, order otherwise, and drill it.
+"""
+
+import asyncio
+import json
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Group
+
+from appliance.cli.admin import AdminApi, open_admin
+from appliance.cli.drill.command import UrlOption, drill
+from appliance.cli.duration import parse_duration, show_duration
+from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.speculation_view import render
+from appliance.cli.status import show
+from appliance.override import AUTO, EVERY_WORKER
+from appliance.settings import Settings
+from appliance.speculation import SpeculationMode
+
+commands = typer.Typer(help="See and steer speculation.", no_args_is_help=True)
+commands.command()(drill)
+
+WorkerOption = Annotated[str, typer.Option("--worker", help="Id of a worker; default: all.")]
+NoteOption = Annotated[str, typer.Option("--note", help="Why; goes into the audit log.")]
+ForOption = Annotated[str, typer.Option("--for", help="How long, such as 30m, 1h or 2d; at most 7d.")]
+
+
+@commands.command()
+def status(
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,  # noqa: FBT002
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, once.")] = False,  # noqa: FBT002
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Show each worker's mode, its reason and draft tokens, orders, and the newest changes, live."""
+    settings = settings_from(config, data)
+    if as_json:
+        typer.echo(json.dumps(asyncio.run(_everything(settings, url)), indent=2))
+        return
+    show(settings, url, _picture, once=once)
+
+
+@commands.command()
+def off(
+    worker: WorkerOption = EVERY_WORKER,
+    duration: ForOption = "1h",
+    note: NoteOption = "",
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Serve the target model alone for a while, whatever the monitor finds."""
+    _order(settings_from(config, data), url, worker, SpeculationMode.TARGET_ONLY, duration, note)
+
+
+@commands.command()
+def on(
+    worker: WorkerOption = EVERY_WORKER,
+    duration: ForOption = "1h",
+    draft_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Draft tokens at every batch size; default: the most.")
+    ] = None,
+    note: NoteOption = "",
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Draft for a while, whatever the monitor finds."""
+    settings, mode = settings_from(config, data), SpeculationMode.SPECULATIVE
+    _order(settings, url, worker, mode, duration, note, draft_tokens=draft_tokens)
+
+
+@commands.command()
+def auto(
+    worker: WorkerOption = EVERY_WORKER,
+    note: NoteOption = "",
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """End an order; the monitor decides again."""
+    body = {"worker": worker, "mode": AUTO, "note": note}
+    _ask(settings_from(config, data), url, "PUT", "speculation/override", body)
+    typer.echo(f"{_name(worker)}: the monitor decides again")
+
+
+@commands.command()
+def probe(
+    worker: WorkerOption = EVERY_WORKER,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Look now whether speculation pays again, instead of when the next probe is due."""
+
+    async def ask() -> list[str]:
+        async with open_admin(settings_from(config, data), url) as gateway:
+            names = [worker]
+            if worker == EVERY_WORKER:
+                workers = (await gateway.get("speculation"))["workers"]
+                names = [each["worker"] for each in workers if each["controllable"]]
+            for name in names:
+                await gateway.request("POST", "speculation/probe", {"worker": name})
+            return names
+
+    asked = asyncio.run(ask())
+    typer.echo(f"asked for a probe: {', '.join(asked)}" if asked else "no worker can be probed")
+
+
+@commands.command()
+def recycle(
+    worker: Annotated[str, typer.Argument(help="Id of the worker.")],
+    without_draft: Annotated[  # noqa: FBT002
+        bool, typer.Option("--without-draft", help="Start it again without its draft.")
+    ] = False,
+    note: NoteOption = "",
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Drain a worker and start it again, with its draft unless told otherwise."""
+    path, body = f"workers/{quote(worker, safe='')}/recycle", {"with_draft": not without_draft, "note": note}
+    _ask(settings_from(config, data), url, "POST", path, body)
+    typer.echo(f"{worker} is being recycled {'without' if without_draft else 'with'} its draft")
+
+
+def _order(
+    settings: Settings,
+    url: str | None,
+    worker: str,
+    mode: SpeculationMode,
+    duration: str,
+    note: str,
+    *,
+    draft_tokens: int | None = None,
+) -> None:
+    seconds = parse_duration(duration)
+    body = {"worker": worker, "mode": str(mode), "seconds": seconds, "note": note}
+    if draft_tokens is not None:
+        body["draft_tokens"] = draft_tokens
+    _ask(settings, url, "PUT", "speculation/override", body)
+    typer.echo(f"{_name(worker)}: {mode} for {show_duration(seconds)}; `appliance speculation auto` ends it")
+
+
+def _name(worker: str) -> str:
+    return "all workers" if worker == EVERY_WORKER else worker
+
+
+def _ask(settings: Settings, url: str | None, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def ask() -> dict[str, Any]:
+        async with open_admin(settings, url) as gateway:
+            return await gateway.request(method, path, body)
+
+    return asyncio.run(ask())
+
+
+async def _everything(settings: Settings, url: str | None) -> dict[str, Any]:
+    async with open_admin(settings, url) as gateway:
+        events = await gateway.get("speculation/events")
+        return {**await gateway.get("speculation"), "events": events["events"]}
+
+
+async def _picture(gateway: AdminApi) -> Group:
+    events = await gateway.get("speculation/events")
+    return render(await gateway.get("speculation"), events["events"])

@@ -1,0 +1,105 @@
+"""
+A target and a draft side by side, as every rule needs them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.drafts.architectures import Family
+from appliance.drafts.record import TrainingRecord, is_count, parse_record
+from appliance.drafts.shape import DraftShape, Size, read_shape
+from appliance.serving.weights import TensorInfo, Weights
+
+PREFIX = "model."
+FIRST_LAYER = "midlayer."
+"""What trainers call the only layer; vLLM replaces it by `layers.0.`."""
+NESTED_TARGETS = (("text_config",), ("thinker_config", "text_config"), ("llm_config",), ("language_config",))
+"""Where a multimodal target keeps the fields of its language model."""
+DROPPED = ("t2d", "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+"""Parts of names that vLLM throws away, whatever the config says."""
+FLOATS = frozenset({"BF16", "F16", "F32", "F64"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Everything that is compared."""
+
+    target: Weights
+    draft: Weights
+    fields: Mapping[str, Any]
+    """Fields of the target's language model."""
+    shape: DraftShape
+    tensors: Mapping[str, TensorInfo]
+    """The draft's tensors that vLLM would load, by its names without `model.`."""
+    record: TrainingRecord
+    doubts: tuple[str, ...]
+    """Fields of the training record that are not what they have to be."""
+    context: Size
+    """Longest context the worker serves, in tokens."""
+
+    def target_size(self, name: str) -> Size:
+        """A field of the target that is a whole number."""
+        value = self.fields.get(name)
+        return value if is_count(value) else None
+
+    @property
+    def prefixed(self) -> tuple[str, ...]:
+        """Names of the draft's tensors that begin with what vLLM puts before them."""
+        return tuple(sorted(name for name in self.draft.tensors if name.startswith(PREFIX)))
+
+    @property
+    def undeclared(self) -> tuple[str, ...]:
+        """Tensors that are quantized although the config does not say so."""
+        if self.shape.quantized:
+            return ()
+        weights = (name for name in self.tensors if "d2t" not in name)
+        return tuple(sorted(name for name in weights if self.tensors[name].dtype not in FLOATS))
+
+    @property
+    def packed(self) -> bool:
+        """Whether shapes and names say nothing, because weights are quantized."""
+        return self.shape.quantized or bool(self.undeclared)
+
+
+def make_pair(target: Weights, draft: Weights, context: int | None) -> Pair:
+    """Put target and draft side by side; without a context it is the target's longest."""
+    shape, fields = read_shape(draft.config), _language_model(target.config)
+    tensors = {}
+    for name, info in draft.tensors.items():
+        placed = _placed(name.removeprefix(PREFIX), shape)
+        if placed is not None:
+            tensors[placed] = info
+    longest = fields.get("max_position_embeddings")
+    record, doubts = parse_record(draft.training)
+    return Pair(
+        target=target,
+        draft=draft,
+        fields=fields,
+        shape=shape,
+        tensors=tensors,
+        record=record,
+        doubts=doubts,
+        context=context if context is not None else longest if is_count(longest) else None,
+    )
+
+
+def _placed(name: str, shape: DraftShape) -> str | None:
+    """The name a tensor is loaded by; None where vLLM throws it away."""
+    if any(part in name for part in DROPPED):
+        return None
+    if "mask_hidden" in name and shape.family is not Family.MLA:
+        return None
+    if "fc." in name and not shape.fuses:
+        return None
+    return name.replace(FIRST_LAYER, "layers.0.")
+
+
+def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    for path in NESTED_TARGETS:
+        found: object = config
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        if isinstance(found, dict):
+            return found
+    return config

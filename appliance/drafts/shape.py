@@ -1,0 +1,173 @@
+"""
+A draft's config as vLLM reads it.
+
+Three ways of writing a config come out as one: a plain one, one in the speculators format, and one
+wrapped in a `model` of its own.  Pure; a field that is absent or of the wrong type reads as None,
+and judging that is `appliance.drafts.lint`'s business.
+
+Sources, below `vllm/`: `transformers_utils/config.py`, `transformers_utils/configs/eagle.py`,
+`transformers_utils/configs/speculators/`, `model_executor/models/llama_eagle3.py`, `qwen3_eagle3.py`,
+`deepseek_eagle3.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.drafts.architectures import DRAFT_FAMILIES, Family
+from appliance.drafts.record import is_count
+
+EAGLE3 = "Eagle3"
+AUX_IDS = "eagle_aux_hidden_state_layer_ids"
+DEFAULT_AUX_LAYERS = 3
+SPECULATORS_LAYERS = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"}
+SPECULATORS_FLAGS = {
+    "norm_before_residual": True,
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_output": False,
+}
+"""Flags the format has at its top level, and what they are where it is silent."""
+Size = int | None
+"""One length of a tensor; None where the config does not tell it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftShape:
+    """A draft's config as vLLM reads it."""
+
+    speculators: bool
+    """Whether it is in the speculators format."""
+    model_type: str | None
+    architectures: tuple[str, ...]
+    """Names the registry is asked for."""
+    fields: Mapping[str, Any]
+    quantized: bool
+    """Whether the config says how its weights are quantized."""
+
+    @property
+    def family(self) -> Family | None:
+        """The class it is loaded with; None where vLLM has none."""
+        return next((DRAFT_FAMILIES[name] for name in self.architectures if name in DRAFT_FAMILIES), None)
+
+    def size(self, name: str) -> Size:
+        """A field that is a whole number."""
+        value = self.fields.get(name)
+        return value if is_count(value) else None
+
+    def flag(self, name: str) -> bool:
+        """A field that is taken for true or false."""
+        return bool(self.fields.get(name))
+
+    @property
+    def eagle_config(self) -> Mapping[str, Any]:
+        """The nested section older drafts keep their fields in."""
+        nested = self.fields.get("eagle_config")
+        return nested if isinstance(nested, dict) else {}
+
+    @property
+    def target_hidden_size(self) -> Size:
+        """Width of the hidden states it takes; null counts as given, as it does in vLLM."""
+        return self.size("target_hidden_size" if "target_hidden_size" in self.fields else "hidden_size")
+
+    @property
+    def draft_vocab_size(self) -> Size:
+        """Tokens it can propose."""
+        given = self.fields.get("draft_vocab_size")
+        return self.size("vocab_size" if given is None else "draft_vocab_size")
+
+    @property
+    def fuses(self) -> bool:
+        """Whether it has an `fc` that fuses aux hidden states; an MLA draft always has."""
+        return self.family is Family.MLA or self.eagle_config.get("use_aux_hidden_state") is not False
+
+    @property
+    def norm_before_fc(self) -> bool:
+        """Whether one norm stands before `fc`; the nested field counts for more."""
+        return bool(self.eagle_config.get("norm_before_fc", self.fields.get("norm_before_fc")))
+
+    @property
+    def aux_count(self) -> int:
+        """Hidden states `fc` is built for, counted as the draft's class does."""
+        named = ("num_aux_layers",) if self.family is Family.QWEN3 else ()
+        for name in (*named, "num_aux_hidden_states"):
+            count = self.size(name)
+            if count is not None:
+                return count
+        top = self.fields.get(AUX_IDS) if self.family is Family.QWEN3 else None
+        layers = top or self.eagle_config.get(AUX_IDS)
+        return len(layers) if isinstance(layers, list) and layers else DEFAULT_AUX_LAYERS
+
+    def aux_layers(self, nested_name: str) -> tuple[object, ...]:
+        """The layers one of vLLM's runners finds; each looks for another name in `eagle_config`."""
+        for layers in (self.fields.get(AUX_IDS), self.eagle_config.get(nested_name)):
+            if layers:
+                return tuple(layers) if isinstance(layers, list) else (layers,)
+        return ()
+
+    @property
+    def depth(self) -> int:
+        """Layers of the draft; one where the config does not say."""
+        depth = self.size("num_hidden_layers")
+        return 1 if depth is None else depth
+
+
+def read_shape(config: Mapping[str, Any]) -> DraftShape:
+    """Read a draft's config.json the way vLLM does."""
+    model_type, named = config.get("model_type"), _names(config.get("architectures"))
+    if model_type is None and config.get("speculators_config") is not None:
+        model_type = "speculators"
+    quantized = any(config.get(name) is not None for name in ("quantization_config", "compression_config"))
+    if model_type == "speculators":
+        return _speculators_shape(config, quantized=quantized)
+    nested = config.get("model")
+    if model_type == "eagle" and isinstance(nested, dict):
+        prefix = EAGLE3 if config.get("method") == "eagle3" else "Eagle"
+        inner = _names(nested.get("architectures"))
+        return DraftShape(
+            speculators=False,
+            model_type=_text(nested.get("model_type")),
+            architectures=tuple(_with_prefix(prefix, name) for name in inner),
+            fields={**nested, **config},
+            quantized=quantized,
+        )
+    return DraftShape(
+        speculators=False,
+        model_type=_text(model_type),
+        architectures=tuple(_with_prefix(EAGLE3, name) for name in named),
+        fields=config,
+        quantized=quantized,
+    )
+
+
+def _speculators_shape(config: Mapping[str, Any], *, quantized: bool) -> DraftShape:
+    layer = config.get("transformer_layer_config")
+    fields: dict[str, Any] = dict(layer) if isinstance(layer, dict) else {}
+    model_type = _text(fields.get("model_type", "llama"))
+    fields["draft_vocab_size"] = config.get("draft_vocab_size")
+    if config.get("target_hidden_size") is not None:
+        fields["target_hidden_size"] = config["target_hidden_size"]
+    fields |= {name: config.get(name, default) for name, default in SPECULATORS_FLAGS.items()}
+    if config.get(AUX_IDS):
+        fields[AUX_IDS] = config[AUX_IDS]
+    known = SPECULATORS_LAYERS.get(model_type or "")
+    return DraftShape(
+        speculators=True,
+        model_type=model_type,
+        architectures=(known,) if known else (),
+        fields=fields,
+        quantized=quantized,
+    )
+
+
+def _with_prefix(prefix: str, name: str) -> str:
+    is_named = name.startswith(prefix) or (prefix == EAGLE3 and name.endswith(EAGLE3))
+    return name if is_named else f"{prefix}{name}"
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(name for name in value if isinstance(name, str)) if isinstance(value, list) else ()
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

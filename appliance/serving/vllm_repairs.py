@@ -1,0 +1,58 @@
+"""
+Repairs of vLLM 0.32 on a CPU, each named after the defect it is for.
+
+Each looks before it touches anything, and leaves a vLLM that is made differently alone.
+"""
+
+from typing import Any
+
+
+def repair_cpu_sampling(rejection_sampler: Any, topk_topp_sampler: Any) -> None:  # noqa: ANN401
+    """Repair two modules of vLLM in place."""
+    sample_with_the_parameters_asked_for(rejection_sampler)
+    survive_empty_top_k(topk_topp_sampler)
+
+
+def sample_with_the_parameters_asked_for(sampler: Any) -> None:  # noqa: ANN401 - a module of vLLM
+    """
+    Give each draft token the temperature, top-k and top-p of its request.
+
+    vLLM 0.32 on a CPU (`utils/cpu_triton_utils.py`, `_expand_kernel_impl`): the kernel that spreads
+    them over the draft tokens writes into an int64 copy, which is dropped.  What it should have
+    filled stays uninitialised memory, so with speculation on, sampled text is drawn from the wrong
+    distribution, and a top-k of such a value ends the engine.
+    """
+    if not hasattr(sampler, "expand_batch_to_tokens"):
+        return
+
+    def expand_batch_to_tokens(
+        x: Any,  # noqa: ANN401 - tensors of torch
+        cu_num_tokens: Any,  # noqa: ANN401
+        num_tokens: int,
+        replace_from: int = 0,
+        replace_to: int = 0,
+    ) -> Any:  # noqa: ANN401
+        """[batch_size] values and running token counts to [num_tokens] values."""
+        counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+        values = x.masked_fill(x == replace_from, replace_to)
+        return values.repeat_interleave(counts, output_size=num_tokens)
+
+    sampler.expand_batch_to_tokens = expand_batch_to_tokens
+
+
+def survive_empty_top_k(sampler: Any) -> None:  # noqa: ANN401 - a module of vLLM
+    """
+    Let a step without draft tokens pass through the top-k filter.
+
+    vLLM 0.32 on a CPU: with speculation on, the first step of a request has no draft tokens to
+    verify, and `apply_top_k_only` takes the maximum of an empty tensor.  The engine dies of it, so
+    any client that sends `top_k` without `top_p` would end the worker for everybody.
+    """
+    original = getattr(sampler, "apply_top_k_only", None)
+    if original is None:
+        return
+
+    def apply_top_k_only(logits: Any, k: Any) -> Any:  # noqa: ANN401 - tensors of torch
+        return logits if k.numel() == 0 else original(logits, k)
+
+    sampler.apply_top_k_only = apply_top_k_only

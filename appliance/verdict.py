@@ -1,0 +1,148 @@
+"""
+What the evidence says of a worker's drafts: useless, losing, paying, better or worse than they were.
+
+Questions to a `Watch`, answered without changing it; `appliance.monitor` acts on the answers.
+
+How sure an answer has to be depends on what a mistake costs.  One number of draft tokens is taken
+for another on a hunch, since both draft.  Speculation stops, and comes back, only on proof; and the
+more often it has come and gone lately the more drafts it takes to stop, so that traffic that goes
+back and forth is judged by its average.
+"""
+
+import math
+from itertools import takewhile
+
+from appliance.goodput import (
+    Costs,
+    acceptance_length,
+    aged,
+    best_choice,
+    deepest,
+    gain,
+    payoffs,
+    rise,
+    unevenness,
+)
+from appliance.speculation import SpecDecodeCounters
+from appliance.watch import WINDOWS_REMEMBERED, MonitorPolicy, Watch, joined
+
+HUNCH, LIKELY, SURE, CERTAIN = 1.0, 1.64, 2.33, 3.0
+"""Standard deviations: one chance in six, twenty, a hundred and a thousand of being wrong."""
+STRIKE = 4
+"""So many times more drafts must speak against speculation for each time it came back lately."""
+SHARE_OF_USUAL = 0.2
+"""Of the usual gain over 1.0 that must be left, or the draft has collapsed."""
+
+
+def is_useless(watch: Watch, costs: Costs, policy: MonitorPolicy, now: float) -> bool:
+    """Whether the draft has collapsed, and is not so cheap that it pays even so."""
+    counters = recent_text(watch, policy, now)
+    if counters is None:
+        return False
+    length = acceptance_length(counters, deepest(counters, policy.min_drafts))
+    if length is None or length.upper(SURE) >= collapse_limit(watch, policy):
+        return False
+    best = best_choice(counters, costs.exactly(), watch.choices)
+    # That it surely changed for the worse is proof enough; what always was so has to be looked at longer.
+    is_change = counters.drafts < watch.long_window.drafts
+    return best is None or best[1].upper(0.0 if is_change else HUNCH) < policy.margin
+
+
+def recent_text(watch: Watch, policy: MonitorPolicy, now: float) -> SpecDecodeCounters | None:
+    """The newest drafts; all of the long window as long as they are surely no worse than the rest of it."""
+    recent, longer = watch.newest(_drafts_to_stop(watch, policy, now)), watch.long_window
+    if recent is None:
+        return None
+    change = rise(recent, longer, min(deepest(recent, policy.min_drafts), deepest(longer, policy.min_drafts)))
+    return recent if change is not None and change < -CERTAIN else longer
+
+
+def _drafts_to_stop(watch: Watch, policy: MonitorPolicy, now: float) -> int:
+    strikes = len(watch.flips_lately(now)) // 2
+    return min(2 * policy.min_drafts * int(STRIKE**strikes), WINDOWS_REMEMBERED * policy.window_drafts)
+
+
+def collapse_limit(watch: Watch, policy: MonitorPolicy) -> float:
+    """Acceptance length under which the draft is as good as useless, or nothing like its usual self."""
+    if watch.usual_length is None:
+        return policy.collapsed_below
+    usual = watch.usual_length - 1.0
+    # A cheap draft may pay with less than what elsewhere is a collapse.
+    return max(1.0 + SHARE_OF_USUAL * usual, min(policy.collapsed_below, 1.0 + usual / 2.0))
+
+
+def is_losing(watch: Watch, costs: Costs, policy: MonitorPolicy, now: float) -> bool:
+    """Whether even the best number of draft tokens is slower than none: by much of late, or for long."""
+    least, is_sure = _drafts_to_stop(watch, policy, now), False
+    for counters, spans in ((watch.window, ()), (watch.long_window, watch.windows)):
+        best = best_choice(counters, costs.exactly(), watch.choices, least_drafts=policy.min_drafts)
+        if best is None:
+            continue
+        k, found = best
+        if found.mean > 0:
+            return False
+        # More drafts would tell more about the text, and may be waited for.  Costs are not known
+        # better for waiting.
+        text = SURE * math.sqrt(found.variance + unevenness(spans, k))
+        cost = HUNCH * math.sqrt(costs.ratios[k].variance)
+        if counters.drafts >= least and found.mean + math.hypot(text, cost) < -policy.margin:
+            is_sure = True
+    return is_sure
+
+
+def better_choice(watch: Watch, costs: Costs, current: int, policy: MonitorPolicy) -> int | None:
+    """A number of draft tokens that gives more than the one in use, if there is one."""
+    for counters, other, sure in (
+        (watch.window, watch.long_window, LIKELY),
+        (watch.long_window, watch.window, HUNCH),
+    ):
+        best = best_choice(counters, costs, watch.choices)
+        better = gain(counters, costs, best[0], current) if best is not None else None
+        if best is None or better is None or better.lower(sure) <= policy.switch_margin:
+            continue
+        # What was so over a long time may be over.
+        confirmed = gain(other, costs, best[0], current)
+        if sure == LIKELY or confirmed is None or confirmed.mean > 0:
+            return best[0]
+    return None
+
+
+def is_worth_a_try(watch: Watch, policy: MonitorPolicy) -> bool:
+    """Whether the text got so much better that more draft tokens than were tried lately may pay."""
+    recent = watch.newest(2 * policy.min_drafts)
+    return recent is not None and _is_better_text(recent, watch.long_window, policy.min_drafts)
+
+
+def would_pay(watch: Watch, bucket: int, policy: MonitorPolicy, now: float) -> bool | None:
+    """Whether what probes drafted would pay now; None where that is not clear yet."""
+    drafts, is_new = evidence_of(watch)
+    costs = aged(watch.costs(bucket), now)
+    found = payoffs(drafts, costs, watch.choices).values()
+    if not found:
+        length = acceptance_length(drafts, deepest(drafts, 1))
+        limit = collapse_limit(watch, policy)
+        if length is None or length.lower(LIKELY) < limit < length.upper(LIKELY):
+            return None
+        return length.mean > limit
+    sure, margin = (LIKELY, 0.0) if is_new else (CERTAIN, policy.margin)
+    if any(estimate.lower(sure) > margin for estimate in found):
+        return True
+    latest = payoffs(watch.probed[-1], costs, watch.choices).values()
+    is_hopeful = any(estimate.mean > policy.margin for estimate in latest)
+    return None if is_hopeful or any(estimate.upper(HUNCH) > policy.margin for estimate in found) else False
+
+
+def evidence_of(watch: Watch) -> tuple[SpecDecodeCounters, bool]:
+    """
+    The probes' drafts to judge by, and whether they surely met a better text than the one it stopped for.
+
+    If the latest did, they are judged by themselves.  If not, nothing has changed, and who looks often
+    enough sees what he hopes for: then all of them count, and have to prove it.
+    """
+    changed = tuple(takewhile(lambda drafts: _is_better_text(drafts, watch.stopped_for), watch.probed[::-1]))
+    return joined(changed or watch.probed), bool(changed)
+
+
+def _is_better_text(drafts: SpecDecodeCounters, earlier: SpecDecodeCounters, least: int = 1) -> bool:
+    change = rise(drafts, earlier, min(deepest(drafts, least), deepest(earlier, least)))
+    return change is not None and change > CERTAIN

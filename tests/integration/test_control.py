@@ -1,0 +1,518 @@
+"""Promises of `appliance.control`: the real loop on real sockets, in front of the real plugin."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance.errors import ControlRefusedError, WorkerFailedError
+from appliance.override import EVERY_WORKER, Override
+from appliance.serving.speculation import Steer
+from appliance.serving.supervise import free_port
+from appliance.serving.worker import Worker
+from appliance.speculation import Reason, SpeculationMode
+from tests.controlled import EVERYWHERE, LARGEST, LOOKUP, NOWHERE, PATIENT, W1, W2, Controlled, EngineWorker
+from tests.fakes import SPECULATIVE_METRICS, FakeWorker, until
+
+
+@pytest.fixture
+async def controlled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Controlled]:
+    """A control loop that has not started."""
+    async with AsyncExitStack() as stack:
+        yield Controlled(stack, tmp_path, monkeypatch)
+
+
+async def test_a_worker_is_told_once_what_it_should_do(controlled):
+    """At the first look; from then on it does it, and hears nothing more."""
+    worker = EngineWorker()
+    await controlled.start(worker)
+    await controlled.tick(5)
+    (told,) = worker.puts
+    assert (told["table"], told["mode"], told["probe"]) == (EVERYWHERE, "speculative", [])
+    seen = controlled.seen()
+    assert (seen.healthy, seen.avoided, seen.reading.mode) == (True, False, SpeculationMode.SPECULATIVE)
+    assert controlled.loop.events(0) == ()
+    assert controlled.sample("control_acting") == 1
+    assert controlled.sample("speculation_controllable", worker="w1") == 1
+
+
+async def test_a_collapse_stops_drafting_and_is_told_everywhere_alike(controlled):
+    """Worker, audit log, metric, operator log and event: the same reason, in the same word."""
+    worker = EngineWorker()
+    await controlled.start(worker, **PATIENT)
+    await controlled.collapse()
+    assert (worker.puts[-1]["table"], worker.puts[-1]["mode"]) == (NOWHERE, "target_only")
+    assert set(worker.scheduler.dynamic_sd_lookup[1:]) == {0}
+    change = controlled.last
+    assert (change.worker, change.mode, change.table) == ("w1", SpeculationMode.TARGET_ONLY, ("1-4: 0",))
+    assert change.acceptance_length is not None
+    entry = (await controlled.entries(len(controlled.loop.events(0))))[-1]
+    assert (entry["mode"], entry["model"], tuple(entry["table"])) == ("target_only", "demo", change.table)
+    line = controlled.logged("speculation_changed")[-1]
+    counted = controlled.sample(
+        "speculation_changes_total", worker="w1", mode="target_only", reason="collapsed"
+    )
+    reasons = (worker.puts[-1]["reason"], change.reason, entry["reason"], line["reason"])
+    assert (reasons, counted) == (("collapsed",) * 4, 1)
+    assert controlled.sample("speculation_collapsed", worker="w1") == 1
+    assert controlled.sample("speculation_mode", worker="w1", mode="target_only") == 1
+    assert controlled.sample("speculation_reason", worker="w1", reason="collapsed") == 1
+
+
+async def test_drafting_comes_back_by_itself_once_it_pays_again(controlled):
+    """A probe finds it out; the table is back everywhere, and the way there is on record."""
+    worker = EngineWorker()
+    await controlled.start(worker, probe_seconds=3.0, probe_share=0.2)
+    await controlled.collapse()
+    for _ in range(60):
+        await controlled.tick(accepted=2)
+        if controlled.seen().watch.mode is SpeculationMode.SPECULATIVE:
+            break
+    await controlled.tick(accepted=2)
+    assert worker.scheduler.dynamic_sd_lookup[1] == 3
+    modes = [change.mode for change in controlled.loop.events(0)]
+    assert modes[-2:] == [SpeculationMode.PROBING, SpeculationMode.SPECULATIVE]
+    assert controlled.last.reason is Reason.RECOVERED
+    assert any(told["mode"] == "probing" and told["probe"] for told in worker.puts)
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_worker_that_does_not_take_what_it_is_told_is_told_again(controlled, status):
+    """At every look until it does; nothing else suffers."""
+    worker = EngineWorker(put_status=status)
+    await controlled.start(worker)
+    await controlled.tick(3)
+    assert len(worker.puts) == 3
+    assert controlled.seen().healthy
+    assert len(controlled.logged("worker_not_steered")) == 3
+    worker.put_status = 200
+    await controlled.tick(3)
+    assert len(worker.puts) == 4
+    assert controlled.seen().reading.table == ((1, LARGEST, 3),)
+
+
+async def test_a_stop_that_did_not_arrive_is_told_again(controlled):
+    """The decision stands, and is on record once."""
+    worker = EngineWorker()
+    await controlled.start(worker, **PATIENT)
+    await controlled.tick(8, accepted=2)
+    worker.put_status = 500
+    for _ in range(10):
+        await controlled.tick(accepted=0)
+        if controlled.seen().watch.mode is SpeculationMode.TARGET_ONLY:
+            break
+    await controlled.tick(2, accepted=0)
+    assert [told["table"] for told in worker.puts[-3:]] == [NOWHERE] * 3
+    assert worker.scheduler.dynamic_sd_lookup[1] == 3
+    worker.put_status = 200
+    await controlled.tick(accepted=0)
+    assert worker.scheduler.dynamic_sd_lookup[1] == 0
+    stops = [change for change in controlled.loop.events(0) if change.mode is SpeculationMode.TARGET_ONLY]
+    assert len(stops) == 1
+
+
+def page(drafts: int, accepted: int) -> str:
+    """The metrics page of a worker that has drafted so much, three tokens at a time."""
+    counts = {
+        "drafts_total{": drafts,
+        "draft_tokens_total{": 3 * drafts,
+        "accepted_tokens_total{": accepted,
+        'position="0"': accepted,
+        'position="1"': 0,
+        'position="2"': 0,
+    }
+    lines = []
+    for line in SPECULATIVE_METRICS.splitlines():
+        count = [count for name, count in counts.items() if name in line and "spec_decode" in line]
+        lines.append(f"{line.rpartition(' ')[0]} {float(count[0])}" if count else line)
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({}, "the worker runs without the plugin, or was given no control token"),
+        (
+            {"plugin": {"controllable": True}, "plugin_token": "another"},
+            "the worker does not accept this control token",
+        ),
+        (
+            {"plugin": {"controllable": False, "problems": ["another vLLM"], "epoch": ""}},
+            "another vLLM",
+        ),
+    ],
+)
+async def test_a_worker_that_cannot_be_told_is_avoided_while_its_drafts_fail(controlled, more, problem):
+    """What its metrics page counts is enough to see that; it is never told anything."""
+    worker = FakeWorker(metrics=page(0, 0), **more)
+    await controlled.start(worker, **PATIENT)
+    await controlled.tick()
+    seen = controlled.seen()
+    assert (seen.healthy, seen.avoided, seen.watch.reason) == (True, False, Reason.NOT_CONTROLLABLE)
+    assert seen.reading.problems == (problem,)
+    worker.metrics = page(300, 200)
+    await controlled.tick()
+    assert not controlled.seen().avoided
+    worker.metrics = page(900, 200)
+    await controlled.tick(2)
+    assert controlled.seen().avoided
+    assert (controlled.last.avoided, controlled.last.reason) == (True, Reason.NOT_CONTROLLABLE)
+    (entry,) = await controlled.entries(1)
+    assert (entry["avoided"], entry["reason"], entry["mode"]) == (True, "not_controllable", "speculative")
+    assert controlled.sample("speculation_controllable", worker="w1") == 0
+    assert controlled.sample("speculation_collapsed", worker="w1") == 1
+    assert worker.puts == []
+
+
+async def test_a_plugin_that_took_its_hooks_out_is_seen_to_be_out_of_control(controlled):
+    """The reason it gave is passed on, and it is told nothing more."""
+    worker = EngineWorker()
+    await controlled.start(worker, **PATIENT)
+    await controlled.tick(2, accepted=2)
+    told = len(worker.puts)
+    worker.scheduler.disobeys = True
+    worker.scheduler.dynamic_sd_lookup[1] = 1
+    worker.decode(1, accepted=0)
+    await controlled.tick(2)
+    seen = controlled.seen()
+    assert seen.watch.reason is Reason.NOT_CONTROLLABLE
+    assert seen.reading.problems == ("the scheduler does not follow its draft-token table",)
+    assert len(worker.puts) == told
+
+
+async def test_a_loop_without_the_lease_steers_nobody_and_shows_what_the_worker_was_told(controlled):
+    """Whoever holds it decides; nothing is recorded twice."""
+    worker = EngineWorker()
+    await controlled.start(worker)
+    controlled.lease.is_held = False
+    await controlled.tick(2, accepted=2)
+    assert controlled.seen().watch.mode is SpeculationMode.SPECULATIVE
+    assert controlled.sample("control_acting") == 0
+    steer = Steer(table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.BELOW_BREAK_EVEN)
+    worker.steering.command(json.dumps(steer.body()), "by another")
+    await controlled.tick(20, accepted=0)
+    watch = controlled.seen().watch
+    assert (watch.mode, watch.reason) == (SpeculationMode.TARGET_ONLY, Reason.BELOW_BREAK_EVEN)
+    assert controlled.sample("speculation_mode", worker="w1", mode="target_only") == 1
+    assert (worker.puts, controlled.loop.events(0)) == ([], ())
+
+
+async def test_whoever_takes_the_lease_over_goes_on_from_what_the_worker_was_told(controlled):
+    """A worker that was stopped stays stopped until a probe says otherwise; one that lost it is silent."""
+    worker = EngineWorker()
+    await controlled.start(worker, probe_seconds=3.0, probe_share=0.2)
+    steer = Steer(table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED)
+    worker.steering.command(json.dumps(steer.body()), "by another")
+    controlled.lease.is_held = False
+    await controlled.tick(3, accepted=0)
+    controlled.lease.is_held = True
+    await controlled.tick(10, accepted=0)
+    assert controlled.loop.is_acting
+    assert controlled.seen().watch.mode is not SpeculationMode.SPECULATIVE
+    assert {json.dumps(told["table"]) for told in worker.puts} == {json.dumps(NOWHERE)}
+    told = len(worker.puts)
+    assert told
+    controlled.lease.is_held = False
+    await controlled.tick(10, accepted=2)
+    assert len(worker.puts) == told
+
+
+async def test_observing_only_steers_nobody(controlled):
+    """It measures all the same; whether the lease could be had is not even asked."""
+    worker = EngineWorker()
+    await controlled.start(worker, control="observe")
+    await controlled.tick(8, accepted=2)
+    await controlled.tick(8, accepted=0)
+    assert (worker.puts, controlled.loop.events(0), controlled.loop.is_acting) == ([], (), False)
+    assert worker.scheduler.dynamic_sd_lookup == list(LOOKUP)
+    assert controlled.sample("acceptance_length", worker="w1") == pytest.approx(1.0, abs=0.05)
+    assert controlled.sample("control_acting") == 0
+
+
+async def test_a_defect_in_one_look_stops_neither_the_loop_nor_another_worker(controlled):
+    """It is logged and counted, and the next look may go well."""
+    await controlled.start(EngineWorker(), EngineWorker())
+    controlled.client.broken = W1
+    await controlled.tick(2)
+    assert (controlled.seen(W1).healthy, controlled.seen(W2).healthy) == (False, True)
+    assert len(controlled.workers[1].puts) == 1
+    assert controlled.sample("control_failures_total") == 2
+    line = controlled.logged("control_look_failed")[0]
+    assert (line["worker"], line["error"]) == ("w1", "LookupError")
+    assert "a defect" in line["exception"]
+    controlled.client.broken = None
+    await controlled.tick()
+    assert controlled.seen(W1).healthy
+
+
+async def test_a_slow_worker_delays_no_other(controlled):
+    """All are looked at together."""
+    slow, quick = EngineWorker(), EngineWorker()
+    slow.may_answer.clear()
+    await controlled.start(slow, quick, scrape_timeout_seconds=30.0)
+    look = asyncio.create_task(controlled.tick())
+    await until(lambda: controlled.seen(W2).healthy)
+    assert not controlled.seen(W1).healthy
+    slow.may_answer.set()
+    await look
+    assert controlled.seen(W1).healthy
+
+
+def order(worker: str, mode: SpeculationMode, *, since: float, seconds: float) -> Override:
+    """What an operator ordered."""
+    return Override(
+        worker=worker,
+        mode=mode,
+        actor="operator/key",
+        note="a drill",
+        since=since,
+        expires_at=since + seconds,
+    )
+
+
+async def test_an_override_is_obeyed_until_it_ends(controlled):
+    """At the next look, whatever is measured; afterwards the monitor has its say again."""
+    worker = EngineWorker()
+    await controlled.start(worker, **PATIENT)
+    await controlled.tick(2, accepted=2)
+    now = controlled.wall()
+    await controlled.overrides.put(order("w1", SpeculationMode.TARGET_ONLY, since=now, seconds=60))
+    await controlled.tick(accepted=2)
+    assert (worker.puts[-1]["table"], worker.puts[-1]["reason"]) == (NOWHERE, "operator_override")
+    assert (controlled.last.mode, controlled.last.reason) == (
+        SpeculationMode.TARGET_ONLY,
+        Reason.OPERATOR_OVERRIDE,
+    )
+    told = len(worker.puts)
+    await controlled.tick(5, accepted=2)
+    assert len(worker.puts) == told
+    controlled.wall.advance(60)
+    await controlled.tick(2, accepted=2)
+    assert (worker.puts[-1]["table"], worker.puts[-1]["mode"]) == (EVERYWHERE, "speculative")
+    assert controlled.seen().watch.basis is not Reason.OPERATOR_OVERRIDE
+
+
+async def test_an_override_keeps_a_failing_draft_drafting(controlled):
+    """Insisting works both ways, and for all workers at once."""
+    workers = EngineWorker(), EngineWorker()
+    await controlled.start(*workers, **PATIENT)
+    now = controlled.wall()
+    await controlled.overrides.put(order(EVERY_WORKER, SpeculationMode.SPECULATIVE, since=now, seconds=600))
+    await controlled.tick(4, accepted=2)
+    await controlled.tick(10, accepted=0)
+    for worker in workers:
+        assert worker.scheduler.dynamic_sd_lookup[1] == 3
+        assert worker.puts[-1]["reason"] == "operator_override"
+
+
+async def test_an_order_stands_while_the_place_it_is_kept_cannot_be_read(controlled):
+    """And the loop goes on: a disk that is slow takes back nothing."""
+    worker = EngineWorker()
+    await controlled.start(worker, **PATIENT)
+    now = controlled.wall()
+    await controlled.overrides.put(order("w1", SpeculationMode.TARGET_ONLY, since=now, seconds=600))
+    await controlled.tick(2, accepted=2)
+    controlled.overrides.is_broken = True
+    await controlled.tick(3, accepted=2)
+    assert worker.scheduler.dynamic_sd_lookup[1] == 0
+    assert controlled.seen().watch.reason is Reason.OPERATOR_OVERRIDE
+
+
+async def test_a_probe_somebody_asked_for_is_made_at_the_next_look(controlled):
+    """Whatever its back-off; once, and small."""
+    worker = EngineWorker()
+    await controlled.start(worker, **PATIENT, probe_share=0.2)
+    await controlled.collapse()
+    await controlled.tick(5, accepted=0)
+    assert not any(told["probe"] for told in worker.puts if told["mode"] != "speculative")
+    controlled.loop.request_probe(W1)
+    await controlled.tick(accepted=0)
+    told = worker.puts[-1]
+    assert (told["mode"], told["reason"], told["table"]) == ("probing", "probing", NOWHERE)
+    assert sum(steps for _k, steps in told["probe"]) < 200
+    await controlled.tick(5, accepted=0)
+    assert (worker.puts[-1]["mode"], worker.puts[-1]["reason"]) == ("target_only", "probe_failed")
+    assert sum(told["mode"] == "probing" for told in worker.puts) == 1
+
+
+async def test_a_look_that_fails_does_not_end_a_probe(controlled):
+    """A table told again would."""
+    worker = EngineWorker()
+    await controlled.start(worker, **PATIENT, probe_share=0.2)
+    await controlled.collapse()
+    await controlled.tick(5, accepted=0)
+    controlled.loop.request_probe(W1)
+    await controlled.tick(accepted=0)
+    told, metrics = len(worker.puts), worker.metrics
+    worker.metrics = "cut off in the mid"
+    await controlled.tick(2)
+    worker.metrics = metrics
+    await controlled.tick(2)
+    assert controlled.seen().reading.is_probing
+    assert len(worker.puts) == told
+    await controlled.tick(2, accepted=0)
+    assert worker.puts[-1]["reason"] == "probe_failed"
+
+
+async def test_who_does_not_steer_refuses_what_an_operator_asks_of_the_one_that_does(controlled):
+    """And says so, instead of remembering it for later."""
+    worker = EngineWorker()
+    await controlled.start(worker)
+    controlled.lease.is_held = False
+    await controlled.tick()
+    with pytest.raises(ControlRefusedError, match="does not steer"):
+        controlled.loop.request_probe(W1)
+    with pytest.raises(ControlRefusedError, match="does not steer"):
+        controlled.loop.request_recycle(W1, with_draft=True, note="", actor="operator/key")
+    controlled.lease.is_held = True
+    await controlled.tick(5, accepted=2)
+    assert controlled.restarts.begun == []
+    assert [line["state"] for line in controlled.logged("control_lease_changed")] == ["held"]
+
+
+async def test_a_recycling_somebody_asked_for_is_begun_in_their_words(controlled):
+    """Or refused in the recycler's."""
+    await controlled.start(EngineWorker())
+    await controlled.tick()
+    controlled.loop.request_recycle(W1, with_draft=False, note="too slow", actor="operator/key")
+    (begun,) = controlled.restarts.begun
+    assert begun == {
+        "worker": "w1",
+        "with_draft": False,
+        "reason": Reason.OPERATOR_OVERRIDE,
+        "actor": "operator/key",
+        "note": "too slow",
+    }
+    controlled.restarts.why = "no other worker could serve meanwhile"
+    with pytest.raises(ControlRefusedError, match="no other worker"):
+        controlled.loop.request_recycle(W1, with_draft=False, note="", actor="operator/key")
+
+
+async def test_a_draft_that_has_not_paid_for_long_is_restarted_without(controlled):
+    """Once, when it may be; until then the worker serves the target alone."""
+    await controlled.start(EngineWorker(), hard_off_after_seconds=60.0, **PATIENT)
+    await controlled.collapse()
+    controlled.restarts.why = "no other worker could serve meanwhile"
+    controlled.clock.advance(61.0)
+    await controlled.tick(accepted=0)
+    assert controlled.restarts.begun == []
+    controlled.restarts.why = None
+    await controlled.tick(3, accepted=0)
+    (begun,) = controlled.restarts.begun
+    assert (begun["worker"], begun["with_draft"], begun["reason"]) == ("w1", False, Reason.COLLAPSED)
+
+
+async def test_a_worker_that_was_replaced_while_it_was_looked_at_is_left_for_the_next_look(controlled):
+    """What was seen is of another one: it says nothing about its successor, which is told nothing."""
+    before, after = EngineWorker(), EngineWorker()
+    before.may_answer.clear()
+    await controlled.start(before, scrape_timeout_seconds=30.0)
+    await controlled.stack.enter_async_context(after.serving())
+    look = asyncio.create_task(controlled.tick())
+    await until(lambda: before.looks)
+    replaced = Worker(worker_id=W1, url=after.url)
+    controlled.pool.add(replaced)
+    before.may_answer.set()
+    await look
+    seen = controlled.seen()
+    assert (seen.worker, seen.healthy, seen.reading) == (replaced, False, None)
+    assert (before.puts, after.puts) == ([], [])
+    await controlled.tick()
+    assert controlled.seen().healthy
+    assert len(after.puts) == 1
+
+
+async def test_a_worker_that_restarts_is_judged_anew(controlled):
+    """Its engine has another epoch; what it is told is where things stood."""
+    worker = EngineWorker()
+    await controlled.start(worker, **PATIENT)
+    await controlled.tick(4, accepted=2)
+    again = EngineWorker()
+    worker.scheduler, worker.steering = again.scheduler, again.steering
+    told = len(worker.puts)
+    await controlled.tick()
+    assert controlled.seen().watch.reason is Reason.COUNTER_RESET
+    assert len(worker.puts) == told + 1
+    assert controlled.seen().watch.window.drafts == 0
+
+
+async def test_a_worker_that_cannot_be_scraped_keeps_what_it_was_told(controlled):
+    """Three looks that fail take it out of routing; none of them changes its mode."""
+    worker = EngineWorker()
+    await controlled.start(worker, **PATIENT)
+    await controlled.collapse()
+    told, changes = len(worker.puts), controlled.loop.events(0)
+    worker.metrics = "cut off in the mid"
+    health = []
+    for _ in range(3):
+        await controlled.tick(accepted=0)
+        health.append(controlled.seen().healthy)
+    watch = controlled.seen().watch
+    assert health == [True, True, False]
+    assert (watch.mode, watch.reason) == (SpeculationMode.TARGET_ONLY, Reason.SCRAPE_FAILED)
+    assert controlled.loop.events(0) == changes
+    assert {json.dumps(told["table"]) for told in worker.puts[told:]} <= {json.dumps(NOWHERE)}
+
+
+async def test_a_plugin_that_answers_nonsense_takes_no_worker_out_of_routing(controlled):
+    """Requests do not depend on it; the worker just cannot be judged."""
+    worker = FakeWorker(metrics=SPECULATIVE_METRICS, plugin={"controllable": True, "epoch": "0f"})
+    await controlled.start(worker)
+    await controlled.tick(3)
+    seen = controlled.seen()
+    assert (seen.healthy, seen.reading, seen.watch.reason) == (True, None, Reason.SCRAPE_FAILED)
+    assert controlled.sample("control_failures_total") == 0
+    assert worker.puts == []
+
+
+async def test_the_loop_looks_until_it_is_stopped_and_gives_the_lease_back(controlled):
+    """So that another need not wait for it to expire."""
+    await controlled.start(EngineWorker())
+    running = asyncio.create_task(controlled.loop.run())
+    await until(lambda: controlled.seen().healthy)
+    controlled.client.broken = W1
+    await until(lambda: controlled.sample("control_failures_total") >= 2)
+    assert not running.done()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (controlled.restarts.closed, controlled.lease.released) == (1, 1)
+
+
+async def test_a_worker_started_without_a_draft_is_told_nothing(controlled):
+    """There is nothing to steer."""
+    worker = FakeWorker(plugin={"controllable": False, "problems": ["no draft"], "epoch": ""})
+    await controlled.start(worker)
+    await controlled.tick(3)
+    seen = controlled.seen()
+    assert (seen.healthy, seen.speculates, seen.watch.mode) == (True, False, SpeculationMode.TARGET_ONLY)
+    assert worker.puts == []
+
+
+async def test_a_client_reads_and_steers_over_http(controlled):
+    """The same value comes back as was sent; what is not in force afterwards is a failure."""
+    worker = EngineWorker()
+    await controlled.start(worker)
+    known = controlled.seen().worker
+    steer = Steer(table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED)
+    told = await controlled.speculation.steer(known, steer, 1.0)
+    assert (told.table, told.mode, told.reason) == (steer.table, steer.mode, steer.reason)
+    assert await controlled.speculation.read(known, 1.0) == told
+    with pytest.raises(WorkerFailedError, match=r"answered 400: .*are not among"):
+        await controlled.speculation.steer(known, replace(steer, table=((1, LARGEST, 2),)), 1.0)
+    with pytest.raises(WorkerFailedError, match="did not take the draft-token table"):
+        await controlled.speculation.steer(known, replace(steer, table=((1, 2, 3),)), 1.0)
+
+
+async def test_a_worker_that_is_gone_or_silent_is_a_failure(controlled):
+    """With what went wrong, and after no longer than was allowed."""
+    await controlled.start(EngineWorker())
+    gone = Worker(worker_id=W2, url=f"http://127.0.0.1:{free_port('127.0.0.1')}")
+    with pytest.raises(WorkerFailedError, match="could not be reached: ClientConnectorError"):
+        await controlled.speculation.read(gone, 1.0)
+    with pytest.raises(WorkerFailedError, match=r"could not be reached: .*Timeout"):
+        await controlled.speculation.read(controlled.seen().worker, 0.000001)

@@ -1,0 +1,119 @@
+"""
+Workers in processes of their own: `appliance worker`, and vLLM started by hand without the plugin.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+from appliance.serving.supervise import free_port
+from appliance.settings import DEMO_TARGET
+
+START_SECONDS = 240.0
+STOP_SECONDS = 90.0
+GIB = 2**30
+
+
+class RunningWorker:
+    """One worker, from health to its end."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
+        self.process = process
+        self.url = url
+        self._log = log
+
+    def wait_healthy(self) -> None:
+        """Return once it answers."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                with urllib.request.urlopen(self.url + "/health", timeout=2):
+                    return
+            except (urllib.error.URLError, OSError):
+                ended = self.process.poll() is not None
+                assert not ended, self._log.read_text(encoding="utf-8")[-3000:]
+                assert time.monotonic() < deadline, self._log.read_text(encoding="utf-8")[-3000:]
+                time.sleep(0.5)
+
+    def stop(self) -> None:
+        """End it and everything it started."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(STOP_SECONDS)
+
+
+class WorkerProcess(RunningWorker):
+    """`appliance worker` on the demo pair."""
+
+    def __init__(self, data: Path, *arguments: str, environment: Mapping[str, str]) -> None:
+        port = free_port("127.0.0.1")
+        log = data.with_suffix(".log")
+        command = [sys.executable, "-m", "appliance", "worker", "--data", str(data), "--port", str(port)]
+        with log.open("w", encoding="utf-8") as output:
+            process = subprocess.Popen(
+                [*command, *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        super().__init__(process, f"http://127.0.0.1:{port}", log)
+
+    def __enter__(self) -> Self:
+        try:
+            self.wait_healthy()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_reason: object) -> None:
+        self.stop()
+
+
+@contextmanager
+def stock_worker(log: Path, *, draft: Path | None) -> Iterator[RunningWorker]:
+    """Run vLLM as somebody would by hand, with no plugin of ours."""
+    port = free_port("127.0.0.1")
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(DEMO_TARGET)]
+    command += ["--served-model-name", "demo-coder", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--enforce-eager", "--kv-cache-memory-bytes", str(GIB), "--dtype", "float32"]
+    if draft is not None:
+        speculation = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3}
+        command += ["--speculative-config", json.dumps(speculation)]
+    environment = {
+        **os.environ,
+        "VLLM_PLUGINS": "none",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+    worker = RunningWorker(process, f"http://127.0.0.1:{port}", log)
+    try:
+        worker.wait_healthy()
+        yield worker
+    finally:
+        worker.stop()

@@ -1,0 +1,459 @@
+"""Promises of the admin API: it shows what control does, and an order is recorded before it is in force."""
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from appliance.api.services import Services
+from appliance.app import create_app
+from appliance.attribution import Attribution
+from appliance.audit.entry import decode
+from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.log import AuditLog
+from appliance.audit.store import SqlAuditStore
+from appliance.changes import SpeculationChange
+from appliance.metrics import Metrics
+from appliance.override import Override, SqlOverrideStore
+from appliance.serving.pool import WorkerPool
+from appliance.serving.worker import ServedModel, Worker, WorkerId
+from appliance.settings import ApiSettings, AuditSettings
+from appliance.speculation import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
+from appliance.tenancy import Tenant, TenantDirectory, make_key
+from appliance.watch import Watch
+from tests.fakes import FakeControl, FakeView, StallingStore
+
+NOW = 1_800_000_000.5
+ADMIN_KEY, STORED_ADMIN_KEY = make_key(b"a" * 37, admin=True)
+KEY, STORED_KEY = make_key(b"t" * 37)
+ROUTES = [
+    ("GET", "/admin/v1/status"),
+    ("GET", "/admin/v1/speculation"),
+    ("GET", "/admin/v1/speculation/events"),
+    ("PUT", "/admin/v1/speculation/override"),
+    ("POST", "/admin/v1/speculation/probe"),
+    ("POST", "/admin/v1/workers/w1/recycle"),
+]
+
+
+@dataclass(kw_only=True)
+class Admin:
+    """The admin API with everything behind it, and a client that has the key."""
+
+    client: httpx.AsyncClient
+    pool: WorkerPool
+    control: FakeControl
+    overrides: SqlOverrideStore
+    attribution: Attribution
+    audit_store: StallingStore
+    now: list[float]
+
+    async def get(self, path: str) -> dict[str, Any]:
+        response = await self.client.get(f"/admin/v1/{path}")
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def order(self, **body: Any) -> httpx.Response:
+        return await self.client.put("/admin/v1/speculation/override", json=body)
+
+    def recorded(self) -> list[dict[str, Any]]:
+        """The orders in the audit log."""
+        entries = [decode(leaf.leaf) for leaf in self.audit_store.leaves(0, 1000)]
+        return [dict(entry.fields) for entry in entries if entry.type == "speculation.overridden"]
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
+    create_signing_key(tmp_path / "audit.key")
+    settings = AuditSettings(append_timeout_seconds=1.0)
+    url = f"sqlite:///{tmp_path / 'audit.db'}"
+    pool, now, control = WorkerPool(), [NOW], FakeControl()
+    for name in ("w1", "w2"):
+        pool.add(Worker(worker_id=WorkerId(name), url=f"http://{name}"))
+    async with AsyncExitStack() as stack:
+        audit_store = StallingStore(stack.enter_context(closing(SqlAuditStore(url))))
+        overrides = stack.enter_context(closing(SqlOverrideStore(url)))
+        audit = await stack.enter_async_context(
+            AuditLog.open(
+                store=audit_store,
+                signer=load_signing_key(tmp_path / "audit.key", settings.origin),
+                settings=settings,
+                sealed_head_path=tmp_path / "audit.head",
+                clock=lambda: now[0],
+                version="test",
+            )
+        )
+        stack.callback(audit_store.release)
+        attribution = Attribution(label_key=bytes(16), clock=time.monotonic, min_drafts=1)
+        nothing: Any = None
+        app = create_app(
+            Services(
+                settings=ApiSettings(),
+                tenants=TenantDirectory(
+                    (Tenant(name="operator", keys=(STORED_ADMIN_KEY,)), Tenant(name="t", keys=(STORED_KEY,)))
+                ),
+                pool=pool,
+                gateway=nothing,
+                audit=audit,
+                attribution=attribution,
+                control=control,
+                overrides=overrides,
+                metrics=Metrics(CollectorRegistry()),
+                logger=nothing,
+                clock=lambda: now[0],
+                new_request_id=lambda: "ours",
+                version="test",
+            )
+        )
+        client = await stack.enter_async_context(
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app),
+                base_url="http://appliance",
+                headers={"Authorization": f"Bearer {ADMIN_KEY}"},
+            )
+        )
+        yield Admin(
+            client=client,
+            pool=pool,
+            control=control,
+            overrides=overrides,
+            attribution=attribution,
+            audit_store=audit_store,
+            now=now,
+        )
+
+
+def seen(admin: Admin) -> None:
+    """Let control have looked at w1."""
+    counters = SpecDecodeCounters(
+        drafts=100, draft_tokens=300, accepted_tokens=167, accepted_per_position=(80, 57, 30)
+    )
+    nothing = SpecDecodeCounters(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_position=(0, 0, 0))
+    snapshot = admin.pool.snapshot(WorkerId("w1"))
+    assert snapshot is not None
+    watch = Watch(mode=SpeculationMode.SPECULATIVE, reason=Reason.HEALTHY, samples=(nothing, counters))
+    reading = EngineReading(
+        controllable=True, epoch="e", largest_batch=64, table=((1, 4, 3), (5, 64, 0)), batch=6
+    )
+    models = (ServedModel(name="demo", max_model_len=None, created=1),)
+    admin.pool.update(replace(snapshot, healthy=True, models=models, watch=watch, reading=reading))
+    admin.control.views["w1"] = FakeView()
+
+
+def change(sequence: int) -> SpeculationChange:
+    return SpeculationChange(
+        sequence=sequence,
+        time="2027-01-15T08:00:00.000+00:00",
+        worker="w1",
+        model="demo",
+        mode=SpeculationMode.TARGET_ONLY,
+        previous_mode=SpeculationMode.SPECULATIVE,
+        reason=Reason.COLLAPSED,
+        table=("1-64: 0",),
+        avoided=False,
+        acceptance_length=1.071,
+        drafts=32,
+    )
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize("key", ["", KEY, "nonsense"], ids=["none", "tenant", "nonsense"])
+async def test_nothing_is_shown_or_done_without_an_admin_key(admin: Admin, method, path, key):
+    response = await admin.client.request(method, path, headers={"Authorization": f"Bearer {key}"}, json={})
+    assert response.status_code == 401
+    assert not admin.recorded()
+
+
+async def test_a_worker_is_shown_with_what_it_does_and_why(admin: Admin):
+    seen(admin)
+    shown = await admin.get("speculation")
+    assert [worker["worker"] for worker in shown["workers"]] == ["w1", "w2"]
+    assert shown["workers"][0] == {
+        "worker": "w1",
+        "models": ["demo"],
+        "healthy": True,
+        "admission": "admitted",
+        "avoided": False,
+        "speculates": True,
+        "controllable": True,
+        "problems": [],
+        "mode": "speculative",
+        "reason": "healthy",
+        "since": 1_800_000_000.0,
+        "table": [[1, 4, 3], [5, 64, 0]],
+        "batch": 6,
+        "draft_tokens": 0,
+        "acceptance_length": 2.67,
+        "acceptance_rate": 0.557,
+        "acceptance_rate_per_position": [0.8, 0.57, 0.3],
+        "window_drafts": 100,
+        "buckets": [
+            {
+                "bucket": 1,
+                "draft_tokens": 3,
+                "reason": "healthy",
+                "break_even": 1.31,
+                "break_evens": {"3": 1.31},
+                "payoff": 0.25,
+                "tokens_per_second": {"0": 78.0, "3": 118.04},
+            },
+            {
+                "bucket": 2,
+                "draft_tokens": 3,
+                "reason": "healthy",
+                "break_even": None,
+                "break_evens": {"3": 1.31},
+                "payoff": None,
+                "tokens_per_second": {"0": 78.0, "3": 118.04},
+            },
+        ],
+        "probes": {"failed": 0, "next_in_seconds": None},
+        "override": None,
+    }
+
+
+async def test_a_worker_nobody_has_looked_at_is_shown_with_what_is_known(admin: Admin):
+    worker = (await admin.get("speculation"))["workers"][1]
+    assert (worker["controllable"], worker["acceptance_length"], worker["buckets"]) == (False, None, [])
+
+
+async def test_a_number_json_cannot_hold_is_none(admin: Admin):
+    seen(admin)
+    admin.control.views["w1"] = FakeView(since=float("-inf"), next_probe_in_seconds=float("inf"))
+    worker = (await admin.get("speculation"))["workers"][0]
+    assert (worker["since"], worker["probes"]["next_in_seconds"]) == (None, None)
+
+
+async def test_why_a_worker_cannot_be_controlled_is_shown(admin: Admin):
+    seen(admin)
+    admin.control.views["w1"] = FakeView(
+        controllable=False, problems=("no plugin",), probes_failed=2, next_probe_in_seconds=7.25
+    )
+    worker = (await admin.get("speculation"))["workers"][0]
+    assert (worker["controllable"], worker["problems"]) == (False, ["no plugin"])
+    assert worker["probes"] == {"failed": 2, "next_in_seconds": 7.25}
+
+
+async def test_whose_traffic_wastes_drafts_is_shown(admin: Admin):
+    for number in range(12):
+        admin.attribution.record(
+            tenant=f"t{number}", model="demo", template="tpl", context="0-1k",
+            drafts=100, draft_tokens=300, accepted_tokens=10 * number, completion_tokens=100,
+        )  # fmt: skip
+    shown = (await admin.get("speculation"))["attribution"]
+    assert [row["tenant"] for row in shown["offenders"]] == [f"t{number}" for number in range(10)]
+    assert shown["offenders"][1]["acceptance_length"] == 1.1
+    assert len(shown["by_tenant"]) == 12
+    assert [row["value"] for row in shown["by_template"]] == ["tpl"]
+    assert [row["requests"] for row in shown["by_context"]] == [12]
+
+
+async def test_an_order_is_in_force_and_on_record_when_it_is_answered(admin: Admin):
+    response = await admin.order(worker="w1", mode="target_only", seconds=120, note="drift, ticket 7")
+    assert response.status_code == 200
+    ordered = {
+        "worker": "w1",
+        "mode": "target_only",
+        "draft_tokens": None,
+        "actor": STORED_ADMIN_KEY.key_id,
+        "note": "drift, ticket 7",
+        "since": NOW,
+        "expires_at": NOW + 120,
+    }
+    assert response.json() == {"worker": "w1", "override": ordered}
+    assert await admin.overrides.list() == (Override(**{**ordered, "mode": SpeculationMode.TARGET_ONLY}),)
+    assert admin.recorded() == [
+        {
+            "actor": STORED_ADMIN_KEY.key_id,
+            "worker": "w1",
+            "mode": "target_only",
+            "until": "2027-01-15T08:02:00.500Z",
+            "note": "drift, ticket 7",
+        }
+    ]
+
+
+async def test_an_order_is_shown_at_the_workers_it_is_for_until_it_expires(admin: Admin):
+    await admin.order(worker="*", mode="target_only", seconds=60)
+    await admin.order(worker="w2", mode="speculative", seconds=120)
+
+    async def modes() -> list[str | None]:
+        workers = (await admin.get("speculation"))["workers"]
+        return [worker["override"] and worker["override"]["mode"] for worker in workers]
+
+    assert await modes() == ["target_only", "speculative"]
+    admin.now[0] += 60
+    assert await modes() == [None, "speculative"]
+    assert [order["worker"] for order in (await admin.get("speculation"))["overrides"]] == ["w2"]
+
+
+async def test_auto_ends_an_order_and_is_on_record_too(admin: Admin):
+    await admin.order(worker="w1", mode="target_only")
+    response = await admin.order(worker="w1", mode="auto")
+    assert response.json() == {"worker": "w1", "override": None}
+    assert await admin.overrides.list() == ()
+    assert admin.recorded()[-1] == {"actor": STORED_ADMIN_KEY.key_id, "worker": "w1", "mode": "auto"}
+
+
+async def test_an_order_for_a_worker_that_has_left_can_still_be_ended(admin: Admin):
+    await admin.overrides.put(
+        Override(
+            worker="gone", mode=SpeculationMode.TARGET_ONLY, actor="k", note="", since=NOW, expires_at=NOW + 9
+        )
+    )
+    assert (await admin.order(worker="gone", mode="target_only")).status_code == 404
+    assert (await admin.order(worker="gone", mode="auto")).status_code == 200
+    assert (await admin.order(worker="gone", mode="auto")).status_code == 404
+    assert await admin.overrides.list() == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_request"),
+        (b"[]", "invalid_json"),
+        (b'{"worker": "\xff"}', "invalid_json"),
+        (b'{"worker": "*", "mode": "off"}', "invalid_request"),
+        (b'{"worker": "*", "mode": "target_only", "seconds": 59}', "invalid_request"),
+        (b'{"worker": "w9", "mode": "target_only"}', "worker_not_found"),
+    ],
+)
+async def test_an_order_that_is_wrong_changes_and_records_nothing(admin: Admin, body, code):
+    response = await admin.client.put("/admin/v1/speculation/override", content=body)
+    assert response.status_code in {400, 404}
+    assert response.json()["error"]["code"] == code
+    assert "\n" not in response.json()["error"]["message"]
+    assert await admin.overrides.list() == ()
+    assert not admin.recorded()
+
+
+async def test_an_order_that_cannot_be_recorded_is_not_in_force(admin: Admin):
+    admin.audit_store.refused.add("speculation.overridden")
+    response = await admin.order(worker="*", mode="target_only")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "audit_unavailable")
+    assert await admin.overrides.list() == ()
+
+
+async def test_an_order_is_not_in_force_before_it_is_on_record(admin: Admin):
+    admin.audit_store.held.add("speculation.overridden")
+    asking = asyncio.create_task(admin.order(worker="*", mode="target_only"))
+    await asyncio.sleep(0.05)
+    assert await admin.overrides.list() == ()
+    admin.audit_store.release()
+    assert (await asking).status_code == 200
+    assert len(await admin.overrides.list()) == 1
+
+
+async def test_without_the_database_of_orders_workers_are_still_shown(admin: Admin, tmp_path: Path):
+    seen(admin)
+    await admin.order(worker="*", mode="target_only")
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as connection:
+        connection.execute("DROP TABLE speculation_override")
+    shown = await admin.get("speculation")
+    assert "no such table" in shown["failure"]
+    assert (shown["workers"][0]["mode"], shown["workers"][0]["override"]) == ("speculative", None)
+
+
+async def test_an_order_that_cannot_be_kept_says_so_and_can_be_sent_again(admin: Admin, tmp_path: Path):
+    await admin.order(worker="*", mode="target_only")
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as connection:
+        connection.execute("DROP TABLE speculation_override")
+    response = await admin.order(worker="*", mode="speculative")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "control_unavailable")
+    assert response.headers["x-should-retry"] == "true"
+    assert (await admin.order(worker="*", mode="speculative")).status_code == 200
+
+
+async def test_a_probe_is_asked_for(admin: Admin):
+    response = await admin.client.post("/admin/v1/speculation/probe", json={"worker": "w1"})
+    assert (response.status_code, admin.control.probes) == (202, ["w1"])
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [({}, 400), ({"worker": 1}, 400), ({"worker": "w9"}, 404), ({"w": "w1"}, 400)]
+)
+async def test_a_probe_of_no_worker_is_refused(admin: Admin, body, status):
+    response = await admin.client.post("/admin/v1/speculation/probe", json=body)
+    assert (response.status_code, admin.control.probes) == (status, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "with_draft", "note"),
+    [
+        (b"", True, ""),
+        (b"{}", True, ""),
+        (b'{"with_draft": false, "note": "free its memory"}', False, "free its memory"),
+    ],
+)
+async def test_a_recycle_begins_in_the_name_of_who_asked(admin: Admin, body, with_draft, note):
+    response = await admin.client.post("/admin/v1/workers/w1/recycle", content=body)
+    assert response.status_code == 202
+    asked = {"worker": "w1", "with_draft": with_draft, "note": note, "actor": STORED_ADMIN_KEY.key_id}
+    assert admin.control.recycles == [asked]
+
+
+@pytest.mark.parametrize(
+    ("worker", "body", "status"),
+    [
+        ("w9", {}, 404),
+        ("w1", {"with_draft": "no"}, 400),
+        ("w1", {"note": "x" * 201}, 400),
+        ("w1", {"draft": True}, 400),
+    ],
+)
+async def test_a_recycle_that_is_wrong_is_not_begun(admin: Admin, worker, body, status):
+    response = await admin.client.post(f"/admin/v1/workers/{worker}/recycle", json=body)
+    assert (response.status_code, admin.control.recycles) == (status, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("speculation/probe", {"worker": "w1"}), ("workers/w1/recycle", {})]
+)
+async def test_what_control_refuses_is_a_conflict_with_its_reason(admin: Admin, path, body):
+    admin.control.refusal = "It is the last worker of its model."
+    response = await admin.client.post(f"/admin/v1/{path}", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["message"]) == (
+        409,
+        "control_refused",
+        "It is the last worker of its model.",
+    )
+
+
+async def test_events_are_those_after_a_number_and_the_newest_256_at_most(admin: Admin):
+    admin.control.changes = [change(number) for number in range(1, 401)]
+    events = (await admin.get("speculation/events"))["events"]
+    assert [event["sequence"] for event in events] == list(range(145, 401))
+    shown = await admin.get("speculation/events?after=399")
+    assert shown["now"] == NOW
+    assert shown["events"] == [
+        {
+            "sequence": 400,
+            "time": "2027-01-15T08:00:00.000+00:00",
+            "worker": "w1",
+            "model": "demo",
+            "mode": "target_only",
+            "previous_mode": "speculative",
+            "reason": "collapsed",
+            "table": ["1-64: 0"],
+            "avoided": False,
+            "acceptance_length": 1.071,
+            "drafts": 32,
+        }
+    ]
+
+
+@pytest.mark.parametrize("after", ["-1", "x", "1.5", "", "9" * 40, "٣"])
+async def test_events_after_no_number_are_refused(admin: Admin, after):
+    response = await admin.client.get("/admin/v1/speculation/events", params={"after": after})
+    assert response.status_code == 400
+    assert json.loads(response.text)["error"]["param"] == "after"

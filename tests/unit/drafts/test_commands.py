@@ -1,0 +1,78 @@
+"""Promises of `appliance draft lint`: lines for people, one stable object for programs, an exit code."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from appliance.cli import cli
+from appliance.drafts.explanations import EXPLANATIONS
+from appliance.drafts.rules import Rule
+from tests.unit.drafts.builder import Draft, eagle31, write
+
+
+@pytest.fixture
+def lint(tmp_path):
+    def run(draft: Draft, *options: str):
+        target, weights = write(draft, tmp_path)
+        return CliRunner().invoke(cli, ["draft", "lint", str(target.path), str(weights.path), *options])
+
+    return run
+
+
+def damaged() -> Draft:
+    draft = eagle31()
+    draft.drop("fc.weight")
+    del draft.config["norm_output"]
+    return draft
+
+
+def test_a_draft_that_fits_is_one_line(lint):
+    """Nothing to do is said in a word."""
+    result = lint(eagle31())
+    assert (result.exit_code, result.stdout) == (0, "verdict  fits\n")
+
+
+def test_warnings_keep_the_exit_code_at_zero(lint):
+    """A script stops at what cannot be served, not at what might be slow."""
+    result = lint(eagle31(), "--context", "4096")
+    first, verdict = result.stdout.splitlines()
+    assert result.exit_code == 0
+    assert first.startswith("warning  max-position-embeddings: its max_position_embeddings is 1024")
+    assert first.endswith("lower worker.max_model_len, or expect low acceptance beyond it")
+    assert verdict == "verdict  fits, 1 warning"
+
+
+def test_errors_are_named_with_what_to_do(lint):
+    """Rule, what is wrong, what to do: one line each, then the verdict."""
+    result = lint(damaged())
+    assert result.exit_code == 1
+    error, warning, verdict = result.stdout.splitlines()
+    advice = {rule: EXPLANATIONS[rule].advice for rule in (Rule.FC_MISSING, Rule.NORM_OUTPUT_UNSET)}
+    assert error == f"error    fc-missing: it has no fc.weight; {advice[Rule.FC_MISSING]}"
+    assert warning.startswith("warning  norm-output-unset: its config says fc_norm, but not norm_output")
+    assert warning.endswith(f"; {advice[Rule.NORM_OUTPUT_UNSET]}")
+    assert verdict == "verdict  does not fit: 1 error, 1 warning"
+
+
+def test_json_is_one_object_with_the_same_keys_always(lint, tmp_path):
+    """Programs read this; its names are a promise."""
+    result = lint(damaged(), "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 1
+    findings = report.pop("findings")
+    assert report == {
+        "target": str(tmp_path / "target"),
+        "draft": str(tmp_path / "draft"),
+        "context": None,
+        "verdict": "errors",
+        "errors": 1,
+        "warnings": 1,
+    }
+    assert [set(finding) for finding in findings] == [{"rule", "severity", "message", "advice"}] * 2
+    assert [Rule(finding["rule"]) for finding in findings] == [Rule.FC_MISSING, Rule.NORM_OUTPUT_UNSET]
+
+
+def test_a_rule_is_called_the_same_in_code_and_in_print():
+    """Whoever reads a name in an audit log finds it in the source."""
+    assert all(rule == rule.name.lower().replace("_", "-") for rule in Rule)

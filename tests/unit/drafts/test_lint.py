@@ -1,0 +1,130 @@
+"""Promises of `appliance.drafts.lint`: one broken draft for each rule, and nothing said of a good one."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.drafts.explanations import EXPLANATIONS
+from appliance.drafts.lint import check_pair, lint_pair
+from appliance.drafts.rules import Rule, Severity
+from appliance.errors import ConfigurationError
+from appliance.serving.weights import TensorInfo, Weights, inspect_weights
+from appliance.settings import DEMO_DRAFT, DEMO_TARGET
+from tests.unit.drafts.builder import HIDDEN, RECORD, VOCABULARY, eagle31, plain, write
+from tests.unit.drafts.catalogue import BROKEN, GOOD, changed, lengthen, recorded
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_says_nothing_about_a_draft_that_fits(tmp_path, name):
+    """Every format and shape that vLLM serves well passes without a word."""
+    assert lint_pair(*write(GOOD[name](), tmp_path)) == ()
+
+
+@pytest.mark.parametrize(("rule", "make"), BROKEN, ids=[str(rule) for rule, _ in BROKEN])
+def test_finds_what_is_wrong_and_nothing_else(tmp_path, rule, make):
+    """Each draft is broken in one way, and exactly the rule for it speaks."""
+    draft = make()
+    findings = lint_pair(*write(draft, tmp_path), context=draft.context)
+    assert [finding.rule for finding in findings] == [rule], findings
+    assert findings[0].message.isprintable()
+
+
+def test_every_rule_has_a_draft_that_breaks_it():
+    """A rule without a fixture could be dead."""
+    assert {rule for rule, _ in BROKEN} == set(Rule)
+
+
+def test_the_committed_pair_fits():
+    """The demo is served as it was trained, and its record proves it."""
+    target, draft = inspect_weights(DEMO_TARGET), inspect_weights(DEMO_DRAFT)
+    assert lint_pair(target, draft) == ()
+    assert set(draft.training) == set(RECORD)
+
+
+def test_a_sliding_window_is_not_warned_of_long_contexts(tmp_path):
+    """Such a plain draft never sees more than its window."""
+    draft = plain()
+    lengthen(draft, 8192)
+    draft.config["layer_types"] = ["sliding_attention"]
+    assert lint_pair(*write(draft, tmp_path)) == ()
+
+
+def test_a_record_vouches_for_a_draft_without_norm_output(tmp_path):
+    """What looks like a mistake may be how it was trained."""
+    draft = recorded(norm_output=False)
+    del draft.config["norm_output"]
+    assert lint_pair(*write(draft, tmp_path)) == ()
+
+
+def test_several_tensors_of_one_kind_are_one_finding(tmp_path):
+    """Twenty lines that say one thing hide the others."""
+    draft = eagle31()
+    for part in "qkv":
+        draft.tensors[f"midlayer.self_attn.{part}_proj.weight"] = (4, HIDDEN)
+    (finding,) = lint_pair(*write(draft, tmp_path))
+    assert finding.message.endswith(", and 2 more")
+
+
+def test_raises_the_first_error_and_counts_the_others(tmp_path):
+    """One line for a terminal; the list is there for who wants it."""
+    draft = changed(vocab_size=2 * VOCABULARY)()
+    draft.drop("fc.weight")
+    with pytest.raises(
+        ConfigurationError, match=r"does not fit: its vocab_size .* \(and 1 more\)"
+    ) as refusal:
+        check_pair(*write(draft, tmp_path))
+    assert "\n" not in str(refusal.value)
+
+
+def test_returns_warnings(tmp_path):
+    """What does not keep a worker from starting is for the log."""
+    findings = check_pair(*write(changed(norm_output=None)(), tmp_path))
+    assert [finding.rule for finding in findings] == [Rule.NORM_OUTPUT_UNSET]
+    assert findings[0].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_every_rule_is_explained_with_a_file_of_vllm(rule):
+    """A rule follows what vLLM does, and says where that can be read."""
+    explanation = EXPLANATIONS[rule]
+    named = re.findall(r"`([\w/]+/(?:[\w]+\.py)?)`", explanation.why)
+    assert named
+    assert explanation.finds.endswith(".")
+    assert not explanation.advice.endswith(".")
+    spec = find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("vllm is not installed")
+    root = Path(spec.submodule_search_locations[0])
+    assert [name for name in named if not (root / name).exists()] == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 40) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
+
+
+@given(data=st.data())
+def test_foreign_configs_give_findings_and_never_an_exception(data):
+    """Nobody promised that a download is well-formed."""
+    make = data.draw(st.sampled_from([*GOOD.values()]))
+    draft = make()
+    for fields in (draft.config, draft.target, draft.config.get("transformer_layer_config", {})):
+        if isinstance(fields, dict) and fields:
+            fields.update(data.draw(st.dictionaries(st.sampled_from(sorted(fields)), JSON, max_size=3)))
+    shapes = data.draw(st.dictionaries(st.sampled_from(sorted(draft.tensors)), SHAPES, max_size=3))
+    tensors = {
+        name: TensorInfo(shape=shape, dtype=draft.dtypes.get(name, "BF16"))
+        for name, shape in (draft.tensors | shapes).items()
+    }
+    training = data.draw(st.dictionaries(st.sampled_from(sorted(RECORD)), JSON, max_size=3))
+    target = Weights(path=Path("/target"), config=draft.target, tensors={})
+    weights = Weights(path=Path("/draft"), config=draft.config, tensors=tensors, training=training)
+    for finding in lint_pair(target, weights, context=data.draw(st.none() | st.integers(1, 5000))):
+        assert finding.rule in Rule

@@ -1,0 +1,139 @@
+"""Promises of `load_pair`: a draft that does not fit is never served, and everybody who must know is told."""
+
+import io
+
+import pytest
+
+from appliance.announce import Announcer
+from appliance.audit.registry import REGISTRY
+from appliance.drafts.rules import Rule
+from appliance.errors import ConfigurationError
+from appliance.installation import locate
+from appliance.logs import configure_logs
+from appliance.serving.supervise import WorkerEvent, WorkerEventKind
+from appliance.settings import DataSettings, LogSettings, Settings, WorkerSettings
+from appliance.speculation import Reason, SpeculationMode
+from appliance.worker_role import Listeners, LoadedPair, WorkerRole, load_pair
+from tests.unit.drafts.builder import Draft, eagle31, write
+
+
+@pytest.fixture
+def load(tmp_path):
+    """What is loaded of a draft, and what was said."""
+
+    def run(draft: Draft, **fields) -> tuple[LoadedPair, str]:
+        target, weights = write(draft, tmp_path)
+        settings = WorkerSettings(model=target.path, draft=weights.path, **fields)
+        said = io.StringIO()
+        try:
+            return load_pair(settings, Announcer(said)), said.getvalue()
+        except ConfigurationError as error:
+            error.add_note(said.getvalue())
+            raise
+
+    return run
+
+
+def without_fc() -> Draft:
+    draft = eagle31()
+    draft.drop("fc.weight")
+    return draft
+
+
+def test_a_draft_that_fits_is_loaded_and_digested(load):
+    """The audit log binds what is served to these bytes."""
+    pair, said = load(eagle31())
+    assert pair.draft is not None
+    assert pair.draft.digest.startswith("sha256:")
+    assert pair.target.digest.startswith("sha256:")
+    assert (pair.lint, pair.draft_refused, said) == ((), False, "")
+
+
+def test_warnings_are_said_and_kept_for_the_audit_log(load):
+    """They do not keep the draft from being served."""
+    pair, said = load(eagle31(), max_model_len=2048)
+    assert pair.draft is not None
+    assert not pair.draft_refused
+    assert [finding.rule for finding in pair.lint] == [Rule.MAX_POSITION_EMBEDDINGS]
+    assert said.startswith("warning: max-position-embeddings: its max_position_embeddings is 1024")
+
+
+def test_an_error_refuses_to_start(load):
+    """Nothing is served until somebody has looked."""
+    with pytest.raises(ConfigurationError, match=r"does not fit: it has no fc\.weight") as refusal:
+        load(without_fc())
+    assert refusal.value.__notes__[0].startswith("error: fc-missing: it has no fc.weight")
+
+
+def test_an_error_leaves_the_target_alone_where_the_settings_say_so(load):
+    """Service goes on without the draft, and says so."""
+    pair, said = load(without_fc(), bad_draft="target_only")
+    assert (pair.draft, pair.draft_refused) == (None, True)
+    assert pair.target.digest.startswith("sha256:")
+    assert [finding.rule for finding in pair.lint] == [Rule.FC_MISSING]
+    assert said.endswith("does not fit: the target is served alone\n")
+
+
+@pytest.mark.parametrize("fields", [{"method": "ngram"}, {"draft": None}])
+def test_without_a_draft_nothing_is_judged(load, tmp_path, fields):
+    """Other methods draft without weights."""
+    if "draft" in fields:
+        target, _ = write(without_fc(), tmp_path)
+        pair = load_pair(WorkerSettings(model=target.path, draft=None), Announcer(io.StringIO()))
+    else:
+        pair, _ = load(without_fc(), **fields)
+    assert (pair.draft, pair.lint, pair.draft_refused) == (None, (), False)
+
+
+class Recorder:
+    """Takes audit entries and keeps them."""
+
+    def __init__(self) -> None:
+        self.entries = []
+
+    def submit(self, entry_type, /, **fields):
+        self.entries.append((entry_type, fields))
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """A worker that is planned, and never started."""
+
+    def run(draft: Draft, **fields) -> tuple[WorkerRole, Recorder]:
+        target, weights = write(draft, tmp_path)
+        worker = WorkerSettings(model=target.path, draft=weights.path, device="cpu", **fields)
+        settings = Settings(worker=worker, data=DataSettings(directory=tmp_path / "data"))
+        logger = configure_logs(LogSettings(), terminal=False)
+        role = WorkerRole.plan(settings, locate(settings), logger, Announcer(io.StringIO()))
+        recorder = Recorder()
+        role._listeners = Listeners(pool=None, audit=recorder, metrics=None)
+        return role, recorder
+
+    return run
+
+
+def test_a_worker_without_its_draft_says_why(plan):
+    """Its mode, the reason for it, and the entry that binds what it serves all agree."""
+    role, recorder = plan(without_fc(), bad_draft="target_only")
+    assert (role.worker.mode, role.start_reason) == (SpeculationMode.TARGET_ONLY, Reason.DRAFT_LINT_FAILED)
+    assert role.worker.draft == ""
+    role.saw(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))
+    ((entry_type, fields),) = recorder.entries
+    assert set(fields) <= set(REGISTRY[entry_type].fields)
+    assert (fields["speculation_method"], fields["draft"]) == ("none", None)
+    assert fields["draft_lint"] == ["fc-missing"]
+
+
+def test_the_audit_log_names_what_was_suspicious_about_a_draft(plan):
+    """Whoever looks for the cause of slow answers later finds it there."""
+    role, recorder = plan(eagle31(), max_model_len=2048)
+    assert (role.worker.mode, role.start_reason) == (SpeculationMode.SPECULATIVE, None)
+    role.saw(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))
+    assert recorder.entries[0][1]["draft_lint"] == ["max-position-embeddings"]
+
+
+def test_nothing_found_is_nothing_recorded(plan):
+    """An absent field means a clean pair."""
+    role, recorder = plan(eagle31())
+    role.saw(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))
+    assert recorder.entries[0][1]["draft_lint"] is None

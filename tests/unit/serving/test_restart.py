@@ -1,0 +1,167 @@
+"""Promises of what is asked of a worker past the gateway: a canary, and to start again."""
+
+import json
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from appliance.errors import ControlRefusedError, WorkerFailedError
+from appliance.serving.client import WorkerClient
+from appliance.serving.launch import LaunchPlan
+from appliance.serving.plans import WorkerPlans
+from appliance.serving.restart import RestartClient
+from appliance.serving.vllm_middleware import SpeculationMiddleware
+from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.worker_protocol import RESTART_FILE, RESTART_PATH, TOKEN_FILE
+from appliance.speculation import Reason
+from tests.fakes import MODEL, FakeWorker
+
+pytestmark = pytest.mark.usefixtures("loopback")
+NOWHERE = Worker(worker_id=WorkerId("w1"), url="http://127.0.0.1:9")
+
+
+async def canary(fake: FakeWorker, seconds: float = 5.0) -> int:
+    worker = Worker(worker_id=WorkerId("w1"), url=fake.url)
+    async with WorkerClient.open(connect_seconds=1.0) as client:
+        return await client.canary(worker, MODEL, seconds)
+
+
+async def test_a_canary_is_a_small_greedy_completion():
+    """Nothing a sampler or a chat template could change, and long enough to verify a draft."""
+    async with FakeWorker().serving() as fake:
+        assert await canary(fake) == 10
+    (body,) = fake.bodies
+    asked = json.loads(body)
+    assert fake.paths == ["/v1/completions"]
+    assert (asked["model"], asked["temperature"], asked["max_tokens"]) == (MODEL, 0, 8)
+    assert "stream" not in asked
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"status": 500},
+        {"status": 404},
+        {"answer": b"not JSON"},
+        {"answer": b"{}"},
+        {"answer": b'{"choices": [], "usage": {"completion_tokens": 0}}'},
+        {"breaks_before_answer": True},
+        {"breaks_after": 0},
+    ],
+    ids=str,
+)
+async def test_a_canary_that_is_not_answered_with_tokens_has_failed(fields):
+    """Refused, nonsense, nothing, or broken off: none of them is a worker for others."""
+    async with FakeWorker(**fields).serving() as fake:
+        with pytest.raises(WorkerFailedError):
+            await canary(fake)
+
+
+async def test_a_canary_is_not_waited_for_longer_than_allowed():
+    """A worker that hangs is no sound one."""
+    async with FakeWorker(head_seconds=30.0).serving() as fake:
+        with pytest.raises(WorkerFailedError, match="TimeoutError"):
+            await canary(fake, seconds=0.05)
+
+
+@asynccontextmanager
+async def plugin(status: int):
+    """Stand in for the plugin: answers every restart with one status, and keeps what was sent."""
+    asked = []
+
+    async def restart(request: web.Request) -> web.Response:
+        asked.append((request.headers["Authorization"], await request.json()))
+        return web.json_response({}, status=status)
+
+    app = web.Application()
+    app.router.add_post(RESTART_PATH, restart)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        yield Worker(worker_id=WorkerId("w1"), url=f"http://{host}:{port}"), asked
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("with_draft", [True, False])
+async def test_a_restart_is_asked_for_with_the_token(with_draft):
+    """The plugin says that it has the wish before the worker goes down."""
+    async with plugin(202) as (worker, asked), RestartClient.open(token="secret") as client:
+        await client.restart(worker, with_draft=with_draft, reason=Reason.COLLAPSED)
+    assert asked == [("Bearer secret", {"with_draft": with_draft})]
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [(404, "without the plugin"), (401, "does not accept this control token"), (409, "nobody supervises it")],
+)
+async def test_a_worker_that_cannot_be_restarted_says_why(status, why):
+    """It goes on as it is, which is not a failure of the worker."""
+    async with plugin(status) as (worker, _), RestartClient.open(token="secret") as client:
+        with pytest.raises(ControlRefusedError, match=f"worker w1 cannot be restarted from here: .*{why}"):
+            await client.restart(worker, with_draft=True, reason=Reason.COLLAPSED)
+
+
+@pytest.mark.parametrize("status", [200, 307, 400, 500])
+async def test_any_other_answer_is_a_failure(status):
+    """Only 202 means that it will restart."""
+    async with plugin(status) as (worker, _), RestartClient.open(token="secret") as client:
+        with pytest.raises(WorkerFailedError, match=str(status)):
+            await client.restart(worker, with_draft=True, reason=Reason.COLLAPSED)
+
+
+async def test_a_worker_that_is_not_there_is_a_failure():
+    """Nobody listens."""
+    async with RestartClient.open(token="secret") as client:
+        with pytest.raises(WorkerFailedError, match="could not be reached"):
+            await client.restart(NOWHERE, with_draft=True, reason=Reason.COLLAPSED)
+
+
+def plan(name: str) -> LaunchPlan:
+    return LaunchPlan(
+        argv=(name,),
+        environment={},
+        url="http://127.0.0.1:9",
+        host="127.0.0.1",
+        port=9,
+        model=MODEL,
+        drain_seconds=1,
+        max_startup_seconds=10,
+    )
+
+
+@pytest.mark.parametrize(("with_draft", "expected"), [(True, "with"), (False, "without")])
+async def test_what_the_plugin_leaves_is_what_the_supervisor_finds(
+    tmp_path, monkeypatch, with_draft, expected
+):
+    """One writes the file in one process, the other reads it in another: they have to agree."""
+    (tmp_path / "token").write_text("secret\n")
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
+    monkeypatch.setenv(RESTART_FILE, str(tmp_path / "wish"))
+    signals, sent = [], []
+    monkeypatch.setattr(os, "kill", lambda *signal: signals.append(signal))
+    body = json.dumps({"with_draft": with_draft}).encode()
+
+    async def receive():
+        return {"type": "http.request", "body": body}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": RESTART_PATH,
+        "headers": [(b"authorization", b"Bearer secret")],
+    }
+    await SpeculationMiddleware(None)(scope, receive, send)
+    assert (sent[0]["status"], signals) == (202, [(os.getpid(), signal.SIGTERM)])
+    plans = WorkerPlans(plan("with"), target_only=plan("without"), restart_file=tmp_path / "wish")
+    assert plans.take_wish()
+    assert plans.current.argv == (expected,)
+    assert not plans.take_wish()

@@ -1,0 +1,194 @@
+"""Promises of `appliance.serving.speculation`: what is read off a plugin's answer, and what is refused."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import WorkerFailedError
+from appliance.serving.speculation import Steer, parse_reading
+from appliance.speculation import Reason, SpecDecodeCounters, SpeculationMode, StepCounters
+
+ANSWER: dict[str, Any] = {
+    "controllable": True,
+    "problems": [],
+    "engine": "vllm 0.32.0",
+    "epoch": "0f",
+    "largest_batch": 64,
+    "choices": [0, 1, 3],
+    "table": [[1, 8, 3], [9, 64, 0]],
+    "mode": "speculative",
+    "reason": "healthy",
+    "is_probing": False,
+    "batch": 5,
+    "step_count": 1000,
+    "stalls": 1,
+    "hook_seconds": 0.01,
+    "busy_seconds": 10.0,
+    "steps": [
+        {
+            "batch": 8,
+            "draft_tokens": 3,
+            "steps": 900,
+            "seconds": 9.0,
+            "seconds_squared": 0.091,
+            "requests": 4500,
+            "tokens": 11000,
+        }
+    ],
+    "drafting": {
+        "drafts": 4500,
+        "draft_tokens": 13500,
+        "accepted_tokens": 6500,
+        "drafted_per_position": [4500, 4500, 4500],
+        "accepted_per_position": [3500, 2000, 1000],
+    },
+}
+
+
+def changed(path: tuple[str | int, ...], value: Any) -> str:
+    """The answer with something else in one place."""
+    answer = copy.deepcopy(ANSWER)
+    place: Any = answer
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return json.dumps(answer)
+
+
+def test_reads_what_a_plugin_says():
+    """Every member by its name."""
+    reading = parse_reading(200, json.dumps(ANSWER))
+    assert (reading.controllable, reading.problems, reading.epoch) == (True, (), "0f")
+    assert (reading.largest_batch, reading.choices) == (64, (0, 1, 3))
+    assert reading.table == ((1, 8, 3), (9, 64, 0))
+    assert (reading.mode, reading.reason) == (SpeculationMode.SPECULATIVE, Reason.HEALTHY)
+    assert (reading.is_probing, reading.batch, reading.step_count) == (False, 5, 1000)
+    assert reading.steps == {
+        (8, 3): StepCounters(steps=900, seconds=9.0, seconds_squared=0.091, requests=4500, tokens=11000)
+    }
+    assert reading.drafting == SpecDecodeCounters(
+        drafts=4500,
+        draft_tokens=13500,
+        accepted_tokens=6500,
+        accepted_per_position=(3500, 2000, 1000),
+        drafted_per_position=(4500, 4500, 4500),
+    )
+
+
+def test_a_worker_without_the_plugin_cannot_be_controlled():
+    """That is an answer: the worker serves all the same."""
+    reading = parse_reading(404, '{"detail":"Not Found"}')
+    assert (reading.controllable, reading.epoch, reading.table) == (False, "", ())
+    assert reading.problems == ("the worker runs without the plugin, or was given no control token",)
+
+
+def test_a_worker_with_another_token_cannot_be_controlled():
+    """Likewise, with what to look at."""
+    reading = parse_reading(401, '{"error":"the control token is missing or wrong"}')
+    assert (reading.controllable, reading.problems) == (
+        False,
+        ("the worker does not accept this control token",),
+    )
+
+
+def test_an_engine_that_cannot_be_steered_says_why():
+    """It never had hooks, so it has no epoch and no counters."""
+    answer = {"controllable": False, "problems": ["one", "two"], "engine": "vllm 0.99", "epoch": ""}
+    reading = parse_reading(200, json.dumps(answer))
+    assert (reading.controllable, reading.problems, reading.epoch) == (False, ("one", "two"), "")
+
+
+def test_an_engine_that_took_its_hooks_out_still_shows_what_it_counted():
+    """With its epoch, so that nothing is taken for a restart."""
+    reading = parse_reading(200, json.dumps(ANSWER | {"controllable": False, "problems": ["gone wrong"]}))
+    assert (reading.controllable, reading.problems, reading.epoch) == (False, ("gone wrong",), "0f")
+    assert reading.drafting.drafts == 4500
+
+
+def test_a_refusal_is_a_failure_with_the_plugins_reason():
+    """So is whatever else it answers."""
+    with pytest.raises(WorkerFailedError, match=r"answered 400: no such table\.$"):
+        parse_reading(400, '{"error": "no such table"}')
+    with pytest.raises(WorkerFailedError, match=r"\(500\) cannot be read"):
+        parse_reading(500, "Internal Server Error")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("mode",), "fast"),
+        (("reason",), "because"),
+        (("table",), [[1, 8]]),
+        (("table",), None),
+        (("choices",), []),
+        (("choices",), ["many"]),
+        (("largest_batch",), float("inf")),
+        (("largest_batch",), 0),
+        (("steps", 0), {}),
+        (("steps", 0, "seconds"), float("nan")),
+        (("steps", 0, "seconds"), float("inf")),
+        (("drafting",), {}),
+        (("drafting", "drafts"), float("nan")),
+        (("drafting", "accepted_per_position"), [1, 2]),
+        (("drafting", "drafted_per_position"), 3),
+    ],
+)
+def test_an_answer_with_something_odd_in_it_is_refused_as_a_whole(path, value):
+    """What decides over a worker is never half read."""
+    with pytest.raises(WorkerFailedError, match=r"^The answer of the worker's plugin \(200\) cannot be read"):
+        parse_reading(200, changed(path, value))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+PLACES = st.sampled_from(
+    [
+        *((name,) for name in ANSWER),
+        *(("drafting", name) for name in ANSWER["drafting"]),
+        *(("steps", 0, name) for name in ANSWER["steps"][0]),
+        ("table", 0),
+        ("steps", 0),
+    ]
+)
+
+
+@given(path=PLACES, value=JSON, status=st.sampled_from([200, 400, 401, 404, 500]))
+def test_whatever_a_worker_answers_it_is_a_reading_or_a_failure_of_the_worker(path, value, status):
+    """Control goes on either way."""
+    try:
+        reading = parse_reading(status, changed(path, value))
+    except WorkerFailedError:
+        return
+    assert min(reading.choices) == 0
+    assert len(reading.drafting.acceptance_rate_per_position) == len(reading.drafting.accepted_per_position)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "7", '"x"', "{", "{}", "[" * 100_000])
+@pytest.mark.parametrize("status", [200, 400])
+def test_text_that_is_no_answer_at_all_is_a_failure(text, status):
+    """Another server may listen there."""
+    with pytest.raises(WorkerFailedError, match="cannot be read"):
+        parse_reading(status, text)
+
+
+def test_a_worker_is_told_table_mode_reason_and_probe():
+    """The words on the wire are those of the audit log."""
+    steer = Steer(
+        table=((1, 8, 3), (9, 64, 0)),
+        mode=SpeculationMode.PROBING,
+        reason=Reason.PROBING,
+        probe=((3, 9), (0, 4)),
+    )
+    assert json.loads(json.dumps(steer.body())) == {
+        "table": [[1, 8, 3], [9, 64, 0]],
+        "mode": "probing",
+        "reason": "probing",
+        "probe": [[3, 9], [0, 4]],
+    }

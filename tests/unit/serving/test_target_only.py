@@ -1,0 +1,52 @@
+"""Promises of `appliance.serving.target_only`: the same requests as vLLM refuses under speculation."""
+
+import json
+
+import pytest
+
+from appliance.members import parse_members
+from appliance.serving.target_only import refused_under_speculation
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter"),
+    [
+        ('{"min_p": 0.1}', "min_p"),
+        ('{"min_p": 1}', "min_p"),
+        ('{"min_p": "0.1"}', "min_p"),
+        ('{"min_p": 0.00002}', "min_p"),
+        ('{"min_p": 0.1, "temperature": 0.5}', "min_p"),
+        ('{"min_p": 0.1, "temperature": null}', "min_p"),
+        ('{"logit_bias": {"5": 1}}', "logit_bias"),
+        ('{"logit_bias": {"5": 0}, "temperature": 0}', "logit_bias"),
+        ('{"logit_bias": {"5": 1}, "min_p": 0.1}', "logit_bias"),
+    ],
+)
+def test_what_a_speculating_worker_refuses_is_known_beforehand(body: str, parameter: str):
+    """`min_p` that has an effect, and any bias."""
+    assert refused_under_speculation(parse_members(body)) == parameter
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {}, {"min_p": None}, {"min_p": 0}, {"min_p": 0.0}, {"min_p": 1e-5}, {"logit_bias": None},
+        {"logit_bias": {}}, {"min_p": 0.1, "temperature": 0}, {"min_p": 0.1, "temperature": 1e-6},
+        {"min_p": 0.1, "temperature": "0"}, {"top_p": 0.5, "seed": 1, "bad_words": ["x"]},
+    ],
+)  # fmt: skip
+def test_what_a_speculating_worker_takes_is_not_kept_from_it(body: dict):
+    """Without effect is without harm: greedy sampling never looks at `min_p`."""
+    assert refused_under_speculation(parse_members(json.dumps(body))) is None
+
+
+@pytest.mark.parametrize("value", ["x", [0.1], {"a": 1}, "nan", -1, True])
+def test_a_value_of_the_wrong_kind_is_the_workers_to_refuse(value: object):
+    """Any worker says what is wrong with it; nothing here fails on it."""
+    members = parse_members(json.dumps({"min_p": value, "logit_bias": value if value != {"a": 1} else 5}))
+    assert refused_under_speculation(members) == ("min_p" if value is True else None)
+
+
+def test_a_number_too_large_for_a_float_is_no_crash():
+    """A client controls every digit."""
+    assert refused_under_speculation(parse_members('{"min_p": 1' + "0" * 400 + "}")) is None

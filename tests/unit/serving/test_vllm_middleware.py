@@ -1,0 +1,316 @@
+"""Promises of `appliance.serving.vllm_middleware`: who is answered, and how a worker is told to restart."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from appliance.serving import vllm_middleware
+from appliance.serving.vllm_middleware import LARGEST_BODY, SpeculationMiddleware
+from appliance.serving.worker_protocol import RESTART_FILE, RESTART_PATH, RPC, SPECULATION_PATH, TOKEN_FILE
+
+TOKEN = "0123456789abcdef"
+OURS = ((b"authorization", b"Bearer " + TOKEN.encode()),)
+READING = {"controllable": True, "problems": [], "engine": "vllm 0.32.0", "epoch": "0f"}
+ROUTES = [("GET", SPECULATION_PATH), ("PUT", SPECULATION_PATH), ("POST", RESTART_PATH)]
+
+
+class Core:
+    """vLLM's engine core as the server has it: commands go to it and answers come back."""
+
+    def __init__(self, answer: str | Exception | None = None) -> None:
+        self.answer = json.dumps(READING) if answer is None else answer
+        self.asked: list[tuple[str, str]] = []
+
+    async def call_utility_async(self, name: str, text: str) -> str:
+        """Pass a command on to the engine's process."""
+        self.asked.append((name, text))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Reply:
+    """What was sent back."""
+
+    def __init__(self, sent: list[dict[str, Any]]) -> None:
+        self.status = sent[0]["status"]
+        self.headers = dict(sent[0]["headers"])
+        self.body = b"".join(message["body"] for message in sent[1:])
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The JSON in it."""
+        return json.loads(self.body)
+
+
+class Worker:
+    """A vLLM server with our middleware in front."""
+
+    def __init__(self, core: Core | None = None) -> None:
+        self.core = core or Core()
+        self.app = SimpleNamespace(
+            state=SimpleNamespace(engine_client=SimpleNamespace(engine_core=self.core))
+        )
+        self.passed: list[tuple[Any, Any, Any]] = []
+        self.middleware = SpeculationMiddleware(self.serve)
+
+    async def serve(self, scope: Any, receive: Any, send: Any) -> None:
+        """vLLM's own routes."""
+        self.passed.append((scope, receive, send))
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        headers: tuple[tuple[bytes, bytes], ...] = OURS,
+        piece: int = 7,
+        sent: list[dict[str, Any]] | None = None,
+    ) -> Reply:
+        """Send a request in small pieces and read the answer."""
+        pieces = [body[start : start + piece] for start in range(0, len(body), piece)] or [b""]
+        messages = iter(
+            {"type": "http.request", "body": part, "more_body": number < len(pieces)}
+            for number, part in enumerate(pieces, start=1)
+        )
+        answer = [] if sent is None else sent
+
+        async def receive() -> dict[str, Any]:
+            return next(messages)
+
+        async def send(message: Any) -> None:
+            answer.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "headers": headers, "app": self.app}
+        await self.middleware(scope, receive, send)
+        return Reply(answer)
+
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Start workers, supervised and with a token unless told otherwise."""
+
+    def make(core: Core | None = None, *, token: str | None = TOKEN, supervised: bool = True) -> Worker:
+        monkeypatch.delenv(TOKEN_FILE, raising=False)
+        monkeypatch.delenv(RESTART_FILE, raising=False)
+        if token is not None:
+            (tmp_path / "control.token").write_text(token)
+            monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "control.token"))
+        if supervised:
+            monkeypatch.setenv(RESTART_FILE, str(tmp_path / "restart.json"))
+        return Worker(core)
+
+    return make
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The signals that were sent, instead of sending them."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
+    return sent
+
+
+@pytest.mark.parametrize("token", [None, "", " \n"])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_without_a_token_none_of_the_routes_exists(start, token, method, path):
+    """An empty file is no token: otherwise everybody would have it."""
+    worker = start(token=token)
+    scope = {"type": "http", "method": method, "path": path, "headers": [(b"authorization", b"Bearer ")]}
+    await worker.middleware(scope, None, None)
+    assert worker.passed == [(scope, None, None)]
+    assert worker.core.asked == []
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []},
+        {"type": "http", "method": "GET", "path": SPECULATION_PATH + "/", "headers": []},
+        {"type": "http", "method": "GET", "path": "/", "headers": []},
+        {"type": "websocket", "path": SPECULATION_PATH, "headers": []},
+        {"type": "lifespan"},
+    ],
+)
+async def test_everything_else_passes_through_untouched(start, scope):
+    """The very objects, and nothing is asked of the engine."""
+    worker, before, receive, send = start(), dict(scope), object(), object()
+    await worker.middleware(scope, receive, send)
+    ((passed, *channels),) = worker.passed
+    assert passed is scope
+    assert channels == [receive, send]
+    assert (scope, worker.core.asked) == (before, [])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        ((b"authorization", b"Bearer "),),
+        ((b"authorization", b"Bearer " + TOKEN[:-1].encode()),),
+        ((b"authorization", b"bearer " + TOKEN.encode()),),
+        ((b"authorization", TOKEN.encode()),),
+        ((b"authorization", b"Bearer \xff\xfe"),),
+        ((b"x-authorization", b"Bearer " + TOKEN.encode()),),
+    ],
+)
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_whoever_lacks_the_token_is_refused(start, signals, tmp_path, method, path, headers):
+    """Before anything is read, asked or done."""
+    worker = start()
+    reply = await worker.ask(method, path, b'{"with_draft": true}', headers=headers)
+    assert (reply.status, reply.content) == (401, {"error": "the control token is missing or wrong"})
+    assert (worker.core.asked, worker.passed, signals) == ([], [], [])
+    assert not (tmp_path / "restart.json").exists()
+
+
+async def test_a_token_file_may_end_with_a_newline(start):
+    """As the appliance writes it."""
+    assert (await start(token=TOKEN + "\n").ask("GET", SPECULATION_PATH)).status == 200
+
+
+async def test_a_question_is_passed_to_the_engine(start):
+    """As an empty command; the answer comes back as it is, in JSON."""
+    worker = start()
+    reply = await worker.ask("GET", SPECULATION_PATH)
+    assert (reply.status, reply.content) == (200, READING)
+    assert reply.headers[b"content-type"] == b"application/json"
+    assert int(reply.headers[b"content-length"]) == len(reply.body)
+    assert worker.core.asked == [(RPC, "{}")]
+
+
+async def test_a_command_is_passed_to_the_engine(start):
+    """Word for word, however it arrived."""
+    worker, text = start(), json.dumps({"table": [[1, 64, 0]], "mode": "target_only"})
+    for piece in (1, 9, len(text)):
+        reply = await worker.ask("PUT", SPECULATION_PATH, text.encode(), piece=piece)
+        assert (reply.status, reply.content) == (200, READING)
+    assert worker.core.asked == [(RPC, text)] * 3
+
+
+async def test_a_command_the_engine_refuses_is_a_bad_request(start):
+    """With what the engine said about it."""
+    refusal = {"error": "not a command: [2] draft tokens are not among [0, 3]"}
+    reply = await start(Core(json.dumps(refusal))).ask("PUT", SPECULATION_PATH, b"{}")
+    assert (reply.status, reply.content) == (400, refusal)
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        Core(RuntimeError("Call to appliance_speculation method failed: private")),
+        Core(ConnectionResetError()),
+        Core("no JSON"),
+        SimpleNamespace(),
+        None,
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+async def test_an_engine_that_takes_no_commands_is_said_not_to_be_controllable(start, core, method):
+    """An engine made differently, or one that fails at it, serves all the same; no detail leaks."""
+    worker = start()
+    worker.app.state.engine_client.engine_core = core
+    reply = await worker.ask(method, SPECULATION_PATH, b"{}")
+    assert (reply.status, reply.content["controllable"], reply.content["epoch"]) == (200, False, "")
+    (problem,) = reply.content["problems"]
+    assert problem.startswith("the engine does not take commands: ")
+    assert "private" not in problem
+
+
+async def test_an_engine_that_does_not_answer_keeps_nobody_waiting(start, monkeypatch):
+    """A server that waits for an engine that is gone could not end; and silence is no answer."""
+    monkeypatch.setattr(vllm_middleware, "RPC_SECONDS", 0.01)
+    worker = start()
+    worker.core.call_utility_async = lambda _name, _text: asyncio.Event().wait()
+    reply = await worker.ask("GET", SPECULATION_PATH)
+    assert (reply.status, reply.content) == (503, {"error": "the engine did not answer within 0.01 s"})
+
+
+async def test_a_worker_that_is_ending_takes_no_commands(start, signals):
+    """From its answer on, its engine may be gone."""
+    worker = start()
+    await worker.ask("POST", RESTART_PATH, b'{"with_draft": true}')
+    reply = await worker.ask("GET", SPECULATION_PATH)
+    assert (reply.status, worker.core.asked) == (503, [])
+
+
+async def test_a_body_too_long_is_never_a_command(start):
+    """It is not even read to its end."""
+    worker = start(Core(json.dumps({"error": "not a command"})))
+    body = b" " * (LARGEST_BODY + 1) + b"{}" + b" " * LARGEST_BODY
+    assert (await worker.ask("PUT", SPECULATION_PATH, body, piece=2**12)).status == 400
+    assert worker.core.asked == [(RPC, "")]
+
+
+async def test_a_body_that_is_no_text_is_passed_on_to_be_refused(start):
+    """The engine answers for what it does not understand."""
+    worker = start()
+    await worker.ask("PUT", SPECULATION_PATH, b"\xff{}")
+    assert worker.core.asked == [(RPC, "\ufffd{}")]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", SPECULATION_PATH), ("DELETE", SPECULATION_PATH), ("GET", RESTART_PATH), ("PUT", RESTART_PATH)],
+)
+async def test_no_other_method_does_anything(start, signals, method, path):
+    """It is named in the answer."""
+    worker = start()
+    reply = await worker.ask(method, path, b'{"with_draft": true}')
+    assert (reply.status, reply.content) == (405, {"error": f"{method} is not for {path}"})
+    assert (worker.core.asked, worker.passed, signals) == ([], [], [])
+
+
+@pytest.mark.parametrize("with_draft", [True, False])
+async def test_a_restart_leaves_its_wish_and_ends_the_server(start, signals, tmp_path, with_draft):
+    """The wish is there as a whole, and nothing else, when the supervisor looks for it."""
+    wish = {"with_draft": with_draft}
+    reply = await start().ask("POST", RESTART_PATH, json.dumps(wish).encode())
+    assert (reply.status, reply.content) == (202, wish)
+    assert signals == [(os.getpid(), signal.SIGTERM)]
+    assert json.loads((tmp_path / "restart.json").read_text()) == wish
+    assert {path.name for path in tmp_path.iterdir()} == {"restart.json", "control.token"}
+
+
+async def test_a_restart_is_answered_before_the_server_ends(start, monkeypatch, tmp_path):
+    """Afterwards it refuses connections; and by then the wish is on disk."""
+    sent: list[dict[str, Any]] = []
+    seen: list[tuple[int, bool]] = []
+    monkeypatch.setattr(os, "kill", lambda *_: seen.append((len(sent), (tmp_path / "restart.json").exists())))
+    await start().ask("POST", RESTART_PATH, b'{"with_draft": false}', sent=sent)
+    assert seen == [(2, True)]
+
+
+async def test_a_restart_replaces_an_older_wish(start, signals, tmp_path):
+    """The last one counts."""
+    (tmp_path / "restart.json").write_text('{"with_draft": true} and something longer')
+    await start().ask("POST", RESTART_PATH, b'{"with_draft": false}')
+    assert json.loads((tmp_path / "restart.json").read_text()) == {"with_draft": False}
+
+
+async def test_a_worker_nobody_supervises_does_not_end_itself(start, signals):
+    """It would not come back."""
+    reply = await start(supervised=False).ask("POST", RESTART_PATH, b'{"with_draft": true}')
+    assert reply.status == 409
+    assert "nobody supervises this worker" in reply.content["error"]
+    assert signals == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"7", b'"with_draft"', b"{", b"\xff"])
+async def test_a_restart_must_say_with_what(start, signals, tmp_path, body):
+    """Nothing is guessed, and nothing ends."""
+    reply = await start().ask("POST", RESTART_PATH, body)
+    assert (reply.status, reply.content) == (400, {"error": 'send {"with_draft": true} or false'})
+    assert signals == []
+    assert not (tmp_path / "restart.json").exists()

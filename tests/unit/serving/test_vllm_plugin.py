@@ -1,0 +1,311 @@
+"""
+Promises of `appliance.serving.vllm_plugin` and `vllm_repairs`: what is changed in a worker, and what is not.
+
+vLLM itself is never imported, which takes seconds; where it is installed, its source is read.
+"""
+
+import ast
+import importlib.metadata
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from appliance.serving.vllm_lazy_draft import ARGUMENTS
+from appliance.serving.vllm_plugin import register, spare_the_draft, steer
+from appliance.serving.vllm_repairs import repair_cpu_sampling
+from appliance.serving.vllm_steering import find_problems
+from appliance.serving.worker_protocol import RPC
+from tests.fake_engine import LOOKUP, DraftStats, FakeScheduler, Outputs, Stats, Step, Tokens
+
+ENGINE = "vllm 0.32.0"
+torch = pytest.importorskip("torch")
+
+
+class Engine:
+    """vLLM's scheduler and engine core, as classes of their own that can be changed."""
+
+    def __init__(self) -> None:
+        class Scheduler(FakeScheduler):
+            pass
+
+        class EngineCore:
+            def __init__(self, scheduler: Any) -> None:
+                self.scheduler = scheduler
+                self.fetched: list[bool] = []
+
+            def post_step(self, model_executed: bool) -> None:
+                self.fetched.append(model_executed)
+
+        self.scheduler_class, self.core_class = Scheduler, EngineCore
+
+    def start(self, **how: Any) -> Any:
+        """Make a scheduler and the core around it."""
+        return self.core_class(self.scheduler_class(**how))
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """An engine that has loaded the plugin."""
+    made = Engine()
+    steer(made.scheduler_class, made.core_class, engine=ENGINE)
+    return made
+
+
+def ask(core: Any, **wish: Any) -> dict[str, Any]:
+    """Send a command to an engine core."""
+    return json.loads(getattr(core, RPC)(json.dumps(wish)))
+
+
+def test_every_scheduler_made_from_now_on_is_steered(engine):
+    """Each on its own: two engines of a process share nothing."""
+    first, second = engine.start(), engine.start()
+    ask(first, table=[[1, 8, 0]], mode="target_only", reason="collapsed")
+    assert first.scheduler.dynamic_sd_lookup == [0] * len(LOOKUP)
+    assert second.scheduler.dynamic_sd_lookup == list(LOOKUP)
+    assert (ask(first)["engine"], ask(first)["mode"], ask(second)["mode"]) == (ENGINE, "target_only", None)
+
+
+def test_a_scheduler_that_cannot_be_steered_is_left_alone_and_said_to_be(engine):
+    """Its methods are its own."""
+    core = engine.start(num_spec_tokens=0)
+    assert "schedule" not in vars(core.scheduler)
+    answer = ask(core)
+    assert (answer["controllable"], answer["epoch"], answer["engine"]) == (False, "", ENGINE)
+    assert answer["problems"] == find_problems(core.scheduler) == ["the engine was started without a draft"]
+    core.post_step(True)
+    assert core.fetched == [True]
+
+
+def test_loading_the_plugin_twice_changes_nothing_more(engine):
+    """vLLM may load plugins more than once in a process."""
+    before = dict(vars(engine.scheduler_class)), dict(vars(engine.core_class))
+    steer(engine.scheduler_class, engine.core_class, engine="another")
+    assert (dict(vars(engine.scheduler_class)), dict(vars(engine.core_class))) == before
+
+
+def test_no_drafts_are_fetched_after_a_step_that_asked_for_none(engine):
+    """A round trip to the workers, each step; with drafts, or without a step, nothing is spared."""
+    core = engine.start()
+    core.post_step(True)
+    core.scheduler.add("a")
+    core.scheduler.schedule()
+    core.post_step(True)
+    assert core.fetched == [True, True]
+    ask(core, table=[[1, 8, 0]])
+    core.post_step(True)
+    core.scheduler.schedule()
+    core.post_step(True)
+    assert core.fetched == [True, True, True]
+    core.scheduler.finish("a")
+    core.scheduler.schedule()
+    core.post_step(False)
+    assert core.fetched == [True, True, True, False]
+
+
+def test_drafts_are_fetched_again_once_the_hooks_are_out(engine):
+    """A withdrawn plugin spares nothing."""
+    core = engine.start()
+    ask(core, table=[[1, 8, 0]])
+    core.scheduler.add("a")
+    core.scheduler.disobeys = True
+    core.scheduler.schedule()
+    core.post_step(True)
+    assert core.fetched == [True]
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A vLLM to import, of stand-ins."""
+    engine = Engine()
+
+    class Runner:
+        def propose_draft_token_ids(
+            self,
+            scheduler_output,
+            sampled_token_ids,
+            sampling_metadata,
+            hidden_states,
+            sample_hidden_states,
+            aux_hidden_states,
+            spec_decode_metadata,
+            common_attn_metadata,
+            slot_mappings,
+        ):
+            pass
+
+    class Proposer:
+        def propose(self, **named):
+            pass
+
+    class OtherRunner:
+        def propose_draft_token_ids(self, scheduler_output, sampled_token_ids):
+            pass
+
+    made = SimpleNamespace(
+        engine=engine,
+        runner=Runner,
+        other_runner=OtherRunner,
+        proposer=Proposer,
+        is_cpu=True,
+        sampler=SimpleNamespace(expand_batch_to_tokens=len),
+        filter=SimpleNamespace(apply_top_k_only=len),
+    )
+    contents: dict[str, dict[str, Any]] = {
+        "vllm": {"__version__": "0.32.0"},
+        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: made.is_cpu)},
+        "vllm.v1": {},
+        "vllm.v1.core": {},
+        "vllm.v1.core.sched": {},
+        "vllm.v1.core.sched.scheduler": {"Scheduler": engine.scheduler_class},
+        "vllm.v1.engine": {},
+        "vllm.v1.engine.core": {"EngineCore": engine.core_class},
+        "vllm.v1.sample": {"rejection_sampler": made.sampler},
+        "vllm.v1.sample.ops": {"topk_topp_sampler": made.filter},
+        "vllm.v1.spec_decode": {},
+        "vllm.v1.spec_decode.llm_base_proposer": {"SpecDecodeBaseProposer": Proposer},
+        "vllm.v1.worker": {},
+        "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": Runner},
+    }
+    for name, content in contents.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return made
+
+
+def test_a_worker_on_a_cpu_is_steered_repaired_and_spared(modules):
+    """All that the plugin does there."""
+    propose = modules.runner.propose_draft_token_ids
+    register()
+    assert ask(modules.engine.start())["engine"] == ENGINE
+    assert modules.sampler.expand_batch_to_tokens is not len
+    assert modules.filter.apply_top_k_only is not len
+    assert modules.runner.propose_draft_token_ids is not propose
+
+
+def test_a_worker_on_a_gpu_is_steered_and_nothing_else(modules):
+    """The repairs are for defects of the CPU build, and the draft was only checked there."""
+    modules.is_cpu = False
+    propose = modules.runner.propose_draft_token_ids
+    register()
+    assert ask(modules.engine.start())["controllable"]
+    assert (modules.sampler.expand_batch_to_tokens, modules.filter.apply_top_k_only) == (len, len)
+    assert modules.runner.propose_draft_token_ids is propose
+
+
+def test_a_runner_that_is_made_differently_is_left_alone(modules):
+    """Other arguments, or no such method: then the draft runs as often as vLLM has it."""
+    worker = sys.modules["vllm.v1.worker.gpu_model_runner"]
+    propose = modules.proposer.propose
+    for runner in (modules.other_runner, type("Renamed", (), {})):
+        worker.GPUModelRunner = runner
+        before = dict(vars(runner))
+        spare_the_draft()
+        assert dict(vars(runner)) == before
+        assert modules.proposer.propose is propose
+
+
+def test_vllm_finds_the_plugin_by_its_entry_point():
+    """In the group and by the name that the launcher lets through."""
+    (entry,) = (
+        entry
+        for entry in importlib.metadata.entry_points(group="vllm.general_plugins")
+        if entry.name == "appliance"
+    )
+    assert entry.load() is register
+
+
+def tree(module: str) -> ast.Module:
+    """The source of a module of the installed vLLM."""
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.origin is None:
+        pytest.skip("vllm is not installed here")
+    path = Path(found.origin).parent.joinpath(*module.split(".")).with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def fields(module: str, name: str) -> set[str]:
+    """The annotated members of a class there."""
+    (made,) = (
+        node for node in ast.walk(tree(module)) if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    return {
+        node.target.id
+        for node in made.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def test_the_installed_vllm_proposes_with_the_arguments_we_know():
+    """Or the draft would silently never be spared."""
+    (method,) = (
+        node
+        for node in ast.walk(tree("v1.worker.gpu_model_runner"))
+        if isinstance(node, ast.FunctionDef)
+        and node.name == "propose_draft_token_ids"
+        and [argument.arg for argument in node.args.args][:1] == ["self"]
+    )
+    assert tuple(argument.arg for argument in method.args.args)[1:] == ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "stand_in", "our_own"),
+    [
+        ("v1.core.sched.output", "SchedulerOutput", Step, {"is_whole"}),
+        ("v1.metrics.stats", "SchedulerStats", Stats, set()),
+        ("v1.spec_decode.metrics", "SpecDecodingStats", DraftStats, set()),
+        ("v1.engine", "EngineCoreOutputs", Outputs, set()),
+        ("v1.engine", "EngineCoreOutput", Tokens, set()),
+    ],
+)
+def test_the_stand_ins_have_no_member_that_the_installed_vllm_lacks(module, name, stand_in, our_own):
+    """What is tested against them is there in a worker too."""
+    if module == "v1.engine":
+        module = "v1.engine.__init__"
+    assert set(stand_in.__dataclass_fields__) - our_own <= fields(module, name)
+
+
+def test_the_installed_scheduler_has_what_steering_needs():
+    """As far as its source shows without starting it."""
+    members = {
+        node.attr for node in ast.walk(tree("v1.core.sched.scheduler")) if isinstance(node, ast.Attribute)
+    }
+    assert {"dynamic_sd_lookup", "num_spec_tokens", "log_stats"} <= members
+
+
+def test_every_draft_token_is_sampled_with_the_parameters_of_its_request():
+    """[batch] values and running counts to [tokens] values, whichever type they have."""
+    sampler = SimpleNamespace(expand_batch_to_tokens=None)
+    repair_cpu_sampling(sampler, SimpleNamespace())
+    temperature = torch.tensor([0.5, 0.0, 1.5])
+    counts = torch.tensor([2, 2, 5], dtype=torch.int32)
+    expanded = sampler.expand_batch_to_tokens(temperature, counts, 5)
+    assert expanded.tolist() == [0.5, 0.5, 1.5, 1.5, 1.5]
+    replaced = sampler.expand_batch_to_tokens(temperature, torch.tensor([1, 2, 3]), 3, 0, 1)
+    assert replaced.tolist() == [0.5, 1.0, 1.5]
+    top_k = torch.tensor([40, -1], dtype=torch.int32)
+    assert sampler.expand_batch_to_tokens(top_k, torch.tensor([0, 3]), 3).tolist() == [-1, -1, -1]
+    assert temperature.tolist() == [0.5, 0.0, 1.5]
+
+
+def test_a_step_without_draft_tokens_passes_the_top_k_filter():
+    """Everything else is filtered as before."""
+    filtered = []
+    sampler = SimpleNamespace(apply_top_k_only=lambda logits, k: filtered.append(k) or "filtered")
+    repair_cpu_sampling(SimpleNamespace(), sampler)
+    nothing = torch.empty((0, 8))
+    assert sampler.apply_top_k_only(nothing, torch.empty(0, dtype=torch.int64)) is nothing
+    assert sampler.apply_top_k_only(nothing, torch.tensor([3])) == "filtered"
+    assert len(filtered) == 1
+
+
+def test_a_sampler_without_these_functions_is_left_alone():
+    """A vLLM made differently has other defects."""
+    rejection, top_k = SimpleNamespace(), SimpleNamespace()
+    repair_cpu_sampling(rejection, top_k)
+    assert (vars(rejection), vars(top_k)) == ({}, {})

@@ -1,0 +1,564 @@
+"""Promises of `appliance.serving.vllm_steering`: what is counted, what is obeyed, and how it withdraws."""
+
+import json
+from collections import Counter, deque
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import WorkerFailedError
+from appliance.serving.speculation import Steer, parse_reading
+from appliance.serving.vllm_steering import LARGEST_PROBE, STALL_AFTER, Steering, find_problems
+from appliance.speculation import (
+    EngineReading,
+    Reason,
+    SpeculationMode,
+    bucket_of,
+    draft_tokens_at,
+    table_of,
+)
+from tests.fake_engine import LOOKUP, FakeClock, FakeScheduler, Step, work
+
+ENGINE = "vllm 0.32.0"
+LARGEST = len(LOOKUP) - 1
+ALL_OFF = [[1, LARGEST, 0]]
+INITIAL = ((1, 6, 3), (7, 7, 1), (8, 8, 0))
+
+
+class Steered:
+    """A scheduler under our hooks."""
+
+    def __init__(self, *requests: str, scheduler: FakeScheduler | None = None) -> None:
+        self.clock = FakeClock()
+        self.scheduler = scheduler or FakeScheduler()
+        self.own = (self.scheduler.schedule, self.scheduler.update_from_output)
+        self.steering = Steering(self.scheduler, self.clock)
+        if requests:
+            self.scheduler.add(*requests)
+            self.work()  # their prompts
+
+    def work(self, steps: int = 1, **how: Any) -> None:
+        """Let the engine make so many steps."""
+        work(self.scheduler, self.clock, steps, **how)
+
+    def tell(self, **wish: Any) -> dict[str, Any]:
+        """Carry out a command; the answer as it travels."""
+        return json.loads(self.steering.command(json.dumps(wish), ENGINE))
+
+    @property
+    def reading(self) -> EngineReading:
+        """The answer as the other side reads it."""
+        return parse_reading(200, self.steering.command("{}", ENGINE))
+
+    @property
+    def steps(self) -> dict[tuple[int, int], int]:
+        """How many steps of each kind were counted."""
+        return {kind: cell.steps for kind, cell in self.reading.steps.items()}
+
+
+def test_finds_nothing_wrong_with_a_scheduler_that_has_all_it_needs():
+    """The stand-in is one that can be steered."""
+    assert find_problems(FakeScheduler()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("schedule", None, "the scheduler has no schedule"),
+        ("update_from_output", None, "the scheduler has no update_from_output"),
+        ("has_unfinished_requests", None, "the scheduler has no has_unfinished_requests"),
+        ("num_spec_tokens", 0, "the engine was started without a draft"),
+        ("dynamic_sd_lookup", None, "the scheduler has no draft-token table to change"),
+        ("dynamic_sd_lookup", (0, 3), "the scheduler has no draft-token table to change"),
+        ("dynamic_sd_lookup", [0], "the scheduler has no draft-token table to change"),
+        ("dynamic_sd_lookup", [0, 3.0], "the scheduler has no draft-token table to change"),
+        ("log_stats", False, "the engine's statistics are off"),
+    ],
+)
+def test_says_what_a_scheduler_lacks(name, value, problem):
+    """One line for each thing that keeps it from being steered."""
+    scheduler = FakeScheduler()
+    setattr(scheduler, name, value)
+    assert find_problems(scheduler) == [problem]
+
+
+def test_says_so_of_something_that_is_no_scheduler_at_all():
+    """Another vLLM may have renamed everything."""
+    assert len(find_problems(object())) == 4
+
+
+def test_counts_steps_in_which_every_request_verified_all_its_draft_tokens():
+    """By batch bucket and draft tokens, with what they took and gave."""
+    steered = Steered("a", "b", "c")
+    steered.work(5, seconds=0.02, accepted=2)
+    cell = steered.reading.steps[4, 3]
+    assert (cell.steps, cell.requests, cell.tokens) == (5, 15, 45)
+    assert cell.seconds == pytest.approx(0.1)
+    assert cell.seconds_squared == pytest.approx(5 * 0.02**2)
+    assert steered.reading.step_count == 6
+
+
+def test_counts_no_step_in_which_a_prompt_was_processed():
+    """Alone or with others; from the next step on, the newcomer verifies like all others."""
+    steered = Steered("a")
+    assert steered.steps == {}
+    steered.scheduler.add("b")
+    steered.work()
+    assert steered.steps == {}
+    steered.work()
+    assert steered.steps == {(2, 3): 1}
+
+
+def test_counts_no_step_in_which_a_request_had_fewer_drafts():
+    """Near the end of its context a request drafts less; such a step measures neither K."""
+    steered = Steered("a", "b")
+    steered.scheduler.drafts["b"] = 1
+    steered.work()
+    steered.scheduler.drafts["b"] = 0
+    steered.work()
+    assert steered.steps == {}
+    steered.work()
+    assert steered.steps == {(2, 3): 1}
+
+
+def test_counts_no_step_between_two_numbers_of_draft_tokens():
+    """The first step after a change still verifies what was drafted before it."""
+    steered = Steered("a")
+    steered.work(2)
+    steered.tell(table=ALL_OFF)
+    steered.work()
+    assert steered.steps == {(1, 3): 2}
+    steered.work(3)
+    steered.tell(table=[[1, LARGEST, 1]])
+    steered.work()
+    assert steered.steps == {(1, 3): 2, (1, 0): 3}
+    steered.work()
+    assert steered.steps == {(1, 3): 2, (1, 0): 3, (1, 1): 1}
+
+
+def test_counts_no_step_without_requests():
+    """An engine that cleans up after its last request has not decoded."""
+    steered = Steered("a")
+    steered.scheduler.finish("a")
+    steered.work()
+    assert (steered.reading.step_count, steered.reading.batch) == (1, 0)
+
+
+def test_a_step_takes_from_the_end_of_the_one_before_while_there_is_work():
+    """What happens between two steps is part of what a token costs."""
+    steered = Steered("a")
+    steered.clock.advance(0.03)
+    steered.work(seconds=0.01)
+    assert steered.reading.steps[1, 3].seconds == pytest.approx(0.04)
+
+
+def test_a_step_after_idling_takes_from_its_own_start():
+    """Nobody waited meanwhile."""
+    steered = Steered("a")
+    steered.scheduler.finish("a")
+    steered.work()
+    assert steered.reading.batch == 0
+    steered.clock.advance(3600)
+    steered.tell(table=ALL_OFF)
+    steered.scheduler.add("b", prompt=1)
+    steered.work(seconds=0.01)
+    assert steered.reading.steps[1, 0].seconds == pytest.approx(0.01)
+
+
+def test_steps_in_flight_are_counted_as_what_they_were_scheduled_as():
+    """Two are scheduled before the first one's output is there; the table changes between them."""
+    steered = Steered("a")
+    scheduler, clock = steered.scheduler, steered.clock
+    first = scheduler.schedule()
+    steered.tell(table=ALL_OFF)
+    second = scheduler.schedule()
+    third_k = steered.steering.draft_tokens
+    clock.advance(0.02)
+    scheduler.update_from_output(first, 1)
+    assert (steered.steps, third_k) == ({(1, 3): 1}, 0)
+    third = scheduler.schedule()
+    clock.advance(0.01)
+    scheduler.update_from_output(second)
+    assert steered.steps == {(1, 3): 1}
+    clock.advance(0.005)
+    scheduler.update_from_output(third)
+    assert steered.steps == {(1, 3): 1, (1, 0): 1}
+    assert steered.reading.steps[1, 0].seconds == pytest.approx(0.005)
+
+
+def test_leaves_out_steps_in_which_the_machine_stood_still():
+    """Once a kind of step is known, one that takes ten times as long is another matter, and is told."""
+    steered = Steered("a")
+    steered.work(seconds=1.0)
+    steered.work(STALL_AFTER, seconds=0.01)
+    before = steered.reading.steps[1, 3]
+    steered.work(seconds=10 * before.seconds_per_step + 0.1)
+    assert steered.reading.steps[1, 3] == before
+    assert steered.tell()["stalls"] == 1
+    steered.work(seconds=9 * before.seconds_per_step)
+    assert steered.steps[1, 3] == before.steps + 1
+
+
+def test_counts_a_slow_step_while_its_kind_is_not_known_yet():
+    """With few steps, nobody can say which of them is the odd one."""
+    steered = Steered("a")
+    steered.work(STALL_AFTER - 1, seconds=0.01)
+    steered.work(seconds=5.0)
+    assert steered.steps == {(1, 3): STALL_AFTER}
+    assert steered.tell()["stalls"] == 0
+
+
+def test_counts_drafts_by_position():
+    """vLLM's own counters do not say how many drafts reached a position."""
+    steered = Steered("a", "b")
+    steered.work(2, accepted=2)
+    steered.tell(table=[[1, LARGEST, 1]])
+    steered.work(2, accepted=1)
+    drafting = steered.reading.drafting
+    assert (drafting.drafts, drafting.draft_tokens, drafting.accepted_tokens) == (8, 20, 12)
+    assert drafting.drafted_per_position == (8, 6, 6)
+    assert drafting.accepted_per_position == (8, 4, 0)
+
+
+def test_says_what_is_in_force_before_anybody_said_anything():
+    """The table the engine was started with, every number it names, and nobody's mode."""
+    reading = Steered().reading
+    assert (reading.controllable, reading.problems) == (True, ())
+    assert (reading.table, reading.choices, reading.largest_batch) == (INITIAL, (0, 1, 3), LARGEST)
+    assert (reading.mode, reading.reason, reading.is_probing) == (None, None, False)
+    assert reading.epoch
+
+
+def test_every_start_of_an_engine_is_an_epoch_of_its_own():
+    """Counters of two starts are never compared."""
+    assert Steered().reading.epoch != Steered().reading.epoch
+
+
+def test_a_table_is_in_force_at_the_next_step():
+    """And its mode and reason are repeated to whoever asks."""
+    steered = Steered("a")
+    steer = Steer(
+        table=((1, 4, 1), (5, LARGEST, 0)), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED
+    )
+    assert steered.tell(**steer.body())["table"] == [[1, 4, 1], [5, LARGEST, 0]]
+    assert steered.scheduler.schedule().num_spec_tokens_to_schedule == 1
+    reading = steered.reading
+    assert (reading.table, reading.mode, reading.reason) == (steer.table, steer.mode, steer.reason)
+    steered.scheduler.add(*"bcde")
+    assert steered.scheduler.schedule().num_spec_tokens_to_schedule == 0
+
+
+def test_asking_changes_nothing():
+    """An empty command is a question."""
+    steered = Steered("a")
+    steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[3, 4]])
+    before = steered.tell()
+    assert steered.tell() == before
+    assert before["is_probing"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"table": [[2, 8, 3]]}',
+        '{"table": [[1, 4, 3], [6, 8, 0]]}',
+        '{"table": [[1, 4, 3], [4, 8, 0]]}',
+        '{"table": [[1, 0, 3]]}',
+        '{"table": []}',
+        '{"table": [[1, 8, 2]]}',
+        '{"table": [[1, 8, -1]]}',
+        '{"table": [[1, 8]]}',
+        '{"table": [[1, 8, null]]}',
+        '{"table": [[1, 8, Infinity]]}',
+        '{"table": {"1": 3}}',
+        '{"table": null}',
+        '{"table": [[1, 8, 0]], "mode": "target_only", "probe": [[2, 4]]}',
+        '{"table": [[1, 8, 0]], "probe": [[3, 0]]}',
+        '{"table": [[1, 8, 0]], "probe": [[3]]}',
+        '{"table": [[1, 8, 0]], "probe": 7}',
+        f'{{"table": [[1, 8, 0]], "probe": [[3, {LARGEST_PROBE}], [0, 1]]}}',
+        *("", "nothing", "[]", '"table"', "7", "null", "[" * 100_000),
+    ],
+)
+def test_a_command_that_cannot_be_obeyed_changes_nothing(text):
+    """Not even the half of it that could; the answer says what is wrong with it, in one line."""
+    steered = Steered("a")
+    steered.tell(table=[[1, LARGEST, 1]], mode="speculative", reason="healthy", probe=[[3, 5]])
+    before = steered.tell()
+    refusal = json.loads(steered.steering.command(text, ENGINE))
+    assert list(refusal) == ["error"]
+    assert "\n" not in refusal["error"]
+    assert steered.tell() == before
+    assert steered.scheduler.dynamic_sd_lookup == [3] * len(LOOKUP)
+
+
+def test_a_table_may_end_before_or_after_the_largest_batch():
+    """What it says last holds for all that follow; what cannot happen is not kept."""
+    steered = Steered()
+    assert steered.tell(table=[[1, 2, 3], [3, 4, 0]])["table"] == [[1, 2, 3], [3, LARGEST, 0]]
+    assert steered.tell(table=[[1, 2, 3], [3, 4096, 1]])["table"] == [[1, 2, 3], [3, LARGEST, 1]]
+
+
+@given(st.lists(st.sampled_from([0, 1, 3]), min_size=4, max_size=4))
+def test_every_table_control_can_write_is_taken_as_it_is(draft_tokens):
+    """`table_of` writes it, the engine looks it up, and reading it back gives the same."""
+    table = table_of(dict(zip((1, 2, 4, 8), draft_tokens, strict=True)), LARGEST)
+    steered = Steered()
+    steered.tell(table=[list(span) for span in table])
+    assert steered.reading.table == table
+    wanted = [draft_tokens_at(table, batch) for batch in range(1, LARGEST + 1)]
+    assert steered.scheduler.dynamic_sd_lookup[1:] == wanted
+
+
+def test_a_probe_is_worked_off_by_count_and_then_the_table_is_in_force_again():
+    """Without another command: whoever asked for it may be gone."""
+    steered = Steered("a")
+    steered.tell(table=ALL_OFF, mode="probing", reason="probing", probe=[[3, 2], [1, 3]])
+    seen = []
+    for _ in range(8):
+        assert steered.reading.is_probing == (len(seen) < 5)
+        seen.append(steered.scheduler.schedule())
+        steered.scheduler.update_from_output(seen[-1])
+    assert [step.num_spec_tokens_to_schedule for step in seen] == [3, 3, 1, 1, 1, 0, 0, 0]
+    assert steered.reading.table == ((1, LARGEST, 0),)
+    assert steered.scheduler.dynamic_sd_lookup == [0] * len(LOOKUP)
+
+
+def test_a_probe_counts_steps_whatever_is_in_them():
+    """Prompts that arrive meanwhile do not make it longer; steps scheduled before it do not shorten it."""
+    steered = Steered("a")
+    steered.tell(table=ALL_OFF)
+    in_flight = steered.scheduler.schedule()
+    steered.tell(probe=[[3, 2]])
+    steered.scheduler.update_from_output(in_flight)
+    steered.scheduler.add("b")
+    steered.work()
+    assert steered.reading.is_probing
+    steered.work()
+    assert not steered.reading.is_probing
+
+
+def test_a_probe_waits_for_traffic():
+    """An idle engine probes nothing."""
+    steered = Steered()
+    steered.tell(table=ALL_OFF, probe=[[3, 1]])
+    steered.work(5)
+    assert steered.reading.is_probing
+
+
+def test_a_probe_alone_leaves_the_table_and_what_it_is_for_as_they_are():
+    """It is an interruption, not a decision."""
+    steered = Steered("a")
+    steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed")
+    answer = steered.tell(probe=[[3, 2]])
+    assert (answer["table"], answer["mode"], answer["reason"]) == (ALL_OFF, "target_only", "collapsed")
+    assert answer["is_probing"]
+
+
+def test_a_table_ends_a_probe():
+    """What was decided last holds at the next step."""
+    steered = Steered("a")
+    steered.tell(table=ALL_OFF, probe=[[3, 100]])
+    answer = steered.tell(table=[[1, LARGEST, 1]], mode="speculative", reason="recovered")
+    assert not answer["is_probing"]
+    assert steered.scheduler.schedule().num_spec_tokens_to_schedule == 1
+
+
+def test_a_scheduler_that_does_not_follow_its_table_is_given_back():
+    """Then nothing here may claim to be in control."""
+    steered = Steered("a")
+    steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[1, 2]])
+    steered.scheduler.disobeys = True
+    step = steered.scheduler.schedule()
+    assert (step.num_spec_tokens_to_schedule, steered.steering.draft_tokens) == (3, None)
+    reading = steered.reading
+    assert (reading.controllable, reading.table, reading.mode) == (False, INITIAL, None)
+    assert not reading.is_probing
+    assert reading.problems == ("the scheduler does not follow its draft-token table",)
+    assert (steered.scheduler.schedule, steered.scheduler.update_from_output) == steered.own
+    assert steered.scheduler.dynamic_sd_lookup == list(LOOKUP)
+    assert json.loads(steered.steering.command(json.dumps({"table": ALL_OFF}), ENGINE)) == {
+        "error": "not a command: the scheduler does not follow its draft-token table"
+    }
+    assert steered.scheduler.dynamic_sd_lookup == list(LOOKUP)
+
+
+class WithoutTokens(FakeScheduler):
+    """Another vLLM, which answers with something that has no tokens in it."""
+
+    def update_from_output(self, step: Step, accepted: int = 0) -> Any:
+        return {0: super().update_from_output(step, accepted)}
+
+
+class WithoutDraftTokens(FakeScheduler):
+    """Another vLLM, which does not say how many draft tokens a step asks for."""
+
+    def schedule(self, throttle_prefills: bool = False) -> Step:
+        step = super().schedule(throttle_prefills)
+        del step.num_spec_tokens_to_schedule
+        return step
+
+
+@pytest.mark.parametrize("kind", [WithoutTokens, WithoutDraftTokens])
+def test_a_step_that_cannot_be_watched_ends_the_watching_and_nothing_else(kind):
+    """The engine gets what its scheduler said, the table is as it was started with, and it says so."""
+    steered = Steered(scheduler=kind())
+    steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[3, 5]])
+    steered.scheduler.add("a", prompt=4)
+    step = steered.scheduler.schedule()
+    assert step.num_scheduled_tokens == {"a": 4}
+    assert list(steered.scheduler.update_from_output(step)) == [0]
+    reading = steered.reading
+    assert (reading.controllable, reading.table, reading.mode) == (False, INITIAL, None)
+    assert not reading.is_probing
+    assert reading.problems[0].startswith("watching a step failed: AttributeError")
+    assert (steered.scheduler.schedule, steered.scheduler.update_from_output) == steered.own
+    assert steered.scheduler.dynamic_sd_lookup == list(LOOKUP)
+    assert steered.steering.draft_tokens is None
+
+
+def test_the_engine_gets_the_very_objects_its_scheduler_made():
+    """With the arguments it gave: the hooks add nothing and take nothing."""
+    steered = Steered("a")
+    given = []
+    steered.steering._schedule = lambda *arguments, **named: given.append((arguments, named)) or step
+    step = FakeScheduler.schedule(steered.scheduler)
+    steered.steering._update = lambda *arguments, **named: given.append((arguments, named)) or result
+    result = FakeScheduler.update_from_output(steered.scheduler, step)
+    assert steered.scheduler.schedule(True, more=1) is step
+    assert steered.scheduler.update_from_output(step, 2, more=3) is result
+    assert given == [((True,), {"more": 1}), ((step, 2), {"more": 3})]
+
+
+def test_says_what_watching_costs():
+    """Its own time is measured with the same clock, apart from the steps'."""
+    steered = Steered("a")
+    steered.scheduler.has_unfinished_requests = lambda: steered.clock.advance(0.001) or True
+    steered.work(4, seconds=0.01)
+    answer = steered.tell()
+    assert answer["hook_seconds"] == pytest.approx(0.004)
+    assert answer["busy_seconds"] == pytest.approx(0.05 + 0.003)
+
+
+def test_an_engine_without_a_scheduler_to_steer_says_why():
+    """In the shape the other side reads."""
+    problems = find_problems(object())
+    reading = parse_reading(200, Steering.cannot(problems, ENGINE))
+    assert (reading.controllable, reading.epoch) == (False, "")
+    assert reading.problems == tuple(problems)
+
+
+COMMANDS = st.sampled_from(
+    [
+        {"table": ALL_OFF, "mode": "target_only", "reason": "collapsed"},
+        {"table": [[1, 2, 3], [3, LARGEST, 0]], "mode": "speculative", "reason": "healthy"},
+        {"table": [[1, LARGEST, 1]], "mode": "speculative", "reason": "recovered"},
+        {"probe": [[3, 2], [0, 1]]},
+        {"table": ALL_OFF, "mode": "probing", "reason": "probing", "probe": [[1, 3]]},
+    ]
+)
+EVENTS = st.lists(
+    st.tuples(st.just("join"), st.integers(2, 9))
+    | st.tuples(st.just("leave"), st.integers(0, LARGEST))
+    | st.tuples(st.just("tell"), COMMANDS)
+    | st.tuples(st.just("step"), st.integers(0, 3)),
+    max_size=60,
+)
+
+
+class Tally:
+    """An engine with some steps in flight, and what came of each."""
+
+    def __init__(self, in_flight: int) -> None:
+        self.steered = Steered()
+        self.in_flight = in_flight
+        self.flying: deque[tuple[Step, int]] = deque()
+        self.names = self.count = 0
+        self.steps: Counter = Counter()
+        self.tokens: Counter = Counter()
+        self.drafted, self.accepted = [0] * 3, [0] * 3
+
+    def do(self, what: str, how: Any) -> None:
+        """Let one thing happen."""
+        scheduler = self.steered.scheduler
+        if what == "join" and len(scheduler.prompts) < LARGEST:
+            self.names += 1
+            scheduler.add(f"r{self.names}", prompt=how)
+        elif what == "leave" and len(scheduler.prompts) > how:
+            scheduler.finish(list(scheduler.prompts)[how])
+        elif what == "tell":
+            self.steered.tell(**how)
+        elif what == "step":
+            self.flying.append((scheduler.schedule(), how))
+            if len(self.flying) >= self.in_flight:
+                self.land()
+
+    def land(self) -> None:
+        """Let the output of the oldest step arrive."""
+        step, taken = self.flying.popleft()
+        self.steered.clock.advance(0.01)
+        self.steered.scheduler.update_from_output(step, taken)
+        tokens = 0
+        for request in step.num_scheduled_tokens:
+            verified = len(step.scheduled_spec_decode_tokens.get(request, ()))
+            tokens += 1 + min(taken, verified)
+            for position in range(verified):
+                self.drafted[position] += 1
+                self.accepted[position] += position < taken
+        self.count += tokens > 0
+        if step.is_whole and tokens:
+            kind = (bucket_of(len(step.num_scheduled_tokens)), step.num_spec_tokens_to_schedule)
+            self.steps[kind] += 1
+            self.tokens[kind] += tokens
+
+
+@given(events=EVENTS, in_flight=st.integers(1, 3))
+def test_whatever_happens_the_answer_is_the_tally_of_what_happened(events, in_flight):
+    """Whole steps by bucket and K, tokens, drafts and accepted tokens, however many steps are in flight."""
+    tally = Tally(in_flight)
+    for what, how in events:
+        tally.do(what, how)
+    while tally.flying:
+        tally.land()
+    reading = tally.steered.reading
+    drafted, drafting = tally.drafted, reading.drafting
+    assert reading.controllable
+    assert {kind: cell.steps for kind, cell in reading.steps.items()} == tally.steps
+    assert {kind: cell.tokens for kind, cell in reading.steps.items()} == tally.tokens
+    assert drafting.drafted_per_position == tuple(drafted)
+    assert drafting.accepted_per_position == tuple(tally.accepted)
+    assert (drafting.drafts, drafting.draft_tokens) == (drafted[0], sum(drafted))
+    assert drafting.accepted_tokens == sum(tally.accepted)
+    assert reading.step_count == tally.count
+
+
+@given(
+    mode=st.sampled_from(SpeculationMode),
+    reason=st.sampled_from(Reason),
+    probe=st.lists(st.tuples(st.sampled_from([0, 1, 3]), st.integers(1, 9)), max_size=3),
+    table=st.lists(st.sampled_from([0, 1, 3]), min_size=4, max_size=4),
+    steps=st.integers(0, 20),
+)
+def test_what_control_tells_is_what_control_reads_back(mode, reason, probe, table, steps):
+    """The command and the answer are two ends of one wire: nothing is lost or renamed on it."""
+    steer = Steer(
+        table=table_of(dict(zip((1, 2, 4, 8), table, strict=True)), LARGEST),
+        mode=mode,
+        reason=reason,
+        probe=tuple(probe),
+    )
+    steered = Steered("a")
+    steered.work(steps, accepted=2)
+    reading = parse_reading(200, steered.steering.command(json.dumps(steer.body()), ENGINE))
+    assert (reading.table, reading.mode, reading.reason) == (steer.table, mode, reason)
+    assert (reading.is_probing, reading.batch) == (bool(probe), 1)
+    assert reading == steered.reading
+
+
+def test_a_refused_command_reaches_whoever_sent_it():
+    """The worker answers 400 with the reason, which becomes the error's message."""
+    refusal = Steered().steering.command('{"table": [[1, 8, 2]]}', ENGINE)
+    with pytest.raises(WorkerFailedError, match=r"400.*\[2\] draft tokens are not among \[0, 1, 3\]"):
+        parse_reading(400, refusal)

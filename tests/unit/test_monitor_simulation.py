@@ -1,0 +1,174 @@
+"""Promises of the monitor over hours of simulated traffic; more in `benchmarks.monitor_simulation`."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from appliance.serving.speculation import OK, parse_reading
+from appliance.speculation import Reason, SpeculationMode
+from tests.scenarios import (
+    CODE,
+    CPU,
+    ENGINES,
+    GPU,
+    HEX,
+    POLICY,
+    SCENARIOS,
+    Scenario,
+    at_length,
+    at_payoff,
+    in_turn,
+    steady,
+)
+from tests.simulated_worker import (
+    SimulatedWorker,
+    Traffic,
+    controlled,
+    fixed_tokens,
+    length_of,
+    looks,
+)
+from tests.trace import encode_line, replay
+
+SEEDS = range(20)
+RECORDED = sorted((Path(__file__).parents[1] / "data").glob("speculation-*.jsonl"))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_it_keeps_up_with_the_best_fixed_number_known_in_hindsight(scenario: Scenario):
+    """Or passes it, where traffic changes so that no fixed number is best throughout."""
+    run, fixed = scenario.run(seed=2), scenario.fixed()
+    best = max(fixed, key=fixed.__getitem__)
+    share = run.tokens / fixed[best]
+    assert share >= scenario.share, f"best K={best}, flips {run.flips}"
+
+
+@pytest.mark.parametrize("payoff", [-0.02, 0.0, 0.02])
+def test_on_the_borderline_it_does_not_go_back_and_forth(payoff: float):
+    """At most one stop or start in ten minutes, for each of twenty machines' noise."""
+    traffic = Traffic(acceptance=steady(at_payoff(CPU, payoff)))
+    flips = [controlled(CPU, traffic, POLICY, 600.0, tick=2.0, seed=seed).flips for seed in SEEDS]
+    assert max(flips) <= 1
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_a_collapse_is_seen_at_once_and_its_end_soon(engine):
+    """Within five seconds or 64 drafts, and thirty seconds: nineteen times of twenty, never twice that."""
+    traffic = Traffic(acceptance=in_turn((60, CODE), (120, HEX), (0, CODE)))
+    stopped, resumed = [], []
+    for seed in SEEDS:
+        run = controlled(engine, traffic, POLICY, 180.0, seed=seed)
+        before = [look for look in run.looks if look.at <= 60.0][-1]
+        stop = run.first(lambda watch: watch.mode is not SpeculationMode.SPECULATIVE, after=60.0)
+        back = run.first(lambda watch: watch.mode is SpeculationMode.SPECULATIVE, after=120.0)
+        assert stop is not None
+        assert back is not None
+        assert stop.watch.verdict is Reason.COLLAPSED
+        is_quick = stop.drafts - before.drafts <= 64
+        stopped.append(0.0 if is_quick else stop.at - 60.0)
+        resumed.append(back.at - 120.0)
+    assert sorted(stopped)[-2] <= 5.0
+    assert sorted(resumed)[-2] <= 30.0
+    assert max(stopped) <= 10.0
+    assert max(resumed) <= 60.0
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_a_damaged_draft_is_called_collapsed_from_the_first_token_on(engine):
+    """And stays so through all its probes, which become rare."""
+    run = controlled(
+        engine, Traffic(acceptance=steady((0.02, 0.0, 0.0)), grain=2.0), POLICY, 3600.0, tick=2.0
+    )
+    stop = run.first(lambda watch: watch.mode is not SpeculationMode.SPECULATIVE)
+    assert stop is not None
+    assert stop.drafts <= 64 or stop.at <= 6.0
+    assert {look.watch.verdict for look in run.looks if look.at >= stop.at} == {Reason.COLLAPSED}
+    assert run.watch.next_probe_at - run.watch.since == pytest.approx(POLICY.probe_hopeless_seconds, rel=0.01)
+    probed = [look.at for look in run.looks if look.watch.starts_probe and look.watch.probe.recovers]
+    gaps = [later - earlier for earlier, later in pairwise(probed)]
+    assert gaps[-1] > 20 * gaps[0]
+
+
+def test_an_idle_worker_is_left_alone():
+    """Nothing is probed, swept or decided without traffic."""
+    traffic = Traffic(acceptance=steady(HEX), batch=lambda now: int(now < 10))
+    run = controlled(CPU, traffic, POLICY, 600.0)
+    assert not any(look.watch.starts_probe for look in run.looks if look.at > 11)
+    assert run.changes[-1].at <= 11
+
+
+def test_a_probe_waits_for_traffic_and_still_tells():
+    """Bursts a minute apart, each shorter than a second, bring a collapsed draft back."""
+    perfect = (1.0, 1.0, 1.0)
+    traffic = Traffic(
+        acceptance=in_turn((300, HEX), (0, perfect)), batch=lambda now: int(now % 60 < 0.6), grain=0.2
+    )
+    run = controlled(CPU, traffic, POLICY, 1200.0)
+    back = run.first(lambda watch: watch.reason is Reason.RECOVERED, after=300.0)
+    assert back is not None
+    assert run.watch.mode is SpeculationMode.SPECULATIVE
+
+
+def test_the_simulation_gives_what_arithmetic_says():
+    """A fixed number of draft tokens yields batch times acceptance length over seconds of a step."""
+    traffic = Traffic(acceptance=steady(CODE), batch=lambda _now: 4)
+    worker = SimulatedWorker(GPU, traffic)
+    worker.steer(((1, 64, 2),), SpeculationMode.SPECULATIVE, Reason.HEALTHY)
+    worker.run_until(400.0)
+    expected = 400.0 * 4 * length_of(CODE, 2) / GPU.seconds(4, 2)
+    assert fixed_tokens(GPU, traffic, 2, 400.0) == pytest.approx(expected, rel=0.01)
+    assert worker.tokens == pytest.approx(expected, rel=0.02)
+    reading = worker.reading()
+    assert reading is not None
+    cell = reading.steps[4, 2]
+    assert cell.seconds_per_step == pytest.approx(GPU.seconds(4, 2), rel=0.01)
+    assert cell.tokens / cell.requests == pytest.approx(length_of(CODE, 2), rel=0.02)
+    assert reading.drafting.acceptance_rate_per_position[:2] == pytest.approx(
+        (CODE[0], CODE[0] * CODE[1]), 0.02
+    )
+
+
+def test_texts_are_made_to_measure():
+    """By acceptance length, and by what the best number of draft tokens gives over none."""
+    assert length_of(at_length(2.2), 3) == pytest.approx(2.2)
+    text = at_payoff(CPU, 0.05)
+    gains = [length_of(text, k) * CPU.seconds(1, 0) / CPU.seconds(1, k) for k in (1, 2, 3)]
+    assert max(gains) == pytest.approx(1.05)
+
+
+def test_the_simulated_worker_speaks_like_the_plugin():
+    """Its answer, read as the control loop reads it, is its reading."""
+    worker = SimulatedWorker(CPU, Traffic(acceptance=steady(CODE)))
+    for _look in looks(worker, POLICY, 20.0):
+        assert parse_reading(OK, json.dumps(worker.answer())) == worker.reading()
+
+
+def test_a_recorded_trace_leads_to_the_decisions_it_was_recorded_with(tmp_path: Path):
+    """A replay of what a worker said is the run itself, failed looks included."""
+    worker = SimulatedWorker(CPU, Traffic(acceptance=in_turn((20, CODE), (40, HEX), (0, CODE))), seed=4)
+    lines, decided = [], []
+    run = looks(worker, POLICY, 70.0)
+    for second in range(1, 71):
+        worker.run_until(float(second))
+        lines.append(encode_line(float(second), worker.answer()))
+        decided.append(next(run).watch)
+    trace = tmp_path / "speculation-simulated.jsonl"
+    trace.write_text("\n".join(lines), encoding="utf-8")
+    replayed = list(replay(trace.read_text(encoding="utf-8").splitlines(), POLICY))
+    assert [watch for _at, watch in replayed] == decided
+    assert {watch.mode for watch in decided} == set(SpeculationMode)
+    gap = list(replay([*lines[:5], encode_line(5.5, None), *lines[5:]], POLICY))
+    assert gap[5][1].reason is Reason.SCRAPE_FAILED
+    assert gap[-1] == replayed[-1]
+
+
+@pytest.mark.parametrize("trace", RECORDED, ids=lambda path: path.stem)
+def test_what_a_real_worker_said_leads_to_what_it_was_told(trace: Path):
+    """Each answer repeats the mode decided before it; the replay decides the same, but for a few looks."""
+    replayed = list(replay(trace.read_text(encoding="utf-8").splitlines(), POLICY))
+    told = [watch.last.mode for _at, watch in replayed if watch.last is not None]
+    decided = [watch.mode for _at, watch in replayed if watch.last is not None]
+    differing = sum(one is not other for one, other in zip(decided[:-1], told[1:], strict=True))
+    assert differing <= 0.1 * len(told)
