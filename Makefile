@@ -5,10 +5,10 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test check lint types imports unit integration bench models clean
+.PHONY: help setup setup-dev run tour test check lint types imports unit integration bench bench-speculation models clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##@ Use it
 
@@ -56,6 +56,9 @@ integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQ
 
 bench: setup-dev ## Measure what the gateway adds
 	@$(BIN)/python -m benchmarks.gateway_overhead
+
+bench-speculation: setup-dev ## Measure speculation by concurrency, and how well the monitor chooses (hours)
+	@$(BIN)/python -m benchmarks.speculation
 
 ##@ Make its parts
 

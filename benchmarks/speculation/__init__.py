@@ -1,0 +1,3 @@
+"""
+Speculation by concurrency: the target alone, each fixed number of draft tokens, and the monitor.
+"""

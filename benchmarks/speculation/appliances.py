@@ -1,0 +1,176 @@
+"""
+The appliances that are measured, as their admin API and the plugin in their worker show them.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from appliance.errors import WorkerFailedError
+from appliance.serving.speculation import SpeculationClient
+from appliance.serving.worker import Worker, WorkerId
+from appliance.speculation import EngineReading
+from benchmarks.speculation.load import BenchmarkError, Target
+from benchmarks.speculation.plan import Control, Mode
+from benchmarks.speculation.standstill import Standstill
+from demo.process import ApplianceProcess
+
+FOLLOW_SECONDS = 5.0
+"""How long a worker may take to do as it was told."""
+READY_SECONDS = 60.0
+SETTLE_SECONDS = 0.5
+POLL_SECONDS = 0.2
+OVERRIDE_SECONDS = 3600
+OPERATOR = "operator_override"
+
+
+class Side:
+    """One running appliance; made by `connect`."""
+
+    def __init__(
+        self,
+        process: ApplianceProcess,
+        standstill: Standstill,
+        worker: Worker,
+        engine: str,
+        model: Mapping[str, Any],
+    ) -> None:
+        self.engine = engine
+        """The engine and its version, such as `vllm 0.32.0`."""
+        self.max_model_len: int | None = model["max_model_len"]
+        """Longest context in tokens."""
+        self.target = Target(url=process.url, key=process.key, model=model["id"])
+        self._process = process
+        self._standstill = standstill
+        self._worker = worker
+
+    @classmethod
+    async def connect(cls, process: ApplianceProcess, standstill: Standstill) -> "Side":
+        """
+        Ask a ready appliance what it serves; the other one stands still meanwhile.
+
+        Raises:
+            BenchmarkError: it does not answer as one.
+        """
+        standstill.end()
+        await _wait_ready(process.url)
+        found = (await _admin(process, "GET", "status"))["workers"][0]
+        worker = Worker(worker_id=WorkerId(found["worker"]), url=found["url"])
+        models = await _request(process.url + "/v1/models", process.key, "GET")
+        standstill.begin()
+        return cls(process, standstill, worker, found["engine"], models["data"][0])
+
+    def pause(self) -> None:
+        """Have it stand still."""
+        self._standstill.begin()
+
+    async def resume(self) -> None:
+        """
+        Have it go on, and wait until it would serve a request.
+
+        Raises:
+            BenchmarkError: it does not come back.
+        """
+        self._standstill.end()
+        await asyncio.sleep(SETTLE_SECONDS)
+        await _wait_ready(self._process.url)
+
+    async def speculation(self) -> dict[str, Any]:
+        """What the admin API says of its one worker."""
+        found: dict[str, Any] = (await _admin(self._process, "GET", "speculation"))["workers"][0]
+        return found
+
+    async def choose(self, mode: Mode) -> None:
+        """
+        Have the worker decode in a mode, and wait until it does.
+
+        Raises:
+            BenchmarkError: it was refused, or the worker does something else.
+        """
+        await _admin(self._process, "PUT", "speculation/override", order(mode))
+        deadline = time.monotonic() + FOLLOW_SECONDS
+        while not follows(worker := await self.speculation(), mode):
+            if time.monotonic() > deadline:
+                problems = "; ".join(worker["problems"]) or f"its table is {worker['table']}"
+                message = f"the worker did not follow {mode.name} in {FOLLOW_SECONDS:.0f} seconds: {problems}"
+                raise BenchmarkError(message)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def reading(self) -> EngineReading | None:
+        """The counts of the plugin in the worker; None where there is none."""
+        token = (self._process.data / "control.token").read_text(encoding="utf-8").strip()
+        async with SpeculationClient.open(token=token) as client:
+            try:
+                reading = await client.read(self._worker, FOLLOW_SECONDS)
+            except WorkerFailedError as error:
+                message = f"the worker does not tell its counts: {error}"
+                raise BenchmarkError(message) from error
+        return reading if reading.controllable else None
+
+
+def order(mode: Mode) -> dict[str, Any]:
+    """The override that puts a mode in force."""
+    if mode.control is not Control.FIXED:
+        return {"worker": "*", "mode": "auto"}
+    order: dict[str, Any] = {"worker": "*", "seconds": OVERRIDE_SECONDS, "note": "benchmark"}
+    if not mode.draft_tokens:
+        return {**order, "mode": "target_only"}
+    return {**order, "mode": "speculative", "draft_tokens": mode.draft_tokens}
+
+
+def follows(worker: Mapping[str, Any], mode: Mode) -> bool:
+    """Whether a worker, as the admin API shows it, does as a mode says."""
+    if mode.control is not Control.FIXED:
+        return worker["override"] is None and worker["reason"] != OPERATOR
+    table = worker["table"]
+    return bool(worker["override"] and table) and all(k == mode.draft_tokens for _first, _last, k in table)
+
+
+async def _wait_ready(url: str) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while not await _is_ready(url):
+        if time.monotonic() > deadline:
+            message = f"the appliance was not ready {READY_SECONDS:.0f} seconds after it went on"
+            raise BenchmarkError(message)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _is_ready(url: str) -> bool:
+    timeout = aiohttp.ClientTimeout(total=FOLLOW_SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url}/readyz") as response,
+        ):
+            return response.status == 200
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False
+
+
+async def _admin(
+    process: ApplianceProcess, method: str, path: str, body: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    key = (process.data / "admin.key").read_text(encoding="utf-8").strip()
+    return await _request(f"{process.url}/admin/v1/{path}", key, method, body)
+
+
+async def _request(url: str, key: str, method: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    # A session for each request: one that was kept would be of a server that stood still since.
+    timeout = aiohttp.ClientTimeout(total=4 * FOLLOW_SECONDS)
+    headers = {"Authorization": f"Bearer {key}"}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            session.request(method, url, json=body) as response,
+        ):
+            if response.status != 200:
+                message = f"{url} answered {response.status}: {(await response.text())[:300]}"
+                raise BenchmarkError(message)
+            content: dict[str, Any] = await response.json()
+            return content
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        message = f"{url} does not answer: {type(error).__name__} {error}"
+        raise BenchmarkError(message) from error
