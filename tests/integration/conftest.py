@@ -40,9 +40,11 @@ from appliance.lease import SoleLease
 from appliance.logs import configure_logs
 from appliance.metrics import Metrics, observe_audit
 from appliance.override import SqlOverrideStore
+from appliance.recycle import RecycleParts, Recycler
 from appliance.server import Server, bind, make_server
 from appliance.serving.client import WorkerClient
 from appliance.serving.pool import WorkerPool
+from appliance.serving.restart import RestartClient
 from appliance.serving.speculation import SpeculationClient
 from appliance.serving.worker import Worker, WorkerId
 from appliance.settings import (
@@ -52,6 +54,7 @@ from appliance.settings import (
     AuditSettings,
     LogSettings,
     MonitorSettings,
+    RecycleSettings,
 )
 from appliance.tenancy import SpeculationPolicy, Tenant, TenantDirectory, make_key
 from tests.fakes import CONTROL_TOKEN, FakeWorker, StallingStore, until
@@ -284,6 +287,19 @@ async def _running(
                 speculation=await stack.enter_async_context(SpeculationClient.open(token=CONTROL_TOKEN)),
                 lease=SoleLease(),
                 overrides=overrides,
+                recycler=Recycler(
+                    RecycleParts(
+                        pool=pool,
+                        client=client,
+                        own={},
+                        others=await stack.enter_async_context(RestartClient.open(token=CONTROL_TOKEN)),
+                        audit=audit,
+                        metrics=metrics,
+                        logger=logger,
+                    ),
+                    settings=RecycleSettings(),
+                    clock=time.monotonic,
+                ),
                 changes=ChangeLog(audit=audit, metrics=metrics, logger=logger, clock=wall_clock),
                 metrics=metrics,
                 logger=logger,

@@ -27,7 +27,11 @@ PROMPT = "import os\n\ndef read_lines(path):\n    "
 
 @pytest.fixture(scope="module")
 def appliance(tmp_path_factory) -> Iterator[ApplianceProcess]:
-    with ApplianceProcess("up", data=tmp_path_factory.mktemp("up") / "data") as process:
+    # Steered, a worker may change between two requests how many tokens it drafts, and with the shape of
+    # its steps the rounding: texts that must be equal to the byte would then not always be.
+    observe = {"APPLIANCE_MONITOR__CONTROL": "observe"}
+    data = tmp_path_factory.mktemp("up") / "data"
+    with ApplianceProcess("up", data=data, environment=observe) as process:
         yield process
     assert process.process.returncode == 0, "".join(process.output)
 
@@ -190,12 +194,12 @@ def test_sampling_from_one_token_is_greedy(client, fields):
 
 
 def test_a_request_the_worker_refuses_is_a_clear_400(client):
-    """The worker's own words arrive, in the error shape, with a string code or none."""
+    """What the worker refuses arrives in the error shape, with a string code or none."""
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="demo-coder", prompt=PROMPT, max_tokens=4, extra_body={"min_p": 0.5})
-    assert "speculative" in refused.value.body["message"]
+    assert "min_p" in refused.value.body["message"]
     assert set(refused.value.body) == {"message", "type", "param", "code"}
-    assert refused.value.body["code"] is None
+    assert refused.value.body["code"] == "needs_target_only_worker"
     with pytest.raises(openai.BadRequestError) as too_long:
         client.completions.create(model="demo-coder", prompt=[5] * 5000, max_tokens=4)
     assert too_long.value.body["code"] == "context_length_exceeded"
