@@ -117,7 +117,9 @@ def _relent(watch: Watch, now: float) -> Watch:
     freed = replace(watch, kept=None, ordered=None, samples=latest, history=latest, probed=())
     if kept is None:
         return _resume(freed, Reason.TOO_FEW_DRAFTS, now)
-    freed = replace(freed, verdict=kept.verdict, basis=kept.basis, reason=kept.reason)
+    # A probe that was under way then is over.
+    basis = (kept.verdict or Reason.COLLAPSED) if kept.mode is SpeculationMode.PROBING else kept.basis
+    freed = replace(freed, verdict=kept.verdict, basis=basis, reason=basis)
     drafted = kept.mode is SpeculationMode.SPECULATIVE
     return _enter(freed, kept.mode if drafted else SpeculationMode.TARGET_ONLY, now)
 

@@ -23,7 +23,7 @@ from appliance.goodput import (
     rise,
     unevenness,
 )
-from appliance.speculation import SpecDecodeCounters
+from appliance.speculation import Reason, SpecDecodeCounters
 from appliance.watch import WINDOWS_REMEMBERED, MonitorPolicy, Watch, joined
 
 HUNCH, LIKELY, SURE, CERTAIN = 1.0, 1.64, 2.33, 3.0
@@ -124,7 +124,11 @@ def would_pay(watch: Watch, bucket: int, policy: MonitorPolicy, now: float) -> b
         if length is None or length.lower(LIKELY) < limit < length.upper(LIKELY):
             return None
         return length.mean > limit
-    sure, margin = (LIKELY, 0.0) if is_new else (CERTAIN, policy.margin)
+    has_collapsed = watch.verdict is Reason.COLLAPSED
+    if is_new and not has_collapsed and drafts.drafts < policy.min_drafts:
+        # What had collapsed and is better is back; what did not quite pay may only have had luck.
+        return None
+    sure, margin = (LIKELY if has_collapsed else SURE, 0.0) if is_new else (CERTAIN, policy.margin)
     if any(estimate.lower(sure) > margin for estimate in found):
         return True
     latest = payoffs(watch.probed[-1], costs, watch.choices).values()

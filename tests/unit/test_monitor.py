@@ -1,208 +1,419 @@
-"""Promises of `appliance.monitor`: what the window holds, and what is said about it."""
+"""Promises of `appliance.monitor.decide`, whatever a worker says and whenever."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from appliance.monitor import (
-    MonitorPolicy,
+from appliance.monitor import decide
+from appliance.probes import SWEEP_STEPS
+from appliance.speculation import (
+    EngineReading,
     Reason,
     SpecDecodeCounters,
     SpeculationMode,
-    Watch,
-    observe,
+    buckets_up_to,
+    draft_tokens_at,
 )
+from appliance.watch import Watch
+from tests.scenarios import CODE, CPU, HEX, POLICY, WARM, at_payoff, in_turn
+from tests.simulated_worker import Acceptance, Engine, SimulatedWorker, Traffic, looks
 
-POLICY = MonitorPolicy(window_drafts=100, min_drafts=10, collapsed_below=1.2)
 START = Watch(mode=SpeculationMode.SPECULATIVE)
-K = 3
+SPECULATIVE, PROBING, TARGET_ONLY = SpeculationMode
+ENGINE = replace(CPU, largest_batch=48)
+"""Slow enough for a few hundred steps a second; its largest batch is no power of two."""
+TEXTS: tuple[Acceptance, ...] = (CODE, HEX, WARM, at_payoff(CPU, 0.0), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
 
 
-def reading(drafts: int, accepted: tuple[int, ...] = (0, 0, 0)) -> SpecDecodeCounters:
-    """Return counters after `drafts` full drafts with so many accepted at each position."""
-    return SpecDecodeCounters(
-        drafts=drafts, draft_tokens=K * drafts, accepted_tokens=sum(accepted), accepted_per_position=accepted
-    )
+@dataclass(frozen=True)
+class Second:
+    """One second of traffic, and what is done to the reading at its end."""
+
+    text: Acceptance
+    batch: int
+    mishap: str
+    override: SpeculationMode | None
 
 
-def watch_of(*readings: SpecDecodeCounters | None, policy: MonitorPolicy = POLICY) -> Watch:
-    """Return what is known after these readings."""
-    watch = START
-    for counters in readings:
-        watch = observe(watch, counters, policy)
-    return watch
-
-
-STEPS = st.lists(
-    st.none()
-    | st.just("reset")
-    | st.tuples(st.integers(0, 40), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
-    max_size=60,
+SECONDS = st.builds(
+    Second,
+    text=st.sampled_from(TEXTS),
+    batch=st.sampled_from((0, 1, 1, 2, 7, 48)),
+    mishap=st.sampled_from(("",) * 12 + ("outage", "restart", "reset", "short", "untold", "garbled")),
+    override=st.just(None),
 )
+ORDERED = st.builds(
+    Second,
+    text=st.sampled_from(TEXTS),
+    batch=st.sampled_from((0, 1, 7, 48)),
+    mishap=st.just(""),
+    override=st.sampled_from((None, None, None, SPECULATIVE, TARGET_ONLY)),
+)
+HISTORIES = st.lists(
+    st.tuples(SECONDS, st.integers(1, 8)).map(lambda pair: [pair[0]] * pair[1]), max_size=10
+).map(lambda runs: [second for run in runs for second in run])
+"""Traffic that stays the same for some seconds, and then is something else."""
 
 
-def readings_of(steps: list) -> list[SpecDecodeCounters | None]:
-    """Turn steps into cumulative counters as a worker would show them."""
-    drafts, accepted, shown = 0, [0] * K, []
-    for step in steps:
-        if step is None:
-            shown.append(None)
+@dataclass(frozen=True)
+class Tick:
+    """One call of `decide`, with what went in and what came out."""
+
+    now: float
+    before: Watch
+    reading: EngineReading | None
+    after: Watch
+    worker: SimulatedWorker
+    override: SpeculationMode | None
+
+
+def live(seconds: list[Second], *, engine: Engine = ENGINE, seed: int = 0) -> Iterator[Tick]:
+    """Let a worker live through this under control."""
+    current = [Second(CODE, 1, "", None)]
+    traffic = Traffic(acceptance=lambda _now: current[0].text, batch=lambda _now: current[0].batch)
+    worker, watch = SimulatedWorker(engine, traffic, seed=seed), START
+    for count, second in enumerate(seconds, start=1):
+        current[0] = second
+        if second.mishap == "restart":
+            worker.restart()
+        worker.run_until(float(count))
+        reading = spoilt(worker.reading(), second.mishap)
+        before, watch = watch, decide(watch, reading, POLICY, float(count), override=second.override)
+        yield Tick(float(count), before, reading, watch, worker, second.override)
+        if reading is not None and second.mishap != "untold":
+            tell(worker, watch, reading)
+
+
+def tell(worker: SimulatedWorker, watch: Watch, reading: EngineReading) -> None:
+    """Have the worker do what was decided, as the control loop does."""
+    told = (reading.table, reading.mode) == (watch.table, watch.mode)
+    if watch.starts_probe or (not told and watch.probe is None):
+        probe = watch.probe.parts if watch.probe is not None else ()
+        worker.steer(watch.table, watch.mode, watch.basis, probe)
+
+
+def spoilt(reading: EngineReading | None, mishap: str) -> EngineReading | None:
+    """Return what arrives of a reading."""
+    if reading is None or mishap == "outage":
+        return None
+    drafting = reading.drafting
+    match mishap:
+        case "reset":
+            drafting = replace(
+                drafting,
+                drafts=drafting.drafts // 2,
+                draft_tokens=drafting.draft_tokens // 2,
+                accepted_tokens=drafting.accepted_tokens // 2,
+            )
+        case "short":
+            drafting = replace(
+                drafting,
+                accepted_per_position=drafting.accepted_per_position[:1],
+                drafted_per_position=drafting.drafted_per_position[:2],
+            )
+        case "garbled":
+            steps = {kind: replace(cell, seconds=-cell.seconds) for kind, cell in reading.steps.items()}
+            return replace(reading, steps=steps, batch=999)
+    return replace(reading, drafting=drafting)
+
+
+def drafts_by_bucket(watch: Watch) -> dict[int, bool]:
+    """Return at which batch sizes the worker is to draft."""
+    return {bucket: watch.draft_tokens(bucket) > 0 for bucket in buckets_up_to(48)}
+
+
+def after(seconds: list[Second], *, seed: int = 0) -> Tick:
+    """Return the last tick of a life."""
+    *_, last = live(seconds, seed=seed)
+    return last
+
+
+def constant(text: Acceptance, count: int, batch: int = 1) -> list[Second]:
+    """Return so many seconds of the same."""
+    return [Second(text, batch, "", None)] * count
+
+
+@given(HISTORIES, st.integers(0, 99))
+@settings(max_examples=60)
+def test_drafting_never_stops_or_starts_twice_within_the_cooldown(seconds: list[Second], seed: int):
+    """Whatever the readings; only another engine may be found in another mode than was decided."""
+    changed_at = -100.0
+    for tick in live(seconds, seed=seed):
+        if tick.reading is None or tick.before.last is None:
             continue
-        if step == "reset":
-            drafts, accepted = 0, [0] * K
-        else:
-            more, *rates = step
-            drafts += more
-            reached = more
-            for position, rate in enumerate(rates):
-                reached = int(reached * rate)
-                accepted[position] += reached
-        shown.append(reading(drafts, tuple(accepted)))
+        was_found = tick.before.last.epoch != tick.reading.epoch
+        if was_found and tick.before.mode is not tick.after.mode:
+            changed_at = tick.now
+        elif not was_found and drafts_by_bucket(tick.before) != drafts_by_bucket(tick.after):
+            assert tick.now - changed_at >= POLICY.cooldown_seconds
+            changed_at = tick.now
+
+
+@given(HISTORIES, st.integers(0, 99))
+@settings(max_examples=60)
+def test_no_reading_leads_to_nonsense(seconds: list[Second], seed: int):
+    """Windows hold no negative counts, the table covers every batch with choices of this engine."""
+    for tick in live(seconds, seed=seed):
+        watch = tick.after
+        for window in (watch.window, watch.long_window, *watch.probed, watch.stopped_for):
+            assert min(window.drafts, window.draft_tokens, window.accepted_tokens) >= 0
+            assert all(count >= 0 for count in window.accepted_per_position)
+        if watch.last is not None:
+            ranges = watch.table
+            assert [first for first, _, _ in ranges] == [1, *(last + 1 for _, last, _ in ranges[:-1])]
+            assert ranges[-1][1] == watch.largest_batch
+            assert {k for _, _, k in ranges} <= set(watch.choices)
+        assert watch.starts_probe <= (watch.probe is not None)
+        if watch.probe is not None:
+            assert {k for k, _steps in watch.probe.parts} <= set(watch.choices)
+
+
+@given(HISTORIES, st.integers(0, 99))
+@settings(max_examples=60)
+def test_probes_and_sweeps_stay_within_their_share(seconds: list[Second], seed: int):
+    """A fiftieth of all steps, and besides a first probe and a first sweep of each batch bucket."""
+    sweep = 2 * SWEEP_STEPS * len(ENGINE.choices)
+    for tick in live(seconds, seed=seed):
+        watch = tick.after
+        if watch.last is not None:
+            free = sweep * len([entry for entry in watch.buckets.values() if entry.sweeps])
+            free += 1 + POLICY.probe_drafts
+            assert watch.probed_steps <= POLICY.probe_share * watch.last.step_count + free
+
+
+@given(HISTORIES, SECONDS, st.integers(0, 99))
+@settings(max_examples=60)
+def test_an_outage_changes_nothing_but_the_reason(seconds: list[Second], following: Second, seed: int):
+    """And the decision after it is the one that would have been made without it."""
+    tick = after([*seconds, following], seed=seed)
+    missed = decide(tick.before, None, POLICY, tick.now - 0.5)
+    assert missed == replace(tick.before, reason=Reason.SCRAPE_FAILED, starts_probe=False)
+    assert decide(missed, tick.reading, POLICY, tick.now) == tick.after
+
+
+@given(HISTORIES, st.sampled_from(TEXTS), st.integers(1, 6), st.floats(0, 1), st.integers(0, 99))
+@settings(max_examples=150)
+@example([], HEX, 1, 1.0, 0)
+@example(constant(CODE, 20), HEX, 1, 0.3, 0)
+@example(constant(WARM, 3), WARM, 2, 0.2, 0)
+def test_more_accepted_tokens_never_stop_a_worker(
+    seconds: list[Second], text: Acceptance, count: int, share: float, seed: int
+):
+    """From the same state, a reading with more of them stops nothing that the other let go on."""
+    for tick in list(live([*seconds, *constant(text, count)], seed=seed))[-count:]:
+        if tick.reading is None or tick.before.last is None or tick.before.mode is not SPECULATIVE:
+            continue
+        better = with_more_accepted(tick.before.last, tick.reading, share)
+        then = decide(tick.before, better, POLICY, tick.now)
+        for bucket, drafts in drafts_by_bucket(tick.after).items():
+            assert drafts_by_bucket(then)[bucket] >= drafts
+
+
+def with_more_accepted(before: EngineReading, reading: EngineReading, share: float) -> EngineReading:
+    """Return the reading with a share of what was not accepted in it accepted too."""
+    difference = reading.drafting.since(before.drafting)
+    if difference is None or len(difference.drafted_per_position) != len(difference.accepted_per_position):
+        return reading
+    accepted, limit = [], difference.drafts
+    for old, fresh, drafted in zip(
+        reading.drafting.accepted_per_position,
+        difference.accepted_per_position,
+        difference.drafted_per_position,
+        strict=True,
+    ):
+        limit = fresh + int(share * max(0, min(limit, drafted) - fresh))
+        accepted.append(old - fresh + limit)
+    drafting = replace(reading.drafting, accepted_per_position=tuple(accepted), accepted_tokens=sum(accepted))
+    return replace(reading, drafting=drafting)
+
+
+def test_the_examples_of_monotony_do_contain_a_stop():
+    """Or the property above would say nothing."""
+    stopped = after([*constant(CODE, 20), *constant(HEX, 1)])
+    assert (stopped.before.mode, stopped.after.mode) == (SPECULATIVE, TARGET_ONLY)
+    assert stopped.reading is not None
+    assert stopped.before.last is not None
+    better = with_more_accepted(stopped.before.last, stopped.reading, 0.5)
+    assert decide(stopped.before, better, POLICY, stopped.now).mode is SPECULATIVE
+
+
+@given(HISTORIES, st.integers(0, 99))
+@settings(max_examples=40)
+def test_a_control_process_that_starts_anew_adopts_what_the_worker_was_told(seconds: list[Second], seed: int):
+    """Mode, table and verdict survive whoever decided them; a probe that was under way failed."""
+    for tick in live(seconds, seed=seed):
+        reading = tick.worker.reading()
+        if reading is None or reading.mode is None:
+            continue
+        adopted = decide(START, reading, POLICY, tick.now)
+        assert adopted.table == reading.table
+        assert adopted.mode is (TARGET_ONLY if reading.mode is PROBING else reading.mode)
+        if adopted.mode is TARGET_ONLY:
+            assert adopted.verdict in {Reason.COLLAPSED, Reason.BELOW_BREAK_EVEN}
+
+
+@given(st.lists(ORDERED, max_size=40), st.integers(0, 99))
+@settings(max_examples=60)
+def test_an_override_is_obeyed_at_once_and_left_cleanly(seconds: list[Second], seed: int):
+    """Under it the mode is the operator's and nothing is probed; after it all goes on from where it was."""
+    was_stopped = False
+    for tick in live(seconds, seed=seed):
+        started = tick.before.basis is not Reason.OPERATOR_OVERRIDE
+        if tick.override is not None:
+            was_stopped = tick.before.mode is not SPECULATIVE if started else was_stopped
+            assert tick.after.mode is tick.override
+            assert (tick.after.reason, tick.after.probe) == (Reason.OPERATOR_OVERRIDE, None)
+            assert {k > 0 for _, _, k in tick.after.table} == {tick.override is SPECULATIVE}
+            continue
+        assert tick.after.basis is not Reason.OPERATOR_OVERRIDE
+        assert (tick.after.kept, tick.after.ordered) == (None, None)
+        if not started:
+            assert (tick.after.mode is not SPECULATIVE) == was_stopped
+            assert (tick.after.verdict is not None) == was_stopped
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 3), (3, 3), (2, 2), (1, 1), (9, 3)])
+def test_an_operator_may_insist_on_a_number_of_draft_tokens(asked: int | None, given: int):
+    """As many as the engine is prepared for; at every batch size, whatever was measured."""
+    tick = after(constant(WARM, 20))
+    watch = decide(tick.after, tick.reading, POLICY, tick.now, override=SPECULATIVE, draft_tokens=asked)
+    assert watch.table == ((1, 48, given),)
+
+
+def waits(ticks: list[Tick]) -> list[float]:
+    """Return the back-off after each probe that failed."""
+    return [
+        later.after.next_probe_at - later.now
+        for earlier, later in pairwise(ticks)
+        if later.after.probes_failed > earlier.after.probes_failed
+    ]
+
+
+def test_a_draft_that_never_paid_is_probed_less_and_less():
+    """Twice as long after each probe that failed, up to the limit for the hopeless."""
+    ticks = list(live(constant(HEX, 4000)))
+    assert ticks[-1].after.verdict is Reason.COLLAPSED
+    assert not ticks[-1].after.has_paid
+    assert waits(ticks)[:8] == pytest.approx([10, 20, 40, 80, 160, 320, 640, 900])
+    assert max(waits(ticks)) == POLICY.probe_hopeless_seconds
+
+
+def test_a_draft_that_has_paid_is_probed_again_and_again():
+    """It is worth a look every twenty seconds, because text changes back."""
+    ticks = list(live([*constant(CODE, 60), *constant(HEX, 300)]))
+    assert ticks[-1].after.has_paid
+    assert waits(ticks)[:2] == pytest.approx([10, 20])
+    assert max(waits(ticks)) == POLICY.probe_longest_seconds
+
+
+def test_what_was_decided_is_visible_in_reasons():
+    """The words that metrics, log and audit entries show, in the order of a collapse and a return."""
+    ticks = list(live([*constant(CODE, 30), *constant(HEX, 30), *constant(CODE, 60)]))
+    shown = [tick.after.reason for tick in ticks]
+    changes = [one for one, other in pairwise([*shown, None]) if one is not other]
+    assert changes[:4] == [Reason.TOO_FEW_DRAFTS, Reason.HEALTHY, Reason.COLLAPSED, Reason.PROBING]
+    assert changes[-3:] == [Reason.PROBING, Reason.RECOVERED, Reason.HEALTHY]
+    assert Reason.PROBE_FAILED in changes
+    during = [tick.after.verdict for tick in ticks if tick.after.mode is not SPECULATIVE]
+    assert set(during) == {Reason.COLLAPSED}
+
+
+@pytest.mark.parametrize(("text", "verdict"), [(HEX, Reason.COLLAPSED), (WARM, Reason.BELOW_BREAK_EVEN)])
+def test_a_useless_draft_and_one_that_does_not_pay_are_told_apart(text: Acceptance, verdict: Reason):
+    """The one is an alarm, the other is normal."""
+    assert after(constant(text, 60)).after.verdict is verdict
+
+
+def test_a_draft_that_is_cheap_enough_may_pay_with_little():
+    """An acceptance length under the limit for collapses is none where a step hardly costs more for it."""
+    cheap = replace(ENGINE, seconds=lambda _batch, k: 0.004 * (1.0 + 0.01 * k))
+    *_, last = live(constant((0.15, 0.1, 0.1), 60), engine=cheap)
+    assert last.after.window.acceptance_length < POLICY.collapsed_below
+    assert (last.after.mode, last.after.verdict) == (SPECULATIVE, None)
+
+
+def outside(traffic: Traffic, seconds: int, *, seed: int = 1) -> list[Watch]:
+    """Return what is thought of a worker that can only be looked at; it drafts while it is not avoided."""
+    asked = [True]
+    seen_by_avoidance = replace(traffic, batch=lambda now: traffic.batch(now) if asked[0] else 0)
+    worker, watch, shown = SimulatedWorker(ENGINE, seen_by_avoidance, seed=seed), START, []
+    for second in range(1, seconds + 1):
+        asked[0] = not watch.avoid
+        worker.run_until(float(second))
+        reading = worker.reading()
+        assert reading is not None
+        counted = EngineReading(controllable=False, epoch="outside", drafting=reading.drafting)
+        watch = decide(watch, counted, POLICY, float(second))
+        shown.append(watch)
     return shown
 
 
-def test_a_window_is_the_difference_between_its_ends():
-    """What a worker counted before the first look is not in the window."""
-    window = watch_of(reading(1000, (900, 800, 700)), reading(1050, (940, 830, 720))).window
-    assert (window.drafts, window.accepted_tokens) == (50, 90)
-    assert window.acceptance_length == pytest.approx(1 + 90 / 50)
+def test_a_worker_that_cannot_be_told_is_avoided_when_it_collapses_and_tried_again():
+    """Less and less often while it is no better; and for good once it is."""
+    shown = outside(Traffic(acceptance=in_turn((20, CODE), (700, HEX), (0, CODE))), 1600)
+    assert {watch.mode for watch in shown} == {SPECULATIVE}
+    assert {watch.reason for watch in shown} == {Reason.NOT_CONTROLLABLE}
+    assert {watch.table for watch in shown} == {()}
+    starts = [second for second, (one, other) in enumerate(pairwise(shown)) if other.avoid and not one.avoid]
+    pauses = [later - earlier for earlier, later in pairwise(starts)]
+    assert 19 <= starts[0] <= 22
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 150
+    assert not any(watch.avoid for watch in shown[-100:])
+    assert (shown[-1].verdict, shown[-1].probes_failed) == (None, 0)
 
 
-def test_acceptance_is_told_for_every_position():
-    """Each position has its own share of drafts."""
-    window = watch_of(reading(0), reading(50, (40, 20, 5))).window
-    assert window.acceptance_rate_per_position == pytest.approx((0.8, 0.4, 0.1))
-    assert window.acceptance_rate == pytest.approx(65 / 150)
-
-
-def test_the_window_is_counted_in_drafts_not_in_looks():
-    """A hundred idle looks do not push evidence out of the window."""
-    busy = watch_of(reading(0), reading(60, (30, 0, 0)))
-    idle = busy
-    for _ in range(100):
-        idle = observe(idle, reading(60, (30, 0, 0)), POLICY)
-    assert idle.window == busy.window
-
-
-def test_old_drafts_leave_the_window():
-    """A window of 100 drafts forgets what came before them."""
-    watch = watch_of(reading(0), reading(100, (100, 100, 100)), reading(200, (100, 100, 100)))
-    assert watch.window.drafts == 100
-    assert watch.window.acceptance_length == 1.0
-    assert watch.reason is Reason.COLLAPSED
-
-
-def test_an_idle_worker_keeps_nothing_but_its_window():
-    """Looks without a change add no reading, so an idle month takes no memory."""
-    watch = watch_of(*[reading(5)] * 1000)
-    assert len(watch.samples) == 1
-
-
-def test_without_drafts_the_acceptance_length_is_one():
-    """No drafts means one token a step: the bonus token."""
-    assert START.window.acceptance_length == 1.0
-    assert watch_of(reading(7)).window.acceptance_length == 1.0
-    assert watch_of(reading(7)).window.acceptance_rate == 0.0
-
-
-@pytest.mark.parametrize(
-    ("drafts", "accepted", "reason"),
-    [
-        (9, 27, Reason.TOO_FEW_DRAFTS),
-        (10, 30, Reason.HEALTHY),
-        (10, 2, Reason.HEALTHY),
-        (10, 1, Reason.COLLAPSED),
-        (10, 0, Reason.COLLAPSED),
-    ],
-)
-def test_the_verdict_follows_the_thresholds(drafts: int, accepted: int, reason: Reason):
-    """Too few drafts give no verdict; at the limit a draft is healthy, below it collapsed."""
-    assert watch_of(reading(0), reading(drafts, (accepted, 0, 0))).reason is reason
-
-
-def test_a_failed_scrape_changes_nothing_but_the_reason():
-    """Mode and window hold still when a worker cannot be read."""
-    before = watch_of(reading(0), reading(50, (40, 20, 5)))
-    after = observe(before, None, POLICY)
-    assert (after.mode, after.samples, after.window) == (before.mode, before.samples, before.window)
-    assert after.reason is Reason.SCRAPE_FAILED
-
-
-def test_the_verdict_returns_with_the_next_good_scrape():
-    """A failed scrape in between costs nothing."""
-    assert watch_of(reading(0), None, reading(50, (50, 50, 50))).reason is Reason.HEALTHY
-    assert (
-        watch_of(reading(0), reading(50, (50, 50, 50)), None, reading(50, (50, 50, 50))).reason
-        is Reason.HEALTHY
+def test_a_worker_that_can_no_longer_be_told_is_taken_to_draft_if_it_does():
+    """A plugin that withdrew has given the engine its first table back."""
+    tick = after([*constant(CODE, 20), *constant(HEX, 20)])
+    assert tick.after.mode is TARGET_ONLY
+    assert tick.reading is not None
+    drafting = tick.reading.drafting
+    more = SpecDecodeCounters(
+        drafts=drafting.drafts + 100,
+        draft_tokens=drafting.draft_tokens + 300,
+        accepted_tokens=drafting.accepted_tokens,
+        accepted_per_position=drafting.accepted_per_position,
+        drafted_per_position=tuple(count + 100 for count in drafting.drafted_per_position),
     )
+    withdrawn = replace(tick.reading, controllable=False, problems=("a hook failed",), drafting=more)
+    watch = decide(tick.after, withdrawn, POLICY, tick.now + 1)
+    assert (watch.mode, watch.reason, watch.table) == (SPECULATIVE, Reason.NOT_CONTROLLABLE, ())
 
 
-@pytest.mark.parametrize(
-    "after",
-    [
-        reading(10, (5, 5, 5)),
-        reading(60, (39, 30, 30)),
-        SpecDecodeCounters(drafts=60, draft_tokens=10, accepted_tokens=99, accepted_per_position=(40, 20, 5)),
-        SpecDecodeCounters(drafts=60, draft_tokens=180, accepted_tokens=70, accepted_per_position=(40, 20)),
-    ],
-)
-def test_counters_that_went_backwards_empty_the_window(after: SpecDecodeCounters):
-    """A restarted worker starts a new window; no number is made of the two lives."""
-    watch = watch_of(reading(0), reading(50, (40, 20, 5)), after)
-    assert watch.reason is Reason.COUNTER_RESET
-    assert watch.window.drafts == 0
-    assert watch.samples == (after,)
+def test_a_load_at_which_nothing_pays_stops_only_that_load():
+    """And a smaller one goes on as before, without a probe or a wait."""
+    dear = replace(
+        ENGINE, seconds=lambda batch, k: 0.004 * (1.0 + k * (0.1 if batch < 8 else 0.9)), noise=0.05
+    )
+    ticks = list(live([*constant(CODE, 20), *constant(CODE, 40, 48), *constant(CODE, 20)], engine=dear))
+    at_64, back = ticks[59].after, ticks[-1].after
+    assert (draft_tokens_at(at_64.table, 48), draft_tokens_at(at_64.table, 1)) == (0, 3)
+    assert (at_64.mode, at_64.reason) == (SPECULATIVE, Reason.BELOW_BREAK_EVEN)
+    assert draft_tokens_at(back.table, 1) == 3
+    assert back.reason is Reason.HEALTHY
 
 
-def test_the_reset_is_over_with_the_next_reading():
-    """After a reset the window grows again from zero."""
-    watch = watch_of(reading(50), reading(5), reading(30, (25, 25, 25)))
-    assert (watch.window.drafts, watch.reason) == (25, Reason.HEALTHY)
+def test_what_does_not_pay_at_a_large_batch_is_not_held_against_a_smaller_one():
+    """Nothing is known of that, so it drafts at once."""
+    dear = replace(
+        ENGINE, seconds=lambda batch, k: 0.004 * (1.0 + k * (0.1 if batch < 8 else 0.9)), noise=0.05
+    )
+    ticks = list(live([*constant(CODE, 40, 48), *constant(CODE, 10)], engine=dear))
+    assert ticks[39].after.table == ((1, 32, 3), (33, 48, 0))
+    large, small = ticks[39].reading, ticks[40].reading
+    assert large is not None
+    assert small is not None
+    assert small.drafting.drafts > large.drafting.drafts
+    assert draft_tokens_at(ticks[-1].after.table, 1) == 3
 
 
-def test_watching_never_changes_the_mode():
-    """Watching only reports; it switches nothing."""
-    steps = (reading(0), reading(100), None, reading(3), reading(200))
-    for mode in SpeculationMode:
-        watch = Watch(mode=mode)
-        for counters in steps:
-            watch = observe(watch, counters, POLICY)
-            assert watch.mode is mode
-
-
-@given(STEPS)
-def test_no_sequence_of_readings_leaves_the_possible_range(steps: list):
-    """Whatever comes, nothing raises and acceptance length stays between 1 and 1 + K."""
-    watch = START
-    for counters in readings_of(steps):
-        watch = observe(watch, counters, POLICY)
-        assert 1.0 <= watch.window.acceptance_length <= 1 + K
-        assert all(0.0 <= rate <= 1.0 for rate in watch.window.acceptance_rate_per_position)
-        assert 0.0 <= watch.window.acceptance_rate <= 1.0
-
-
-@given(STEPS, st.integers(1, 80))
-def test_the_window_spans_all_it_should_and_no_look_more_than_it_must(steps: list, size: int):
-    """It reaches over `window_drafts` as soon as that many were seen, and one reading less would not."""
-    policy = MonitorPolicy(window_drafts=size, min_drafts=1, collapsed_below=1.2)
-    watch, seen = START, []
-    for counters in readings_of(steps):
-        watch = observe(watch, counters, policy)
-        if counters is None:
-            continue
-        if seen and (counters.since(seen[-1]) is None):
-            seen = []
-        seen.append(counters)
-        available = seen[-1].drafts - seen[0].drafts
-        assert watch.window.drafts >= min(size, available)
-        if len(watch.samples) > 2:
-            assert watch.samples[-1].drafts - watch.samples[1].drafts < size
-
-
-@given(STEPS)
-def test_memory_is_bounded_by_the_size_of_the_window(steps: list):
-    """A reading is only kept if something was counted, so there are never many more than drafts."""
-    watch = START
-    for counters in readings_of(steps):
-        watch = observe(watch, counters, POLICY)
-        assert len(watch.samples) <= POLICY.window_drafts + 2
+def test_the_simulated_control_loop_and_this_one_agree():
+    """The runs of the simulation tests are made by the same rules as the lives here."""
+    worker = SimulatedWorker(ENGINE, Traffic(acceptance=lambda _now: CODE), seed=3)
+    simulated = [look.watch for look in looks(worker, POLICY, 30.0)]
+    assert simulated == [tick.after for tick in live(constant(CODE, 30), seed=3)]

@@ -48,7 +48,7 @@ def test_it_keeps_up_with_the_best_fixed_number_known_in_hindsight(scenario: Sce
 @pytest.mark.parametrize("payoff", [-0.02, 0.0, 0.02])
 def test_on_the_borderline_it_does_not_go_back_and_forth(payoff: float):
     """At most one stop or start in ten minutes, for each of twenty machines' noise."""
-    traffic = Traffic(acceptance=steady(at_payoff(CPU, payoff)))
+    traffic = Traffic(acceptance=steady(at_payoff(CPU, payoff)), grain=2.0)
     flips = [controlled(CPU, traffic, POLICY, 600.0, tick=2.0, seed=seed).flips for seed in SEEDS]
     assert max(flips) <= 1
 
@@ -166,9 +166,13 @@ def test_a_recorded_trace_leads_to_the_decisions_it_was_recorded_with(tmp_path: 
 
 @pytest.mark.parametrize("trace", RECORDED, ids=lambda path: path.stem)
 def test_what_a_real_worker_said_leads_to_what_it_was_told(trace: Path):
-    """Each answer repeats the mode decided before it; the replay decides the same, but for a few looks."""
+    """The replay drafts when the real worker did, but for a few looks: its own probes fall elsewhere."""
     replayed = list(replay(trace.read_text(encoding="utf-8").splitlines(), POLICY))
-    told = [watch.last.mode for _at, watch in replayed if watch.last is not None]
-    decided = [watch.mode for _at, watch in replayed if watch.last is not None]
-    differing = sum(one is not other for one, other in zip(decided[:-1], told[1:], strict=True))
-    assert differing <= 0.1 * len(told)
+    drafts = [
+        (watch.mode is SpeculationMode.SPECULATIVE, watch.last.mode is SpeculationMode.SPECULATIVE)
+        for _at, watch in replayed
+        if watch.last is not None
+    ]
+    assert {told for _decided, told in drafts} == {True, False}, "a trace in which nothing happens"
+    differing = sum(decided is not told for decided, told in drafts)
+    assert differing <= 0.05 * len(drafts)

@@ -1,0 +1,393 @@
+"""
+A worker whose engine is arithmetic: what the monitor is told of hours of traffic, in milliseconds.
+
+Steps are drawn a block at a time: so many steps of one kind take and give what their sum would, with
+the right mean and spread.  Neighbours are alike, in time and in acceptance, as in a real engine.
+The rules of the plugin (`appliance.serving.vllm_steering`) are kept: a probe is worked off by count,
+only whole decode steps are measured, and long stalls are not.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from appliance.monitor import decide
+from appliance.speculation import (
+    DraftTokenTable,
+    EngineReading,
+    Reason,
+    SpecDecodeCounters,
+    SpeculationMode,
+    StepCounters,
+    bucket_of,
+    draft_tokens_at,
+)
+from appliance.watch import MonitorPolicy, Watch
+
+ALIKE = 2
+"""So many neighbouring steps or drafts tell as much as one."""
+STALL = 10.0
+"""A step that takes so many times its mean is not measured by the plugin."""
+
+Acceptance = tuple[float, ...]
+"""For each position, the chance of a draft token whose predecessors were accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What steps cost."""
+
+    seconds: Callable[[int, int], float]
+    """Mean seconds of a step, by batch size and draft tokens."""
+    choices: tuple[int, ...] = (0, 1, 2, 3)
+    largest_batch: int = 64
+    noise: float = 0.05
+    """Standard deviation of a step's seconds, relative to their mean."""
+    stalls: tuple[tuple[float, float], ...] = ()
+    """Share of steps that take longer, and how many times as long."""
+    prompts: float = 0.0
+    """Share of steps that also process a prompt, which are not measured."""
+    wander: float = 0.0
+    """How far the speed of the machine goes up and down with the minutes."""
+
+    def mean_seconds(self, batch: int, k: int, now: float) -> float:
+        """Seconds of a step with everything that happens to steps, on average."""
+        stalls = sum(share * (times - 1.0) for share, times in self.stalls)
+        return self.seconds(batch, k) * self.speed(now) * (1.0 + stalls)
+
+    def speed(self, now: float) -> float:
+        """Factor on all seconds at this time."""
+        return 1.0 + self.wander * (math.sin(now / 7.0) + math.sin(now / 41.0)) / 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What the engine is asked, by seconds."""
+
+    acceptance: Callable[[float], Acceptance]
+    batch: Callable[[float], int] = lambda _now: 1
+    grain: float = 0.5
+    """Seconds that it may be taken to be constant for."""
+    outages: tuple[tuple[float, float], ...] = ()
+    """When the worker is away, from and until; it comes back as another engine."""
+
+    def is_away(self, now: float) -> bool:
+        """Whether the worker is restarting."""
+        return any(start <= now < end for start, end in self.outages)
+
+
+def length_of(acceptance: Acceptance, k: int) -> float:
+    """Mean tokens of a step with K draft tokens."""
+    length, chance = 1.0, 1.0
+    for rate in acceptance[:k]:
+        chance *= rate
+        length += chance
+    return length
+
+
+def fixed_tokens(engine: Engine, traffic: Traffic, k: int, until: float) -> float:
+    """Tokens that the same K throughout would give, on average."""
+    total, now, step = 0.0, 0.0, traffic.grain
+    while now < until:
+        batch = 0 if traffic.is_away(now) else traffic.batch(now)
+        if batch:
+            length = length_of(traffic.acceptance(now), k)
+            total += step * batch * length / engine.mean_seconds(batch, k, now)
+        now += step
+    return total
+
+
+@dataclass(slots=True)
+class _Cell:
+    steps: int = 0
+    seconds: float = 0.0
+    seconds_squared: float = 0.0
+    requests: int = 0
+    tokens: int = 0
+
+
+class SimulatedWorker:
+    """An engine with its plugin, under traffic."""
+
+    def __init__(self, engine: Engine, traffic: Traffic, *, seed: int = 1) -> None:
+        self.engine = engine
+        self.traffic = traffic
+        self.now = 0.0
+        self.tokens = 0
+        self.drafts_made = 0
+        """Since the first start, over all restarts."""
+        self._random = random.Random(seed)
+        self._starts = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything, as an engine that was started again."""
+        positions = max(self.engine.choices)
+        self._starts += 1
+        self._table: DraftTokenTable = ((1, self.engine.largest_batch, positions),)
+        self._mode: SpeculationMode | None = None
+        self._reason: Reason | None = None
+        self._probe: list[list[int]] = []
+        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._steps = self._batch = self._drafts = self._draft_tokens = 0
+        self._drafted_at, self._accepted_at = [0] * positions, [0] * positions
+        self._verifies = 0
+
+    def steer(
+        self,
+        table: DraftTokenTable,
+        mode: SpeculationMode,
+        reason: Reason,
+        probe: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """Do what the plugin does with a command."""
+        self._table, self._mode, self._reason = table, mode, reason
+        self._probe = [list(part) for part in probe]
+
+    def run_until(self, until: float) -> None:
+        """Let the engine work; a step that has begun is finished."""
+        while self.now < until:
+            if self.traffic.is_away(self.now):
+                back = max(end for start, end in self.traffic.outages if start <= self.now < end)
+                if back > until:
+                    return
+                self.now = back
+                self.restart()
+                continue
+            batch = self.traffic.batch(self.now)
+            if not batch:
+                self._batch, self.now = 0, min(until, self.now + self.traffic.grain)
+                continue
+            self._work(batch, min(until, self.now + self.traffic.grain) - self.now)
+
+    def _work(self, batch: int, seconds: float) -> None:
+        k = self._probe[0][0] if self._probe else draft_tokens_at(self._table, batch)
+        expected = self.engine.mean_seconds(batch, k, self.now)
+        is_whole = self._verifies == k
+        steps = max(1, math.ceil(seconds / expected)) if is_whole else 1
+        if self._probe:
+            steps = min(steps, self._probe[0][1])
+        prompts = self._binomial(steps, self.engine.prompts) if is_whole else 1
+        for count, measured in ((steps - prompts, True), (prompts, False)):
+            if count:
+                self._block(batch, k, count, measured=measured)
+        self._steps += steps
+        self._batch, self._verifies = batch, k
+        if self._probe:
+            self._probe[0][1] -= steps
+            if self._probe[0][1] <= 0:
+                self._probe.pop(0)
+
+    def _block(self, batch: int, k: int, steps: int, *, measured: bool) -> None:
+        engine, draw = self.engine, self._random
+        mean = engine.seconds(batch, k) * engine.speed(self.now)
+        wobble = engine.noise * draw.gauss(0, 1) * math.sqrt(ALIKE / steps)
+        seconds = mean * steps * max(0.2, 1.0 + wobble)
+        squared = seconds**2 / steps + steps * (mean * engine.noise) ** 2
+        counted, counted_steps = seconds, steps
+        for share, times in engine.stalls:
+            stalled = self._binomial(steps, share)
+            seconds += stalled * (times - 1.0) * mean
+            if times < STALL:
+                counted += stalled * (times - 1.0) * mean
+                squared += stalled * (times * times - 1.0) * mean**2
+            else:
+                counted -= stalled * mean
+                counted_steps -= stalled
+        tokens = steps * batch + self._draft(steps * batch, self._verifies)
+        self.now += seconds
+        self.tokens += tokens
+        if measured and counted_steps > 0:
+            cell = self._cells.setdefault((bucket_of(batch), k), _Cell())
+            cell.steps += counted_steps
+            cell.seconds += counted
+            cell.seconds_squared += squared
+            cell.requests += counted_steps * batch
+            cell.tokens += tokens * counted_steps // steps
+
+    def _draft(self, drafts: int, k: int) -> int:
+        """Verify so many drafts, and count; the accepted tokens."""
+        if not k:
+            return 0
+        self.drafts_made += drafts
+        self._drafts += drafts
+        self._draft_tokens += drafts * k
+        reached, accepted = drafts, 0
+        for position, rate in enumerate(self.traffic.acceptance(self.now)[:k]):
+            self._drafted_at[position] += drafts
+            pairs, odd = divmod(reached, ALIKE)
+            reached = ALIKE * self._binomial(pairs, rate) + self._binomial(odd, rate)
+            self._accepted_at[position] += reached
+            accepted += reached
+        return accepted
+
+    def _binomial(self, trials: int, chance: float) -> int:
+        if chance <= 0.0 or not trials:
+            return 0
+        if chance >= 1.0:
+            return trials
+        spread = trials * chance * (1.0 - chance)
+        if spread > 16.0:
+            drawn = self._random.gauss(trials * chance, math.sqrt(spread))
+            return min(trials, max(0, round(drawn)))
+        if chance > 0.5:
+            return trials - self._binomial(trials, 1.0 - chance)
+        # Failures between two successes are geometric: one draw for each success.
+        successes, at, scale = 0, 0, math.log1p(-chance)
+        while True:
+            at += 1 + int(math.log(1.0 - self._random.random()) / scale)
+            if at > trials:
+                return successes
+            successes += 1
+
+    def reading(self) -> EngineReading | None:
+        """What a look at the worker gives; None while it is away."""
+        if self.traffic.is_away(self.now):
+            return None
+        steps = {
+            kind: StepCounters(
+                steps=cell.steps,
+                seconds=cell.seconds,
+                seconds_squared=cell.seconds_squared,
+                requests=cell.requests,
+                tokens=cell.tokens,
+            )
+            for kind, cell in self._cells.items()
+        }
+        return EngineReading(
+            controllable=True,
+            epoch=f"start {self._starts}",
+            largest_batch=self.engine.largest_batch,
+            choices=self.engine.choices,
+            table=self._table,
+            mode=self._mode,
+            reason=self._reason,
+            is_probing=bool(self._probe),
+            batch=self._batch,
+            step_count=self._steps,
+            steps=MappingProxyType(steps),
+            drafting=SpecDecodeCounters(
+                drafts=self._drafts,
+                draft_tokens=self._draft_tokens,
+                accepted_tokens=sum(self._accepted_at),
+                accepted_per_position=tuple(self._accepted_at),
+                drafted_per_position=tuple(self._drafted_at),
+            ),
+        )
+
+    def answer(self) -> dict[str, Any]:
+        """The same as the plugin would write it."""
+        reading = self.reading()
+        assert reading is not None
+        drafting = reading.drafting
+        return {
+            "controllable": True,
+            "problems": [],
+            "engine": "simulated",
+            "epoch": reading.epoch,
+            "largest_batch": reading.largest_batch,
+            "choices": list(reading.choices),
+            "table": [list(span) for span in reading.table],
+            "mode": reading.mode,
+            "reason": reading.reason,
+            "is_probing": reading.is_probing,
+            "batch": reading.batch,
+            "step_count": reading.step_count,
+            "steps": [
+                {"batch": bucket, "draft_tokens": k, **asdict(cell)}
+                for (bucket, k), cell in reading.steps.items()
+            ],
+            "drafting": {
+                "drafts": drafting.drafts,
+                "draft_tokens": drafting.draft_tokens,
+                "accepted_tokens": drafting.accepted_tokens,
+                "drafted_per_position": list(drafting.drafted_per_position),
+                "accepted_per_position": list(drafting.accepted_per_position),
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One tick of a controlled run."""
+
+    at: float
+    watch: Watch
+    tokens: int
+    drafts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A worker under control, from start to end."""
+
+    looks: tuple[Look, ...] = field(repr=False)
+    tokens: int
+    steps: int
+    watch: Watch
+
+    @property
+    def changes(self) -> list[Look]:
+        """The looks at which mode or table changed, the first apart."""
+        return [
+            look
+            for before, look in zip(self.looks, self.looks[1:], strict=False)
+            if (before.watch.mode, before.watch.table) != (look.watch.mode, look.watch.table)
+        ]
+
+    @property
+    def flips(self) -> int:
+        """How often drafting stopped or started, anywhere."""
+        return sum(
+            _drafts_at(before.watch) != _drafts_at(look.watch)
+            for before, look in zip(self.looks, self.looks[1:], strict=False)
+        )
+
+    def first(self, condition: Callable[[Watch], bool], *, after: float = 0.0) -> Look | None:
+        """The first look after a time that shows this."""
+        return next((look for look in self.looks if look.at > after and condition(look.watch)), None)
+
+
+def _drafts_at(watch: Watch) -> tuple[bool, ...]:
+    return tuple(watch.draft_tokens(bucket) > 0 for bucket in (1, 2, 4, 8, 16, 32, 64))
+
+
+def looks(
+    worker: SimulatedWorker, policy: MonitorPolicy, until: float, *, tick: float = 1.0
+) -> Iterator[Look]:
+    """Control a worker as `appliance.control` does, and show every tick."""
+    watch, count = Watch(mode=SpeculationMode.SPECULATIVE), 0
+    while (count := count + 1) * tick <= until:
+        worker.run_until(count * tick)
+        reading = worker.reading()
+        watch = decide(watch, reading, policy, count * tick)
+        if reading is not None:
+            told = (reading.table, reading.mode) == (watch.table, watch.mode)
+            if watch.starts_probe or (not told and watch.probe is None):
+                probe = watch.probe.parts if watch.probe is not None else ()
+                worker.steer(watch.table, watch.mode, watch.basis, probe)
+        yield Look(at=count * tick, watch=watch, tokens=worker.tokens, drafts=worker.drafts_made)
+
+
+def controlled(
+    engine: Engine,
+    traffic: Traffic,
+    policy: MonitorPolicy,
+    until: float,
+    *,
+    tick: float = 1.0,
+    seed: int = 1,
+) -> Run:
+    """Run a worker under control."""
+    worker = SimulatedWorker(engine, traffic, seed=seed)
+    shown = tuple(looks(worker, policy, until, tick=tick))
+    reading = worker.reading()
+    return Run(
+        looks=shown,
+        tokens=worker.tokens,
+        steps=reading.step_count if reading is not None else 0,
+        watch=shown[-1].watch,
+    )
