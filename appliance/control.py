@@ -16,16 +16,25 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from appliance.changes import ChangeLog, SpeculationChange
 from appliance.errors import ControlRefusedError, ControlUnavailableError, WorkerFailedError
-from appliance.hard_off import HardOffPolicy, Ledger, due, forget, note_collapses, note_restart
+from appliance.hard_off import (
+    HardOffPolicy,
+    Ledger,
+    due,
+    forget,
+    note_collapses,
+    note_refusal,
+    note_restart,
+)
 from appliance.lease import Lease
 from appliance.logs import Logger
 from appliance.metrics import Metrics
 from appliance.monitor import decide
 from appliance.override import Override, OverrideStore, override_for
-from appliance.recycle import Recycler
+from appliance.recycle import Recycler, RecycleResult
 from appliance.serving.client import WorkerClient
 from appliance.serving.pool import WorkerPool
 from appliance.serving.speculation import SpeculationClient, Steer
@@ -200,11 +209,16 @@ class ControlLoop:
         self._ledger = note_collapses(self._ledger, snapshots, now)
         for restart in due(self._ledger, snapshots, self._hard_off, now):
             if self._parts.recycler.refusal(restart.worker_id) is None:
-                self._parts.recycler.begin(
+                task = self._parts.recycler.begin(
                     restart.worker_id, with_draft=restart.with_draft, reason=restart.reason
                 )
                 self._ledger = note_restart(self._ledger, restart, now)
+                task.add_done_callback(partial(self._saw_restart_end, restart.worker_id))
                 return
+
+    def _saw_restart_end(self, worker_id: WorkerId, task: asyncio.Task[RecycleResult]) -> None:
+        if not task.cancelled() and task.result() is RecycleResult.NOT_RESTARTED:
+            self._ledger = note_refusal(self._ledger, worker_id, self._clock())
 
     async def _seen(self, before: WorkerSnapshot) -> WorkerSnapshot:
         timeout = self._settings.scrape_timeout_seconds

@@ -7,8 +7,9 @@ pay, another one later to try it again.  This only decides; `appliance.recycle` 
 where no other worker could serve meanwhile.
 """
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from appliance.serving.worker import WorkerId, WorkerSnapshot
@@ -26,6 +27,8 @@ class Ledger:
     """Workers whose draft has not paid since then."""
     without_draft: Mapping[WorkerId, float] = field(default_factory=lambda: MappingProxyType({}))
     """Workers that were restarted without it."""
+    refused: Mapping[WorkerId, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Workers that could not be restarted when they were last asked to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,7 @@ def note_collapses(ledger: Ledger, snapshots: Iterable[WorkerSnapshot], now: flo
         for worker_id, since in ledger.without_draft.items()
         if worker_id in seen and not (seen[worker_id].takes_requests and seen[worker_id].speculates)
     }
-    return Ledger(collapsed=MappingProxyType(collapsed), without_draft=MappingProxyType(without))
+    return replace(ledger, collapsed=MappingProxyType(collapsed), without_draft=MappingProxyType(without))
 
 
 def note_restart(ledger: Ledger, restart: Restart, now: float) -> Ledger:
@@ -69,7 +72,13 @@ def note_restart(ledger: Ledger, restart: Restart, now: float) -> Ledger:
     if restart.with_draft:
         return left
     without = {**left.without_draft, restart.worker_id: now}
-    return Ledger(collapsed=left.collapsed, without_draft=MappingProxyType(without))
+    return replace(left, without_draft=MappingProxyType(without))
+
+
+def note_refusal(ledger: Ledger, worker_id: WorkerId, now: float) -> Ledger:
+    """Take into the ledger that a worker could not be restarted, which will hardly change soon."""
+    left = forget(ledger, worker_id)
+    return replace(left, refused=MappingProxyType({**left.refused, worker_id: now}))
 
 
 def forget(ledger: Ledger, worker_id: WorkerId) -> Ledger:
@@ -78,7 +87,11 @@ def forget(ledger: Ledger, worker_id: WorkerId) -> Ledger:
     def others(times: Mapping[WorkerId, float]) -> Mapping[WorkerId, float]:
         return MappingProxyType({name: since for name, since in times.items() if name != worker_id})
 
-    return Ledger(collapsed=others(ledger.collapsed), without_draft=others(ledger.without_draft))
+    return Ledger(
+        collapsed=others(ledger.collapsed),
+        without_draft=others(ledger.without_draft),
+        refused=others(ledger.refused),
+    )
 
 
 def due(
@@ -98,4 +111,8 @@ def due(
         restart = Restart(worker_id=worker_id, with_draft=True, reason=Reason.PROBING)
         waits.append((since + policy.retry_seconds, restart))
     waits.sort(key=lambda pair: pair[0])
-    return tuple(restart for when, restart in waits if when <= now)
+    return tuple(
+        restart
+        for when, restart in waits
+        if when <= now and now >= ledger.refused.get(restart.worker_id, -math.inf) + policy.retry_seconds
+    )

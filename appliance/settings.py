@@ -72,7 +72,8 @@ class WorkerSettings(Section):
     """Most draft tokens per step (K)."""
     draft_token_schedule: tuple[tuple[int, int, int], ...] | None = None
     """Ranges (first batch size, last batch size, K) that name every K the worker may use; default:
-    `draft_tokens` at every batch size but the largest, and 0 there, so that both are compiled."""
+    `draft_tokens` at every batch size but the largest few, which take 0, 1, 2, 3, 5 and 8 as far as
+    they are fewer, so that all of them are compiled; control then chooses among them."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """Where to run; `auto` takes the GPU when the NVIDIA driver shows one."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"

@@ -26,7 +26,7 @@ from appliance.errors import ControlRefusedError, ControlUnavailableError
 from appliance.logs import configure_logs
 from appliance.metrics import Metrics
 from appliance.override import Override, SqlOverrideStore
-from appliance.recycle import Recycler
+from appliance.recycle import Recycler, RecycleResult
 from appliance.serving.client import WorkerClient
 from appliance.serving.pool import WorkerPool
 from appliance.serving.speculation import SpeculationClient
@@ -93,14 +93,17 @@ class Restarts:
         self.begun: list[dict[str, Any]] = []
         self.why: str | None = None
         self.closed = 0
+        self.ends: asyncio.Future[RecycleResult] | None = None
 
     def refusal(self, worker_id: WorkerId) -> str | None:
         return self.why
 
-    def begin(self, worker_id: WorkerId, **how: Any) -> None:
+    def begin(self, worker_id: WorkerId, **how: Any) -> asyncio.Future[RecycleResult]:
         if self.why is not None:
             raise ControlRefusedError(self.why)
         self.begun.append({"worker": worker_id, **how})
+        self.ends = asyncio.get_running_loop().create_future()
+        return self.ends
 
     async def close(self) -> None:
         self.closed += 1

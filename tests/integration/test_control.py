@@ -11,6 +11,7 @@ import pytest
 
 from appliance.errors import ControlRefusedError, WorkerFailedError
 from appliance.override import EVERY_WORKER, Override
+from appliance.recycle import RecycleResult
 from appliance.serving.speculation import Steer
 from appliance.serving.supervise import free_port
 from appliance.serving.worker import Worker
@@ -404,6 +405,11 @@ async def test_a_draft_that_has_not_paid_for_long_is_restarted_without(controlle
     await controlled.tick(3, accepted=0)
     (begun,) = controlled.restarts.begun
     assert (begun["worker"], begun["with_draft"], begun["reason"]) == ("w1", False, Reason.COLLAPSED)
+    controlled.restarts.ends.set_result(RecycleResult.NOT_RESTARTED)
+    for _ in range(3):
+        controlled.clock.advance(61.0)
+        await controlled.tick(accepted=0)
+    assert len(controlled.restarts.begun) == 1, "one that cannot be restarted is not drained again and again"
 
 
 async def test_a_worker_that_was_replaced_while_it_was_looked_at_is_left_for_the_next_look(controlled):
