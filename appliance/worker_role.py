@@ -107,11 +107,6 @@ class WorkerRole:
             restart_file=installation.restart_wish,
         )
 
-    @property
-    def start_reason(self) -> Reason | None:
-        """Why it was started in another mode than the settings say, if it was."""
-        return self.worker.reason
-
     @classmethod
     def plan(
         cls, settings: Settings, installation: Installation, logger: Logger, announcer: Announcer

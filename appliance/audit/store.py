@@ -28,6 +28,7 @@ from appliance.audit.tables import (
     audit_schema,
     metadata,
 )
+from appliance.database import first_line
 from appliance.errors import AuditEntryError, AuditError, AuditForkError, AuditUnavailableError
 
 CHUNK = 4096
@@ -129,7 +130,7 @@ class SqlAuditStore:
             self._engine = create_engine(url)
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise AuditUnavailableError(
-                f"the audit database URL cannot be used: {_first_line(error)}"
+                f"the audit database URL cannot be used: {first_line(error)}"
             ) from error
         self._where = self._engine.url.render_as_string(hide_password=True)
         if self._engine.dialect.name == "sqlite":
@@ -251,14 +252,14 @@ class SqlAuditStore:
         except AuditError:
             raise
         except IntegrityError as error:
-            detail = _first_line(error.orig)
+            detail = first_line(error)
             if "request_id" in detail:
                 raise AuditEntryError(
                     "a request cannot be recorded twice: request ids are never reused"
                 ) from error
             raise AuditForkError(f"the audit log holds leaves its head does not know of: {detail}") from error
         except SQLAlchemyError as error:
-            detail = _first_line(getattr(error, "orig", None) or error)
+            detail = first_line(error)
             raise AuditUnavailableError(
                 f"the audit database {self._where} could not be {verb}: {detail}"
             ) from error
@@ -292,7 +293,3 @@ def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN")
-
-
-def _first_line(error: object) -> str:
-    return str(error).partition("\n")[0]

@@ -114,7 +114,7 @@ async def test_without_its_draft_pool_and_audit_log_say_so(plan):
     saw(role, *UP, hard_off=True)
     worker = pool.snapshot(WORKER_ID).worker
     assert (worker.mode, worker.draft) == (SpeculationMode.TARGET_ONLY, "")
-    assert worker.reason is role.start_reason is Reason.COLLAPSED
+    assert worker.reason is role.worker.reason is Reason.COLLAPSED
     await role.restart(worker, with_draft=True, reason=Reason.PROBING)
     saw(role, *UP)
     worker = pool.snapshot(WORKER_ID).worker

@@ -115,7 +115,7 @@ def plan(tmp_path):
 def test_a_worker_without_its_draft_says_why(plan):
     """Its mode, the reason for it, and the entry that binds what it serves all agree."""
     role, recorder = plan(without_fc(), bad_draft="target_only")
-    assert (role.worker.mode, role.start_reason) == (SpeculationMode.TARGET_ONLY, Reason.DRAFT_LINT_FAILED)
+    assert (role.worker.mode, role.worker.reason) == (SpeculationMode.TARGET_ONLY, Reason.DRAFT_LINT_FAILED)
     assert role.worker.draft == ""
     role.saw(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))
     ((entry_type, fields),) = recorder.entries
@@ -127,7 +127,7 @@ def test_a_worker_without_its_draft_says_why(plan):
 def test_the_audit_log_names_what_was_suspicious_about_a_draft(plan):
     """Whoever looks for the cause of slow answers later finds it there."""
     role, recorder = plan(eagle31(), max_model_len=2048)
-    assert (role.worker.mode, role.start_reason) == (SpeculationMode.SPECULATIVE, None)
+    assert (role.worker.mode, role.worker.reason) == (SpeculationMode.SPECULATIVE, None)
     role.saw(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))
     assert recorder.entries[0][1]["draft_lint"] == ["max-position-embeddings"]
 
