@@ -11,7 +11,7 @@ the worker then says that it cannot be controlled.
 from typing import Any
 
 from appliance.serving.vllm_lazy_draft import ARGUMENTS, keep_draft_in_step
-from appliance.serving.vllm_repairs import repair_cpu_sampling
+from appliance.serving.vllm_repairs import nap_between_looks, repair_cpu_sampling
 from appliance.serving.vllm_steering import Steering, find_problems
 from appliance.serving.worker_protocol import RPC
 
@@ -25,10 +25,12 @@ def register() -> None:
 
     steer(Scheduler, EngineCore, engine=f"vllm {version}")
     if current_platform.is_cpu():
+        from vllm.distributed.device_communicators import shm_broadcast  # noqa: PLC0415
         from vllm.v1.sample import rejection_sampler  # noqa: PLC0415
         from vllm.v1.sample.ops import topk_topp_sampler  # noqa: PLC0415
 
         repair_cpu_sampling(rejection_sampler, topk_topp_sampler)
+        nap_between_looks(shm_broadcast)
         spare_the_draft()
 
 

@@ -4,7 +4,11 @@ Repairs of vLLM 0.32 on a CPU, each named after the defect it is for.
 Each looks before it touches anything, and leaves a vLLM that is made differently alone.
 """
 
+import time
 from typing import Any
+
+NAP_SECONDS = 20e-6
+"""Linux adds its timer slack of 50 microseconds: a thousandth of what a step on a CPU takes."""
 
 
 def repair_cpu_sampling(rejection_sampler: Any, topk_topp_sampler: Any) -> None:  # noqa: ANN401
@@ -56,3 +60,21 @@ def survive_empty_top_k(sampler: Any) -> None:  # noqa: ANN401 - a module of vLL
         return logits if k.numel() == 0 else original(logits, k)
 
     sampler.apply_top_k_only = apply_top_k_only
+
+
+def nap_between_looks(shared_memory: Any) -> None:  # noqa: ANN401 - a module of vLLM
+    """
+    Let a process that waits for another one sleep for a moment, instead of asking again at once.
+
+    vLLM 0.32 (`distributed/device_communicators/shm_broadcast.py`): while requests run, engine core
+    and worker each wait in a loop around `sched_yield`, which occupies a whole core.  On a machine
+    with few of them that core is also the gateway's and the API server's.  Linux 6.18 then lets the
+    loop run for up to ten seconds while they wait: the answer is computed and nobody sends it.
+    """
+    if not hasattr(shared_memory, "sched_yield"):
+        return
+
+    def sched_yield() -> None:
+        time.sleep(NAP_SECONDS)
+
+    shared_memory.sched_yield = sched_yield

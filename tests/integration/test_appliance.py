@@ -73,6 +73,17 @@ def worker_pids(appliance) -> list[int]:
     return found
 
 
+def command_of(pid: int) -> str:
+    """Command line, as vLLM may have changed it."""
+    return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def completes(client) -> bool:
     try:
         client.completions.create(model="demo-coder", prompt=PROMPT, max_tokens=4)
@@ -286,6 +297,16 @@ def test_a_receipt_proves_a_request(appliance, client, tmp_path):
         cwd=tmp_path,
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_the_engine_leaves_its_core_to_the_gateway_while_it_waits(appliance, client):
+    """Otherwise, on few cores, whole seconds of answers are computed and not sent."""
+    (engine,) = (pid for pid in worker_pids(appliance) if "EngineCore" in command_of(pid))
+    before, start = cpu_seconds(engine), time.monotonic()
+    client.completions.create(
+        model="demo-coder", prompt=PROMPT, max_tokens=1500, extra_body={"ignore_eos": True}
+    )
+    assert cpu_seconds(engine) - before < 0.7 * (time.monotonic() - start)
 
 
 def test_a_worker_killed_mid_stream_is_an_error_event_an_outcome_and_a_restart(appliance, client):

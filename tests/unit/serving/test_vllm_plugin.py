@@ -17,7 +17,7 @@ import pytest
 
 from appliance.serving.vllm_lazy_draft import ARGUMENTS
 from appliance.serving.vllm_plugin import register, spare_the_draft, steer
-from appliance.serving.vllm_repairs import repair_cpu_sampling
+from appliance.serving.vllm_repairs import NAP_SECONDS, nap_between_looks, repair_cpu_sampling
 from appliance.serving.vllm_steering import find_problems
 from appliance.serving.worker_protocol import RPC
 from tests.fake_engine import LOOKUP, DraftStats, FakeScheduler, Outputs, Stats, Step, Tokens
@@ -154,10 +154,13 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         is_cpu=True,
         sampler=SimpleNamespace(expand_batch_to_tokens=len),
         filter=SimpleNamespace(apply_top_k_only=len),
+        shared_memory=SimpleNamespace(sched_yield=len),
     )
     contents: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": "0.32.0"},
         "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: made.is_cpu)},
+        "vllm.distributed": {},
+        "vllm.distributed.device_communicators": {"shm_broadcast": made.shared_memory},
         "vllm.v1": {},
         "vllm.v1.core": {},
         "vllm.v1.core.sched": {},
@@ -185,6 +188,7 @@ def test_a_worker_on_a_cpu_is_steered_repaired_and_spared(modules):
     assert ask(modules.engine.start())["engine"] == ENGINE
     assert modules.sampler.expand_batch_to_tokens is not len
     assert modules.filter.apply_top_k_only is not len
+    assert modules.shared_memory.sched_yield is not len
     assert modules.runner.propose_draft_token_ids is not propose
 
 
@@ -195,6 +199,7 @@ def test_a_worker_on_a_gpu_is_steered_and_nothing_else(modules):
     register()
     assert ask(modules.engine.start())["controllable"]
     assert (modules.sampler.expand_batch_to_tokens, modules.filter.apply_top_k_only) == (len, len)
+    assert modules.shared_memory.sched_yield is len
     assert modules.runner.propose_draft_token_ids is propose
 
 
@@ -304,8 +309,29 @@ def test_a_step_without_draft_tokens_passes_the_top_k_filter():
     assert len(filtered) == 1
 
 
-def test_a_sampler_without_these_functions_is_left_alone():
+def test_a_process_that_waits_gives_its_core_away(monkeypatch):
+    """A loop around `sched_yield` alone can keep the gateway from running for seconds."""
+    naps = []
+    monkeypatch.setattr("appliance.serving.vllm_repairs.time.sleep", naps.append)
+    shared_memory = SimpleNamespace(sched_yield=len)
+    nap_between_looks(shared_memory)
+    shared_memory.sched_yield()
+    assert naps == [NAP_SECONDS]
+
+
+def test_the_installed_vllm_waits_with_the_name_that_is_replaced():
+    """Or its processes would silently go on occupying a core each."""
+    waits = [
+        node
+        for node in ast.walk(tree("distributed.device_communicators.shm_broadcast"))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "sched_yield"
+    ]
+    assert len(waits) == 2
+
+
+def test_a_module_without_these_functions_is_left_alone():
     """A vLLM made differently has other defects."""
-    rejection, top_k = SimpleNamespace(), SimpleNamespace()
+    rejection, top_k, shared_memory = SimpleNamespace(), SimpleNamespace(), SimpleNamespace()
     repair_cpu_sampling(rejection, top_k)
-    assert (vars(rejection), vars(top_k)) == ({}, {})
+    nap_between_looks(shared_memory)
+    assert (vars(rejection), vars(top_k), vars(shared_memory)) == ({}, {}, {})
