@@ -42,21 +42,6 @@ def lint_pair(target: Weights, draft: Weights, *, context: int | None = None) ->
     return tuple(_problems(make_pair(target, draft, context)))
 
 
-def check_pair(target: Weights, draft: Weights, *, context: int | None = None) -> tuple[Finding, ...]:
-    """
-    Refuse a draft that does not fit its target.
-
-    Returns:
-        What is suspicious but works.
-
-    Raises:
-        ConfigurationError: the first error, and how many more there are.
-    """
-    findings = lint_pair(target, draft, context=context)
-    refuse_errors(findings, draft.path)
-    return findings
-
-
 def refuse_errors(findings: tuple[Finding, ...], path: Path) -> None:
     """
     Raise the first error among the findings about the draft in a directory, if there is one.

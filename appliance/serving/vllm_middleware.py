@@ -89,14 +89,16 @@ class SpeculationMiddleware:
 
     async def _restart(self, text: str, send: Send) -> None:
         try:
-            wish = {"with_draft": bool(json.loads(text)["with_draft"])}
+            with_draft = json.loads(text)["with_draft"]
         except (ValueError, TypeError, KeyError):
+            with_draft = None
+        if not isinstance(with_draft, bool):
             await _answer(send, 400, {"error": 'send {"with_draft": true} or false'})
             return
         if self._wish is None:
             await _answer(send, 409, {"error": "nobody supervises this worker, so it would not come back"})
             return
-        path = Path(self._wish)
+        wish, path = {"with_draft": with_draft}, Path(self._wish)
         temporary = path.with_name(f".{path.name}")
         temporary.write_text(json.dumps(wish), encoding="utf-8")
         temporary.replace(path)

@@ -11,7 +11,11 @@ the worker then says that it cannot be controlled.
 from typing import Any
 
 from appliance.serving.vllm_lazy_draft import ARGUMENTS, keep_draft_in_step
-from appliance.serving.vllm_repairs import nap_between_looks, repair_cpu_sampling
+from appliance.serving.vllm_repairs import (
+    nap_between_looks,
+    repair_cpu_sampling,
+    sample_steps_without_drafts_plainly,
+)
 from appliance.serving.vllm_steering import Steering, find_problems
 from appliance.serving.worker_protocol import RPC
 
@@ -43,6 +47,7 @@ def spare_the_draft() -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415
 
     propose = getattr(GPUModelRunner, "propose_draft_token_ids", None)
+    sample_steps_without_drafts_plainly(GPUModelRunner)
     if propose is None or tuple(inspect.signature(propose).parameters)[1:] != ARGUMENTS:
         return
     keep_draft_in_step(GPUModelRunner, SpecDecodeBaseProposer, torch)

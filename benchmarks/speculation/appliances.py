@@ -83,6 +83,13 @@ class Side:
         found: dict[str, Any] = (await _admin(self._process, "GET", "speculation"))["workers"][0]
         return found
 
+    async def changes(self) -> list[dict[str, Any]]:
+        """The newest changes of mode, oldest first."""
+        found: list[dict[str, Any]] = (await _admin(self._process, "GET", "speculation/events?after=0"))[
+            "events"
+        ]
+        return found
+
     async def choose(self, mode: Mode) -> None:
         """
         Have the worker decode in a mode, and wait until it does.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.drafts.explanations import EXPLANATIONS
-from appliance.drafts.lint import check_pair, lint_pair
+from appliance.drafts.lint import lint_pair, refuse_errors
 from appliance.drafts.rules import Rule, Severity
 from appliance.errors import ConfigurationError
 from appliance.serving.weights import TensorInfo, Weights, inspect_weights
@@ -73,16 +73,19 @@ def test_raises_the_first_error_and_counts_the_others(tmp_path):
     """One line for a terminal; the list is there for who wants it."""
     draft = changed(vocab_size=2 * VOCABULARY)()
     draft.drop("fc.weight")
+    pair = write(draft, tmp_path)
     with pytest.raises(
         ConfigurationError, match=r"does not fit: its vocab_size .* \(and 1 more\)"
     ) as refusal:
-        check_pair(*write(draft, tmp_path))
+        refuse_errors(lint_pair(*pair), pair[1].path)
     assert "\n" not in str(refusal.value)
 
 
-def test_returns_warnings(tmp_path):
+def test_warnings_refuse_nothing(tmp_path):
     """What does not keep a worker from starting is for the log."""
-    findings = check_pair(*write(changed(norm_output=None)(), tmp_path))
+    pair = write(changed(norm_output=None)(), tmp_path)
+    findings = lint_pair(*pair)
+    refuse_errors(findings, pair[1].path)
     assert [finding.rule for finding in findings] == [Rule.NORM_OUTPUT_UNSET]
     assert findings[0].severity is Severity.WARNING
 

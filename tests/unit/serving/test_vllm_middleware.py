@@ -307,7 +307,9 @@ async def test_a_worker_nobody_supervises_does_not_end_itself(start, signals):
     assert signals == []
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"7", b'"with_draft"', b"{", b"\xff"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b"7", b'"with_draft"', b"{", b"\xff", b'{"with_draft": "false"}']
+)
 async def test_a_restart_must_say_with_what(start, signals, tmp_path, body):
     """Nothing is guessed, and nothing ends."""
     reply = await start().ask("POST", RESTART_PATH, body)

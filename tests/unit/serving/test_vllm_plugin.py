@@ -17,7 +17,12 @@ import pytest
 
 from appliance.serving.vllm_lazy_draft import ARGUMENTS
 from appliance.serving.vllm_plugin import register, spare_the_draft, steer
-from appliance.serving.vllm_repairs import NAP_SECONDS, nap_between_looks, repair_cpu_sampling
+from appliance.serving.vllm_repairs import (
+    NAP_SECONDS,
+    nap_between_looks,
+    repair_cpu_sampling,
+    sample_steps_without_drafts_plainly,
+)
 from appliance.serving.vllm_steering import find_problems
 from appliance.serving.worker_protocol import RPC
 from tests.fake_engine import LOOKUP, DraftStats, FakeScheduler, Outputs, Stats, Step, Tokens
@@ -307,6 +312,38 @@ def test_a_step_without_draft_tokens_passes_the_top_k_filter():
     assert sampler.apply_top_k_only(nothing, torch.empty(0, dtype=torch.int64)) is nothing
     assert sampler.apply_top_k_only(nothing, torch.tensor([3])) == "filtered"
     assert len(filtered) == 1
+
+
+def test_a_step_in_which_nothing_was_drafted_is_sampled_as_without_a_draft():
+    """Any other is left to the rejection sampler."""
+    seen = []
+
+    class Runner:
+        def _sample(self, logits, spec_decode_metadata):
+            seen.append(spec_decode_metadata)
+            return logits
+
+    sample_steps_without_drafts_plainly(Runner)
+    nothing, something = SimpleNamespace(max_spec_len=0), SimpleNamespace(max_spec_len=3)
+    for metadata in (None, nothing, something):
+        assert Runner()._sample("logits", metadata) == "logits"
+    assert seen == [None, None, something]
+
+
+def test_the_installed_vllm_samples_with_the_arguments_we_know():
+    """Or a step without drafts would silently cost what one with drafts does."""
+    (method,) = (
+        node
+        for node in ast.walk(tree("v1.worker.gpu_model_runner"))
+        if isinstance(node, ast.FunctionDef) and node.name == "_sample"
+    )
+    assert [argument.arg for argument in method.args.args] == ["self", "logits", "spec_decode_metadata"]
+    assigned = {
+        node.attr
+        for node in ast.walk(tree("v1.spec_decode.metadata"))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    assert "max_spec_len" in assigned
 
 
 def test_a_process_that_waits_gives_its_core_away(monkeypatch):

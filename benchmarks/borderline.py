@@ -1,0 +1,139 @@
+"""
+How often speculation changes its mind where it hardly matters: `python -m benchmarks.borderline`.
+
+Mixes code and random hex until drafting and not drafting are equally fast on this machine, which
+is where a monitor without hysteresis would swing to and fro.  Then leaves the choice to the monitor
+for ten minutes and counts how often it changes the mode.  Prints what it finds; writes nothing.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.speculation.appliances import Side
+from benchmarks.speculation.load import Load, drive
+from benchmarks.speculation.plan import ADAPTIVE, Cell, Control, Kind, Mode
+from benchmarks.speculation.provenance import look
+from benchmarks.speculation.standstill import Standstill
+from benchmarks.speculation.traffic import Prompt, Traffic, prompts_of
+from demo.process import ApplianceProcess
+from demo.training.corpus import load_corpus
+
+OFF = Mode(control=Control.FIXED, draft_tokens=0)
+LONGEST = Mode(control=Control.FIXED, draft_tokens=3)
+PROBING = "probing"
+SETTLED = ("speculative", "target_only")
+TOKENS = 96
+MIXTURE = 400
+"""Prompts before a mixture begins anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line said."""
+
+    minutes: float
+    concurrency: int
+    seconds: float
+    halvings: int
+
+
+def main() -> None:
+    options = parse()
+    provenance = look("python -m benchmarks.borderline", model="demo-coder", draft="demo-coder-eagle31")
+    print(f"{provenance.hardware}; commit {provenance.source}; {provenance.date}", flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch,
+        ApplianceProcess(
+            "up", data=Path(scratch), environment={"APPLIANCE_LOG__LEVEL": "warning"}
+        ) as appliance,
+    ):
+        uvloop.run(measure(appliance, options))
+
+
+def parse() -> Options:
+    parser = argparse.ArgumentParser(description=__doc__.strip().partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long the monitor decides")
+    parser.add_argument("--concurrency", type=int, default=2, help="requests under way at a time")
+    parser.add_argument("--seconds", type=float, default=8.0, help="each measurement of a mixture")
+    parser.add_argument("--halvings", type=int, default=5, help="steps of the search for the mixture")
+    return Options(**vars(parser.parse_args()))
+
+
+async def measure(appliance: ApplianceProcess, options: Options) -> None:
+    """Search the mixture, let the monitor decide on it, and count."""
+    standstill = Standstill(appliance.process.pid)
+    side = await Side.connect(appliance, standstill)
+    standstill.end()
+    cell = Cell(kind=Kind.MIXED, temperature=0.0, concurrency=options.concurrency)
+    names = (f"borderline-{number}" for number in count())
+
+    async def speed(share: float, seconds: float) -> float:
+        load = Load(
+            cell=cell,
+            traffic=mixture(share),
+            first=0,
+            warm_up=2.0,
+            seconds=seconds,
+            max_tokens=TOKENS,
+            name=next(names),
+        )
+        return (await drive(side.target, load, side.reading)).tokens_per_second
+
+    low, high = 0.0, 1.0
+    for _ in range(options.halvings):
+        share = (low + high) / 2
+        ratios = []
+        for modes in ((OFF, LONGEST), (LONGEST, OFF)):
+            speeds = {}
+            for mode in modes:
+                await side.choose(mode)
+                speeds[mode.name] = await speed(share, options.seconds)
+            ratios.append(speeds[LONGEST.name] / speeds[OFF.name])
+        ratio = sum(ratios) / len(ratios)
+        print(f"{share:6.1%} code   drafting is {ratio:.3f} as fast as not drafting", flush=True)
+        low, high = (low, share) if ratio > 1 else (share, high)
+    share = (low + high) / 2
+    print(f"{share:6.1%} code   the monitor decides for {options.minutes:g} minutes", flush=True)
+    await side.choose(ADAPTIVE)
+    await speed(share, 30.0)
+    before = await side.changes()
+    started = time.monotonic()
+    mean = await speed(share, 60 * options.minutes)
+    changes = [change for change in await side.changes() if change not in before]
+    modes = [change["mode"] for change in changes if change["mode"] in SETTLED]
+    stays = settled_before(before)
+    flips = sum(mode != previous for previous, mode in zip([stays, *modes], modes, strict=False))
+    probes = sum(change["mode"] == PROBING for change in changes)
+    for change in changes:
+        print(f"   {change['time']}  {change['mode']:<12} {change['reason']}", flush=True)
+    minutes = (time.monotonic() - started) / 60
+    print(
+        f"{flips} changes between drafting and not drafting in {minutes:.1f} minutes, {probes} probes, "
+        f"{mean:.0f} tokens/s at concurrency {options.concurrency}"
+    )
+
+
+def settled_before(changes: list[dict[str, str]]) -> str:
+    """The mode the monitor had settled on: probes come and go."""
+    return next((change["mode"] for change in reversed(changes) if change["mode"] in SETTLED), SETTLED[0])
+
+
+def mixture(share: float) -> Traffic:
+    """Code and hex in a fixed shuffled order, so much of it code."""
+    corpus = load_corpus()
+    code, noise = prompts_of(Kind.CODE, corpus), prompts_of(Kind.HEX, corpus)
+    number = round(MIXTURE * share)
+    kinds: list[tuple[Prompt, ...]] = [code] * number + [noise] * (MIXTURE - number)
+    random.Random(11).shuffle(kinds)
+    return Traffic(prompts=tuple(kind[place % len(kind)] for place, kind in enumerate(kinds)))
+
+
+if __name__ == "__main__":
+    main()
