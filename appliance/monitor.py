@@ -108,7 +108,7 @@ def _obey(watch: Watch, override: SpeculationMode, draft_tokens: int | None, now
         basis=Reason.OPERATOR_OVERRIDE,
         reason=Reason.OPERATOR_OVERRIDE,
     )
-    return _enter(watch, override, now)
+    return _turn(watch, override, now)
 
 
 def _relent(watch: Watch, now: float) -> Watch:
@@ -116,12 +116,12 @@ def _relent(watch: Watch, now: float) -> Watch:
     kept, latest = watch.kept, watch.samples[-1:]
     freed = replace(watch, kept=None, ordered=None, samples=latest, history=latest, probed=())
     if kept is None:
-        return _resume(freed, Reason.TOO_FEW_DRAFTS, now)
+        return _resume(_turn(freed, SpeculationMode.SPECULATIVE, now), Reason.TOO_FEW_DRAFTS, now)
     # A probe that was under way then is over.
     basis = (kept.verdict or Reason.COLLAPSED) if kept.mode is SpeculationMode.PROBING else kept.basis
     freed = replace(freed, verdict=kept.verdict, basis=basis, reason=basis)
     drafted = kept.mode is SpeculationMode.SPECULATIVE
-    return _enter(freed, kept.mode if drafted else SpeculationMode.TARGET_ONLY, now)
+    return _turn(freed, kept.mode if drafted else SpeculationMode.TARGET_ONLY, now)
 
 
 def _resume(watch: Watch, reason: Reason, now: float) -> Watch:
@@ -184,10 +184,14 @@ def _wait_for_probe(watch: Watch, policy: MonitorPolicy, now: float) -> Watch:
 
 
 def _enter(watch: Watch, mode: SpeculationMode, now: float) -> Watch:
-    if mode is watch.mode:
-        return watch
-    entered = replace(watch, mode=mode, since=now)
-    return _flip(entered, now) if SpeculationMode.SPECULATIVE in {mode, watch.mode} else entered
+    flips = mode is not watch.mode and SpeculationMode.SPECULATIVE in {mode, watch.mode}
+    entered = _turn(watch, mode, now)
+    return _flip(entered, now) if flips else entered
+
+
+def _turn(watch: Watch, mode: SpeculationMode, now: float) -> Watch:
+    """Change the mode for a person: that tells nothing of the traffic, so it is not held against it."""
+    return watch if mode is watch.mode else replace(watch, mode=mode, since=now)
 
 
 def _flip(watch: Watch, now: float) -> Watch:

@@ -276,6 +276,19 @@ def test_an_override_is_obeyed_at_once_and_left_cleanly(seconds: list[Second], s
             assert (tick.after.verdict is not None) == was_stopped
 
 
+def test_an_operators_changes_of_mode_are_not_held_against_the_traffic():
+    """The monitor stops no later, and probes no later, than if nobody had broken in."""
+    orders = [*[Second(CODE, 1, "", TARGET_ONLY)] * 3, *[Second(CODE, 1, "", None)] * 3] * 6
+    calm = list(live([*constant(CODE, 96), *constant(HEX, 60)]))
+    ordered = list(live([*constant(CODE, 60), *orders, *constant(HEX, 60)]))
+    assert not ordered[95].after.flips
+    stops = [
+        next(tick for tick in ticks[96:] if tick.after.mode is not SPECULATIVE) for ticks in (calm, ordered)
+    ]
+    assert stops[1].now <= stops[0].now + 1
+    assert stops[1].after.hold_seconds == stops[0].after.hold_seconds
+
+
 @pytest.mark.parametrize(("asked", "given"), [(None, 3), (3, 3), (2, 2), (1, 1), (9, 3)])
 def test_an_operator_may_insist_on_a_number_of_draft_tokens(asked: int | None, given: int):
     """As many as the engine is prepared for; at every batch size, whatever was measured."""
