@@ -23,6 +23,7 @@ from appliance.speculation import NO_STEPS, EngineReading, Reason, SpeculationMo
 from appliance.verdict import (
     LIKELY,
     better_choice,
+    came_at_once,
     collapse_limit,
     evidence_of,
     is_losing,
@@ -138,6 +139,7 @@ def _resume(watch: Watch, reason: Reason, now: float) -> Watch:
         samples=latest,
         history=latest,
         probed=(),
+        useless_since=None,
     )
     return _enter(resumed, SpeculationMode.SPECULATIVE, now)
 
@@ -207,7 +209,13 @@ def _judge(watch: Watch, bucket: int, policy: MonitorPolicy, now: float) -> Watc
     """Stop, or choose the number of draft tokens for the batch bucket in use."""
     costs = aged(watch.costs(bucket), now)
     if is_useless(watch, costs, policy, now):
-        return _stop(watch, Reason.COLLAPSED, policy, now) if _may_flip(watch, policy, now) else watch
+        since = now if watch.useless_since is None else watch.useless_since
+        lasts = now - since >= policy.collapse_seconds or not came_at_once(watch, policy, now)
+        if lasts and _may_flip(watch, policy, now):
+            return _stop(replace(watch, useless_since=None), Reason.COLLAPSED, policy, now)
+        watch = replace(watch, useless_since=since)
+    else:
+        watch = replace(watch, useless_since=None)
     if not costs.is_known() or watch.window.drafts < policy.min_drafts:
         return watch
     entry = entry_of(watch, bucket)
