@@ -28,7 +28,6 @@ from demo.training.corpus import load_corpus
 OFF = Mode(control=Control.FIXED, draft_tokens=0)
 LONGEST = Mode(control=Control.FIXED, draft_tokens=3)
 PROBING = "probing"
-SETTLED = ("speculative", "target_only")
 TOKENS = 96
 MIXTURE = 400
 """Prompts before a mixture begins anew."""
@@ -107,12 +106,13 @@ async def measure(appliance: ApplianceProcess, options: Options) -> None:
     started = time.monotonic()
     mean = await speed(share, 60 * options.minutes)
     changes = [change for change in await side.changes() if change not in before]
-    modes = [change["mode"] for change in changes if change["mode"] in SETTLED]
-    stays = settled_before(before)
-    flips = sum(mode != previous for previous, mode in zip([stays, *modes], modes, strict=False))
+    states = [drafts_at(change["table"], options.concurrency) for change in changes]
+    stays = drafts_at(before[-1]["table"], options.concurrency) if before else True
+    flips = sum(state != previous for previous, state in zip([stays, *states], states, strict=False))
     probes = sum(change["mode"] == PROBING for change in changes)
     for change in changes:
-        print(f"   {change['time']}  {change['mode']:<12} {change['reason']}", flush=True)
+        table = ", ".join(change["table"])
+        print(f"   {change['time']}  {change['mode']:<12} {change['reason']:<17} {table}", flush=True)
     minutes = (time.monotonic() - started) / 60
     print(
         f"{flips} changes between drafting and not drafting in {minutes:.1f} minutes, {probes} probes, "
@@ -120,9 +120,14 @@ async def measure(appliance: ApplianceProcess, options: Options) -> None:
     )
 
 
-def settled_before(changes: list[dict[str, str]]) -> str:
-    """The mode the monitor had settled on: probes come and go."""
-    return next((change["mode"] for change in reversed(changes) if change["mode"] in SETTLED), SETTLED[0])
+def drafts_at(table: list[str], batch: int) -> bool:
+    """Whether a table, such as `["1-8: 1", "9-64: 0"]`, has a batch of this size draft."""
+    for entry in table:
+        sizes, _, tokens = entry.partition(": ")
+        first, _, last = sizes.partition("-")
+        if int(first) <= batch <= int(last or first):
+            return int(tokens) > 0
+    return False
 
 
 def mixture(share: float) -> Traffic:
