@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test check lint types imports unit integration bench bench-speculation models clean
+.PHONY: help setup setup-dev run tour test check lint types imports unit integration bench bench-audit bench-speculation models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ $(VENV)/.installed-$(EXTRA): pyproject.toml constraints.txt deploy/install.sh
 	@sh deploy/install.sh $(PYTHON) $(VENV) $(EXTRA)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA)
+$(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA) deploy/debian-packages.txt
 	@sh deploy/install.sh $(PYTHON) $(VENV) dev
 	@touch $@
 
@@ -51,11 +51,14 @@ unit: setup-dev ## Unit tests, in an empty network namespace where the kernel al
 	else echo "SKIPPED the network wall: this machine does not allow network namespaces" && \
 	$(BIN)/python -m pytest tests/unit; fi
 
-integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, loopback
-	@$(BIN)/python -m pytest tests/integration tests/test_docs.py
+integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
+	@$(BIN)/python -m pytest tests/integration tests/contract tests/faults tests/attacks tests/test_docs.py
 
 bench: setup-dev ## Measure what the gateway adds
 	@$(BIN)/python -m benchmarks.gateway_overhead
+
+bench-audit: setup-dev ## Measure the audit log: appends per second, and what `strict` costs a request
+	@$(BIN)/python -m benchmarks.audit
 
 bench-speculation: setup-dev ## Measure speculation by concurrency, and how well the monitor chooses (hours)
 	@$(BIN)/python -m benchmarks.speculation

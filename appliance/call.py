@@ -83,7 +83,7 @@ class Call:
             "stream": self.is_stream,
             "client": self.client,
             "body_bytes": len(self.text.encode()),
-            "content_mode": "none",
+            "content_mode": str(self.caller.tenant.content),
         }
         if self.client_request_id:
             fields["client_request_id"] = self.client_request_id

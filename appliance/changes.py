@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from appliance.audit.registry import EntryType
+from appliance.audit.sink import AuditSink
 from appliance.errors import AuditError
 from appliance.logs import Logger
 from appliance.metrics import Metrics
@@ -20,13 +21,6 @@ from appliance.serving.worker import WorkerSnapshot
 from appliance.speculation import DraftTokenTable, Reason, SpeculationMode
 
 KEPT = 256
-
-
-class AuditSink(Protocol):
-    """What is needed of the audit log."""
-
-    def submit(self, entry_type: EntryType, /, **fields: Any) -> object:  # noqa: ANN401
-        """Queue an entry.  May refuse at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,15 @@ Owned by the task that relays the request; nothing else writes to it.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from appliance.attribution import Attribution, context_bucket
+from appliance.audit.entry import JSON
 from appliance.audit.pending import Receipt
+from appliance.audit.registry import EntryType
+from appliance.capture import NO_CAPTURE, Capture
 from appliance.metrics import Metrics
 from appliance.serving.target_only import ForbiddenBy
 from appliance.serving.usage import Usage
@@ -69,6 +72,10 @@ class Exchange:
     retries: int = 0
     head_sent: bool = False
     recorded: bool = False
+    capture: Capture = NO_CAPTURE
+    """What is kept of its content while it is under way."""
+    content: dict[str, JSON] = field(default_factory=dict)
+    """What its end says about the answer that was kept."""
 
     def ends(self, outcome: Outcome, *, status: int | None = None) -> None:
         """Fix how the request ended; the first word counts."""
@@ -123,6 +130,7 @@ class Exchange:
             "duration_ms": _milliseconds(now - self.started),
             "retries": self.retries,
             "template": self.template,
+            **self.content,
         }
         if self.context is not None:
             fields["context_bucket"] = self.context
@@ -151,6 +159,13 @@ class Exchange:
             }
             fields |= {name: value for name, value in known.items() if value}
         return fields
+
+    def end_entry(self, now: float) -> tuple[EntryType, dict[str, Any]]:
+        """Type and fields of the entry that ends it, where the gateway may not vouch for the rest."""
+        if self.outcome in {Outcome.GATEWAY_STOPPED, Outcome.GATEWAY_FAILED}:
+            reason = {"request_id": self.request_id, "reason": str(self.outcome)}
+            return EntryType.REQUEST_ABORTED, {**reason, **self.content}
+        return EntryType.REQUEST_OUTCOME, self.fields(now)
 
     def log_fields(self, now: float) -> dict[str, Any]:
         """The operator log's share of `fields`."""

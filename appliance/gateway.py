@@ -11,15 +11,16 @@ It fails closed: if the audit log cannot take an entry, the client gets an error
 """
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from appliance.attribution import Attribution
-from appliance.audit.pending import Receipt
+from appliance.audit.pending import Kept
 from appliance.audit.registry import EntryType
+from appliance.audit.sink import AuditSink
 from appliance.call import Call
+from appliance.capture import Captures
 from appliance.errors import (
     ApplianceError,
     AuditError,
@@ -43,16 +44,6 @@ from appliance.serving.usage import first_finish_reason, parse_answer, parse_usa
 from appliance.serving.worker import Worker, WorkerId
 
 UNAVAILABLE = 503
-
-
-class AuditSink(Protocol):
-    """What the gateway needs of the audit log."""
-
-    def submit(self, entry_type: EntryType, /, **fields: Any) -> asyncio.Future[Receipt]:  # noqa: ANN401
-        """Queue an entry; the future is done once it is durable.  May refuse at once."""
-
-    async def confirm(self, pending: asyncio.Future[Receipt]) -> Receipt:
-        """Wait for a queued entry, within the log's own limit; whoever waits may be cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +86,7 @@ class Gateway:
         client: WorkerClient,
         audit: AuditSink,
         attribution: Attribution,
+        captures: Captures,
         metrics: Metrics,
         logger: Logger,
         clock: Callable[[], float],
@@ -104,6 +96,7 @@ class Gateway:
         self._client = client
         self._audit = audit
         self._attribution = attribution
+        self._captures = captures
         self._metrics = metrics
         self._logger = logger
         self._clock = clock
@@ -155,15 +148,19 @@ class Gateway:
             ApplianceError: nothing was sent yet and the client is owed this error.  Once the head is
                 out, an error becomes the last frame instead.
         """
+        started, capture = self._clock(), self._captures.begin(call.caller.tenant, call.request_id)
+        # What an entry names is durable before it, and the intent is on its way before a worker is asked.
+        content = await capture.keep_request(call.text) if capture.is_on else {}
         exchange = Exchange(
             request_id=call.request_id,
             caller=call.caller,
             route=call.route,
             model=call.model,
-            started=self._clock(),
+            started=started,
             template=self._attribution.template_of(call.route, call.members),
             forbidden_by=call.forbidden_by,
-            intent=self._audit.submit(EntryType.REQUEST_INTENT, **call.intent_fields()),
+            intent=self._audit.submit(EntryType.REQUEST_INTENT, **call.intent_fields(), **content),
+            capture=capture,
         )
         in_flight = self._metrics.requests_in_flight.labels(call.model)
         in_flight.inc()
@@ -266,15 +263,19 @@ class Gateway:
             exchange.ends(Outcome.COMPLETED, status=answer.status)
             if not call.wants_metrics:
                 text = cut_member(text, members, "metrics")
+        body = text.encode()
+        exchange.capture.saw(body)
         await self._record(exchange)
         await self._start(call, exchange, reply, answer.status, "application/json")
-        await reply.write(text.encode())
+        await reply.write(body)
 
     async def _relay_frames(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
         """Pass whole frames on as they arrive; hold back the ones that end the stream."""
         buffer, final, done = sse.FrameBuffer(), b"", False
+        saw = exchange.capture.saw
 
         async def keep_alive() -> None:
+            saw(sse.KEEP_ALIVE)
             await reply.write(sse.KEEP_ALIVE)
 
         while not done:
@@ -292,11 +293,13 @@ class Gateway:
                 if found.has_failed:
                     exchange.ends(Outcome.WORKER_FAILED)
             if frames:
+                saw(frames)
                 await reply.write(frames)
                 # Only now: what is read here is for the record, and the client need not wait for it.
                 exchange.saw_frames(frames.count(sse.SEPARATOR), self._clock())
                 exchange.finish_reason = sse.finish_reason(frames) or exchange.finish_reason
         exchange.ends(Outcome.COMPLETED, status=answer.status)
+        saw(final)
         await self._record(exchange)
         await reply.write(final)
 
@@ -313,13 +316,13 @@ class Gateway:
         else:
             exchange.fails(status=UNAVAILABLE)
         if not exchange.recorded:
+            exchange.capture.saw(sse.error_frame(str(error), code))
             try:
                 await self._record(exchange)
             except ApplianceError:
                 code = "audit_unavailable"
-        content = {"message": str(error), "type": "server_error", "param": None, "code": code}
         self._metrics.errors.labels(code).inc()
-        await reply.write(f"data: {json.dumps({'error': content})}\n\n".encode())
+        await reply.write(sse.error_frame(str(error), code))
 
     async def _start(
         self, call: Call, exchange: Exchange, reply: Reply, status: int, content_type: str
@@ -335,7 +338,12 @@ class Gateway:
                 content_type=content_type,
                 headers={
                     "x-request-id": call.client_request_id or call.request_id,
-                    "x-appliance-audit": f"{self._policy.origin}/{receipt.index}",
+                    # An entry that is not in the log has no index yet: say so, rather than guess one.
+                    **(
+                        {"x-appliance-audit": f"{self._policy.origin}/{receipt.index}"}
+                        if receipt.kept is Kept.LOGGED
+                        else {"x-appliance-audit-kept": str(receipt.kept)}
+                    ),
                     "x-appliance-overhead-ms": f"{overhead * 1000:.1f}",
                 },
             )
@@ -344,6 +352,8 @@ class Gateway:
     async def _record(self, exchange: Exchange) -> None:
         """Make the outcome durable; the final frame waits for this."""
         await self._audit.confirm(exchange.intent)
+        if exchange.capture.is_on:
+            exchange.content = await exchange.capture.keep_answer()
         entry = self._audit.submit(EntryType.REQUEST_OUTCOME, **exchange.fields(self._clock()))
         exchange.recorded = True
         await self._audit.confirm(entry)
@@ -352,20 +362,29 @@ class Gateway:
         """Count and log the request, and queue its outcome if it did not end the planned way."""
         now = self._clock()
         exchange.ends(Outcome.GATEWAY_FAILED)
-        if not exchange.recorded and not exchange.intent_failed:
-            # Queued without waiting: this also runs while the task is being cancelled, where an
-            # await may never come back.  The log writes its queue out before it closes.
-            if exchange.outcome in {Outcome.GATEWAY_STOPPED, Outcome.GATEWAY_FAILED}:
-                self._queue(
-                    EntryType.REQUEST_ABORTED,
-                    request_id=exchange.request_id,
-                    reason=str(exchange.outcome),
-                )
-            else:
-                self._queue(EntryType.REQUEST_OUTCOME, **exchange.fields(now))
+        if not exchange.recorded and exchange.capture.is_on:
+            self._captures.later(self._end_with_content(exchange, now))
+        elif not exchange.recorded:
+            self._queue_end(exchange, now)
         exchange.count(self._metrics, now)
         exchange.attribute(self._attribution)
         self._logger.info("request_finished", **exchange.log_fields(now))
+
+    async def _end_with_content(self, exchange: Exchange, now: float) -> None:
+        try:
+            exchange.content = await exchange.capture.keep_answer()
+        except AuditError as error:
+            # The client has what it has; the entry must not name what is not there.
+            exchange.content = {"payload_lost": True}
+            self._logger.warning("audit_content_lost", request_id=exchange.request_id, error=str(error))
+        self._queue_end(exchange, now)
+
+    def _queue_end(self, exchange: Exchange, now: float) -> None:
+        # Queued without waiting: this also runs while the task is being cancelled, where an await
+        # may never come back.  The log writes its queue out before it closes.
+        if not exchange.intent_failed:
+            entry_type, fields = exchange.end_entry(now)
+            self._queue(entry_type, **fields)
 
     def _queue(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401
         """Submit an entry nobody waits for: whoever it is about has gone or been refused already."""

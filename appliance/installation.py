@@ -34,6 +34,8 @@ class Installation:
     directory: Path
     database_url: str
     signing_key: Path
+    spool: Path
+    """Directory of audit entries that wait for the database."""
     control_token: Path
     """Secret that control presents to the plugin in a worker, mode 0600."""
 
@@ -41,6 +43,11 @@ class Installation:
     def sealed_head(self) -> Path:
         """The newest signed head, kept apart from the database so that its rollback shows."""
         return self.directory / "audit.head"
+
+    @property
+    def payload_keys(self) -> Path:
+        """Where the keys to kept content are, unless the settings place them elsewhere."""
+        return self.directory / "payload-keys"
 
     @property
     def tenants(self) -> Path:
@@ -70,6 +77,7 @@ def locate(settings: Settings) -> Installation:
         directory=directory,
         database_url=settings.audit.database_url or f"sqlite:///{directory / 'audit.db'}",
         signing_key=settings.audit.signing_key_file or directory / "audit.key",
+        spool=settings.audit.spool_directory or directory / "spool",
         control_token=settings.data.control_token_file or directory / "control.token",
     )
 

@@ -149,26 +149,120 @@ class Metrics:
             "appliance_control_failures", "Looks at a worker that ended in a defect; nothing was changed."
         )
 
-        self.audit_entries = counter("appliance_audit_entries", "Entries made durable.")
+        self._add_audit(counter, gauge, histogram)
+
+    def _add_audit(
+        self,
+        counter: Callable[..., Counter],
+        gauge: Callable[..., Gauge],
+        histogram: Callable[..., Histogram],
+    ) -> None:
+        self.audit_entries = counter("appliance_audit_entries", "Entries made durable in the log.", "type")
         self.audit_commit_seconds = histogram(
-            "appliance_audit_commit_seconds", "Time of one commit.", FINE_SECONDS
-        )
+            "appliance_audit_commit_seconds",
+            "Time of one commit; answers wait for two. Growing: look at the database's disk.", FINE_SECONDS,
+        )  # fmt: skip
         self.audit_failing = gauge(
-            "appliance_audit_failing", "1 while entries cannot be made durable and requests are refused."
+            "appliance_audit_failing",
+            "1 while the database takes no entries. In `strict` requests are refused: look at "
+            "`appliance status` for why.",
+        )
+        self.audit_last_failure = gauge(
+            "appliance_audit_last_failure_timestamp_seconds",
+            "When the database last refused an entry; 0 for never since the start.",
+        )
+        self.audit_refused = counter(
+            "appliance_audit_refused_entries",
+            "Entries the database did not take at once. Moving: it fails, is full or does not keep up.",
         )
         self.audit_open_requests = gauge(
-            "appliance_audit_open_requests", "Requests with an intent and no outcome yet."
+            "appliance_audit_open_requests",
+            "Requests with an intent and no outcome yet; falls to 0 when nothing is being answered.",
         )
-        self.audit_tree_size = gauge("appliance_audit_tree_size", "Entries in the log.")
-        self.audit_queue_entries = gauge("appliance_audit_queue_entries", "Entries waiting for a commit.")
+        self.audit_tree_size = gauge(
+            "appliance_audit_tree_size", "Entries in the log. Never falls, over restarts either."
+        )
+        self.audit_queue_entries = gauge(
+            "appliance_audit_queue_entries",
+            "Entries waiting for a commit. Growing: the database does not keep up.",
+        )
         self.audit_checkpoint_size = gauge(
             "appliance_audit_checkpoint_size", "Entries the newest signed checkpoint covers."
         )
+        self.audit_checkpoint_lag = gauge(
+            "appliance_audit_checkpoint_lag_entries",
+            "Entries no signed checkpoint covers yet. Growing: signing fails; see `appliance status`.",
+        )
+        self.audit_checkpoint_time = gauge(
+            "appliance_audit_checkpoint_timestamp_seconds",
+            "When this process last signed a checkpoint; 0 for not yet. Older than "
+            "`audit.heartbeat_seconds`: signing fails.",
+        )
+        self.audit_dropped = counter(
+            "appliance_audit_dropped_entries",
+            "Entries that were recorded nowhere. Stays 0 in `strict` and `spool`; moving: the log has a gap.",
+        )
+        self.audit_gap_entries = gauge(
+            "appliance_audit_gap_entries",
+            "Entries recorded nowhere that the log has not admitted yet; 0 once `audit.gap` is in it.",
+        )
+        self.audit_spooled = counter(
+            "appliance_audit_spooled_entries",
+            "Entries kept on this machine because the database took none. Moving: bring the database back.",
+        )
+        self.audit_spool_entries = gauge(
+            "appliance_audit_spool_entries",
+            "Entries that wait in the spool. Not falling while the database works: see the log.",
+        )
+        self.audit_spool_bytes = gauge(
+            "appliance_audit_spool_bytes",
+            "Size of the spool. At `audit.spool_bytes` requests are refused, or in `open` unrecorded.",
+        )
+        self.audit_verified_size = gauge(
+            "appliance_audit_verified_size", "Entries the log's own check has read and found whole."
+        )
+        self.audit_verified_time = gauge(
+            "appliance_audit_last_verification_timestamp_seconds",
+            "When that check last ended; 0 for not yet. Older than twice `audit.verify_seconds`: see "
+            "the status.",
+        )
+        self.audit_damaged = gauge(
+            "appliance_audit_damaged",
+            "1 once that check found that stored entries were altered. An incident: stop, keep the database.",
+        )
+        self.audit_witness_time = gauge(
+            "appliance_audit_last_witness_timestamp_seconds",
+            "When a witness last cosigned a checkpoint; 0 for never. Old: nobody else holds a recent head.",
+        )
+        self.disk_free_bytes = gauge(
+            "appliance_audit_disk_free_bytes",
+            "Free space where the log is kept. Falling to 0: entries, then requests, are refused.", "disk",
+        )  # fmt: skip
+        self.disk_low = gauge(
+            "appliance_audit_disk_low",
+            "1 below `audit.low_disk_bytes`: make room before the database refuses entries.", "disk",
+        )  # fmt: skip
 
-    def saw_audit_commit(self, entries: int, seconds: float) -> None:
-        """Count one commit of the audit log."""
-        self.audit_entries.inc(entries)
+        self.audit_witnesses = gauge(
+            "appliance_audit_witnesses",
+            "Witnesses in the settings (`known`), and those that have cosigned this log (`cosigned`).",
+            "state",
+        )  # fmt: skip
+        self.audit_witnessed_size = gauge(
+            "appliance_audit_witnessed_size", "Entries the newest cosignature covers; 0 for none."
+        )
+
+    def saw_audit_commit(self, _entries: int, seconds: float) -> None:
+        """Note one commit of the audit log."""
         self.audit_commit_seconds.observe(seconds)
+
+    def saw_audit_entry(self, entry_type: str, error: Exception | None) -> None:
+        """Count one entry that became durable, or that the database did not take."""
+        if error is None:
+            self.audit_entries.labels(str(entry_type)).inc()
+        else:
+            self.audit_refused.inc()
+            self.audit_last_failure.set_to_current_time()
 
 
 class AuditView(Protocol):
@@ -187,6 +281,10 @@ class AuditView(Protocol):
         """Entries the newest checkpoint covers."""
 
     @property
+    def checkpoint_time(self) -> float:
+        """When it was signed, in seconds since the epoch."""
+
+    @property
     def open_requests(self) -> int:
         """Intents without an outcome yet."""
 
@@ -200,5 +298,77 @@ def observe_audit(metrics: Metrics, state: Callable[[], AuditView]) -> None:
     metrics.audit_tree_size.set_function(lambda: state().size)
     metrics.audit_queue_entries.set_function(lambda: state().queued)
     metrics.audit_checkpoint_size.set_function(lambda: state().checkpoint_size)
+    metrics.audit_checkpoint_lag.set_function(lambda: _lag(state()))
+    metrics.audit_checkpoint_time.set_function(lambda: state().checkpoint_time)
     metrics.audit_open_requests.set_function(lambda: state().open_requests)
     metrics.audit_failing.set_function(lambda: state().failure is not None)
+
+
+def _lag(state: AuditView) -> int:
+    return state.size - state.checkpoint_size
+
+
+class HealthView(Protocol):
+    """The part of the audit log's health that is exported."""
+
+    @property
+    def spool_entries(self) -> int:
+        """Entries in the spool."""
+
+    @property
+    def spool_bytes(self) -> int:
+        """Size of the spool."""
+
+    @property
+    def gap_entries(self) -> int:
+        """Entries recorded nowhere and not admitted yet."""
+
+    @property
+    def verified_size(self) -> int:
+        """Entries the log's own check found whole."""
+
+    @property
+    def verified_time(self) -> float:
+        """When it last ended, in seconds since the epoch."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it found damage."""
+
+
+def observe_health(metrics: Metrics, health: Callable[[], HealthView]) -> None:
+    """Read the audit log's health whenever the metrics are read."""
+    metrics.audit_spool_entries.set_function(lambda: health().spool_entries)
+    metrics.audit_spool_bytes.set_function(lambda: health().spool_bytes)
+    metrics.audit_gap_entries.set_function(lambda: health().gap_entries)
+    metrics.audit_verified_size.set_function(lambda: health().verified_size)
+    metrics.audit_verified_time.set_function(lambda: health().verified_time)
+    metrics.audit_damaged.set_function(lambda: health().is_damaged)
+
+
+class WitnessView(Protocol):
+    """How far the audit log is witnessed."""
+
+    @property
+    def known(self) -> int:
+        """Witnesses in the settings."""
+
+    @property
+    def cosigned(self) -> int:
+        """Those that have cosigned it."""
+
+    @property
+    def size(self) -> int:
+        """Entries the newest cosignature covers."""
+
+    @property
+    def time(self) -> int:
+        """When it was given, in Unix time."""
+
+
+def observe_witnesses(metrics: Metrics, level: Callable[[], WitnessView]) -> None:
+    """Read how far the log is witnessed whenever the metrics are read."""
+    metrics.audit_witnesses.labels("known").set_function(lambda: level().known)
+    metrics.audit_witnesses.labels("cosigned").set_function(lambda: level().cosigned)
+    metrics.audit_witnessed_size.set_function(lambda: level().size)
+    metrics.audit_witness_time.set_function(lambda: level().time)

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from appliance.audit.registry import EntryType
+from appliance.audit.sink import AuditSink
 from appliance.errors import ApplianceError, AuditError, ControlRefusedError, WorkerFailedError
 from appliance.logs import Logger
 from appliance.metrics import Metrics
@@ -53,13 +54,6 @@ class CanaryClient(Protocol):
 
     async def canary(self, worker: Worker, model: str, timeout_seconds: float) -> int:
         """Have a worker complete a fixed text; fails with `WorkerFailedError`."""
-
-
-class AuditSink(Protocol):
-    """What is needed of the audit log."""
-
-    def submit(self, entry_type: EntryType, /, **fields: Any) -> object:  # noqa: ANN401
-        """Queue an entry.  May refuse at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -26,9 +27,13 @@ from appliance.api.services import Services
 from appliance.app import create_app
 from appliance.attribution import Attribution
 from appliance.audit.entry import new_entry_id
-from appliance.audit.keys import create_signing_key, load_signing_key
-from appliance.audit.log import AuditLog
+from appliance.audit.gateway_name import GatewayName
+from appliance.audit.guarded import GuardedLog, LogFiles, open_guarded
+from appliance.audit.keys import create_signing_key, load_signing_key, prepare_mldsa_key
 from appliance.audit.store import SqlAuditStore
+from appliance.audit.witness_client import open_witnessing
+from appliance.audit.witnessing import Witnessing
+from appliance.capture import open_content
 from appliance.changes import ChangeLog
 from appliance.control import ControlLoop, ControlParts
 from appliance.errors import ApplianceError
@@ -36,7 +41,7 @@ from appliance.gateway import Gateway, GatewayPolicy
 from appliance.installation import Installation, load_control_token, load_tenants, locate, prepare
 from appliance.lease import SqlLease
 from appliance.logs import Logger, configure_logs
-from appliance.metrics import Metrics, observe_audit
+from appliance.metrics import Metrics, observe_witnesses
 from appliance.override import SqlOverrideStore
 from appliance.recycle import RecycleParts, Recycler, Restarter
 from appliance.server import bind, make_server
@@ -103,11 +108,14 @@ async def _run(settings: Settings, roles: frozenset[Role]) -> None:
         running: list[Coroutine[Any, Any, None]] = [
             _wait_for(serving),
             parts.control.run(),
-            parts.audit.watch(),
+            parts.audit.run(),
+            parts.witnessing.run(),
             _announce_when_ready(parts, announcer, installation, f"http://{host}:{port}", key),
         ]
         if worker is not None:
-            running.append(worker.run(Listeners(pool=parts.pool, audit=parts.audit, metrics=parts.metrics)))
+            running.append(
+                worker.run(Listeners(pool=parts.pool, audit=parts.audit.sink, metrics=parts.metrics))
+            )
         await _until_stopped(stop, announcer, *running, drain=drain)
 
 
@@ -143,7 +151,8 @@ class GatewayParts:
     services: Services
     pool: WorkerPool
     control: ControlLoop
-    audit: AuditLog
+    audit: GuardedLog
+    witnessing: Witnessing
     metrics: Metrics
 
 
@@ -161,7 +170,9 @@ async def _open_gateway(
     metrics.build_info.labels(version).set(1)
     tenants = TenantDirectory(load_tenants(installation))
     token = load_control_token(installation)
+    prepare_mldsa_key(installation.signing_key, wanted=settings.audit.post_quantum)
     signer = load_signing_key(installation.signing_key, settings.audit.origin)
+    held = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
     store = SqlAuditStore(installation.database_url)
     overrides = SqlOverrideStore(installation.database_url)
     lease = SqlLease(
@@ -176,26 +187,44 @@ async def _open_gateway(
         pool.add(Worker(worker_id=WorkerId(f"pool-{number}"), url=url.rstrip("/")))
     try:
         async with (
-            AuditLog.open(
+            open_guarded(
                 store=store,
                 signer=signer,
                 settings=settings.audit,
-                sealed_head_path=installation.sealed_head,
-                clock=time.time,  # noqa: TID251 - the composition root hands out the clock
+                files=LogFiles(
+                    database_url=installation.database_url,
+                    sealed_head=installation.sealed_head,
+                    spool=installation.spool,
+                ),
+                gateway=held.name,
                 version=version,
-                on_commit=metrics.saw_audit_commit,
-            ) as audit,
+                metrics=metrics,
+                logger=logger,
+                clock=time.time,  # noqa: TID251 - the composition root hands out the clock
+            ) as guarded,
+            open_content(
+                database_url=installation.database_url,
+                keys_directory=settings.audit.payload_keys_directory or installation.payload_keys,
+                settings=settings.audit,
+                log=guarded.log,
+                clock=time.time,  # noqa: TID251 - as above
+                random_bytes=os.urandom,
+            ) as content,
+            open_witnessing(
+                store=store, settings=settings.audit, report=partial(_report_witness, logger)
+            ) as witnessing,
             WorkerClient.open(connect_seconds=settings.pool.connect_seconds) as client,
             SpeculationClient.open(token=token) as speculation,
             RestartClient.open(token=token) as others,
         ):
-            observe_audit(metrics, audit.state)
+            observe_witnesses(metrics, lambda: witnessing.level)
             attribution = Attribution(label_key=os.urandom(16), clock=time.monotonic)
             gateway = Gateway(
                 pool=pool,
                 client=client,
-                audit=audit,
+                audit=guarded.sink,
                 attribution=attribution,
+                captures=content.captures,
                 metrics=metrics,
                 logger=logger,
                 clock=time.monotonic,
@@ -218,7 +247,7 @@ async def _open_gateway(
                             client=client,
                             own=own,
                             others=others,
-                            audit=audit,
+                            audit=guarded.sink,
                             metrics=metrics,
                             logger=logger,
                         ),
@@ -226,7 +255,7 @@ async def _open_gateway(
                         clock=time.monotonic,
                     ),
                     changes=ChangeLog(
-                        audit=audit,
+                        audit=guarded.sink,
                         metrics=metrics,
                         logger=logger,
                         clock=time.time,  # noqa: TID251 - as above
@@ -243,7 +272,8 @@ async def _open_gateway(
                 tenants=tenants,
                 pool=pool,
                 gateway=gateway,
-                audit=audit,
+                audit=guarded.log,
+                audit_health=guarded.watch.health,
                 attribution=attribution,
                 control=control,
                 overrides=overrides,
@@ -252,17 +282,33 @@ async def _open_gateway(
                 clock=time.time,  # noqa: TID251 - as above
                 new_request_id=new_request_id,
                 version=version,
+                retention=content.retention,
             )
-            yield GatewayParts(services=services, pool=pool, control=control, audit=audit, metrics=metrics)
+            yield GatewayParts(
+                services=services,
+                pool=pool,
+                control=control,
+                audit=guarded,
+                witnessing=witnessing,
+                metrics=metrics,
+            )
     finally:
         lease.close()
         overrides.close()
         store.close()
+        held.release()
 
 
 def new_request_id() -> str:
     """An id no other request has: 48 bits of time, 80 of randomness."""
     return new_entry_id(int(time.time() * 1000), os.urandom(10))  # noqa: TID251 - as above
+
+
+def _report_witness(logger: Logger, name: str, problem: str | None) -> None:
+    if problem:
+        logger.warning("witness_failed", detail=name, reason=problem)
+    else:
+        logger.info("witness_cosigns", detail=name)
 
 
 async def _wait_for(serving: "asyncio.Future[None]") -> None:

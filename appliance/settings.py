@@ -162,6 +162,17 @@ class RecycleSettings(Section):
     """How long each of them may take; the first after a start is slow."""
 
 
+class WitnessSettings(Section):
+    """Somebody else who keeps the log's newest head, and says so."""
+
+    name: str
+    """Name in its cosignatures, such as `auditor.example/witness`."""
+    key: str
+    """Its verifier key, `name+hash+base64`, or the path of a file with its keys, one a line."""
+    url: str | None = None
+    """Where it answers, such as `http://10.0.0.9:8090`; null: its cosignatures are carried by file."""
+
+
 class AuditSettings(Section):
     """The audit log."""
 
@@ -171,6 +182,11 @@ class AuditSettings(Section):
     """SQLAlchemy URL; default: SQLite file `audit.db` in the data directory."""
     signing_key_file: Path | None = None
     """Ed25519 key (PKCS#8 PEM, mode 0600); default: `audit.key` in the data directory."""
+    gateway: str | None = None
+    """Name under which this gateway writes the log, never shared by two; default: made at the first
+    start and kept in `gateway.id` in the data directory."""
+    gateway_dead_seconds: Annotated[float, Field(gt=0)] = 300.0
+    """Silence after which another gateway counts as dead, and its open requests are ended in the log."""
     batch_entries: Annotated[int, Field(ge=1, le=4096)] = 256
     """Most entries in one commit."""
     batch_seconds: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -185,6 +201,44 @@ class AuditSettings(Section):
     """Most new entries before a checkpoint is signed, whatever the time."""
     heartbeat_seconds: Annotated[float, Field(gt=0)] = 60.0
     """Time between checkpoints when nothing happens."""
+    post_quantum: bool = False
+    """Sign every checkpoint with ML-DSA-44 as well, by the key `audit-mldsa.key` beside the signing key,
+    made at the first start; a checkpoint then takes 3.5 KiB more.  Auditors need both public keys."""
+    witnesses: tuple[WitnessSettings, ...] = ()
+    """Who cosigns the log, each with `name`, `key` (its verifier keys, or a file with one a line) and, if
+    it can be reached from here, `url`; without one its cosignatures are carried by file."""
+    witness_seconds: Annotated[float, Field(ge=1)] = 60.0
+    """Least time between two cosignatures of the same witness."""
+    witness_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
+    """How long a witness may take to answer; the log does not wait for it."""
+    durability: Literal["strict", "spool", "open"] = "strict"
+    """What happens to requests while the database takes no entries.  `strict`: they are refused with 503.
+    `spool`: entries go to a local spool; once it is full, they are refused.  `open`: as `spool`, but then
+    they are served unrecorded, and an `audit.gap` entry later counts what is missing."""
+    spool_directory: Path | None = None
+    """Directory of the spool, one for each gateway, best not on the database's disk; default: `spool` in
+    the data directory."""
+    spool_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20
+    """Most bytes of the spool, a thousand entries being about half a MiB; 0, with `open` only: no spool."""
+    spool_after_seconds: Annotated[float, Field(gt=0)] = 1.0
+    """How long the database may take over an entry before it goes to the spool."""
+    low_disk_bytes: Annotated[int, Field(ge=0)] = 2**30
+    """Free space on the database's (SQLite) and the spool's disk below which operators are warned."""
+    verify_seconds: Annotated[float, Field(ge=0)] = 3600.0
+    """Time between two checks of what is stored against what was written; 0: never."""
+    payload_keys_directory: Path | None = None
+    """Directory, mode 0700, of the keys to kept content; default: `payload-keys` in the data directory.
+    Gateways that share a database need the same.  Back it up apart from the database, and briefly."""
+    payload_master_key_file: Path | None = None
+    """File, mode 0600, of 32 random bytes in base64 that encrypt those keys; default: they are in clear."""
+    payload_rotation_days: Annotated[float, Field(gt=0)] = 7.0
+    """How long a tenant's key encrypts new content before another takes over."""
+    payload_max_bytes: Annotated[int, Field(ge=1024)] = 4 * 2**20
+    """Most bytes kept of an answer; of a longer one the beginning is kept, and the log says so."""
+    payload_queue_bytes: Annotated[int, Field(ge=2**20)] = 128 * 2**20
+    """Content that may wait to be kept, in bytes; a request that would exceed it is refused with 503."""
+    payload_retention_days: Annotated[int, Field(ge=1)] | None = None
+    """Age at which `appliance audit prune` erases content unless told another; entries stay."""
 
 
 class LogSettings(Section):
@@ -214,6 +268,13 @@ class Settings(Section):
             message = (
                 "monitor.min_drafts is larger than monitor.window_drafts: no verdict could ever be given"
             )
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _a_spool_has_room(self) -> "Settings":
+        if self.audit.durability == "spool" and not self.audit.spool_bytes:
+            message = "audit.durability is spool and audit.spool_bytes is 0: give the spool some room"
             raise ValueError(message)
         return self
 

@@ -1,5 +1,5 @@
 """
-Tenants and their API keys: who may call, which models they may use, and whether drafts may help.
+Tenants and their API keys: who may call, which models, whether drafts may help, what is kept.
 
 Keys are made here, shown once and kept only as SHA-256 digests.  A plain digest is enough because
 a key is 256 random bits: there is nothing to guess.  This module is pure; the roots read and write
@@ -35,6 +35,17 @@ class SpeculationPolicy(StrEnum):
     """Never: only workers without a draft may answer."""
 
 
+class ContentPolicy(StrEnum):
+    """What the audit log keeps of somebody's requests and answers; `content_mode` in an intent."""
+
+    NONE = "none"
+    """Nothing but sizes."""
+    DIGEST = "digest"
+    """Keyed commitments: who holds the text can show that it is the one."""
+    ENCRYPTED = "encrypted"
+    """All of it, encrypted, until it is erased."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
     """A key as it is stored: its public id and the digest of the whole key."""
@@ -53,6 +64,7 @@ class Tenant:
     models: tuple[str, ...] = (ANY_MODEL,)
     keys: tuple[ApiKey, ...] = ()
     speculation: SpeculationPolicy = SpeculationPolicy.AUTO
+    content: ContentPolicy = ContentPolicy.NONE
 
     def may_use(self, model: str) -> bool:
         """Whether this tenant's keys are scoped to `model`."""
@@ -140,6 +152,7 @@ def encode_tenants(tenants: tuple[Tenant, ...]) -> str:
             tenant.name: {
                 "models": list(tenant.models),
                 "speculation": str(tenant.speculation),
+                "content": str(tenant.content),
                 "keys": [
                     {"key_id": key.key_id, "digest": key.digest, "admin": key.admin} for key in tenant.keys
                 ],
@@ -163,6 +176,7 @@ def _parse_tenant(name: str, body: Mapping[str, Any]) -> Tenant:
         models=tuple(models),
         keys=tuple(_parse_key(name, key) for key in body.get("keys", ())),
         speculation=_parse_speculation(name, body.get("speculation", "auto")),
+        content=_parse_content(name, body.get("content", "none")),
     )
 
 
@@ -172,6 +186,14 @@ def _parse_speculation(name: str, value: Any) -> SpeculationPolicy:  # noqa: ANN
         return SpeculationPolicy.OFF if value is False else SpeculationPolicy(value)
     except ValueError as error:
         message = f"tenant {name}: speculation must be auto or off"
+        raise ConfigurationError(message) from error
+
+
+def _parse_content(name: str, value: Any) -> ContentPolicy:  # noqa: ANN401 - decoded YAML
+    try:
+        return ContentPolicy(value)
+    except ValueError as error:
+        message = f"tenant {name}: content must be none, digest or encrypted"
         raise ConfigurationError(message) from error
 
 

@@ -12,8 +12,8 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 from appliance.announce import Announcer
-from appliance.audit.log import AuditLog
 from appliance.audit.registry import EntryType
+from appliance.audit.sink import AuditSink
 from appliance.drafts.findings import Finding
 from appliance.drafts.lint import lint_pair, refuse_errors
 from appliance.drafts.rules import Severity
@@ -43,7 +43,7 @@ class Listeners:
     """Who is told of the worker's life, in a process that has a gateway too."""
 
     pool: WorkerPool
-    audit: AuditLog
+    audit: AuditSink
     metrics: Metrics
 
 

@@ -31,6 +31,7 @@ class ApplianceProcess:
         key: str = "",
         environment: Mapping[str, str] | None = None,
         show: Callable[[str], None] = lambda _line: None,
+        module: str = "appliance",
     ) -> None:
         self.data = data
         self.key = key
@@ -40,7 +41,7 @@ class ApplianceProcess:
         self._show = show
         self._ready = threading.Event()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "appliance", role, "--data", str(data), "--port", "0", *arguments],
+            [sys.executable, "-m", module, role, "--data", str(data), "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

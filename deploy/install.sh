@@ -47,6 +47,26 @@ case ,$extras, in *,cpu,*)
     fi
     ;;
 esac
+case ,$extras, in *,dev,*)
+    missing=$(while read -r package _; do
+        case $package in '#'* | '') continue ;; esac
+        dpkg-query --show --showformat '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
+            printf ' %s' "$package"
+    done <deploy/debian-packages.txt)
+    if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "installing the Debian packages$missing"
+        # shellcheck disable=SC2086  # a list
+        if { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $missing; } \
+            >>"$log" 2>&1; then
+            missing=
+        fi
+    fi
+    for package in $missing; do
+        say "THE DEBIAN PACKAGE $package IS MISSING AND COULD NOT BE INSTALLED.  The tests then skip:"
+        say "    $(sed -n "s/^$package  *//p" deploy/debian-packages.txt)"
+    done
+    ;;
+esac
 say "installing the appliance with extras $extras (the first time takes a few minutes)"
 must pip install --constraint constraints.txt --editable ".[$extras]"
 case ,$extras, in *,cpu,*)

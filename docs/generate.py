@@ -15,11 +15,13 @@ from typer.main import get_command
 
 from appliance import errors
 from appliance.api.errors import RENDERINGS
+from appliance.audit.json_schema import json_schema_page
 from appliance.audit.reference import reference as audit_format
 from appliance.cli import cli
 from appliance.drafts.explanations import EXPLANATIONS
 from appliance.metrics import Metrics
 from appliance.settings import PREFIX, Settings
+from tests.attacks.page import page as attacks_page
 
 PAGES_AT = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `python -m docs.generate`; edit the code it describes instead. -->\n"
@@ -122,6 +124,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "draft-lint.md": lint_page,
     "audit-format.md": audit_format,
+    "../explanation/audit-attacks.md": attacks_page,
+    "audit-format.schema.json": json_schema_page,
 }
 
 

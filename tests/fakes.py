@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from appliance.audit.store import AuditStore, Head, Leaf, StoredCheckpoint
+from appliance.audit.store import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint
 from appliance.changes import SpeculationChange
 from appliance.errors import AuditUnavailableError, ControlRefusedError
 from appliance.serving.vllm_steering import Steering
@@ -271,6 +271,20 @@ class StallingStore:
 
     def append(self, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:
         """Commit, late or never."""
+        self._let_through(leaves)
+        self.store.append(leaves, expected=expected, new=new)
+
+    def append_behind(self, size: int, make: Behind) -> None:
+        """Commit behind what others added, late or never."""
+
+        def made(head: Head, newer: Sequence[Leaf]) -> tuple[Sequence[Leaf], Head]:
+            leaves, new = make(head, newer)
+            self._let_through(leaves)
+            return leaves, new
+
+        self.store.append_behind(size, made)
+
+    def _let_through(self, leaves: Sequence[Leaf]) -> None:
         types = {leaf.type for leaf in leaves}
         if types & self.held:
             self.waiting.set()
@@ -279,7 +293,23 @@ class StallingStore:
         if types & self.refused:
             message = "the disk is full"
             raise AuditUnavailableError(message)
-        self.store.append(leaves, expected=expected, new=new)
+
+    @property
+    def shared(self) -> bool:
+        """Whether others may write it."""
+        return self.store.shared
+
+    def open_requests(self) -> list[OpenRequest]:
+        """Return requests without an end, with their gateways."""
+        return self.store.open_requests()
+
+    def beat(self, gateway: str, now: float) -> dict[str, float]:
+        """Note that a gateway is alive."""
+        return self.store.beat(gateway, now)
+
+    def writers(self) -> dict[str, float]:
+        """Return when gateways were last alive."""
+        return self.store.writers()
 
     def head(self) -> Head:
         """Return the current head."""

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from appliance.audit.registry import EntryType
 from appliance.cli import cli
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET
+from appliance.settings import DEMO_DRAFT, DEMO_TARGET, Settings
 from docs.generate import PAGES, PAGES_AT
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +59,44 @@ def assert_command_exists(words: list[str], line: str) -> None:
         elif hasattr(command, "commands"):
             assert word in command.commands, line
             command = command.commands[word]
+
+
+AUDITORS = [ROOT / "docs" / "explanation" / name for name in ("compliance.md", "audit-trust-model.md")]
+
+
+@pytest.mark.parametrize("page", AUDITORS, ids=lambda path: path.name)
+def test_what_auditors_are_told_exists(page):
+    """Each command, setting, metric, error and entry type that a page for auditors names is there."""
+    settings = {
+        f"{section}.{field}"
+        for section, model in Settings.model_fields.items()
+        for field in model.annotation.model_fields
+    }
+    metrics = PAGES["metrics.md"]()
+    spans = re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8"))
+    for span in spans:
+        if span.startswith("appliance "):
+            assert_command_exists(shlex.split(span)[1:], span)
+        elif span.startswith("appliance_"):
+            assert f"`{span}`" in metrics, span
+        elif re.fullmatch(r"(request|worker|speculation|draft|tenant|key|config|audit|hold)\.[a-z_]+", span):
+            assert span in {*EntryType, *settings, "audit.db", "audit.key", "audit.head"}, span
+    assert any(span.startswith("appliance ") for span in spans)
+
+
+def test_entry_types_that_nothing_writes_are_said_to_be_so():
+    """The page for auditors does not claim as recorded what is only registered."""
+    page = (ROOT / "docs" / "explanation" / "compliance.md").read_text(encoding="utf-8")
+    claimed, _, rest = page.partition("Registered, but written by nothing yet:")
+    admitted = set(re.findall(r"`([^`]+)`", rest.partition("\n\n")[0]))
+    code = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "appliance").rglob("*.py")
+        if path.name not in {"registry.py", "verify.py"}
+    )
+    unwritten = {str(kind) for kind in EntryType if f"EntryType.{kind.name}" not in code}
+    assert admitted == unwritten
+    assert not {kind for kind in unwritten if f"`{kind}`" in claimed}
 
 
 def test_the_readme_opens_with_two_set_up_commands():

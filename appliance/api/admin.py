@@ -9,13 +9,15 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api import speculation
+from appliance.api import audit, content, speculation
 from appliance.api.auth import admin_caller
 from appliance.api.services import Services
 from appliance.serving.worker import WorkerSnapshot
 from appliance.tenancy import Caller
 
 router = APIRouter(prefix="/admin/v1")
+router.include_router(audit.router)
+router.include_router(content.router)
 router.include_router(speculation.router)
 AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
@@ -24,6 +26,7 @@ AdminCaller = Annotated[Caller, Depends(admin_caller)]
 async def status(request: Request, _caller: AdminCaller) -> Response:
     """Workers, their speculation and the audit head: what `appliance status` shows."""
     services: Services = request.app.state.services
+    health = services.audit_health()
     return JSONResponse(
         {
             "version": services.version,
@@ -31,7 +34,8 @@ async def status(request: Request, _caller: AdminCaller) -> Response:
                 _worker(snapshot, services.pool.in_flight.get(snapshot.worker.worker_id, 0))
                 for snapshot in services.pool.snapshots
             ],
-            "audit": asdict(services.audit.state()),
+            "audit": asdict(services.audit.state())
+            | {"health": asdict(health), "warnings": list(health.warnings)},
         }
     )
 

@@ -20,15 +20,21 @@ async def healthz() -> Response:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """Whether a request would be served now, and what is missing if not."""
+    """Whether a request would be served now, what is missing if not, and what needs to be looked at."""
     services: Services = request.app.state.services
+    health = services.audit_health()
     checks = {
-        "audit": services.audit.state().failure or "ok",
+        "audit": health.problem(services.audit.state().failure) or "ok",
         "workers": "ok" if services.pool.any_healthy() else "no worker is healthy",
     }
     ready = all(state == "ok" for state in checks.values())
     return JSONResponse(
-        {"status": "ready" if ready else "not_ready", "checks": checks}, status_code=200 if ready else 503
+        {
+            "status": "ready" if ready else "not_ready",
+            "checks": checks,
+            "warnings": list(health.warnings),
+        },
+        status_code=200 if ready else 503,
     )
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from appliance.api.control import Control
 from appliance.attribution import Attribution
+from appliance.audit.health import AuditHealth
 from appliance.audit.log import AuditLog
+from appliance.audit.retention import Retention
 from appliance.gateway import Gateway
 from appliance.logs import Logger
 from appliance.metrics import Metrics
@@ -26,6 +28,7 @@ class Services:
     pool: WorkerPool
     gateway: Gateway
     audit: AuditLog
+    """The log itself; requests are recorded by way of the gateway."""
     attribution: Attribution
     control: Control
     overrides: OverrideStore
@@ -35,3 +38,7 @@ class Services:
     """Unix time."""
     new_request_id: Callable[[], str]
     version: str
+    audit_health: Callable[[], AuditHealth] = AuditHealth
+    """Where entries are kept now, free space, the log's own check; without one, all is well."""
+    retention: Retention | None = None
+    """Erases kept content; None where none is kept."""

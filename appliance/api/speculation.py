@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from appliance.api.auth import admin_caller
+from appliance.api.body import read_members
 from appliance.api.control import BucketView, ControlView
 from appliance.api.services import Services
 from appliance.attribution import Aspect, Attribution, Figures
 from appliance.audit.entry import format_time
 from appliance.audit.registry import EntryType
 from appliance.errors import ControlUnavailableError, InvalidRequestError, WorkerNotFoundError
-from appliance.members import parse_members
 from appliance.override import (
     AUTO,
     EVERY_WORKER,
@@ -70,7 +70,7 @@ async def override(request: Request, caller: AdminCaller) -> Response:
     """Order a mode for a while, or end an order (`auto`)."""
     services: Services = request.app.state.services
     now = services.clock()
-    asked = parse_override(await _members(request))
+    asked = parse_override(await read_members(request))
     if asked.mode is not None:
         _known(services, asked.worker, EVERY_WORKER)
     else:
@@ -98,7 +98,7 @@ async def override(request: Request, caller: AdminCaller) -> Response:
 async def probe(request: Request, _caller: AdminCaller) -> Response:
     """Ask for a probe at the next tick."""
     services: Services = request.app.state.services
-    members = await _members(request, "worker")
+    members = await read_members(request, "worker")
     worker = members.get("worker")
     if not isinstance(worker, str):
         message = "`worker` must be the id of a worker."
@@ -112,7 +112,7 @@ async def probe(request: Request, _caller: AdminCaller) -> Response:
 async def recycle(request: Request, worker: str, caller: AdminCaller) -> Response:
     """Begin to drain a worker and restart it, with its draft or without."""
     services: Services = request.app.state.services
-    members = await _members(request, "with_draft", "note")
+    members = await read_members(request, "with_draft", "note")
     with_draft = members.get("with_draft", True)
     if not isinstance(with_draft, bool):
         message = "`with_draft` must be true or false."
@@ -145,21 +145,6 @@ async def _overrides(services: Services, now: float) -> tuple[tuple[Override, ..
         return in_force(await services.overrides.list(), now), None
     except ControlUnavailableError as error:
         return (), str(error)
-
-
-async def _members(request: Request, *known: str) -> dict[str, Any]:
-    """The members of a JSON body, nothing for none; unless `known` is empty, only those."""
-    try:
-        text = (await request.body()).decode()
-    except UnicodeDecodeError as error:
-        message = "The body is not UTF-8 text. Send JSON with `Content-Type: application/json`."
-        raise InvalidRequestError(message, code="invalid_json") from error
-    members = {name: member.value for name, member in parse_members(text).items()} if text else {}
-    unknown = sorted(members.keys() - set(known)) if known else []
-    if unknown:
-        message = f"`{unknown[0]}` is not known here; use {' and '.join(known)}."
-        raise InvalidRequestError(message, param=unknown[0])
-    return members
 
 
 def _known(services: Services, worker: str, *others: str) -> None:

@@ -1,10 +1,11 @@
 """
 Signed tree heads: C2SP `tlog-checkpoint` in a C2SP `signed-note`.
 
-Pure: text in, values out.  A note may carry signatures of keys we do not know (witnesses, a second
-algorithm); they are kept and ignored, as the specification asks.  Only Ed25519 (type 0x01) is made
-and checked here.  ML-DSA-44 (0x06) would be one more `case` in `_check_signature` and one more
-`NoteSigner` given to `sign_note`; nothing else knows the algorithm.
+Pure: text in, values out.  A note may carry signatures of keys we do not know; they are kept and
+ignored, as the specification asks.  A log signs with Ed25519 (type 0x01) and, beside it, ML-DSA-44
+(0x06); a witness cosigns with Ed25519 (0x04) or ML-DSA-44.  What each type signs is in
+`appliance.audit.cosignature`.  It is longer than other files because keys, notes and checkpoints are
+one format, read together.
 
 Sources: c2sp.org/signed-note@v1.0.0, c2sp.org/tlog-checkpoint@v1.0.0.
 """
@@ -13,16 +14,27 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from appliance.audit.cosignature import (
+    ALGORITHM_NAMES,
+    ED25519,
+    ED25519_COSIGNATURE,
+    MLDSA44,
+    PUBLIC_KEY_BYTES,
+    TIMESTAMPED,
+    ed25519_message,
+    mldsa_message,
+    parse_timestamped,
+)
+from appliance.audit.mldsa import verify_mldsa
 from appliance.errors import AuditKeyError, AuditVerificationError, MalformedCheckpointError
 
-ED25519 = 0x01
 HASH_BYTES = 32
 KEY_ID_BYTES = 4
 MAX_NOTE_CHARACTERS = 2**18
@@ -79,6 +91,17 @@ class VerifierKey:
         return f"{self.name}+{self.key_id.hex()}+{_to_base64(bytes([self.kind]) + self.public_key)}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cosignature:
+    """What a known witness stated about a checkpoint."""
+
+    name: str
+    kind: int
+    """Signature type byte."""
+    time: int
+    """When, in seconds since the epoch, by the witness's clock."""
+
+
 class NoteSigner(Protocol):
     """What `sign_note` needs of a private key."""
 
@@ -87,8 +110,8 @@ class NoteSigner(Protocol):
         """Public half."""
         ...
 
-    def sign(self, message: bytes) -> bytes:
-        """Return the bare signature of `message`."""
+    def sign_text(self, text: str, time: int) -> bytes:
+        """Return the signature of a note's text, as it stands in its line after the key id."""
         ...
 
 
@@ -114,14 +137,29 @@ def parse_verifier_key(text: str) -> VerifierKey:
         raise AuditKeyError(_KEY_FORM) from error
     if not is_key_name(name) or not material:
         raise AuditKeyError(_KEY_FORM)
-    if material[0] != ED25519 or len(material) != 1 + HASH_BYTES:
+    if len(material) != 1 + PUBLIC_KEY_BYTES.get(material[0], -1):
         raise AuditKeyError(
-            f"the verifier key of {name} is not an Ed25519 key (type 01), the only kind known here"
+            f"the verifier key of {name} is neither an Ed25519 (type 01), an Ed25519 cosignature (04) nor "
+            "an ML-DSA-44 key (06)"
         )
     key = VerifierKey(name=name, kind=material[0], public_key=material[1:])
     if key.key_id.hex() != key_hash:
         raise AuditKeyError(f"the verifier key of {name} does not match its hash: it was altered or mistyped")
     return key
+
+
+def parse_verifier_keys(text: str) -> tuple[VerifierKey, ...]:
+    """
+    Read verifier keys, one a line; empty lines and those that begin with `#` are left out.
+
+    Raises:
+        AuditKeyError: there is none, or one of them is malformed.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    keys = tuple(parse_verifier_key(line) for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise AuditKeyError(f"there is no verifier key: {_KEY_FORM}")
+    return keys
 
 
 def encode_body(checkpoint: Checkpoint) -> str:
@@ -148,14 +186,40 @@ def parse_body(text: str) -> Checkpoint:
     return Checkpoint(origin=origin, size=int(size), root=root)
 
 
-def sign_note(text: str, signers: Sequence[NoteSigner]) -> str:
-    """Return `text`, which ends in a newline, with one signature line per signer."""
-    lines = [
+def sign_note(text: str, signers: Sequence[NoteSigner], *, time: int = 0) -> str:
+    """
+    Return `text`, which ends in a newline, with one signature line per signer.
+
+    Args:
+        text: what is signed.
+        signers: keys of the log.
+        time: seconds since the epoch, stated by ML-DSA-44 signatures; 0 states nothing.
+    """
+    return f"{text}\n{signature_lines(text, signers, time=time)}"
+
+
+def signature_lines(text: str, signers: Sequence[NoteSigner], *, time: int) -> str:
+    """Return one signature line per signer, to be put under `text`."""
+    return "".join(
         f"{_SIGNATURE_PREFIX}{signer.verifier_key.name} "
-        f"{_to_base64(signer.verifier_key.key_id + signer.sign(text.encode()))}\n"
+        f"{_to_base64(signer.verifier_key.key_id + signer.sign_text(text, time))}\n"
         for signer in signers
-    ]
-    return f"{text}\n{''.join(lines)}"
+    )
+
+
+def signed_message(key: VerifierKey, text: str, time: int) -> bytes:
+    """
+    Return the bytes a key of this type signs for a note's text.
+
+    Raises:
+        MalformedCheckpointError: the type signs checkpoints only, and the text is none.
+    """
+    if key.kind == ED25519:
+        return text.encode()
+    if key.kind == ED25519_COSIGNATURE:
+        return ed25519_message(time=time, text=text)
+    head = parse_body(text)
+    return mldsa_message(name=key.name, time=time, origin=head.origin, size=head.size, root=head.root)
 
 
 def parse_note(note_text: str) -> Note:
@@ -175,45 +239,74 @@ def parse_note(note_text: str) -> Note:
     return Note(text=f"{text}\n", signatures=signatures)
 
 
-def verify_checkpoint(note_text: str, verifier_key: VerifierKey) -> Checkpoint:
+def with_signatures(note_text: str, lines: Iterable[str]) -> str:
+    """Return the note with further signature lines; one that it has already is not added again."""
+    present = note_text.rpartition("\n\n")[2].splitlines(keepends=True)
+    return note_text + "".join(line for line in dict.fromkeys(lines) if line not in present)
+
+
+def verify_checkpoint(note_text: str, *verifier_keys: VerifierKey) -> Checkpoint:
     """
-    Return the checkpoint, once it is certain that the key signed it.
+    Return the checkpoint, once it is certain that every one of the keys signed it.
 
     Raises:
         MalformedCheckpointError: the text is no signed checkpoint.
-        AuditVerificationError: the key did not sign it, or it is a checkpoint of another log.
+        AuditVerificationError: a key did not sign it, or it is a checkpoint of another log.
     """
     note = parse_note(note_text)
-    known = [
-        signature
-        for signature in note.signatures
-        if (signature.name, signature.key_id) == (verifier_key.name, verifier_key.key_id)
-    ]
-    if not known:
-        raise AuditVerificationError(
-            f"the checkpoint carries no signature of {verifier_key.name} with this key"
-        )
-    for signature in known:
-        _check_signature(verifier_key, note.text.encode(), signature.signature)
+    for key in verifier_keys:
+        if not _verified(note, key):
+            raise AuditVerificationError(
+                f"the checkpoint carries no signature of {key.name} with this {ALGORITHM_NAMES[key.kind]} key"
+            )
     checkpoint = parse_body(note.text)
-    if checkpoint.origin != verifier_key.name:
-        raise AuditVerificationError(
-            f"the checkpoint is of the log {checkpoint.origin}, not of {verifier_key.name}"
-        )
+    for key in verifier_keys:
+        if checkpoint.origin != key.name:
+            raise AuditVerificationError(
+                f"the checkpoint is of the log {checkpoint.origin}, not of {key.name}"
+            )
+    if not verifier_keys:
+        raise AuditVerificationError("a checkpoint cannot be verified without a key")
     return checkpoint
 
 
-def _check_signature(key: VerifierKey, message: bytes, signature: bytes) -> None:
+def verify_cosignatures(note_text: str, witness_keys: Iterable[VerifierKey]) -> tuple[Cosignature, ...]:
+    """
+    Return what the known witnesses stated about a checkpoint; others are ignored.
+
+    Raises:
+        MalformedCheckpointError: the text is no signed note.
+        AuditVerificationError: a known witness's signature is wrong: the note was tampered with.
+    """
+    note = parse_note(note_text)
+    return tuple(
+        Cosignature(name=key.name, kind=key.kind, time=max(times))
+        for key in witness_keys
+        if key.kind in TIMESTAMPED and (times := [time for time in _verified(note, key) if time])
+    )
+
+
+def _verified(note: Note, key: VerifierKey) -> list[int]:
+    """Return the times (0 for none) of the key's signatures, all of which must be right."""
+    return [
+        _check_signature(key, note.text, line.signature)
+        for line in note.signatures
+        if (line.name, line.key_id) == (key.name, key.key_id)
+    ]
+
+
+def _check_signature(key: VerifierKey, text: str, content: bytes) -> int:
     try:
-        match key.kind:
-            case 0x01:
-                Ed25519PublicKey.from_public_bytes(key.public_key).verify(signature, message)
-            case _:
-                problem = f"signatures of type {key.kind:02x} cannot be checked here"
-                raise AuditVerificationError(problem)
-    except (InvalidSignature, ValueError) as error:
+        time, signature = parse_timestamped(content, key.kind) if key.kind in TIMESTAMPED else (0, content)
+        message = signed_message(key, text, time)
+        if key.kind == MLDSA44:
+            verify_mldsa(key.public_key, signature, message)
+        else:
+            Ed25519PublicKey.from_public_bytes(key.public_key).verify(signature, message)
+    except (InvalidSignature, ValueError, MalformedCheckpointError) as error:
         problem = f"the signature of {key.name} does not match the checkpoint"
         raise AuditVerificationError(problem) from error
+    return time
 
 
 def _parse_signature(line: str) -> NoteSignature:

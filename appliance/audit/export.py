@@ -1,8 +1,9 @@
 """
 What an auditor is given: a directory in C2SP `tlog-tiles` layout, or one receipt.
 
-The directory holds `checkpoint`, `vkey`, `tile/<level>/<n>` (hashes) and `tile/entries/<n>`
-(leaves).  It covers exactly the latest checkpoint, so it is consistent while the log grows on.
+The directory holds `checkpoint`, `vkey`, `tile/<level>/<n>` (hashes), `tile/entries/<n>` (leaves)
+and `witnessed/<n>-<size>` (older checkpoints that witnesses cosigned).  It covers exactly the latest
+checkpoint, so it is consistent while the log grows on.
 Leaves and hashes are copied as they are stored: an export of a damaged log must still come about,
 so that `appliance.audit.verify` can say what is wrong with it.  Source: c2sp.org/tlog-tiles.
 """
@@ -12,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from appliance.audit.checkpoint import parse_body, parse_note
+from appliance.audit.cosigned import CosignedCheckpoints, merge_notes
 from appliance.audit.merkle import root_from_leaf_hashes
 from appliance.audit.proof import encode_proof, make_proof
-from appliance.audit.store import AuditStore, Leaf, StoredCheckpoint
+from appliance.audit.store import AuditStore, Leaf, SqlAuditStore, StoredCheckpoint
 from appliance.errors import AuditVerificationError, ConfigurationError
 
 TILE_WIDTH = 256
@@ -27,7 +29,7 @@ def export_log(store: AuditStore, directory: Path, *, vkey: str) -> int:
     Args:
         store: the log to read; it may be written to meanwhile.
         directory: must not exist yet; appears only once it is complete.
-        vkey: the verifier key, for convenience: an auditor compares it with the one held before.
+        vkey: the verifier keys, one a line: an auditor compares them with those held before.
 
     Raises:
         AuditUnavailableError: the log cannot be read.
@@ -36,6 +38,7 @@ def export_log(store: AuditStore, directory: Path, *, vkey: str) -> int:
     """
     if directory.exists():
         raise ConfigurationError(f"{directory} exists already; export into a new directory")
+    cosigned = _cosigned(store)  # first: what is read later is never older than what was cosigned
     checkpoint = _latest(store)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as temporary:
@@ -43,6 +46,8 @@ def export_log(store: AuditStore, directory: Path, *, vkey: str) -> int:
             _write_tiles(store, fresh, checkpoint.size)
             (fresh / "checkpoint").write_text(checkpoint.note, encoding="utf-8")
             (fresh / "vkey").write_text(f"{vkey}\n", encoding="utf-8")
+            for number, (size, note) in enumerate(cosigned, start=1):
+                _write(fresh / "witnessed" / f"{number}-{size}", note.encode())
             fresh.rename(directory)
     except OSError as error:
         raise ConfigurationError(f"cannot write the export {directory}: {error.strerror}") from error
@@ -53,13 +58,17 @@ def export_receipt(store: AuditStore, index: int) -> tuple[bytes, str]:
     """
     Return the leaf at `index` and its receipt (the text of a `.tlog-proof` file).
 
+    It leads to the checkpoint that most witnesses cosigned, once one of them covers the entry and is
+    signed with the log's present keys, and to the latest until then.
+
     Raises:
         AuditUnavailableError: the log cannot be read.
         AuditVerificationError: no checkpoint covers the entry yet.
     """
-    checkpoint = _latest(store)
-    leaf_hashes = list(store.leaf_hashes(checkpoint.size))
-    proof = make_proof(leaf_hashes=leaf_hashes, index=index, checkpoint=checkpoint.note)
+    latest = _latest(store).note
+    note = _best_cosigned(store, index, latest) or latest
+    leaf_hashes = list(store.leaf_hashes(parse_body(parse_note(note).text).size))
+    proof = make_proof(leaf_hashes=leaf_hashes, index=index, checkpoint=note)
     return store.leaves(index, index + 1)[0].leaf, encode_proof(proof)
 
 
@@ -82,6 +91,29 @@ def _latest(store: AuditStore) -> StoredCheckpoint:
             f"the latest checkpoint covers {size} entries, but is kept as {checkpoint.size}"
         )
     return checkpoint
+
+
+def _cosigned(store: AuditStore) -> list[tuple[int, str]]:
+    """Return size and text of the cosigned checkpoints, each with all its cosignatures."""
+    return merge_notes(CosignedCheckpoints.beside(store).all()) if isinstance(store, SqlAuditStore) else []
+
+
+def _best_cosigned(store: AuditStore, index: int, latest: str) -> str | None:
+    """Return the checkpoint most witnesses cosigned, of those that verify with the keys of the latest."""
+    needed = _log_signers(latest)
+    covering = [
+        (len(parse_note(note).signatures), size, note)
+        for size, note in _cosigned(store)
+        if size > index and needed <= _log_signers(note)
+    ]
+    return max(covering, default=(0, 0, None))[2]
+
+
+def _log_signers(note: str) -> set[bytes]:
+    """Return the ids of the log's own keys that signed; they change when a key is rotated or added."""
+    parsed = parse_note(note)
+    origin = parsed.text.partition("\n")[0]
+    return {line.key_id for line in parsed.signatures if line.name == origin}
 
 
 def _write_tiles(store: AuditStore, root: Path, size: int) -> None:

@@ -1,11 +1,15 @@
 """
-The log's signing key on disk: made once, readable by its owner alone.
+Signing keys on disk: made once, readable by their owner alone.
 
-Whoever holds this file can sign a second history, so it is refused when anyone else could read it.
-Fails closed: no key, no log.
+A log has one Ed25519 key, and a post-quantum ML-DSA-44 key in the file beside it when there is one;
+it then signs with both.  A witness has the same two files, and signs cosignatures with them.
+
+Whoever holds these files can sign a second history, so they are refused when anyone else could read
+them.  Fails closed: no key, no log.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,25 +21,39 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from appliance.audit.checkpoint import ED25519, VerifierKey, is_key_name
+from appliance.audit.checkpoint import NoteSigner, VerifierKey, is_key_name, signed_message
+from appliance.audit.cosignature import ED25519, ED25519_COSIGNATURE, MLDSA44, encode_timestamped
+from appliance.audit.mldsa import PrivateKey as MldsaPrivateKey
+from appliance.audit.mldsa import generate_mldsa, is_mldsa, require_mldsa
 from appliance.errors import AuditKeyError
 
 OWNER_ONLY = 0o600
 OTHERS = 0o077
+FRESH = ".new"
+"""Ending of the files of keys that a rotation has made and not yet put in place."""
 
 
 class Signer:
-    """A private key and the name (the log's origin) it signs under."""
+    """
+    A private key, the name (the log's origin) it signs under, and the keys that sign beside it.
 
-    def __init__(self, name: str, private_key: Ed25519PrivateKey) -> None:
-        if not is_key_name(name):
-            raise AuditKeyError(
-                f"{name!r} cannot name a log: use something like `example.com/audit`, no spaces, no `+`"
-            )
+    `kind` is `ED25519` for a log and `ED25519_COSIGNATURE` for a witness.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        private_key: Ed25519PrivateKey,
+        beside: Sequence[NoteSigner] = (),
+        *,
+        kind: int = ED25519,
+    ) -> None:
         self._private_key = private_key
         public_key = private_key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-        self.verifier_key = VerifierKey(name=name, kind=ED25519, public_key=public_key)
-        """Public half."""
+        self.verifier_key = VerifierKey(name=_checked(name), kind=kind, public_key=public_key)
+        """Public half of the Ed25519 key."""
+        self.signers: tuple[NoteSigner, ...] = (self, *beside)
+        """Every key that signs, this one first."""
 
     @property
     def name(self) -> str:
@@ -43,13 +61,56 @@ class Signer:
         return self.verifier_key.name
 
     @property
+    def verifier_keys(self) -> tuple[VerifierKey, ...]:
+        """Public halves of every key that signs; an auditor should ask for all of them."""
+        return tuple(signer.verifier_key for signer in self.signers)
+
+    @property
     def vkey(self) -> str:
-        """Verifier key in its one-line form, to be handed to auditors."""
-        return self.verifier_key.encode()
+        """Verifier keys in their one-line form, one a line, to be handed to auditors."""
+        return "\n".join(key.encode() for key in self.verifier_keys)
 
     def sign(self, message: bytes) -> bytes:
         """Return the bare Ed25519 signature of `message`."""
         return self._private_key.sign(message)
+
+    def sign_text(self, text: str, time: int) -> bytes:
+        """Return the signature of a note's text; only a witness's carries the time."""
+        signature = self.sign(signed_message(self.verifier_key, text, time))
+        return signature if self.verifier_key.kind == ED25519 else encode_timestamped(time, signature)
+
+    def beside(self, *others: NoteSigner) -> "Signer":
+        """Return this signer with further keys that sign beside it."""
+        mine = (*self.signers[1:], *others)
+        return Signer(self.name, self._private_key, mine, kind=self.verifier_key.kind)
+
+
+class MldsaSigner:
+    """An ML-DSA-44 key; its signatures carry a time, whether a log's or a witness's."""
+
+    def __init__(self, name: str, private_key: "MldsaPrivateKey") -> None:
+        self._private_key = private_key
+        public_key = private_key.public_key().public_bytes_raw()
+        self.verifier_key = VerifierKey(name=_checked(name), kind=MLDSA44, public_key=public_key)
+        """Public half."""
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the bare ML-DSA-44 signature of `message`."""
+        return self._private_key.sign(message)
+
+    def sign_text(self, text: str, time: int) -> bytes:
+        """
+        Return the time and the signature of a checkpoint.
+
+        Raises:
+            MalformedCheckpointError: the text is no checkpoint; this type signs nothing else.
+        """
+        return encode_timestamped(time, self.sign(signed_message(self.verifier_key, text, time)))
+
+
+def mldsa_path(path: Path) -> Path:
+    """Return where the post-quantum key stands that belongs to a signing key: `audit-mldsa.key`."""
+    return path.with_name(f"{path.stem}-mldsa{path.suffix}")
 
 
 def create_signing_key(path: Path) -> None:
@@ -59,7 +120,99 @@ def create_signing_key(path: Path) -> None:
     Raises:
         AuditKeyError: the file exists or cannot be written.
     """
-    content = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    _create(path, Ed25519PrivateKey.generate())
+
+
+def create_mldsa_key(path: Path) -> None:
+    """
+    Make a new ML-DSA-44 key at `path` (PKCS#8 PEM, mode 0600); an existing file is never replaced.
+
+    Raises:
+        AuditKeyError: the library has no ML-DSA-44, or the file exists or cannot be written.
+    """
+    _create(path, generate_mldsa())
+
+
+def prepare_mldsa_key(signing_key: Path, *, wanted: bool) -> None:
+    """
+    Make the post-quantum key beside the signing key when it is wanted and not there.
+
+    Raises:
+        AuditKeyError: it cannot be made, or it is there and no longer wanted.
+    """
+    path = mldsa_path(signing_key)
+    if wanted:
+        require_mldsa()
+        if not path.exists():
+            create_mldsa_key(path)
+    elif path.exists():
+        # Quietly signing without it would make the log invalid for every auditor who has the key.
+        raise AuditKeyError(
+            f"audit.post_quantum is off, but {path} exists: turn it on, or move the file away and tell "
+            "auditors that they must no longer ask for this key"
+        )
+
+
+def load_signing_key(path: Path, name: str) -> Signer:
+    """
+    Read the signing key of the log `name`, and the post-quantum key beside it when there is one.
+
+    Raises:
+        AuditKeyError: missing, readable by others, of another kind, or being rotated; says what to do.
+    """
+    fresh = path.with_name(path.name + FRESH)
+    if fresh.exists():
+        # Once the new key is named in the log, the old one must not sign alone any more.
+        raise AuditKeyError(
+            f"a rotation of the signing key was begun and not finished ({fresh} exists): run `appliance "
+            "audit rotate-key` again"
+        )
+    return load_keys(path, mldsa_path(path), name)
+
+
+def load_keys(path: Path, mldsa: Path, name: str, *, kind: int = ED25519) -> Signer:
+    """
+    Read an Ed25519 key and, if its file exists, an ML-DSA-44 key.
+
+    Raises:
+        AuditKeyError: missing, readable by others, or of another kind.
+    """
+    key = _load(path)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise AuditKeyError(f"{path} holds another kind of key: it must be Ed25519")
+    beside = [_mldsa_signer(mldsa, name)] if mldsa.exists() else []
+    return Signer(name, key, beside, kind=kind)
+
+
+def load_witness_keys(path: Path, name: str) -> Signer:
+    """
+    Read the keys of a witness.
+
+    Raises:
+        AuditKeyError: missing, readable by others, or of another kind.
+    """
+    return load_keys(path, mldsa_path(path), name, kind=ED25519_COSIGNATURE)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a new or renamed file in `directory` survive a power cut; raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _mldsa_signer(path: Path, name: str) -> MldsaSigner:
+    require_mldsa()
+    key = _load(path)
+    if not is_mldsa(key):
+        raise AuditKeyError(f"{path} holds another kind of key: it must be ML-DSA-44")
+    return MldsaSigner(name, key)
+
+
+def _create(path: Path, key: "Ed25519PrivateKey | MldsaPrivateKey") -> None:
+    content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
         with os.fdopen(descriptor, "wb") as file:
@@ -77,13 +230,7 @@ def create_signing_key(path: Path) -> None:
         raise AuditKeyError(f"cannot write the signing key {path}: {error.strerror}") from error
 
 
-def load_signing_key(path: Path, name: str) -> Signer:
-    """
-    Read the signing key of the log `name`.
-
-    Raises:
-        AuditKeyError: missing, readable by others, or no Ed25519 key; says what to do.
-    """
+def _load(path: Path) -> object:
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & OTHERS:
@@ -96,20 +243,16 @@ def load_signing_key(path: Path, name: str) -> Signer:
     except OSError as error:
         raise AuditKeyError(f"cannot read the signing key {path}: {error.strerror}") from error
     try:
-        key = load_pem_private_key(content, password=None)
+        return load_pem_private_key(content, password=None)
     except Exception as error:  # the library documents several kinds, and raises more
         raise AuditKeyError(
             f"{path} holds no usable private key: it must be an unencrypted PKCS#8 PEM file"
         ) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise AuditKeyError(f"{path} holds another kind of key: the log is signed with Ed25519")
-    return Signer(name, key)
 
 
-def sync_directory(directory: Path) -> None:
-    """Make a new or renamed file in `directory` survive a power cut; raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _checked(name: str) -> str:
+    if not is_key_name(name):
+        raise AuditKeyError(
+            f"{name!r} cannot name a log: use something like `example.com/audit`, no spaces, no `+`"
+        )
+    return name

@@ -8,23 +8,29 @@ once the entry is durable, never before.
 An entry handed over is never taken back: a caller that stops waiting (cancelled, timed out) may
 find it in the log later, and must still append the outcome of an intent.
 
-Fails closed: what cannot be made durable is refused with `AuditUnavailableError`.  When somebody
-else moved the head, the log refuses for good with `AuditForkError`, and the process should end.
+Other gateways may write the same log; each closes its own requests, and those of gateways that are
+gone.  Fails closed: what cannot be made durable is refused with `AuditUnavailableError`.  When the
+stored log is another than the one known here with entries added, the log refuses for good with
+`AuditForkError`, and the process should end.
 """
 
 import asyncio
+import math
 import secrets
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.entry import JSON
 from appliance.audit.keys import Signer
-from appliance.audit.pending import EntryMaker, Receipt, again
+from appliance.audit.known import KnownLog, silent_gateways
+from appliance.audit.merkle import CompactRange
+from appliance.audit.pending import EntryMaker, Pending, Receipt, again
 from appliance.audit.publisher import Publisher
 from appliance.audit.recovery import recover
 from appliance.audit.registry import EntryType
@@ -32,8 +38,10 @@ from appliance.audit.requests import OpenRequests
 from appliance.audit.sealed import SealedHead
 from appliance.audit.store import AuditStore
 from appliance.audit.writer import Writer
-from appliance.errors import AuditUnavailableError
+from appliance.errors import AuditError, AuditUnavailableError
 from appliance.settings import AuditSettings
+
+SOLE_GATEWAY = "gateway"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +69,12 @@ class AuditState:
     """Why the last checkpoint failed, or None; entries are durable all the same."""
 
 
-def _ignore(_count: int, _seconds: float) -> None:
+def _first_seal(signer: Signer, tree: CompactRange) -> str:
+    checkpoint = Checkpoint(origin=signer.name, size=tree.size, root=tree.root())
+    return sign_note(encode_body(checkpoint), [signer])
+
+
+def _ignore(_first: object, _second: object) -> None:
     """Observe nothing."""
 
 
@@ -95,7 +108,10 @@ class AuditLog:
         sealed_head_path: Path,
         clock: Callable[[], float],
         version: str,
+        gateway: str = SOLE_GATEWAY,
         on_commit: Callable[[int, float], None] = _ignore,
+        on_entry: Callable[[EntryType, AuditError | None], None] = _ignore,
+        kept: Collection[str] = (),
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> AsyncIterator[Self]:
         """
@@ -108,24 +124,41 @@ class AuditLog:
             sealed_head_path: file for the last signed head; best on another disk than the database.
             clock: seconds since the epoch, for time stamps only.
             version: of the appliance, for `audit.started`.
+            gateway: name of this writer, the same at every start; no two may write under one name.
             on_commit: told the entries and seconds of every commit; called on the event loop.
+            on_entry: told of every entry that became durable, or why it did not; on the event loop.
+            kept: requests whose end is kept elsewhere and will be handed over; not aborted here.
             random_bytes: source of randomness for entry ids.
 
         Raises:
             AuditRollbackError: the log is older than a head that was signed, or another history.
             AuditVerificationError: the log is damaged, or signed by another key.
             AuditUnavailableError: it cannot be read or written.
-            AuditForkError: on leaving, when another writer took the log over meanwhile.
+            AuditForkError: on leaving, when the stored log turned into another one meanwhile.
         """
         loop = asyncio.get_running_loop()
         sealed = SealedHead(sealed_head_path)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit-writer") as thread:
             found = await loop.run_in_executor(
-                thread, lambda: recover(store, sealed.read(), signer.verifier_key)
+                thread, lambda: recover(store, sealed.read(), signer.verifier_key, gateway)
             )
+            if found.joins:
+                # Before this gateway is known as a writer: from then on it must have a sealed head.
+                await loop.run_in_executor(thread, lambda: sealed.write(_first_seal(signer, found.tree)))
+            now = clock()
+            seen = await loop.run_in_executor(thread, lambda: store.beat(gateway, now))
+            names = {request.gateway for request in found.open_requests} - {gateway}
+            # Whoever was only silent may have been kept from the database too: the writer judges later.
+            dead = silent_gateways(names, seen, now=now, seconds=math.inf)
+            known = KnownLog(found.tree, found.open_requests)
+            left_open = known.open_of({gateway, *dead})
             size = found.tree.size
-            maker = EntryMaker(origin=signer.name, clock=clock, random_bytes=random_bytes)
-            requests = OpenRequests(found.open_intents)
+            maker = EntryMaker(
+                origin=signer.name, clock=clock, random_bytes=random_bytes, saw=on_entry, gateway=gateway
+            )
+            requests = OpenRequests(left_open)
+            for request_id in kept:
+                requests.owe(request_id)
             publisher = Publisher(
                 store=store,
                 signer=signer,
@@ -141,14 +174,17 @@ class AuditLog:
                 maker=maker,
                 requests=requests,
                 publisher=publisher,
-                tree=found.tree,
+                known=known,
+                gateway=gateway,
+                clock=clock,
                 thread=thread,
                 on_commit=on_commit,
             )
             log = cls(settings=settings, maker=maker, requests=requests, publisher=publisher, writer=writer)
             task = loop.create_task(writer.run(), name="audit-writer")
             try:
-                await log._begin(version, found.open_intents, size)
+                unended = tuple(name for name in left_open if name not in kept)
+                await log._begin(version, unended, size)
                 yield log
             finally:
                 log._closing = True
@@ -212,19 +248,51 @@ class AuditLog:
             AuditUnavailableError: too many entries are waiting, or the log is closing.
             AuditForkError: another writer has taken the log over.
         """
+        pending = self.make(entry_type, fields)
+        self.hand_over(pending)
+        return pending.future
+
+    def hand_over(self, pending: Pending) -> None:
+        """Take one entry that `make` made; as `submit`."""
+        self._refuse_if_stopped()
+        waiting = self._writer.queued
+        if waiting >= self._settings.queue_entries and not pending.type.closes_request:
+            raise AuditUnavailableError(
+                f"{waiting} audit entries are waiting already: the disk does not keep up"
+            )
+        self._requests.accept(pending.type, pending.request_id)
+        self._writer.add(pending)
+
+    def make(self, entry_type: EntryType, fields: Mapping[str, JSON | None]) -> Pending:
+        """Return an entry that is not handed over yet; raises AuditEntryError."""
+        return self._maker.make(entry_type, fields)
+
+    def remake(self, leaf: bytes) -> Pending:
+        """Return an entry that was made before and kept elsewhere; raises AuditEntryError."""
+        return self._maker.remake(leaf)
+
+    def owe(self, request_id: str) -> None:
+        """Leave the end of a request to the caller, who keeps its entries while the store takes none."""
+        self._requests.owe(request_id)
+
+    def readmit(self, pending: Pending, *, is_stored: bool = False) -> None:
+        """
+        Hand over an entry that was kept elsewhere, or only note it where the store has it already.
+
+        Raises:
+            AuditUnavailableError: the log is closing.
+            AuditForkError: another writer has taken the log over.
+        """
+        self._refuse_if_stopped()
+        self._requests.readmit(pending.type, pending.request_id)
+        if not is_stored:
+            self._writer.add(pending)
+
+    def _refuse_if_stopped(self) -> None:
         if self._writer.stopped:
             raise again(self._writer.stopped)
         if self._closing:
             raise AuditUnavailableError("the audit log is closing")
-        waiting = self._writer.queued
-        if waiting >= self._settings.queue_entries and not entry_type.closes_request:
-            raise AuditUnavailableError(
-                f"{waiting} audit entries are waiting already: the disk does not keep up"
-            )
-        pending = self._maker.make(entry_type, fields)
-        self._requests.accept(entry_type, pending.request_id)
-        self._writer.add(pending)
-        return pending.future
 
     async def _begin(self, version: str, open_intents: tuple[str, ...], size: int) -> None:
         """End what a crash left open, then say that the log was opened, and in what state."""

@@ -8,7 +8,7 @@ Source: RFC 6962 section 2.1; verification as spelled out in RFC 9162 sections 2
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from appliance.errors import AuditVerificationError
@@ -116,21 +116,37 @@ def consistency_proof(leaf_hashes: Sequence[bytes], old: int, new: int) -> list[
         raise AuditVerificationError(
             f"no consistency proof from size {old} to {new} out of {len(leaf_hashes)} entries"
         )
-    proof: list[bytes] = []
-    start, end = 0, new
-    while old != end:
-        middle = start + _split(end - start)
-        if old <= middle:
-            proof.append(root_from_leaf_hashes(leaf_hashes[middle:end]))
-            end = middle
-        else:
-            proof.append(root_from_leaf_hashes(leaf_hashes[start:middle]))
-            start = middle
-    # The subtree both trees share; when it is the whole old tree, the verifier has its root already.
-    if start:
-        proof.append(root_from_leaf_hashes(leaf_hashes[start:end]))
-    proof.reverse()
-    return proof
+    return _consistency_proof(old, new, lambda start, end: root_from_leaf_hashes(leaf_hashes[start:end]))
+
+
+def consistency_proof_from(tree: CompactRange, newer: Sequence[bytes]) -> list[bytes]:
+    """
+    Return the proof that `tree` is a prefix of the tree that has the leaf hashes `newer` after it.
+
+    It needs no older leaf: what it shows of the old tree are roots of perfect subtrees.
+
+    Raises:
+        AuditVerificationError: the old tree is empty, so there is nothing to prove.
+    """
+    old = tree.size
+    if not old:
+        raise AuditVerificationError("no consistency proof from an empty tree: it is a prefix of every tree")
+    known: list[tuple[int, bytes]] = []
+    at = 0
+    for subtree in tree.subtrees:
+        known.append((at, subtree))
+        at += 1 << (old - at).bit_length() - 1
+
+    def root(start: int, end: int) -> bytes:
+        if start >= old:
+            return root_from_leaf_hashes(newer[start - old : end - old])
+        parts = [subtree for first, subtree in known if start <= first < end]
+        node = parts.pop()
+        while parts:
+            node = hash_node(parts.pop(), node)
+        return node
+
+    return _consistency_proof(old, old + len(newer), root)
 
 
 def verify_inclusion(*, leaf_hash: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
@@ -191,6 +207,25 @@ def verify_consistency(
         raise AuditVerificationError(
             f"the tree of size {old_size} is not shown to be a prefix of the tree of size {new_size}"
         )
+
+
+def _consistency_proof(old: int, new: int, root: Callable[[int, int], bytes]) -> list[bytes]:
+    """Walk down from the new tree to where the old one ends; `root` gives the root of a range of leaves."""
+    proof: list[bytes] = []
+    start, end = 0, new
+    while old != end:
+        middle = start + _split(end - start)
+        if old <= middle:
+            proof.append(root(middle, end))
+            end = middle
+        else:
+            proof.append(root(start, middle))
+            start = middle
+    # The subtree both trees share; when it is the whole old tree, the verifier has its root already.
+    if start:
+        proof.append(root(start, end))
+    proof.reverse()
+    return proof
 
 
 def _split(size: int) -> int:

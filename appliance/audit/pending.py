@@ -5,18 +5,38 @@ An entry on its way into the log: encoded, stamped, and promised to somebody.
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
-from appliance.audit.entry import JSON, Entry, encode, format_time, new_entry_id
+from appliance.audit.entry import JSON, Entry, decode, encode, format_time, new_entry_id
 from appliance.audit.registry import EntryType
-from appliance.errors import AuditError
+from appliance.errors import AuditEntryError, AuditError
+
+
+class Kept(StrEnum):
+    """Where an entry is that was acknowledged."""
+
+    LOGGED = "logged"
+    SPOOLED = "spooled"
+    """On this machine's disk, on its way into the log."""
+    UNRECORDED = "unrecorded"
+    """Nowhere; a later `audit.gap` counts it."""
+
+
+NOT_PLACED = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Where a durable entry stands."""
+    """Where an acknowledged entry stands."""
 
     index: int
+    """Its place in the log; `NOT_PLACED` while it is kept elsewhere."""
     entry_id: str
+    kept: Kept = Kept.LOGGED
+
+
+def _ignore(_type: EntryType, _error: AuditError | None) -> None:
+    """Observe nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,6 +46,8 @@ class Pending:
     entry: Entry
     leaf: bytes
     future: asyncio.Future[Receipt]
+    saw: Callable[[EntryType, AuditError | None], None] = _ignore
+    """Told of every entry that became durable, or of why it did not."""
 
     @property
     def type(self) -> EntryType:
@@ -40,11 +62,13 @@ class Pending:
 
     def succeed(self, index: int) -> None:
         """Tell whoever waits that the entry is durable."""
+        self.saw(self.type, None)
         if not self.future.done():
             self.future.set_result(Receipt(index=index, entry_id=self.entry.id))
 
     def fail(self, error: AuditError) -> None:
         """Tell whoever waits that the entry is not durable, as far as is known."""
+        self.saw(self.type, error)
         if not self.future.done():
             self.future.set_exception(again(error))
 
@@ -53,11 +77,19 @@ class EntryMaker:
     """Stamps entries with log, id and time, and encodes them; needs a running event loop."""
 
     def __init__(
-        self, *, origin: str, clock: Callable[[], float], random_bytes: Callable[[int], bytes]
+        self,
+        *,
+        origin: str,
+        clock: Callable[[], float],
+        random_bytes: Callable[[int], bytes],
+        saw: Callable[[EntryType, AuditError | None], None] = _ignore,
+        gateway: str | None = None,
     ) -> None:
         self.origin = origin
+        self._gateway = gateway
         self._clock = clock
         self._random_bytes = random_bytes
+        self._saw = saw
 
     def make(self, entry_type: EntryType, fields: Mapping[str, JSON | None]) -> Pending:
         """
@@ -72,13 +104,36 @@ class EntryMaker:
             id=new_entry_id(now_ms, self._random_bytes(10)),
             type=entry_type,
             time=format_time(now_ms),
-            fields={name: value for name, value in fields.items() if value is not None},
+            fields={
+                name: value
+                for name, value in {**self._stamp(entry_type), **fields}.items()
+                if value is not None
+            },
         )
-        leaf = encode(entry)
+        return self._promise(entry, encode(entry))
+
+    def remake(self, leaf: bytes) -> Pending:
+        """
+        Return a pending entry for a leaf that was made before; it keeps its id and its time.
+
+        Raises:
+            AuditEntryError: it is no leaf of this log.
+        """
+        entry = decode(leaf)
+        if entry.log != self.origin:
+            raise AuditEntryError(f"an entry of the log {entry.log}, where this is {self.origin}")
+        return self._promise(entry, leaf)
+
+    def _stamp(self, entry_type: EntryType) -> dict[str, str | None]:
+        """Entries that begin something say which gateway is to end it."""
+        begins = entry_type in {EntryType.REQUEST_INTENT, EntryType.AUDIT_STARTED}
+        return {"gateway": self._gateway} if begins else {}
+
+    def _promise(self, entry: Entry, leaf: bytes) -> Pending:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         # Whoever submitted it may have stopped waiting; the failure is in the log's state, too.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return Pending(entry=entry, leaf=leaf, future=future)
+        return Pending(entry=entry, leaf=leaf, future=future, saw=self._saw)
 
 
 def again(error: AuditError) -> AuditError:

@@ -78,7 +78,7 @@ class Publisher:
         """
         time = self._clock()
         checkpoint = Checkpoint(origin=self._signer.name, size=head.size, root=head.root)
-        note = sign_note(encode_body(checkpoint), [self._signer])
+        note = sign_note(encode_body(checkpoint), self._signer.signers, time=int(time))
         # The order is the point: a crash between the two leaves a sealed head the log has reached,
         # the other way round it would leave others holding a head we could forget.
         self._sealed.write(note)

@@ -4,6 +4,8 @@ What is checked before a log may be continued: that it is whole, and not older t
 The root is recomputed from every leaf hash and compared with the head, and with every checkpoint
 that was signed earlier.  That takes about a microsecond an entry.  The leaves' own bytes are left
 to `appliance.audit.verify`, which trusts nothing here.
+
+Other gateways may append meanwhile: what is checked is the log as it was when its head was read.
 """
 
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 
 from appliance.audit.checkpoint import Checkpoint, VerifierKey, verify_checkpoint
 from appliance.audit.merkle import CompactRange
-from appliance.audit.store import AuditStore, Head
+from appliance.audit.store import AuditStore, Head, OpenRequest
 from appliance.errors import (
     AuditRollbackError,
     AuditVerificationError,
@@ -28,13 +30,17 @@ class Recovered:
     tree: CompactRange
     signed_size: int
     """Size of the newest checkpoint that was ever signed; 0 for none."""
-    open_intents: tuple[str, ...]
-    """Requests whose outcome was never recorded: the gateway stopped before it could be."""
+    joins: bool
+    """Whether this gateway never wrote this log: what is found is to be sealed before it does."""
+    open_requests: tuple[OpenRequest, ...]
+    """Requests whose outcome is not recorded: a gateway stopped before it could be, or is at it."""
 
 
-def recover(store: AuditStore, sealed_note: str | None, verifier_key: VerifierKey) -> Recovered:
+def recover(store: AuditStore, sealed_note: str | None, verifier_key: VerifierKey, gateway: str) -> Recovered:
     """
     Check the stored log against itself and against what was signed before.
+
+    A gateway that never wrote a shared log may join it without a sealed head of its own.
 
     Raises:
         AuditRollbackError: it is older than a signed checkpoint, or another history.
@@ -42,16 +48,20 @@ def recover(store: AuditStore, sealed_note: str | None, verifier_key: VerifierKe
         AuditUnavailableError: it could not be read.
     """
     latest = store.latest_checkpoint()
-    if latest and sealed_note is None:
+    joins = store.shared and gateway not in store.writers()
+    if latest and sealed_note is None and not joins:
         raise AuditRollbackError(f"the log has signed checkpoints, but its sealed head is missing: {_REMEDY}")
     notes = [("sealed head", sealed_note), ("latest checkpoint", latest.note if latest else None)]
     signed = [_verified(name, note, verifier_key) for name, note in notes if note is not None]
-    tree = _rebuild(store, signed)
-    _compare_head(store.head(), tree)
+    head = store.head()
+    if store.leaves(head.size, head.size + 1) and store.head() == head:
+        raise _damaged(head, "more")
+    tree = _rebuild(store, head, signed)
     return Recovered(
         tree=tree,
         signed_size=max((checkpoint.size for checkpoint in signed), default=0),
-        open_intents=tuple(store.open_intents()),
+        joins=joins and sealed_note is None,
+        open_requests=tuple(store.open_requests()),
     )
 
 
@@ -62,11 +72,11 @@ def _verified(name: str, note: str, verifier_key: VerifierKey) -> Checkpoint:
         raise AuditVerificationError(f"the log's {name} was not signed with this key: {error}") from error
 
 
-def _rebuild(store: AuditStore, signed: Sequence[Checkpoint]) -> CompactRange:
+def _rebuild(store: AuditStore, head: Head, signed: Sequence[Checkpoint]) -> CompactRange:
     tree = CompactRange()
     roots = {0: tree.root()}
     wanted = {checkpoint.size for checkpoint in signed}
-    for leaf_hash in store.leaf_hashes():
+    for leaf_hash in store.leaf_hashes(head.size):
         tree.append(leaf_hash)
         if tree.size in wanted:
             roots[tree.size] = tree.root()
@@ -79,14 +89,14 @@ def _rebuild(store: AuditStore, signed: Sequence[Checkpoint]) -> CompactRange:
             raise AuditRollbackError(
                 f"the first {checkpoint.size} entries are not the ones that were signed: {_REMEDY}"
             )
+    computed = Head.of(tree)
+    if (head, head.subtrees) != (computed, computed.subtrees):
+        raise _damaged(head, str(tree.size))
     return tree
 
 
-def _compare_head(head: Head, tree: CompactRange) -> None:
-    computed = Head.of(tree)
-    if (head, head.subtrees) != (computed, computed.subtrees):
-        message = (
-            f"the audit database is damaged: its head (size {head.size}) does not match its "
-            f"{tree.size} leaves: {_REMEDY}"
-        )
-        raise AuditVerificationError(message)
+def _damaged(head: Head, leaves: str) -> AuditVerificationError:
+    return AuditVerificationError(
+        f"the audit database is damaged: its head (size {head.size}) does not match its {leaves} leaves: "
+        f"{_REMEDY}"
+    )

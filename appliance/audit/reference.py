@@ -18,7 +18,7 @@ _HEAD = f"""\
 
 What the audit log writes, byte for byte, so that anyone can read and verify it without our software.
 The formats are RFC 6962 (tree), RFC 8785 (leaves) and C2SP (`signed-note`, `tlog-checkpoint`,
-`tlog-tiles`, `tlog-proof`).
+`tlog-cosignature`, `tlog-tiles`, `tlog-proof`).
 
 ## Leaf
 
@@ -45,7 +45,8 @@ _TYPES = """
 ## Entry types
 
 Every type is closed: an entry with a field that is not listed is refused.  Optional fields are left out when
-there is nothing to say.
+there is nothing to say.  [`audit-format.schema.json`](audit-format.schema.json) says the same as JSON Schema
+(draft 2020-12); it knows every rule of a leaf but its canonical spelling and its size.
 
 Request ids are never reused.  A `request.intent` is followed by exactly one `request.outcome` or
 `request.aborted` of the same request; it is durable before any byte of the answer leaves.
@@ -59,11 +60,21 @@ RFC 6962.
 
 A checkpoint is a signed note: origin, number of entries and base64 root, one per line, an empty line, and
 signature lines `— name base64(key id ‖ signature)`.  The key id is the first four bytes of
-SHA-256(name ‖ 0x0A ‖ 0x01 ‖ public key); signatures are Ed25519 (type 0x01).  The key's name is the log's
-origin.  Lines signed by keys the reader does not know are ignored.
+SHA-256(name ‖ 0x0A ‖ type ‖ public key).  Lines signed by keys the reader does not know are ignored.
 
-The verifier key is handed to auditors as `name+hash+base64(0x01 ‖ public key)`, the hash being the key id in
-hex.
+| Type | Key | Signs |
+|---|---|---|
+| 0x01 | Ed25519, of the log | the note's text |
+| 0x04 | Ed25519, of a witness | the time and the note's text; the time stands before the signature |
+| 0x06 | ML-DSA-44, of log or witness | the structure of `tlog-cosignature`; likewise |
+
+The log's keys have its origin for a name, a witness's keys have the witness's. Keys are handed to auditors
+as `name+hash+base64(type ‖ public key)`, the hash being the key id in hex; a log with two keys has two
+lines.
+
+A rotation of the log's key is a `signer.rotated` entry.  Its signature is the old key's over four lines:
+`signer.rotated/v1`, origin, `previous_key`, `key`.  The old and the new key both sign the checkpoint that
+covers it; from there on the new one signs alone.
 
 ## Receipt
 
@@ -77,23 +88,34 @@ A directory in `tlog-tiles` layout that covers exactly its checkpoint:
 | Path | Content |
 |---|---|
 | `checkpoint` | the signed tree head |
-| `vkey` | the verifier key, for convenience; an auditor uses the one received by another way |
+| `vkey` | the verifier keys, for convenience; an auditor uses those received by another way |
 | `tile/entries/<N>` | 256 leaves, each after its length as two bytes, big-endian |
 | `tile/0/<N>` | the 256 leaf hashes of that bundle |
 | `tile/<L>/<N>` | 256 roots of full tiles of the level below |
+| `witnessed/<N>-<size>` | the newest checkpoints that witnesses cosigned |
+| `payloads/<request id>.<part>` | kept content: 12 bytes of nonce, AES-256-GCM ciphertext |
 
 `<N>` is written in groups of three digits, all but the last with an `x`: tile 1234067 is `x001/x234/067`.
 The last tile of a level may hold fewer; its path then ends in `.p/<how many>`.
 
+## Kept content
+
+A part is `request` or `response`, and its place is `<origin>/<request id>/<part>`. From its data key,
+HKDF-SHA256 without salt derives two keys of 32 bytes, by the info `appliance payload encryption v1` and
+`appliance payload commitment v1`. The first encrypts with the place as associated data; the second makes
+the commitment, HMAC-SHA256(place ‖ 0x00 ‖ content). The digest is SHA-256(nonce ‖ ciphertext). With
+`content_mode` `digest`, the commitment is made with a key of the tenant.
+
 ## Verifying
 
-    python -m appliance.audit.verify EXPORT --key KEY [--held CHECKPOINT] [--json]
+    python -m appliance.audit.verify EXPORT --key KEY [--held CHECKPOINT] [--witness KEY] [--json]
     python -m appliance.audit.verify RECEIPT.tlog-proof --leaf LEAF --key KEY
 
-`appliance/audit/verify.py` needs only Python and `cryptography`; it may be copied and run alone.  `--held`
-names a checkpoint kept from earlier.  Without a checkpoint held by somebody else, a valid log only shows that
-its operator is consistent.  An export made while requests are running has open requests, and is reported as
-incomplete.
+`appliance/audit/verify.py` needs only Python and `cryptography`; it may be copied and run alone. Every key
+that is given must have signed. `--held` names a checkpoint kept from earlier, `--witness` whose cosignature
+is asked for. Without a checkpoint held by somebody else, a valid log only shows that its operator is
+consistent. An export made while requests are running has open requests, and is reported as incomplete.
+`--payload-keys` opens kept content, `--no-payloads` says that it was left out.
 
 | Exit code | Meaning |
 |---|---|

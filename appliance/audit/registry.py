@@ -37,8 +37,11 @@ class EntryType(StrEnum):
     CONFIG_CHANGED = "config.changed"
     AUDIT_STARTED = "audit.started"
     AUDIT_READ = "audit.read"
+    AUDIT_SPOOLED = "audit.spooled"
     AUDIT_GAP = "audit.gap"
     ERASURE = "erasure"
+    HOLD_PLACED = "hold.placed"
+    HOLD_RELEASED = "hold.released"
     EGRESS_ATTESTED = "egress.attested"
     BUNDLE_INSTALLED = "bundle.installed"
     SIGNER_ROTATED = "signer.rotated"
@@ -103,12 +106,21 @@ def _schema(reason: str, *fields: Field) -> Schema:
     return Schema(reason=reason, fields=MappingProxyType({field.name: field for field in fields}))
 
 
+def _payload(what: str) -> tuple[Field, ...]:
+    return (
+        _text("payload_commitment", f"keyed commitment (HMAC-SHA256, hex) to {what}"),
+        _text("payload_digest", "SHA-256 of its nonce and ciphertext, hex; in mode `encrypted`"),
+        _text("payload_key", "id of the tenant's key, as it was when this was written"),
+    )
+
+
 _REQUEST_ID = _text("request_id", "the request, as named by the gateway; never reused")
 _TENANT = _text("tenant", "tenant the key belongs to")
 _KEY_ID = _text("key_id", "public part of the API key")
 _ROUTE = _text("route", "route of the API, such as `/v1/chat/completions`")
 _MODEL = _text("model", "served model name")
 _WORKER = _text("worker", "id of the worker")
+_GATEWAY = _text("gateway", "gateway that writes, by the name it keeps; it ends what it began")
 _WEIGHTS = _text("weights", "digest of the target model's weights")
 _DRAFT = _text("draft", "digest of the draft model's weights")
 _ENGINE = _text("engine", "engine name and version")
@@ -116,6 +128,12 @@ _ACTOR = _text("actor", "who did it: an admin key id, or `cli:` and the operatin
 _CLIENT = _text("client", "class of the client's address", "loopback", "private", "public", "unknown")
 _STATUS = _count("status", "HTTP status the client was given, or would have been")
 _EXIT_CODE = _count("exit_code", "exit status of the process; minus the number of the signal that ended it")
+_REASON = _text("reason", "why, in the operator's words, at most 200 characters")
+_PAYLOAD_LIMITS = (
+    _count("payload_bytes", "bytes of the answer that the commitment is to"),
+    _flag("payload_truncated", "whether the answer was longer, and only its beginning was kept"),
+    _flag("payload_lost", "whether the content could not be kept although the tenant's mode asks for it"),
+)
 _CHANGES = _list("changes", "names of what changed; never the values")
 _ACCEPTANCE_LENGTH = Field(
     name="acceptance_length",
@@ -136,12 +154,19 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _flag("stream", "whether the client asked for a stream"),
             _CLIENT,
             _count("body_bytes", "size of the request body"),
-            _text("content_mode", "what is kept of the content; `none`: nothing", "none"),
+            _text(
+                "content_mode",
+                "what is kept of the content; `none`: nothing, `digest`: keyed commitments, `encrypted`: all",
+                "none",
+                "digest",
+                "encrypted",
+            ),
             *_maybe(
                 _WORKER,
+                _GATEWAY,
                 _text("client_request_id", "the client's own id of the request, as it sent it"),
                 _text("end_user", "keyed pseudonym (HMAC) of the `user` the client named"),
-                _text("payload_commitment", "keyed commitment to the request body"),
+                *_payload("the request body as it came"),
             ),
         ),
         EntryType.REQUEST_OUTCOME: _schema(
@@ -190,7 +215,8 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                     "parameter",
                 ),
                 _list("verdicts", "policy verdicts that applied"),
-                _text("payload_commitment", "keyed commitment to the answer"),
+                *_payload("the answer as it was sent"),
+                *_PAYLOAD_LIMITS,
             ),
         ),
         EntryType.REQUEST_ABORTED: _schema(
@@ -205,6 +231,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 "gateway_failed",
                 "entry_not_durable",
             ),
+            *_maybe(*_payload("what was sent of the answer"), *_PAYLOAD_LIMITS),
         ),
         EntryType.REQUEST_DENIED: _schema(
             "Records a request that was refused before it reached a worker: authentication, policy, limits.",
@@ -336,16 +363,27 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _text("version", "version of the appliance"),
             _count("recovered", "intents without outcome that were closed with `request.aborted`"),
             _count("tree_size", "size of the tree that was found"),
+            *_maybe(_GATEWAY),
         ),
         EntryType.AUDIT_READ: _schema(
             "Reading the log is itself an access to personal data, and is recorded.",
             _ACTOR,
-            _text("operation", "what was done", "tail", "show", "receipt", "export"),
+            _text("operation", "what was done", "tail", "show", "receipt", "export", "open", "check"),
             *_maybe(
                 _count("start", "index of the first entry read"),
                 _count("end", "index after the last entry read"),
                 _text("purpose", "why, in the reader's words"),
+                _text("key_id", "admin key it was recorded with; missing when the command wrote it itself"),
             ),
+        ),
+        EntryType.AUDIT_SPOOLED: _schema(
+            "Entries before it waited on a gateway's own disk while the database took none; says how many "
+            "and when, so that times that go back are no riddle.",
+            _text("reason", "why the database could not take them"),
+            _count("entries", "entries that waited, those the database had taken after all included"),
+            _text("since", "when the first of them was kept, as `time`"),
+            _text("until", "when the last of them had been handed over, as `time`"),
+            _text("spool", "id of the spool; each is reported once"),
         ),
         EntryType.AUDIT_GAP: _schema(
             "Admits that requests were served without being recorded, how many, and when; the verifier "
@@ -362,7 +400,25 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _count("payloads", "payloads that can no longer be opened"),
             _text("legal_basis", "the duty or request it answers"),
             _ACTOR,
-            *_maybe(_list("entries", "ids of the entries whose payload was erased, when few")),
+            *_maybe(
+                _list("requests", "requests whose content was erased, when few"),
+                _text(
+                    "before", "otherwise all content of the tenant's requests that came before this `time`"
+                ),
+                _list("keys", "ids of the tenant's keys that were destroyed, when few"),
+            ),
+        ),
+        EntryType.HOLD_PLACED: _schema(
+            "From here on nothing of the tenant may be erased; an erasure under a hold is a finding.",
+            _TENANT,
+            _REASON,
+            _ACTOR,
+        ),
+        EntryType.HOLD_RELEASED: _schema(
+            "Ends a hold, so that what was kept for it alone can be erased.",
+            _TENANT,
+            _REASON,
+            _ACTOR,
         ),
         EntryType.EGRESS_ATTESTED: _schema(
             "The appliance tested its own walls; the evidence behind the word sovereign.",
@@ -380,8 +436,11 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
         ),
         EntryType.SIGNER_ROTATED: _schema(
             "The last thing the old key signs: names the key that signs from here on.",
-            _text("previous_key", "verifier key until now"),
-            _text("key", "verifier key from the next checkpoint on"),
+            _text(
+                "previous_key", "verifier key until now; of an ML-DSA-44 key `name+id+sha256:` and its hash"
+            ),
+            _text("key", "verifier key from the next checkpoint on, written alike"),
+            _text("signature", "the old key's, over what these fields say, in base64"),
             _ACTOR,
         ),
     }

@@ -1,119 +1,62 @@
 """
-Where leaves are kept: the `AuditStore` protocol, and SQLAlchemy Core behind it.
+Where leaves are kept: SQLAlchemy Core on SQLite or PostgreSQL.
 
-Synchronous on purpose: `appliance.audit.log` calls it from one thread of its own; readers (export,
-command line) open a store of their own.  The head moves by compare-and-swap, so two writers cannot
-both append, whatever they believe.
+The head moves by compare-and-swap, so two writers cannot both append at the same place, whatever
+they believe.  The order of entries is that of the head's moves: a sequence of the database would
+give numbers that commit out of order.
 
-SQLite: WAL with `synchronous=FULL`; with NORMAL an acknowledged entry can be lost in a power cut.
-Fails closed: every database error is `AuditUnavailableError`, one line.
+On PostgreSQL several gateways may write.  They take turns by an advisory lock, for politeness; what
+keeps the log in one piece is the comparison.  Fails closed: every database error is
+`AuditUnavailableError`, one line.
 """
 
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam, create_engine, event, func, insert, select, update
-from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy import Connection, Row, Select, Table, bindparam, insert, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from appliance.audit.merkle import EMPTY_ROOT, HASH_BYTES, CompactRange
+from appliance.audit import schema
+from appliance.audit.merkle import HASH_BYTES
 from appliance.audit.registry import EntryType
-from appliance.audit.tables import (
-    SCHEMA_VERSION,
-    audit_checkpoints,
-    audit_head,
-    audit_leaves,
-    audit_schema,
-    metadata,
+from appliance.audit.stored import (
+    AuditStore,
+    Behind,
+    Head,
+    Leaf,
+    OpenRequest,
+    StoredCheckpoint,
+    gateway_of,
 )
-from appliance.database import first_line
+from appliance.audit.tables import audit_checkpoints, audit_head, audit_leaves, audit_writers
+from appliance.database import first_line, open_database
 from appliance.errors import AuditEntryError, AuditError, AuditForkError, AuditUnavailableError
 
+__all__ = [
+    "AuditStore",
+    "Behind",
+    "Head",
+    "Leaf",
+    "OpenRequest",
+    "SqlAuditStore",
+    "StoredCheckpoint",
+    "gateway_of",
+]
+
 CHUNK = 4096
-BUSY_MILLISECONDS = 5000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """The tree as the store has it."""
-
-    size: int
-    root: bytes
-    subtrees: tuple[bytes, ...] = field(compare=False)
-    """Roots of the perfect subtrees, largest first; implied by the leaves, so not compared."""
-
-    @classmethod
-    def of(cls, tree: CompactRange) -> Self:
-        """Return the head of a tree."""
-        return cls(size=tree.size, root=tree.root(), subtrees=tree.subtrees)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaf:
-    """One stored leaf; type and request id repeat what its bytes say, to be searched by."""
-
-    index: int
-    leaf: bytes
-    leaf_hash: bytes
-    type: str
-    request_id: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredCheckpoint:
-    """A checkpoint as it was published."""
-
-    size: int
-    note: str
-    time: str
-
-
-class AuditStore(Protocol):
-    """
-    What the log needs of a database; every method may raise `AuditUnavailableError`.
-
-    A failed `append` may or may not have happened: read the head to know.
-    """
-
-    def head(self) -> Head:
-        """Return the current head."""
-        ...
-
-    def append(self, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:
-        """
-        Add leaves and move the head, in one durable transaction.
-
-        Raises:
-            AuditForkError: the head is not `expected`.
-            AuditEntryError: a request is recorded twice; nothing was added.
-        """
-        ...
-
-    def leaves(self, start: int, end: int) -> list[Leaf]:
-        """Return the leaves with start <= index < end that exist, in order."""
-        ...
-
-    def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:
-        """Yield the leaf hashes below `end` (default: all), in order of index."""
-        ...
-
-    def leaf_by_request(self, request_id: str) -> list[Leaf]:
-        """Return everything recorded about one request, in order."""
-        ...
-
-    def open_intents(self) -> list[str]:
-        """Return the ids of requests that have an intent and no end, in order of intent."""
-        ...
-
-    def save_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
-        """Keep a published checkpoint; one of the same size is replaced."""
-        ...
-
-    def latest_checkpoint(self) -> StoredCheckpoint | None:
-        """Return the checkpoint with the largest size, or None."""
-        ...
+OPEN_CHUNK = 100_000
+"""Entries searched in one statement for requests without an end, so that none takes long."""
+BUSY_SECONDS = 5.0
+_COLUMNS = tuple(column.name for column in audit_leaves.columns)
+# One array for each column: with a parameter for each value, a batch takes ten times as long.
+_INSERT = text(
+    f"INSERT INTO audit_leaves ({', '.join(_COLUMNS)}) SELECT * FROM unnest(CAST(:idx AS bigint[]), "  # noqa: S608 - names of ours
+    "CAST(:leaf AS bytea[]), CAST(:leaf_hash AS bytea[]), CAST(:type AS text[]), CAST(:request_id AS text[]))"
+)
+# Any number will do, as long as every writer takes the same.
+_TURN = text("SELECT pg_advisory_xact_lock(6962)")
 
 
 class SqlAuditStore:
@@ -121,40 +64,130 @@ class SqlAuditStore:
 
     def __init__(self, url: str) -> None:
         """
-        Connect, and create the tables when there are none.
+        Connect; a SQLite file is made or upgraded, PostgreSQL must have its tables.
 
         Raises:
-            AuditUnavailableError: the database cannot be used, or has another schema version.
+            ConfigurationError: the URL cannot be used.
+            AuditUnavailableError: the database cannot be used, or its tables are of another version.
         """
-        try:
-            self._engine = create_engine(url)
-        except (ArgumentError, NoSuchModuleError, ImportError) as error:
-            raise AuditUnavailableError(
-                f"the audit database URL cannot be used: {first_line(error)}"
-            ) from error
+        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
+        self._reader = self._engine.execution_options(writes=False)
         self._where = self._engine.url.render_as_string(hide_password=True)
-        if self._engine.dialect.name == "sqlite":
-            _prepare_sqlite(self._engine)
+        self._is_postgresql = self._engine.dialect.name == "postgresql"
+        if not self._is_postgresql and self._engine.url.database in {None, "", ":memory:"}:
+            raise AuditUnavailableError(
+                "the audit database must be a file: in memory, nothing would be durable"
+            )
         # Built once: this runs on every commit, and building it takes longer than running it.
         self._move = update(audit_head).where(
             audit_head.c.id == 1,
             audit_head.c.size == bindparam("old_size"),
             audit_head.c.root == bindparam("old_root"),
         )
-        with self._transaction("opened") as connection:
-            _create_schema(connection)
+        try:
+            self._check_schema()
+        except AuditError:
+            self.close()
+            raise
+
+    @property
+    def shared(self) -> bool:  # noqa: D102 - see the protocol
+        return self._is_postgresql
 
     def close(self) -> None:
         """Give back every connection."""
         self._engine.dispose()
 
-    def head(self) -> Head:  # noqa: D102 - see the protocol
-        with self._transaction("read") as connection:
-            row = connection.execute(select(audit_head).where(audit_head.c.id == 1)).one()
-        subtrees = tuple(row.frontier[at : at + HASH_BYTES] for at in range(0, len(row.frontier), HASH_BYTES))
-        return Head(size=row.size, root=row.root, subtrees=subtrees)
+    def head(self) -> Head:  # noqa: D102
+        with self._reading() as connection:
+            return _read_head(connection)
 
     def append(self, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:  # noqa: D102
+        with self._writing() as connection:
+            self._write(connection, leaves, expected=expected, new=new)
+        # A crash before this line: the caller never hears of entries that may be in the log.
+
+    def append_behind(self, size: int, make: Behind) -> None:  # noqa: D102
+        with self._writing() as connection:
+            head = _read_head(connection)
+            leaves, new = make(head, _read_leaves(connection, size, head.size))
+            if leaves:
+                self._write(connection, leaves, expected=head, new=new)
+        # A crash before this line: as above.
+
+    def leaves(self, start: int, end: int) -> list[Leaf]:  # noqa: D102
+        with self._reading() as connection:
+            return _read_leaves(connection, start, end)
+
+    def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:  # noqa: D102
+        # In chunks by key, each its own transaction: leaves never change, and a reader that held
+        # one open throughout would keep SQLite from trimming its write-ahead log.
+        after = -1
+        query = select(audit_leaves.c.idx, audit_leaves.c.leaf_hash).order_by(audit_leaves.c.idx).limit(CHUNK)
+        while True:
+            chunk = query.where(audit_leaves.c.idx > after)
+            if end is not None:
+                chunk = chunk.where(audit_leaves.c.idx < end)
+            with self._reading() as connection:
+                rows = connection.execute(chunk).all()
+            yield from (row.leaf_hash for row in rows)
+            if len(rows) < CHUNK:
+                return
+            after = rows[-1].idx
+
+    def leaf_by_request(self, request_id: str) -> list[Leaf]:  # noqa: D102
+        query = select(audit_leaves).where(audit_leaves.c.request_id == request_id)
+        with self._reading() as connection:
+            return [_leaf(row) for row in connection.execute(query.order_by(audit_leaves.c.idx))]
+
+    def open_intents(self) -> list[str]:  # noqa: D102
+        return [request_id for _, request_id in self._open()]
+
+    def open_requests(self) -> list[OpenRequest]:  # noqa: D102
+        # Only those that are open are read whole: at a start there are as many as were in flight.
+        return [
+            OpenRequest(request_id=request_id, gateway=gateway_of(self.leaves(index, index + 1)[0]))
+            for index, request_id in self._open()
+        ]
+
+    def beat(self, gateway: str, now: float) -> dict[str, float]:  # noqa: D102
+        row = {"gateway": gateway, "seen_at": now}
+        with self._writing(turn=False) as connection:
+            self._upsert(connection, audit_writers, row, key="gateway")
+            return _read_writers(connection)
+
+    def writers(self) -> dict[str, float]:  # noqa: D102
+        with self._reading() as connection:
+            return _read_writers(connection)
+
+    def save_checkpoint(self, checkpoint: StoredCheckpoint) -> None:  # noqa: D102
+        row = {"size": checkpoint.size, "note": checkpoint.note, "time": checkpoint.time}
+        with self._writing(turn=False) as connection:
+            self._upsert(connection, audit_checkpoints, row, key="size")
+
+    def latest_checkpoint(self) -> StoredCheckpoint | None:  # noqa: D102
+        query = select(audit_checkpoints).order_by(audit_checkpoints.c.size.desc()).limit(1)
+        with self._reading() as connection:
+            row = connection.execute(query).one_or_none()
+        return StoredCheckpoint(size=row.size, note=row.note, time=row.time) if row else None
+
+    def _open(self) -> list[tuple[int, str]]:
+        """Place and id of every request without an end, found in the index of requests alone."""
+        request_id = audit_leaves.c.request_id
+        found: list[tuple[int, str]] = []
+        after = ""
+        while True:
+            bound = select(request_id).where(request_id > after).order_by(request_id)
+            with self._reading() as connection:
+                last = connection.scalar(bound.offset(OPEN_CHUNK - 1).limit(1))
+                rows = connection.execute(_open_between(after, last))
+                found += ((row.idx, row.request_id) for row in rows)
+            if last is None:
+                # Ordered here: asked to order by index, SQLite would read every leaf.
+                return sorted(found)
+            after = last
+
+    def _write(self, connection: Connection, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:
         move = {
             "old_size": expected.size,
             "old_root": expected.root,
@@ -172,83 +205,57 @@ class SqlAuditStore:
             }
             for leaf in leaves
         ]
-        with self._transaction("written") as connection:
-            # The head comes first: it takes the write lock, so the comparison still holds at commit.
-            if connection.execute(self._move, move).rowcount != 1:
-                raise AuditForkError(f"another writer moved the audit log on from size {expected.size}")
+        # The head comes first: its row stays locked, so the comparison still holds at commit.
+        if connection.execute(self._move, move).rowcount != 1:
+            raise AuditForkError(f"another writer moved the audit log on from size {expected.size}")
+        if self._is_postgresql:
+            connection.execute(_INSERT, {name: [row[name] for row in rows] for name in _COLUMNS})
+        else:
             connection.execute(insert(audit_leaves), rows)
-        # A crash before this line: the caller never hears of entries that may be in the log.
 
-    def leaves(self, start: int, end: int) -> list[Leaf]:  # noqa: D102
-        query = select(audit_leaves).where(audit_leaves.c.idx >= start, audit_leaves.c.idx < end)
-        return self._leaves(query.order_by(audit_leaves.c.idx))
-
-    def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:  # noqa: D102
-        # In chunks by key, each its own transaction: leaves never change, and a reader that held
-        # one open throughout would keep SQLite from trimming its write-ahead log.
-        after = -1
-        query = select(audit_leaves.c.idx, audit_leaves.c.leaf_hash).order_by(audit_leaves.c.idx).limit(CHUNK)
-        while True:
-            chunk = query.where(audit_leaves.c.idx > after)
-            if end is not None:
-                chunk = chunk.where(audit_leaves.c.idx < end)
-            with self._transaction("read") as connection:
-                rows = connection.execute(chunk).all()
-            yield from (row.leaf_hash for row in rows)
-            if len(rows) < CHUNK:
-                return
-            after = rows[-1].idx
-
-    def leaf_by_request(self, request_id: str) -> list[Leaf]:  # noqa: D102
-        query = select(audit_leaves).where(audit_leaves.c.request_id == request_id)
-        return self._leaves(query.order_by(audit_leaves.c.idx))
-
-    def open_intents(self) -> list[str]:  # noqa: D102
-        intent, end = audit_leaves.alias("intent"), audit_leaves.alias("closing")
-        closed = select(end.c.idx).where(
-            end.c.type.in_([kind.value for kind in EntryType if kind.closes_request]),
-            end.c.request_id == intent.c.request_id,
-        )
-        query = select(intent.c.idx, intent.c.request_id).where(
-            intent.c.type == EntryType.REQUEST_INTENT.value, ~closed.exists()
-        )
-        with self._transaction("read") as connection:
-            # Ordered here: asked to order by index, SQLite would read every leaf instead of one index.
-            return [row.request_id for row in sorted(connection.execute(query), key=lambda row: row.idx)]
-
-    def save_checkpoint(self, checkpoint: StoredCheckpoint) -> None:  # noqa: D102
-        table, values = audit_checkpoints, {"note": checkpoint.note, "time": checkpoint.time}
-        with self._transaction("written") as connection:
-            known = connection.execute(update(table).where(table.c.size == checkpoint.size).values(values))
-            if not known.rowcount:
-                connection.execute(insert(table).values(size=checkpoint.size, **values))
-
-    def latest_checkpoint(self) -> StoredCheckpoint | None:  # noqa: D102
-        query = select(audit_checkpoints).order_by(audit_checkpoints.c.size.desc()).limit(1)
-        with self._transaction("read") as connection:
-            row = connection.execute(query).one_or_none()
-        return StoredCheckpoint(size=row.size, note=row.note, time=row.time) if row else None
-
-    def _leaves(self, query: Any) -> list[Leaf]:  # noqa: ANN401 - a select of whole rows
-        with self._transaction("read") as connection:
-            rows = connection.execute(query).all()
-        return [
-            Leaf(
-                index=row.idx,
-                leaf=row.leaf,
-                leaf_hash=row.leaf_hash,
-                type=row.type,
-                request_id=row.request_id,
+    def _upsert(self, connection: Connection, table: Table, row: dict[str, Any], *, key: str) -> None:
+        rest = {name: value for name, value in row.items() if name != key}
+        if self._is_postgresql:
+            connection.execute(
+                postgresql.insert(table).values(row).on_conflict_do_update(index_elements=[key], set_=rest)
             )
-            for row in rows
-        ]
+        else:
+            connection.execute(
+                sqlite.insert(table).values(row).on_conflict_do_update(index_elements=[key], set_=rest)
+            )
+
+    def _check_schema(self) -> None:
+        with self._errors("opened"):
+            with self._reader.begin() as connection:
+                if schema.check(connection):
+                    return
+            if self._is_postgresql:
+                raise AuditUnavailableError(
+                    f"the audit database {self._where} is not up to date: "
+                    "run `appliance audit upgrade-database` as the role that owns it"
+                )
+            with self._engine.begin() as connection:
+                # Asked again: another process may have upgraded it while we waited for the lock.
+                if not schema.check(connection):
+                    schema.upgrade(connection)
 
     @contextmanager
-    def _transaction(self, verb: str) -> Iterator[Connection]:
-        """Run one transaction; whatever the database says becomes one of our errors."""
+    def _reading(self) -> Iterator[Connection]:
+        with self._errors("read"), self._reader.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self, *, turn: bool = True) -> Iterator[Connection]:
+        with self._errors("written"), self._engine.begin() as connection:
+            if turn and self._is_postgresql:
+                connection.execute(_TURN)
+            yield connection
+
+    @contextmanager
+    def _errors(self, verb: str) -> Iterator[None]:
+        """Whatever the database says becomes one of our errors."""
         try:
-            with self._engine.begin() as connection:
-                yield connection
+            yield
         except AuditError:
             raise
         except IntegrityError as error:
@@ -265,31 +272,43 @@ class SqlAuditStore:
             ) from error
 
 
-def _create_schema(connection: Connection) -> None:
-    metadata.create_all(connection)
-    version = connection.scalar(select(func.max(audit_schema.c.version)))
-    if version is None:
-        connection.execute(insert(audit_schema).values(version=SCHEMA_VERSION))
-        connection.execute(insert(audit_head).values(id=1, size=0, root=EMPTY_ROOT, frontier=b""))
-    elif version != SCHEMA_VERSION:
-        raise AuditUnavailableError(
-            f"the audit database has schema version {version}; this appliance knows {SCHEMA_VERSION}"
-        )
+def _open_between(after: str, last: str | None) -> Select[tuple[int, str]]:
+    intent, end = audit_leaves.alias("intent"), audit_leaves.alias("closing")
+    closed = select(end.c.idx).where(
+        end.c.type.in_([kind.value for kind in EntryType if kind.closes_request]),
+        end.c.request_id == intent.c.request_id,
+    )
+    query = select(intent.c.idx, intent.c.request_id).where(
+        intent.c.type == EntryType.REQUEST_INTENT.value, intent.c.request_id > after, ~closed.exists()
+    )
+    return query if last is None else query.where(intent.c.request_id <= last)
 
 
-def _prepare_sqlite(engine: Engine) -> None:
-    if engine.url.database in {None, "", ":memory:"}:
-        raise AuditUnavailableError("the audit database must be a file: in memory, nothing would be durable")
+def _read_head(connection: Connection) -> Head:
+    row = connection.execute(select(audit_head).where(audit_head.c.id == 1)).one()
+    subtrees = tuple(row.frontier[at : at + HASH_BYTES] for at in range(0, len(row.frontier), HASH_BYTES))
+    return Head(size=row.size, root=row.root, subtrees=subtrees)
 
-    @event.listens_for(engine, "connect")
-    def configure(connection: sqlite3.Connection, _: object) -> None:
-        # We begin transactions ourselves: the driver would leave reads and DDL outside of them.
-        connection.isolation_level = None
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA foreign_keys = ON")
 
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")
+def _read_leaves(connection: Connection, start: int, end: int) -> list[Leaf]:
+    query = select(audit_leaves).where(audit_leaves.c.idx >= start, audit_leaves.c.idx < end)
+    return [_leaf(row) for row in connection.execute(query.order_by(audit_leaves.c.idx))]
+
+
+def _leaf(row: Row[Any]) -> Leaf:
+    return Leaf(
+        index=row.idx,
+        leaf=_bytes(row.leaf),
+        leaf_hash=_bytes(row.leaf_hash),
+        type=row.type,
+        request_id=row.request_id,
+    )
+
+
+def _bytes(value: bytes | str) -> bytes:
+    """What a column holds; SQLite keeps text in it as well, if somebody puts it there."""
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _read_writers(connection: Connection) -> dict[str, float]:
+    return {row.gateway: row.seen_at for row in connection.execute(select(audit_writers))}

@@ -1,21 +1,20 @@
 """
-The log's tables, and the triggers that make leaves write-once.
+The log's tables, as the newest of `appliance.audit.migrations` leaves them.
 
-The triggers stop mistakes and honest tools; whoever owns the database file can drop them.  That is
-what the signed tree is for.
+Those also make the triggers that keep leaves write-once.  They stop mistakes and honest tools;
+whoever owns the database can drop them.  That is what the signed tree is for.
 """
 
 from sqlalchemy import (
-    DDL,
     BigInteger,
     Column,
+    Double,
     Index,
     Integer,
     LargeBinary,
     MetaData,
     Table,
     Text,
-    event,
 )
 
 SCHEMA_VERSION = 1
@@ -56,18 +55,42 @@ audit_checkpoints = Table(
     Column("time", Text, nullable=False),
 )
 
+# Checkpoints with a witness's signature beside the log's: evidence that a witness can give again.
+audit_cosigned = Table(
+    "audit_cosigned",
+    metadata,
+    Column("witness", Text, primary_key=True),
+    Column("size", BigInteger, primary_key=True, autoincrement=False),
+    Column("time", BigInteger, nullable=False),  # by the witness's clock, Unix time
+    Column("note", Text, nullable=False),
+)
+
+# Encrypted content, outside the tree so that it can be erased by
+# deleting rows; the leaves hold commitments and digests.
+audit_payloads = Table(
+    "audit_payloads",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("part", Text, primary_key=True),  # `request` or `response`
+    Column("tenant", Text, nullable=False),
+    Column("key_id", Text, nullable=False),  # of the tenant's key that wrapped the data key
+    Column("nonce", LargeBinary, nullable=False),
+    Column("wrapped_key", LargeBinary, nullable=False),
+    Column("ciphertext", LargeBinary, nullable=False),
+    Column("time", Text, nullable=False),
+    Index("audit_payloads_tenant_time", "tenant", "time"),
+)
+
+# Gateways that write this log, and when each was last alive: who is gone cannot end its requests.
+audit_writers = Table(
+    "audit_writers",
+    metadata,
+    Column("gateway", Text, primary_key=True),
+    Column("seen_at", Double, nullable=False),  # Unix time
+)
+
 audit_schema = Table(
     "audit_schema",
     metadata,
     Column("version", Integer, primary_key=True, autoincrement=False),
 )
-
-for _operation in ("UPDATE", "DELETE"):
-    event.listen(
-        audit_leaves,
-        "after_create",
-        DDL(  # type: ignore[no-untyped-call]
-            f"CREATE TRIGGER audit_leaves_no_{_operation.lower()} BEFORE {_operation} ON audit_leaves "
-            "BEGIN SELECT RAISE(ABORT, 'audit leaves are write-once'); END"
-        ).execute_if(dialect="sqlite"),
-    )

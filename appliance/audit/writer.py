@@ -1,14 +1,22 @@
 """
 The one task that moves the log's head: takes what is queued, commits it, tells whoever waits.
 
-What is in memory and what is in the store agree after every line, except while a commit is in
-doubt: then the store's head is read before anything else is written.
+What is in memory is in the store, except while a commit is in doubt: then the store's head is read
+before anything else is written.  What other gateways appended is read, checked and followed: before
+a commit where they were faster, before every checkpoint, and with every heartbeat.  So only heads
+that were read back and recomputed are signed, and two gateways never sign two histories.
+
+A gateway says every few seconds that it is alive; the requests of one that no longer does are ended
+by the others.
 
 Fails closed.  While the store fails, everything that waits is refused, and the next entry tries
-again.  When the head is not where this writer left it, it stops for good.
+again.  When the stored log is not the known one with entries added, it stops for good.
+
+It is longer than other files because it is one task, and what may come between what is the point.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -16,16 +24,25 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.known import Batch, KnownLog, silent_gateways
+from appliance.audit.merkle import CompactRange
 from appliance.audit.pending import EntryMaker, Pending, again
 from appliance.audit.publisher import Publisher
 from appliance.audit.registry import EntryType
 from appliance.audit.requests import OpenRequests
-from appliance.audit.store import AuditStore, Head, Leaf
+from appliance.audit.store import CHUNK, AuditStore, Head, Leaf, gateway_of
 from appliance.errors import AuditEntryError, AuditError, AuditForkError, AuditUnavailableError
 from appliance.settings import AuditSettings
 
 T = TypeVar("T")
+_Appended = tuple[Sequence[Leaf], CompactRange, Batch]
+"""What others had appended, the tree with it, and what came after."""
+ATTEMPTS = 5
+"""How often a batch is tried behind others before the log counts as forked."""
+BEATS = 6
+"""Least number of heartbeats in the time after which a silent gateway counts as dead."""
+BEAT_SECONDS = 5.0
+"""Most time between two heartbeats where other gateways wait for them."""
 
 
 class Writer:
@@ -39,7 +56,9 @@ class Writer:
         maker: EntryMaker,
         requests: OpenRequests,
         publisher: Publisher,
-        tree: CompactRange,
+        known: KnownLog,
+        gateway: str,
+        clock: Callable[[], float],
         thread: Executor,
         on_commit: Callable[[int, float], None],
     ) -> None:
@@ -47,9 +66,17 @@ class Writer:
         self._requests, self._publisher = requests, publisher
         self._thread, self._on_commit = thread, on_commit
         self._loop = asyncio.get_running_loop()
-        self._tree, self._head = tree, Head.of(tree)
-        # The tree of the newest commit tried: after an error, the store may hold it.
-        self._attempted = tree
+        self._known, self._gateway, self._clock = known, gateway, clock
+        # Whether another gateway was ever faster: then its entries are read in the same transaction.
+        self._others_write = False
+        # What the newest commit tried to add: found in the log later, it is not somebody else's.
+        self._tried: frozenset[bytes] = frozenset()
+        self._beat_seconds = settings.gateway_dead_seconds / BEATS
+        if store.shared:
+            self._beat_seconds = min(self._beat_seconds, BEAT_SECONDS)
+        self._beat_at = self._loop.time() + self._beat_seconds
+        # Since when this gateway says without a break that it is alive, and so could have heard others.
+        self._beating_since: float | None = self._loop.time()
         self._queue: deque[Pending] = deque()
         self._taken: list[Pending] = []
         # Entries at the front of the queue to be committed one by one, to find the one refused.
@@ -68,12 +95,12 @@ class Writer:
     @property
     def size(self) -> int:
         """Durable entries."""
-        return self._head.size
+        return self._known.head.size
 
     @property
     def root(self) -> bytes:
         """Root of the tree over the durable entries."""
-        return self._head.root
+        return self._known.head.root
 
     @property
     def queued(self) -> int:
@@ -105,7 +132,7 @@ class Writer:
             self._abort(self._requests.take_all(), "gateway_stopped")
             while self._queue:
                 await self._turn()
-            if not self._in_doubt and self._head.size > self._publisher.published.size:
+            if not self._in_doubt and self.size > self._publisher.published.size:
                 await self._publish()
             self._stop(AuditUnavailableError("the audit log is closed"))
         except AuditError as error:
@@ -120,7 +147,7 @@ class Writer:
         """Return when a batch is to be committed or a checkpoint signed, or on closing."""
         if not self._queue and not self._closing:
             retry_at = self._tried_at + self._settings.checkpoint_seconds
-            due_at = retry_at if self._in_doubt else self._publisher.due_at()
+            due_at = retry_at if self._in_doubt else min(self._publisher.due_at(), self._beat_at)
             await self._pause(due_at - self._loop.time())
         company = self._loop.time() + self._settings.batch_seconds
         while 0 < len(self._queue) < self._settings.batch_entries and not self._closing:
@@ -142,26 +169,15 @@ class Writer:
         self._taken = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
         if self._taken:
             await self._commit()
-        if not self._in_doubt and self._publisher.is_due(self._head.size, self._loop.time()):
+        if not self._in_doubt and self._loop.time() >= self._beat_at:
+            await self._beat()
+        if not self._in_doubt and self._publisher.is_due(self.size, self._loop.time()):
             await self._publish()
 
     async def _commit(self) -> None:
-        tree, leaves = self._tree.copy(), []
-        for pending in self._taken:
-            leaf_hash = hash_leaf(pending.leaf)
-            leaves.append(
-                Leaf(
-                    index=tree.size,
-                    leaf=pending.leaf,
-                    leaf_hash=leaf_hash,
-                    type=pending.type.value,
-                    request_id=pending.request_id,
-                )
-            )
-            tree.append(leaf_hash)
-        self._attempted, head, started = tree, Head.of(tree), self._loop.time()
+        started = self._loop.time()
         try:
-            await self._run(partial(self._store.append, leaves, expected=self._head, new=head))
+            newer, tree, batch = await self._append(tuple(self._taken))
         except AuditEntryError as error:
             self._isolate(error)
             return
@@ -172,17 +188,68 @@ class Writer:
         # A crash before this line: the entries are durable and nobody was told.  That is allowed;
         # the reverse is not.
         now = self._loop.time()
-        self._tree, self._head, self.failure = tree, head, None
+        self._follow(newer, tree)
+        self._known.commit(batch)
+        self.failure, self._taken = None, []
         self.last_commit_seconds = now - started
-        taken, self._taken = self._taken, []
-        for pending, leaf in zip(taken, leaves, strict=True):
+        for pending, leaf in batch.placed:
             pending.succeed(leaf.index)
-        self._publisher.committed(now)
-        self._on_commit(len(taken), self.last_commit_seconds)
+        for pending in batch.refused:
+            message = (
+                f"request {pending.request_id} was ended by another gateway, which took this one for dead"
+            )
+            self._fail([pending], AuditEntryError(message))
+        if batch.placed:
+            self._publisher.committed(now)
+            self._on_commit(len(batch.placed), self.last_commit_seconds)
+
+    async def _append(self, taken: Sequence[Pending]) -> _Appended:
+        """Commit entries after all that is in the log, whoever wrote it."""
+        if not self._others_write:
+            batch = self._place(taken, self._known.tree)
+            try:
+                if batch.placed:
+                    new = Head.of(batch.tree)
+                    await self._run(
+                        partial(self._store.append, batch.leaves, expected=self._known.head, new=new)
+                    )
+            except AuditForkError:
+                # Lost to another gateway, or to somebody who rewrote the log: that is found out here.
+                self._others_write = True
+                await self._catch_up()
+            else:
+                return (), self._known.tree, batch
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return await self._run(partial(self._append_behind, taken))
+            except AuditForkError:
+                # Somebody wrote out of turn; what they wrote is followed, or found to be a fork.
+                await self._catch_up()
+        return await self._run(partial(self._append_behind, taken))
+
+    def _append_behind(self, taken: Sequence[Pending]) -> _Appended:
+        """In the writer's thread: nothing that is read here changes while the loop waits for it."""
+        made: list[_Appended] = []
+
+        def make(head: Head, newer: Sequence[Leaf]) -> tuple[Sequence[Leaf], Head]:
+            tree = self._known.extended(newer, head)
+            batch = self._place(taken, tree, newer)
+            made.append((newer, tree, batch))
+            return batch.leaves, Head.of(batch.tree)
+
+        self._store.append_behind(self.size, make)
+        return made[-1]
+
+    def _place(self, taken: Sequence[Pending], tree: CompactRange, newer: Sequence[Leaf] = ()) -> Batch:
+        batch = self._known.place(taken, tree, newer)
+        self._tried = frozenset(leaf.leaf_hash for leaf in batch.leaves)
+        return batch
 
     async def _publish(self) -> None:
         try:
-            published = await self._run(partial(self._publisher.publish, self._head))
+            # Only what was read back from the store is signed.
+            await self._catch_up()
+            published = await self._run(partial(self._publisher.publish, self._known.head))
         except AuditUnavailableError as error:
             self._publisher.failed(str(error), self._loop.time())
         else:
@@ -193,25 +260,71 @@ class Writer:
         Learn whether the commit in doubt happened, and end the requests it left without an end.
 
         Raises:
-            AuditForkError: the head is neither where it was nor where the commit would have put it.
+            AuditForkError: the stored log is not the known one with entries added.
         """
         try:
-            head = await self._run(self._store.head)
-            stored = await self._run(self._store.open_intents)
+            await self._catch_up()
         except AuditUnavailableError as error:
             self._refuse(error)
             return False
-        if head == Head.of(self._attempted):
-            self._tree, self._head = self._attempted, head
-            self._publisher.committed(self._loop.time())
-        elif head != self._head:
-            raise AuditForkError(
-                f"the audit log stands at size {head.size}, and this writer did not put it there"
-            )
         self._in_doubt, self.failure = False, None
-        ending = (pending.request_id for pending in self._queue if pending.type.closes_request)
-        self._abort(self._requests.abandoned(stored, ending), "entry_not_durable")
+        self._abort_abandoned()
         return True
+
+    async def _catch_up(self) -> None:
+        """
+        Follow what others appended, and what a commit in doubt may have.
+
+        Raises:
+            AuditForkError: the stored log is not the known one with entries added.
+            AuditUnavailableError: it cannot be read.
+        """
+        newer, tree = await self._run(self._read_newer)
+        self._follow(newer, tree)
+
+    def _read_newer(self) -> tuple[Sequence[Leaf], CompactRange]:
+        head = self._store.head()
+        starts = range(self.size, head.size, CHUNK)
+        newer = [leaf for at in starts for leaf in self._store.leaves(at, min(at + CHUNK, head.size))]
+        return newer, self._known.extended(newer, head)
+
+    def _follow(self, newer: Sequence[Leaf], tree: CompactRange) -> None:
+        started = (leaf for leaf in newer if leaf.type == EntryType.AUDIT_STARTED)
+        if any(leaf.leaf_hash not in self._tried and gateway_of(leaf) == self._gateway for leaf in started):
+            raise AuditForkError(
+                f"another writer has started under this gateway's name, {self._gateway}: "
+                "give each gateway a data directory or an audit.gateway of its own"
+            )
+        if newer:
+            self._requests.end_elsewhere(self._known.follow(newer, tree))
+            self._publisher.committed(self._loop.time())
+
+    async def _beat(self) -> None:
+        """Say that this gateway is alive, and end the requests of those that no longer are."""
+        self._beat_at = self._loop.time() + self._beat_seconds
+        now = self._clock()
+        try:
+            seen = await self._run(partial(self._store.beat, self._gateway, now))
+            await self._catch_up()
+        except AuditUnavailableError:
+            # The next commit says so louder, and the next beat tries again.  Others may have been kept
+            # from the database as well: their silence means nothing until they have had time to speak.
+            self._beating_since = None
+            return
+        if self._beating_since is None:
+            self._beating_since = self._loop.time()
+        others = {gateway for gateway in self._known.open.values() if gateway != self._gateway}
+        patience = self._settings.gateway_dead_seconds
+        had_time = self._loop.time() - self._beating_since >= patience
+        dead = silent_gateways(others, seen, now=now, seconds=patience if had_time else math.inf)
+        queued = {pending.request_id for pending in self._queue}
+        self._abort([one for one in self._known.open_of(dead) if one not in queued], "gateway_stopped")
+        self._abort_abandoned()
+
+    def _abort_abandoned(self) -> None:
+        ending = (pending.request_id for pending in self._queue if pending.type.closes_request)
+        mine = self._known.open_of({self._gateway})
+        self._abort(self._requests.abandoned(mine, ending), "entry_not_durable")
 
     def _abort(self, request_ids: Sequence[str], reason: str) -> None:
         for request_id in request_ids:

@@ -3,6 +3,7 @@ The `appliance` command: reads settings, and turns deliberate errors into one li
 """
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,11 +12,15 @@ import typer
 import yaml
 
 from appliance.cli.audit import commands as audit_commands
+from appliance.cli.audit_migrate import COMMANDS as DATABASE_COMMANDS
 from appliance.cli.draft import commands as draft_commands
+from appliance.cli.erase import COMMANDS as CONTENT_COMMANDS
 from appliance.cli.keys import commands as key_commands
 from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.rotate import COMMANDS as ROTATION_COMMANDS
 from appliance.cli.speculation import commands as speculation_commands
 from appliance.cli.status import show_status
+from appliance.cli.witness import commands as witness_commands
 from appliance.errors import ApplianceError
 from appliance.run import Role, run_roles
 
@@ -25,6 +30,14 @@ cli = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+_AUDIT_COMMANDS: dict[str, Callable[..., None]] = {
+    **CONTENT_COMMANDS,
+    **DATABASE_COMMANDS,
+    **ROTATION_COMMANDS,
+}
+for _name, _command in _AUDIT_COMMANDS.items():
+    audit_commands.command(name=_name)(_command)
+audit_commands.add_typer(witness_commands, name="witness")
 cli.add_typer(audit_commands, name="audit")
 cli.add_typer(draft_commands, name="draft")
 cli.add_typer(key_commands, name="key")

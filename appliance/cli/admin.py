@@ -63,7 +63,9 @@ class AdminApi:
 
 
 @asynccontextmanager
-async def open_admin(settings: Settings, url: str | None) -> AsyncIterator[AdminApi]:
+async def open_admin(
+    settings: Settings, url: str | None, *, timeout_seconds: float = TIMEOUT_SECONDS
+) -> AsyncIterator[AdminApi]:
     """
     Hold connections to the gateway at `url`, by default the one the settings describe.
 
@@ -78,6 +80,6 @@ async def open_admin(settings: Settings, url: str | None) -> AsyncIterator[Admin
         reason = error.strerror if isinstance(error, OSError) else "not text"
         message = f"cannot read the admin key {key_file} ({reason}): name its directory with --data"
         raise ConfigurationError(message) from error
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
         yield AdminApi(base, key, session)

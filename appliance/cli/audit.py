@@ -2,14 +2,15 @@
 `appliance audit`: read, export and verify the audit log of this machine.
 
 Verification exports the log and runs the auditor's own verifier on the export, so that an operator
-sees what an auditor will see.
+sees what an auditor will see.  It shows no entry; the commands that do are recorded in the log
+(`appliance.cli.reading`).
 """
 
 import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +19,10 @@ import typer
 from appliance.audit import verify as verifier
 from appliance.audit.export import export_log, export_receipt
 from appliance.audit.keys import load_signing_key
+from appliance.audit.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.reading import PurposeOption, Reader, RecorderOption, UnrecordedOption
 from appliance.errors import ConfigurationError
 from appliance.installation import locate
 from appliance.settings import Settings
@@ -32,11 +35,16 @@ HeldOption = Annotated[
     Path | None, typer.Option("--held", help="A checkpoint kept from before; the log must agree with it.")
 ]
 
+PayloadsOption = Annotated[
+    bool, typer.Option("--payloads/--no-payloads", help="Whether encrypted content comes along.")
+]
+
 
 @commands.command()
 def verify(
     held: HeldOption = None,
     as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
+    payloads: PayloadsOption = True,  # noqa: FBT002
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
@@ -50,8 +58,12 @@ def verify(
         export = Path(scratch) / "log"
         vkey = _vkey(settings)
         exported = export_log(store, export, vkey=vkey)
+        if payloads:
+            _add_payloads(settings, export)
         unsigned = store.head().size - exported
         arguments = [str(export), "--key", vkey, *(["--held", str(held)] if held else [])]
+        if not payloads:
+            arguments.append("--no-payloads")
         code = verifier.main([*arguments, "--json"] if as_json else arguments)
         still_open = store.open_intents()
     if unsigned and not as_json:
@@ -68,13 +80,19 @@ def verify(
 def tail(
     count: CountOption = 20,
     as_json: JsonOption = False,  # noqa: FBT002
+    purpose: PurposeOption = "",
+    unrecorded: UnrecordedOption = False,  # noqa: FBT002
+    url: RecorderOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
     """Print the newest entries, oldest first."""
-    with open_store(settings_from(config, data)) as store:
+    with open_reader(settings_from(config, data), url, purpose, unrecorded=unrecorded) as reader:
+        store = reader.store
         size = store.head().size
-        for start in range(max(0, size - count), size, PAGE):
+        first = max(0, size - count)
+        reader.record("tail", first, size)
+        for start in range(first, size, PAGE):
             for leaf in store.leaves(start, min(size, start + PAGE)):
                 text = leaf.leaf.decode()
                 typer.echo(text if as_json else _line(leaf.index, json.loads(text)))
@@ -86,12 +104,16 @@ def receipt(
     leaf: Annotated[
         Path | None, typer.Option("--leaf", help="Also write the entry itself to this file.")
     ] = None,
+    purpose: PurposeOption = "",
+    unrecorded: UnrecordedOption = False,  # noqa: FBT002
+    url: RecorderOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
     """Print the receipt of one entry (a .tlog-proof), to be verified offline with the entry."""
-    with open_store(settings_from(config, data)) as store:
-        content, proof = export_receipt(store, index)
+    with open_reader(settings_from(config, data), url, purpose, unrecorded=unrecorded) as reader:
+        content, proof = export_receipt(reader.store, index)
+        reader.record("receipt", index, index + 1)
     if leaf is not None:
         leaf.write_bytes(content)
     typer.echo(proof, nl=False)
@@ -100,28 +122,44 @@ def receipt(
 @commands.command()
 def show(
     index: Annotated[int, typer.Argument(min=0, help="Index of the entry.")],
+    purpose: PurposeOption = "",
+    unrecorded: UnrecordedOption = False,  # noqa: FBT002
+    url: RecorderOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
     """Print one entry."""
-    with open_store(settings_from(config, data)) as store:
-        found = store.leaves(index, index + 1)
-    if not found:
-        message = f"the log has no entry {index}"
-        raise ConfigurationError(message)
+    with open_reader(settings_from(config, data), url, purpose, unrecorded=unrecorded) as reader:
+        found = reader.store.leaves(index, index + 1)
+        if not found:
+            message = f"the log has no entry {index}"
+            raise ConfigurationError(message)
+        reader.record("show", index, index + 1)
     typer.echo(json.dumps(json.loads(found[0].leaf), indent=2, ensure_ascii=False))
 
 
 @commands.command()
 def export(
     directory: Annotated[Path, typer.Argument(help="Directory to make.")],
+    purpose: PurposeOption = "",
+    unrecorded: UnrecordedOption = False,  # noqa: FBT002
+    payloads: PayloadsOption = True,  # noqa: FBT002
+    url: RecorderOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
     """Write the log up to its newest checkpoint, for an auditor."""
     settings = settings_from(config, data)
-    with open_store(settings) as store:
-        size = export_log(store, directory, vkey=_vkey(settings))
+    if directory.exists():
+        message = f"{directory} exists already; export into a new directory"
+        raise ConfigurationError(message)
+    with open_reader(settings, url, purpose, unrecorded=unrecorded) as reader, _beside(directory) as hidden:
+        size = export_log(reader.store, hidden, vkey=_vkey(settings))
+        if payloads:
+            _add_payloads(settings, hidden)
+        # What was written becomes visible once it is recorded, and under this name only then.
+        reader.record("export", 0, size)
+        hidden.rename(directory)
     typer.echo(f"wrote {size} entries to {directory}")
 
 
@@ -129,6 +167,30 @@ def export(
 def key(config: ConfigOption = None, data: DataOption = None) -> None:
     """Print the public key that verifies this log."""
     typer.echo(_vkey(settings_from(config, data)))
+
+
+@contextmanager
+def open_reader(settings: Settings, url: str | None, purpose: str, *, unrecorded: bool) -> Iterator[Reader]:
+    """The log's database as `open_store` gives it, for a command whose reading is recorded."""
+    with open_store(settings) as store:
+        yield Reader(settings=settings, store=store, url=url, purpose=purpose, insists=unrecorded)
+
+
+def _add_payloads(settings: Settings, export: Path) -> None:
+    """Add kept content, still encrypted, to an export."""
+    with closing(SqlPayloadStore(locate(settings).database_url)) as payloads:
+        export_payloads(payloads, export)
+
+
+@contextmanager
+def _beside(directory: Path) -> Iterator[Path]:
+    """A path on the same disk as `directory`, whatever is left there is removed."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
+            yield Path(scratch) / "log"
+    except OSError as error:
+        message = f"cannot write the export {directory}: {error.strerror}"
+        raise ConfigurationError(message) from error
 
 
 @contextmanager

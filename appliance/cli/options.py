@@ -11,6 +11,7 @@ from appliance.settings import Settings, load_settings
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file (YAML).")]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Data directory.")]
+UrlOption = Annotated[str | None, typer.Option("--url", help="Base URL of the gateway.")]
 
 
 def settings_from(config: Path | None, data: Path | None, **sections: dict[str, Any]) -> Settings:

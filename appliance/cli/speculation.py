@@ -11,9 +11,9 @@ import typer
 from rich.console import Group
 
 from appliance.cli.admin import AdminApi, open_admin
-from appliance.cli.drill.command import UrlOption, drill
+from appliance.cli.drill.command import drill
 from appliance.cli.duration import parse_duration, show_duration
-from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.cli.speculation_view import render
 from appliance.cli.status import show
 from appliance.override import AUTO, EVERY_WORKER

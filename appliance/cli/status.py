@@ -4,6 +4,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -83,9 +84,30 @@ def render(status: dict[str, Any]) -> Group:
     audit.add_row("entries", f"{head['size']}, signed up to {head['checkpoint_size']}")
     audit.add_row("root", head["root"])
     audit.add_row("waiting", f"{head['queued']} entries, {head['open_requests']} requests open")
+    audit.add_row("kept", _kept(head["health"]["durability"]))
+    audit.add_row("checked", _checked(head["health"]["verification"]))
+    audit.add_row("free", _free(head["health"]["disks"]))
+    for warning in head["warnings"]:
+        audit.add_row("warning", Text(warning, style="yellow"))
     if head["failure"]:
         audit.add_row("failure", Text(head["failure"], style="red"))
     return Group(table, audit)
+
+
+def _kept(durability: dict[str, Any]) -> str:
+    waiting, dropped = durability["spooled_entries"], durability["dropped_entries"]
+    return f"{durability['mode']}, {waiting} entries in the spool, {dropped} dropped"
+
+
+def _checked(verification: dict[str, Any]) -> str:
+    if not verification["time"]:
+        return "not yet"
+    when = datetime.fromtimestamp(verification["time"], UTC)
+    return f"{verification['size']} entries, {when:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _free(disks: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{disk['name']} {disk['free_bytes'] / 2**30:.1f} GiB" for disk in disks) or "-"
 
 
 def _state(worker: dict[str, Any]) -> Text:

@@ -8,11 +8,12 @@ import asyncio
 import io
 import json
 import logging
+import os
 import random
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ from appliance.audit.entry import decode, new_entry_id
 from appliance.audit.export import export_log
 from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
+from appliance.audit.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.store import SqlAuditStore
+from appliance.capture import open_content
 from appliance.changes import ChangeLog
 from appliance.control import ControlLoop, ControlParts
 from appliance.gateway import Gateway, GatewayPolicy
@@ -56,7 +59,7 @@ from appliance.settings import (
     MonitorSettings,
     RecycleSettings,
 )
-from appliance.tenancy import SpeculationPolicy, Tenant, TenantDirectory, make_key
+from appliance.tenancy import ContentPolicy, SpeculationPolicy, Tenant, TenantDirectory, make_key
 from tests.fakes import CONTROL_TOKEN, FakeWorker, StallingStore, until
 
 RANDOM = random.Random(31)
@@ -64,11 +67,15 @@ KEY, STORED_KEY = make_key(RANDOM.randbytes(37))
 SCOPED_KEY, STORED_SCOPED_KEY = make_key(RANDOM.randbytes(37))
 ADMIN_KEY, STORED_ADMIN_KEY = make_key(RANDOM.randbytes(37), admin=True)
 CAREFUL_KEY, STORED_CAREFUL_KEY = make_key(RANDOM.randbytes(37))
+ARCHIVE_KEY, STORED_ARCHIVE_KEY = make_key(RANDOM.randbytes(37))
+NOTARY_KEY, STORED_NOTARY_KEY = make_key(RANDOM.randbytes(37))
 TENANTS = (
     Tenant(name="acme", keys=(STORED_KEY,)),
     Tenant(name="scoped", models=("other",), keys=(STORED_SCOPED_KEY,)),
     Tenant(name="operator", models=(), keys=(STORED_ADMIN_KEY,)),
     Tenant(name="careful", keys=(STORED_CAREFUL_KEY,), speculation=SpeculationPolicy.OFF),
+    Tenant(name="archive", keys=(STORED_ARCHIVE_KEY,), content=ContentPolicy.ENCRYPTED),
+    Tenant(name="notary", keys=(STORED_NOTARY_KEY,), content=ContentPolicy.DIGEST),
 )
 
 
@@ -108,6 +115,12 @@ class Running:
     admin_key: str = ADMIN_KEY
     careful_key: str = CAREFUL_KEY
     """Of a tenant whose requests must not be speculated."""
+    archive_key: str = ARCHIVE_KEY
+    """Of a tenant whose content is kept, encrypted."""
+    notary_key: str = NOTARY_KEY
+    """Of a tenant whose content is committed to."""
+    verdict: verify.ExitCode = verify.ExitCode.VALID
+    """What the verifier must say in the end."""
 
     @property
     def worker(self) -> FakeWorker:
@@ -218,8 +231,10 @@ async def serve(
         yield start
     for running in started:
         export_log(running.store, tmp_path / "export", vkey=signer.vkey)
+        with closing(SqlPayloadStore(f"sqlite:///{tmp_path / 'audit.db'}")) as payloads:
+            export_payloads(payloads, tmp_path / "export")
         verdict = verify.main([str(tmp_path / "export"), "--key", signer.vkey])
-        assert verdict == verify.ExitCode.VALID
+        assert verdict == running.verdict
         running.store.store.close()
 
 
@@ -260,6 +275,16 @@ async def _running(
             )
         )
         stack.callback(store.release)
+        content = await stack.enter_async_context(
+            open_content(
+                database_url=f"sqlite:///{directory / 'audit.db'}",
+                keys_directory=directory / "payload-keys",
+                settings=audit_settings,
+                log=audit,
+                clock=time.time,  # noqa: TID251 - as above
+                random_bytes=os.urandom,
+            )
+        )
         observe_audit(metrics, audit.state)
         client = await stack.enter_async_context(WorkerClient.open(connect_seconds=2.0))
         overrides = SqlOverrideStore(f"sqlite:///{directory / 'audit.db'}")
@@ -270,6 +295,7 @@ async def _running(
             client=client,
             audit=audit,
             attribution=attribution,
+            captures=content.captures,
             metrics=metrics,
             logger=logger,
             clock=time.monotonic,
@@ -323,6 +349,7 @@ async def _running(
             clock=wall_clock,
             new_request_id=lambda: new_entry_id(time.time_ns() // 10**6, RANDOM.randbytes(10)),
             version="test",
+            retention=content.retention,
         )
         server = make_server(create_app(services), api)
         url = await stack.enter_async_context(_listening(server, api))

@@ -1,13 +1,15 @@
 """
-A real writer process is killed in the middle of its work, again and again.
+A real writer process is killed in the middle of its work, again and again; and readers leave a trace.
 
-The promise: every entry whose append returned is in the log, and an auditor finds the log valid.
+The promises: every entry whose append returned is in the log, and an auditor finds the log valid;
+whoever reads the log of a running gateway is recorded in it, by the gateway or beside it.
 Run with `child` as first argument, this file is that writer.
 """
 
 import asyncio
 import json
 import os
+import pwd
 import random
 import signal
 import subprocess
@@ -117,6 +119,52 @@ def test_every_acknowledged_entry_survives_sigkill(tmp_path):
     assert report.entries_by_type["audit.started"] == KILLS + 1
     # Every kill hits requests in flight; each was closed by the next start.
     assert report.entries_by_type["request.aborted"] >= KILLS
+
+
+async def _read(running, *words):
+    """Run a command on the log of a running gateway; return what it printed."""
+    (running.directory / "admin.key").write_text(f"{running.admin_key}\n")
+    command = ["-m", "appliance", "audit", *words, "--data", str(running.directory)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    printed, complaint = await process.communicate()
+    assert process.returncode == 0, complaint.decode()
+    return printed.decode()
+
+
+async def test_a_gateway_records_who_reads_its_log(running):
+    """The admin key vouches for the reader; the entry is in the log before the command prints."""
+    await running.post({"model": "demo", "messages": []})
+    outcome = await running.outcome()
+    size = len(running.entries())
+    printed = await _read(running, "tail", "--json", "--purpose", "review", "--url", running.url)
+    assert len(printed.splitlines()) == min(20, size)
+    assert json.loads(printed.splitlines()[-1])["type"] != "audit.read"
+    (read,) = running.entries("audit.read")
+    assert read == {
+        "index": size,
+        "type": "audit.read",
+        "actor": f"cli:{pwd.getpwuid(os.getuid()).pw_name}",
+        "operation": "tail",
+        "start": max(0, size - 20),
+        "end": size,
+        "purpose": "review",
+        "key_id": running.admin_key.split("-")[1],
+    }
+    assert outcome["outcome"] == "completed"
+
+
+async def test_readers_beside_a_busy_gateway_are_recorded_too(running):
+    """Their commands write the entries themselves; no request suffers, and all verifies."""
+    requests = [running.post({"model": "demo", "messages": []}) for _ in range(20)]
+    readers = [_read(running, "tail", "--json") for _ in range(3)]
+    *replies, _, _, _ = await asyncio.gather(*requests, *readers)
+    assert [reply.status for reply in replies] == [200] * 20
+    assert (await running.post({"model": "demo", "messages": []})).status == 200
+    assert len(running.entries("audit.read")) == 3
+    assert all("key_id" not in read for read in running.entries("audit.read"))
+    assert [entry["index"] for entry in running.entries()] == list(range(len(running.entries())))
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["child"]:

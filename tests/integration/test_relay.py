@@ -767,7 +767,7 @@ async def test_readiness_with_a_worker(running):
     ready = await running.get("/readyz")
     assert (ready.status, json.loads(ready.body)) == (
         200,
-        {"status": "ready", "checks": {"audit": "ok", "workers": "ok"}},
+        {"status": "ready", "checks": {"audit": "ok", "workers": "ok"}, "warnings": []},
     )
 
 

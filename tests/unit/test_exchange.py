@@ -39,6 +39,14 @@ RECORDED = [
     outcome for outcome in Outcome if outcome not in {Outcome.GATEWAY_STOPPED, Outcome.GATEWAY_FAILED}
 ]
 
+KEPT = {
+    "payload_commitment": "0" * 64,
+    "payload_digest": "0" * 64,
+    "payload_key": "acme.x",
+    "payload_bytes": 10,
+    "payload_truncated": True,
+}
+
 
 def exchange(**more: object) -> Exchange:
     """Return a request that began at second 100."""
@@ -92,9 +100,26 @@ def test_every_outcome_can_be_written_to_the_log(
 
 
 @pytest.mark.parametrize("outcome", [Outcome.GATEWAY_STOPPED, Outcome.GATEWAY_FAILED])
-def test_an_end_without_outcome_can_be_written_to_the_log(outcome: Outcome):
-    """What the gateway cannot vouch for is recorded as aborted, with its reason."""
-    assert leaf_of(EntryType.REQUEST_ABORTED, {"request_id": "r", "reason": str(outcome)})
+@pytest.mark.parametrize("content", [{}, KEPT, {"payload_lost": True}], ids=["none", "kept", "lost"])
+def test_an_end_without_outcome_can_be_written_to_the_log(outcome: Outcome, content: dict):
+    """What the gateway cannot vouch for is recorded as aborted, with its reason and what was kept."""
+    record = exchange(content=content)
+    record.ends(outcome)
+    entry_type, fields = record.end_entry(101.0)
+    assert (entry_type, fields["reason"]) == (EntryType.REQUEST_ABORTED, str(outcome))
+    assert fields.items() >= content.items()
+    assert leaf_of(entry_type, fields)
+
+
+@pytest.mark.parametrize("outcome", RECORDED)
+def test_an_end_names_the_content_that_was_kept(outcome: Outcome):
+    """In the outcome too."""
+    record = exchange(content=KEPT)
+    record.ends(outcome)
+    entry_type, fields = record.end_entry(101.0)
+    assert (entry_type, fields["outcome"]) == (EntryType.REQUEST_OUTCOME, str(outcome))
+    assert fields.items() >= KEPT.items()
+    assert leaf_of(entry_type, fields)
 
 
 def test_every_outcome_is_in_the_registry():

@@ -15,6 +15,7 @@ from appliance.tenancy import (
     KEY_FORMAT,
     NAME_FORMAT,
     ApiKey,
+    ContentPolicy,
     SpeculationPolicy,
     Tenant,
     TenantDirectory,
@@ -38,6 +39,7 @@ TENANTS = st.lists(
         models=st.lists(st.text(), max_size=3).map(tuple),
         keys=st.lists(KEYS).map(tuple),
         speculation=st.sampled_from(SpeculationPolicy),
+        content=st.sampled_from(ContentPolicy),
     ),
     unique_by=lambda tenant: tenant.name,
     max_size=4,
@@ -122,6 +124,28 @@ def test_a_tenant_without_a_list_of_models_may_use_all():
     """`models` left out means every model."""
     (tenant,) = parse_tenants("tenants: {demo: {keys: []}}")
     assert tenant.may_use("anything")
+
+
+@pytest.mark.parametrize(
+    ("line", "policy"),
+    [
+        ("models: ['*']", ContentPolicy.NONE),
+        ("content: none", ContentPolicy.NONE),
+        ("content: digest", ContentPolicy.DIGEST),
+        ("content: encrypted", ContentPolicy.ENCRYPTED),
+    ],
+)
+def test_no_content_is_kept_unless_a_tenant_asks_for_it(line: str, policy: ContentPolicy):
+    """Nothing is the default."""
+    (tenant,) = parse_tenants(f"tenants: {{demo: {{{line}}}}}")
+    assert tenant.content is policy
+
+
+@pytest.mark.parametrize("value", ["all", "None", "null", "true", "[]", "1"])
+def test_a_content_policy_nobody_knows_is_refused(value: str):
+    """A slip must not keep nothing where something was promised, nor the reverse."""
+    with pytest.raises(ConfigurationError, match="content must be none, digest or encrypted"):
+        parse_tenants(f"tenants: {{demo: {{content: {value}}}}}")
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,9 @@ from appliance.cli.drill.record import changes_lacking
 from appliance.cli.drill.timeline import Change, Stage, Timeline, Verdict, verdict
 from appliance.cli.drill.traffic import Traffic
 from appliance.cli.duration import parse_duration
-from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.errors import ApplianceError, ConfigurationError
 from appliance.settings import Settings
-
-UrlOption = Annotated[str | None, typer.Option("--url", help="Base URL of the gateway.")]
 
 
 def drill(

@@ -42,6 +42,7 @@ ROUTES = [
     ("PUT", "/admin/v1/speculation/override"),
     ("POST", "/admin/v1/speculation/probe"),
     ("POST", "/admin/v1/workers/w1/recycle"),
+    ("POST", "/admin/v1/audit/reads"),
 ]
 
 
@@ -457,3 +458,44 @@ async def test_events_after_no_number_are_refused(admin: Admin, after):
     response = await admin.client.get("/admin/v1/speculation/events", params={"after": after})
     assert response.status_code == 400
     assert json.loads(response.text)["error"]["param"] == "after"
+
+
+READ = {"account": "alice", "operation": "tail", "start": 0, "end": 1}
+
+
+async def test_a_reading_is_durable_before_it_is_answered(admin: Admin):
+    response = await admin.client.post("/admin/v1/audit/reads", json={**READ, "purpose": "review"})
+    assert response.status_code == 201
+    (leaf,) = admin.audit_store.leaves(response.json()["index"], response.json()["index"] + 1)
+    entry = decode(leaf.leaf)
+    assert (entry.id, entry.type) == (response.json()["entry"], "audit.read")
+    assert entry.fields == {
+        "actor": "cli:alice",
+        "operation": "tail",
+        "start": 0,
+        "end": 1,
+        "purpose": "review",
+        "key_id": STORED_ADMIN_KEY.key_id,
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"account": ""},
+        {"account": None},
+        {"account": "a" * 65},
+        {"operation": "erase"},
+        {"start": -1},
+        {"start": True},
+        {"start": 2},
+        {"end": "1"},
+        {"end": 2**53},
+        {"purpose": "two\nlines"},
+        {"prompt": "secret"},
+    ],
+)
+async def test_a_malformed_reading_is_refused(admin: Admin, wrong):
+    response = await admin.client.post("/admin/v1/audit/reads", json={**READ, **wrong})
+    assert response.status_code == 400
+    assert not [leaf for leaf in admin.audit_store.leaves(0, 1000) if leaf.type == "audit.read"]

@@ -1,8 +1,6 @@
 """What the audit tests share: a clock, a signer, a store in memory that can fail, and an open log."""
 
 import secrets
-import threading
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -10,15 +8,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from appliance.audit.export import export_log
 from appliance.audit.keys import Signer
 from appliance.audit.log import AuditLog
-from appliance.audit.merkle import CompactRange
-from appliance.audit.registry import EntryType
-from appliance.audit.store import Head, SqlAuditStore
-from appliance.errors import AuditEntryError, AuditForkError
+from appliance.audit.store import SqlAuditStore
 from appliance.settings import AuditSettings
+from tests.memory_store import MemoryAuditStore
 
 ORIGIN = "appliance.test/audit"
 START = 1_800_000_000.0
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 class Clock:
@@ -30,75 +25,6 @@ class Clock:
     def __call__(self):
         self.now += 0.001
         return self.now
-
-
-class MemoryAuditStore:
-    """An audit store in memory; it can be told to fail before or after persisting, or to wait."""
-
-    def __init__(self):
-        self.stored = []
-        self.stored_head = Head.of(CompactRange())
-        self.checkpoints = {}
-        self.commits = []
-        self.fail_before = []
-        """Errors for the next appends, which change nothing."""
-        self.fail_after = []
-        """Errors for the next appends, which happen all the same."""
-        self.fail_reads = []
-        self.fail_checkpoints = []
-        self.gate = threading.Event()
-        """Appends wait for it."""
-        self.gate.set()
-
-    def head(self):
-        if self.fail_reads:
-            raise self.fail_reads.pop(0)
-        return self.stored_head
-
-    def append(self, leaves, *, expected, new):
-        assert self.gate.wait(10)
-        if self.fail_before:
-            raise self.fail_before.pop(0)
-        if self.stored_head != expected:
-            message = "another writer moved the head"
-            raise AuditForkError(message)
-        known = {(leaf.type, leaf.request_id) for leaf in self.stored if leaf.request_id}
-        for leaf in leaves:
-            if (leaf.type, leaf.request_id) in known:
-                message = "a request cannot be recorded twice"
-                raise AuditEntryError(message)
-            if leaf.request_id:
-                known.add((leaf.type, leaf.request_id))
-        self.stored = [*self.stored, *leaves]
-        self.stored_head = new
-        self.commits.append(len(leaves))
-        if self.fail_after:
-            raise self.fail_after.pop(0)
-
-    def leaves(self, start, end):
-        return self.stored[start:end]
-
-    def leaf_hashes(self, end=None):
-        yield from (leaf.leaf_hash for leaf in self.stored[:end])
-
-    def leaf_by_request(self, request_id):
-        return [leaf for leaf in self.stored if leaf.request_id == request_id]
-
-    def open_intents(self):
-        ended = {leaf.request_id for leaf in self.stored if EntryType(leaf.type).closes_request}
-        begun = [leaf.request_id for leaf in self.stored if leaf.type == EntryType.REQUEST_INTENT]
-        return [request_id for request_id in begun if request_id not in ended]
-
-    def save_checkpoint(self, checkpoint):
-        if self.fail_checkpoints:
-            raise self.fail_checkpoints.pop(0)
-        self.checkpoints[checkpoint.size] = checkpoint
-
-    def latest_checkpoint(self):
-        return self.checkpoints[max(self.checkpoints)] if self.checkpoints else None
-
-    def close(self):
-        """Hold nothing."""
 
 
 @pytest.fixture
@@ -132,7 +58,9 @@ def sealed_path(tmp_path):
 def open_log(signer, clock, sealed_path):
     """Open a log on a store; keyword arguments are settings, or replace what is named alike."""
 
-    def open_(store, *, on_commit=lambda _count, _seconds: None, signed_by=signer, **settings):
+    def open_(
+        store, *, on_commit=lambda _count, _seconds: None, signed_by=signer, gateway="gateway", **settings
+    ):
         return AuditLog.open(
             store=store,
             signer=signed_by,
@@ -140,6 +68,7 @@ def open_log(signer, clock, sealed_path):
             sealed_head_path=sealed_path,
             clock=clock,
             version="0.1.0",
+            gateway=gateway,
             on_commit=on_commit,
             random_bytes=secrets.token_bytes,
         )
@@ -198,15 +127,3 @@ def export(tmp_path, signer):
         return directory
 
     return export_
-
-
-@pytest.fixture(scope="module")
-def vectors():
-    """Folder of the external Merkle vectors; without it the tests say loudly that they prove less."""
-    folder = REPOSITORY.parent / "shared" / "vectors" / "merkle"
-    if not folder.is_dir():
-        pytest.skip(
-            "EXTERNAL MERKLE VECTORS ARE MISSING: put transparency-dev/merkle's testdata into "
-            "shared/vectors/merkle beside the checkout; CI has them"
-        )
-    return folder

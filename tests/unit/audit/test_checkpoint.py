@@ -163,11 +163,11 @@ def test_every_changed_character_of_a_key_is_refused():
             parse_verifier_key(changed)
 
 
-def test_a_key_of_another_algorithm_is_refused_by_name():
-    """ML-DSA-44 keys (type 06) exist; this version says it does not know them."""
-    material = base64.b64encode(b"\x06" + bytes(1312)).decode()
+@pytest.mark.parametrize("material", [b"\x02" + bytes(32), b"\x06" + bytes(32), b"\x01" + bytes(1312)])
+def test_a_key_of_another_algorithm_is_refused_by_name(material):
+    """Types other than Ed25519 and ML-DSA-44 exist, and a type has one length."""
     with pytest.raises(AuditKeyError, match="Ed25519"):
-        parse_verifier_key(f"log.test+00000000+{material}")
+        parse_verifier_key(f"log.test+00000000+{base64.b64encode(material).decode()}")
 
 
 def test_key_names_have_no_spaces_controls_or_plus():

@@ -5,8 +5,16 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from appliance.audit.checkpoint import parse_verifier_key
-from appliance.audit.keys import Signer, create_signing_key, load_signing_key
+from appliance.audit import mldsa
+from appliance.audit.checkpoint import parse_verifier_key, parse_verifier_keys
+from appliance.audit.keys import (
+    Signer,
+    create_mldsa_key,
+    create_signing_key,
+    load_signing_key,
+    mldsa_path,
+    prepare_mldsa_key,
+)
 from appliance.errors import AuditKeyError
 
 
@@ -77,3 +85,49 @@ def test_a_log_cannot_have_a_name_that_breaks_its_notes():
     """The origin is checked where it becomes a key name."""
     with pytest.raises(AuditKeyError, match="cannot name a log"):
         Signer("my log", Ed25519PrivateKey.generate())
+
+
+def test_a_post_quantum_key_stands_beside_and_signs_too(tmp_path):
+    """Made when it is wanted, private, loaded wherever the signing key is, and never given up in silence."""
+    path = tmp_path / "audit.key"
+    create_signing_key(path)
+    alone = load_signing_key(path, "log.test/a")
+    prepare_mldsa_key(path, wanted=False)
+    assert not mldsa_path(path).exists()
+    for _ in range(2):
+        prepare_mldsa_key(path, wanted=True)
+    assert mldsa_path(path) == tmp_path / "audit-mldsa.key"
+    assert mldsa_path(path).stat().st_mode & 0o777 == 0o600
+    both = load_signing_key(path, "log.test/a")
+    assert both.vkey.startswith(f"{alone.vkey}\n")
+    assert parse_verifier_keys(both.vkey) == both.verifier_keys
+    with pytest.raises(AuditKeyError, match=r"audit\.post_quantum is off"):
+        prepare_mldsa_key(path, wanted=False)
+
+
+def test_a_post_quantum_key_is_as_private_and_as_whole_as_the_other(tmp_path):
+    """Readable by others, of another kind, or damaged: refused, with its path."""
+    path = tmp_path / "audit.key"
+    create_signing_key(path)
+    create_mldsa_key(mldsa_path(path))
+    mldsa_path(path).chmod(0o640)
+    with pytest.raises(AuditKeyError, match=r"chmod 600 .*audit-mldsa\.key"):
+        load_signing_key(path, "log.test/a")
+    mldsa_path(path).chmod(0o600)
+    mldsa_path(path).write_bytes(path.read_bytes())
+    with pytest.raises(AuditKeyError, match="must be ML-DSA-44"):
+        load_signing_key(path, "log.test/a")
+
+
+def test_a_library_without_post_quantum_keys_is_named(tmp_path, monkeypatch):
+    """One line that says what to install; nothing else changes."""
+    monkeypatch.setattr(mldsa, "IS_THERE", False)
+    path = tmp_path / "audit.key"
+    create_signing_key(path)
+    prepare_mldsa_key(path, wanted=False)
+    assert load_signing_key(path, "log.test/a").sign(b"x")
+    with pytest.raises(AuditKeyError, match="47 or newer"):
+        prepare_mldsa_key(path, wanted=True)
+    mldsa_path(path).touch(mode=0o600)
+    with pytest.raises(AuditKeyError, match="47 or newer"):
+        load_signing_key(path, "log.test/a")

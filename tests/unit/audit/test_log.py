@@ -3,6 +3,8 @@
 import asyncio
 import shutil
 import sqlite3
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -13,6 +15,7 @@ from appliance.audit.entry import decode
 from appliance.audit.keys import Signer
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
+from appliance.audit.writer import BEATS
 from appliance.errors import (
     AuditEntryError,
     AuditForkError,
@@ -20,6 +23,7 @@ from appliance.errors import (
     AuditUnavailableError,
     AuditVerificationError,
 )
+from tests.grower import Grower
 
 pytestmark = pytest.mark.asyncio
 
@@ -211,6 +215,59 @@ async def test_a_commit_that_happened_although_it_failed_is_found(
     assert verdict(memory_store) == verify.ExitCode.VALID
 
 
+async def test_a_commit_that_happens_long_after_it_failed_is_followed(
+    memory_store, open_log, intent, outcome, verdict
+):
+    """A server that had fallen silent finishes the commit later: it is noticed, and its request is ended."""
+    late = []
+
+    def delay(leaves, *, expected, new):
+        if not late:
+            late.append((leaves, expected, new))
+            message = "connection lost"
+            raise AuditUnavailableError(message)
+        if len(late) == 1:
+            late.append(None)
+            type(memory_store).append(memory_store, late[0][0], expected=late[0][1], new=late[0][2])
+        type(memory_store).append(memory_store, leaves, expected=expected, new=new)
+
+    async with open_log(memory_store, gateway_dead_seconds=0.3) as log:
+        memory_store.append = delay
+        with pytest.raises(AuditUnavailableError, match="connection lost"):
+            await log.append(INTENT, **intent("late"))
+        await log.append(INTENT, **intent("b"))
+        await log.append(OUTCOME, **outcome("b"))
+        await _until(lambda: memory_store.open_intents() == [])
+        assert _reasons(memory_store) == [("late", "entry_not_durable")]
+    assert verdict(memory_store) == verify.ExitCode.VALID
+
+
+async def test_after_an_outage_others_get_as_long_to_speak_as_if_they_had_just_begun(
+    memory_store, open_log, intent
+):
+    """They may have been kept from the database too: their silence until then is no death."""
+    beats, is_out = [], True
+
+    def beat(gateway, now):
+        if gateway == "mine":
+            if is_out:
+                message = "connection lost"
+                raise AuditUnavailableError(message)
+            beats.append(memory_store.open_intents())
+        return {**type(memory_store).beat(memory_store, gateway, now), "other": now - 3600}
+
+    async with open_log(memory_store, gateway="other", gateway_dead_seconds=3600) as other:
+        await other.append(INTENT, **intent("theirs"))
+        async with open_log(memory_store, gateway="mine", gateway_dead_seconds=0.3):
+            memory_store.beat = beat
+            await asyncio.sleep(0.5)
+            is_out = False
+            await _until(lambda: memory_store.open_intents() == [])
+    assert _reasons(memory_store) == [("theirs", "gateway_stopped")]
+    assert len(beats) >= BEATS - 1
+    assert beats[BEATS - 2] == ["theirs"]
+
+
 async def test_an_outcome_handed_over_during_recovery_is_not_mistaken_for_a_lost_one(
     memory_store, open_log, intent, outcome, verdict
 ):
@@ -273,10 +330,10 @@ async def test_a_malformed_entry_is_refused_at_once_and_harms_nothing(memory_sto
     assert "worker" not in decode(memory_store.leaf_by_request("a")[0].leaf).fields
 
 
-async def test_another_writer_is_a_fork_and_ends_this_one_for_good(
+async def test_another_writer_of_the_same_name_ends_this_one_for_good(
     sql_store, open_log, tmp_path, sealed_path
 ):
-    """Whoever finds the head moved stops, says so to everyone, and never writes again."""
+    """Whoever finds its name taken stops, says so to everyone, and never writes again."""
     other = SqlAuditStore(f"sqlite:///{tmp_path}/audit.db")
     with pytest.raises(AuditForkError):  # noqa: PT012 - on leaving the block, too
         async with open_log(sql_store) as first:
@@ -292,6 +349,58 @@ async def test_another_writer_is_a_fork_and_ends_this_one_for_good(
                 await second.append(READ, **READING)
             assert "another writer" in first.state().failure
     other.close()
+
+
+async def test_two_gateways_on_one_file_write_one_log(
+    sql_store, open_log, tmp_path, intent, outcome, verdict
+):
+    """Where the database takes turns anyway, a second process (a command) costs nothing."""
+    other = SqlAuditStore(f"sqlite:///{tmp_path}/audit.db")
+    async with open_log(sql_store, gateway="one") as one:
+        await one.append(INTENT, **intent("a"))
+        async with open_log(other, gateway="two") as two:
+            await two.append(INTENT, **intent("b"))
+            await one.append(INTENT, **intent("c"))
+            await two.append(OUTCOME, **outcome("b"))
+        await one.append(OUTCOME, **outcome("a"))
+        await one.append(OUTCOME, **outcome("c"))
+    other.close()
+    assert _reasons(sql_store) == []
+    assert verdict(sql_store) == verify.ExitCode.VALID
+
+
+@pytest.mark.parametrize("times", [1, 4, 5])
+async def test_a_writer_that_is_overtaken_again_tries_again(memory_store, open_log, times):
+    """Who writes out of turn costs a turn; only a log on which nothing ever works counts as forked."""
+
+    def overtaken(size, make):
+        overtakings.append(size)
+        if len(overtakings) <= times:
+            message = "another writer moved the audit log on"
+            raise AuditForkError(message)
+        type(memory_store).append_behind(memory_store, size, make)
+
+    overtakings, expected = [], pytest.raises(AuditForkError) if times == 5 else nullcontext()
+    with expected:
+        async with open_log(memory_store) as log:
+            grower = Grower(memory_store)
+            grower.tree.append(memory_store.stored[0].leaf_hash)
+            grower.append((READ, None))
+            memory_store.append_behind = overtaken
+            await log.append(READ, **READING)
+    assert _types(memory_store)[1:] == [READ] * (1 if times == 5 else 2)
+
+
+async def test_entries_of_others_are_hashed_before_they_are_followed(memory_store, open_log):
+    """What does not make the stored head is a fork, even with the right number of leaves."""
+    with pytest.raises(AuditForkError, match="did not put it there"):  # noqa: PT012 - on leaving the block
+        async with open_log(memory_store) as log:
+            grower = Grower(memory_store)
+            grower.tree.append(memory_store.stored[0].leaf_hash)
+            grower.append((READ, None))
+            memory_store.stored[-1] = replace(memory_store.stored[-1], leaf=b"something else")
+            with pytest.raises(AuditForkError):
+                await log.append(READ, **READING)
 
 
 async def test_a_head_moved_during_an_outage_is_a_fork(memory_store, open_log):
@@ -363,7 +472,7 @@ async def test_requests_a_crash_left_open_are_aborted_on_opening(
     assert _reasons(crashed) == [("a", "gateway_stopped"), ("b", "gateway_stopped")]
     started = decode(crashed.leaves(7, 8)[0].leaf)
     assert started.type is EntryType.AUDIT_STARTED
-    assert started.fields == {"version": "0.1.0", "recovered": 2, "tree_size": 5}
+    assert started.fields == {"version": "0.1.0", "recovered": 2, "tree_size": 5, "gateway": "gateway"}
     assert verdict(crashed) == verify.ExitCode.VALID
     crashed.close()
 

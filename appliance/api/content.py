@@ -1,0 +1,70 @@
+"""
+Kept content for operators: erase it, prune it, hold it.
+
+Fails closed: an erasure is in the log before anything is gone, and a hold before it is answered.
+"""
+
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from appliance.api.auth import admin_caller
+from appliance.api.body import read_members
+from appliance.api.services import Services
+from appliance.audit.retention import Retention, parse_erasure, parse_line, parse_moment, parse_tenant
+from appliance.errors import ControlRefusedError
+from appliance.tenancy import Caller
+
+router = APIRouter()
+AdminCaller = Annotated[Caller, Depends(admin_caller)]
+
+
+@router.post("/audit/erasures")
+async def erase(request: Request, caller: AdminCaller) -> Response:
+    """Erase content of a tenant: of named requests, from before a time, or all."""
+    wanted = parse_erasure(await read_members(request))
+    erased = await _retention(request).erase(wanted, actor=caller.key.key_id)
+    return JSONResponse(asdict(erased))
+
+
+@router.post("/audit/prunes")
+async def prune(request: Request, caller: AdminCaller) -> Response:
+    """Erase every tenant's content from before a time, except what is under a hold."""
+    members = await read_members(request, "before")
+    before_ms = parse_moment(members.get("before"), "before")
+    erased = await _retention(request).prune(before_ms, actor=caller.key.key_id)
+    return JSONResponse({"erased": [asdict(each) for each in erased]})
+
+
+@router.get("/audit/holds")
+async def list_holds(request: Request, _caller: AdminCaller) -> Response:
+    """The tenants under a legal hold, and why."""
+    return JSONResponse({"holds": await _retention(request).holds()})
+
+
+@router.post("/audit/holds")
+async def place_hold(request: Request, caller: AdminCaller) -> Response:
+    """Forbid erasing and pruning what is kept for a tenant."""
+    members = await read_members(request, "tenant", "reason")
+    tenant, reason = parse_tenant(members), parse_line(members, "reason")
+    index = await _retention(request).place_hold(tenant, reason, actor=caller.key.key_id)
+    return JSONResponse({"tenant": tenant, "index": index}, status_code=201)
+
+
+@router.post("/audit/holds/releases")
+async def release_hold(request: Request, caller: AdminCaller) -> Response:
+    """End a tenant's hold."""
+    members = await read_members(request, "tenant", "reason")
+    tenant, reason = parse_tenant(members), parse_line(members, "reason")
+    index = await _retention(request).release_hold(tenant, reason, actor=caller.key.key_id)
+    return JSONResponse({"tenant": tenant, "index": index}, status_code=201)
+
+
+def _retention(request: Request) -> Retention:
+    services: Services = request.app.state.services
+    if services.retention is None:
+        raise ControlRefusedError("This gateway keeps no content.")
+    return services.retention

@@ -1,0 +1,136 @@
+"""
+Sealing content: what is stored of a request or an answer, and what its leaf says about it.
+
+    data key (random, one per part) ─HKDF─► encryption key ─► AES-256-GCM ─► ciphertext
+                                    └─HKDF─► commitment key ─► HMAC-SHA256 ─► commitment
+    tenant's wrapping key ─► AES key wrap ─► wrapped data key
+
+Everything is bound to its place, `<origin>/<request id>/<part>`, so a sealed part opens as itself
+or not at all.  AES-GCM alone would let its maker prepare one ciphertext with two openings under
+two keys; the commitment admits one.  Once the data key is gone, neither says anything: a bare
+digest of the content could still be guessed.
+
+Pure, but for the randomness it is handed.  It fails closed: what does not check is not opened.
+Sources: RFC 3394 (key wrap), RFC 5869 (HKDF), NIST SP 800-38D (GCM), RFC 2104 (HMAC).
+"""
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
+
+from appliance.errors import AuditVerificationError
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+ENCRYPTION = b"appliance payload encryption v1"
+COMMITMENT = b"appliance payload commitment v1"
+
+
+class Part(StrEnum):
+    """What of a request is kept."""
+
+    REQUEST = "request"
+    RESPONSE = "response"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """One encrypted part."""
+
+    nonce: bytes
+    ciphertext: bytes
+    """With its tag."""
+    wrapped_key: bytes
+
+    @property
+    def blob(self) -> bytes:
+        """Nonce and ciphertext: what an auditor is given."""
+        return self.nonce + self.ciphertext
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of `blob`, in hex: the leaf's `payload_digest`."""
+        return hashlib.sha256(self.blob).hexdigest()
+
+
+def place(origin: str, request_id: str, part: Part) -> bytes:
+    """Return where a part belongs; it is encrypted and committed to together with this."""
+    return f"{origin}/{request_id}/{part}".encode()
+
+
+def commit(key: bytes, where: bytes, content: bytes) -> str:
+    """Return the keyed commitment to `content` at `where`: HMAC-SHA256 of `where`, NUL, content, in hex."""
+    mac = hmac.new(key, where + b"\0", hashlib.sha256)
+    mac.update(content)
+    return mac.hexdigest()
+
+
+def seal(
+    content: bytes, where: bytes, wrapping_key: bytes, *, random_bytes: Callable[[int], bytes]
+) -> tuple[Sealed, str]:
+    """Encrypt `content` under a fresh data key; return it and the commitment."""
+    data_key, nonce = random_bytes(KEY_BYTES), random_bytes(NONCE_BYTES)
+    sealed = Sealed(
+        nonce=nonce,
+        ciphertext=AESGCM(_derive(data_key, ENCRYPTION)).encrypt(nonce, content, where),
+        wrapped_key=aes_key_wrap(wrapping_key, data_key),
+    )
+    return sealed, commit_under(data_key, where, content)
+
+
+def unwrap(wrapped_key: bytes, wrapping_key: bytes) -> bytes:
+    """
+    Return the data key.
+
+    Raises:
+        AuditVerificationError: it was wrapped with another key, or altered.
+    """
+    try:
+        return aes_key_unwrap(wrapping_key, wrapped_key)
+    except (InvalidUnwrap, ValueError) as error:
+        raise AuditVerificationError("the data key was altered, or wrapped with another key") from error
+
+
+def rewrap(wrapped_key: bytes, old: bytes, new: bytes) -> bytes:
+    """Wrap a data key with another key; raises as `unwrap` does."""
+    return aes_key_wrap(new, unwrap(wrapped_key, old))
+
+
+def open_sealed(blob: bytes, where: bytes, data_key: bytes, *, digest: str, commitment: str) -> bytes:
+    """
+    Return the content, once it is the one that the leaf's digest and commitment name.
+
+    Raises:
+        AuditVerificationError: it is another, belongs elsewhere, or was altered.
+    """
+    if not hmac.compare_digest(hashlib.sha256(blob).hexdigest(), digest):
+        raise AuditVerificationError("the stored payload is not the one in the log: its digest differs")
+    if len(data_key) != KEY_BYTES:
+        raise AuditVerificationError(f"a data key has {KEY_BYTES} bytes, this one has {len(data_key)}")
+    cipher = AESGCM(_derive(data_key, ENCRYPTION))
+    try:
+        content = cipher.decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], where)
+    except (InvalidTag, ValueError) as error:
+        raise AuditVerificationError(
+            "the payload does not open: it was altered, moved, or the key is another's"
+        ) from error
+    if not hmac.compare_digest(commit_under(data_key, where, content), commitment):
+        raise AuditVerificationError("the payload opens, but it is not what the log commits to")
+    return content
+
+
+def commit_under(data_key: bytes, where: bytes, content: bytes) -> str:
+    """Return the commitment to encrypted content, as `seal` makes it."""
+    return commit(_derive(data_key, COMMITMENT), where, content)
+
+
+def _derive(data_key: bytes, purpose: bytes) -> bytes:
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose).derive(data_key)

@@ -1,0 +1,341 @@
+"""
+What happens to requests while the database takes no entries: `strict`, `spool` or `open`.
+
+`DurableLog` stands between those who record and the `AuditLog`.  In `strict` it passes everything on.
+Otherwise it watches what it handed over.  Once the log refuses an entry or takes too long over one,
+every entry goes to the spool, in order, and is acknowledged from there.  When the log works again the
+spool is drained into it (`drain`), also in order, and an entry never overtakes one that came before.
+
+`strict` and `spool` fail closed.  `open` fails open, counts what it lets pass, and has the log admit it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from appliance.audit.drain import SHORT_SECONDS, Drain
+from appliance.audit.gap import GapFile
+from appliance.audit.handed import Handed, InFlight
+from appliance.audit.log import AuditLog
+from appliance.audit.losses import Losses
+from appliance.audit.pending import Receipt
+from appliance.audit.registry import EntryType
+from appliance.audit.spool import Spool
+from appliance.audit.spooler import Spooler
+from appliance.audit.store import AuditStore
+from appliance.errors import AuditError, AuditUnavailableError
+from appliance.logs import Logger
+from appliance.metrics import Metrics
+from appliance.settings import AuditSettings
+
+T = TypeVar("T")
+RETRY_SECONDS = 0.25
+LONGEST_RETRY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurabilityState:
+    """How entries are kept now."""
+
+    mode: str = "strict"
+    spooling: bool = False
+    """Whether entries go to the spool, or past it."""
+    since: str | None = None
+    """Entry time at which that began."""
+    reason: str | None = None
+    """Why."""
+    spooled_entries: int = 0
+    """Entries that wait in the spool."""
+    spooled_bytes: int = 0
+    spool_full: bool = False
+    dropped_entries: int = 0
+    """Entries of this process that were not recorded anywhere."""
+    gap_entries: int = 0
+    """Entries that are missing and that the log has not admitted yet."""
+
+
+class DurableLog:
+    """An `AuditLog` with a second place to keep entries; made by `open`, used on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        log: AuditLog,
+        store: AuditStore,
+        spool: Spool,
+        gap_file: GapFile,
+        settings: AuditSettings,
+        metrics: Metrics,
+        logger: Logger,
+        clock: Callable[[], float],
+        thread: ThreadPoolExecutor,
+    ) -> None:
+        self._log, self._spool, self._gap_file = log, spool, gap_file
+        self._settings, self._metrics, self._logger = settings, metrics, logger
+        self._thread = thread
+        self._loop = asyncio.get_running_loop()
+        self._strict = settings.durability == "strict"
+        # While spooling, everything in flight is also in the spool or on its way there.
+        self._in_flight = InFlight(self._was_refused, self._loop.time)
+        self._losses = Losses(gap_file.read(), spool.begun, clock, metrics.audit_dropped.inc)
+        self._spooler = Spooler(
+            log=log,
+            spool=spool,
+            gap_file=gap_file,
+            losses=self._losses,
+            settings=settings,
+            metrics=metrics,
+            logger=logger,
+            clock=clock,
+            run=self._run,
+        )
+        self._drain = Drain(
+            log=log,
+            store=store,
+            spool=spool,
+            spooler=self._spooler,
+            gap_file=gap_file,
+            losses=self._losses,
+            in_flight=self._in_flight,
+            run=self._run,
+            clock=clock,
+            patience_seconds=settings.spool_after_seconds,
+        )
+        self._closing = self._closed = False
+        # Something waits for the log to work again: the spool, or a gap to be admitted.
+        self._has_drain = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.damage: str | None = None
+        """Why what is stored is not what was written; set by whoever finds out."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        *,
+        log: AuditLog,
+        store: AuditStore,
+        spool: Spool,
+        gap_file: GapFile,
+        settings: AuditSettings,
+        metrics: Metrics,
+        logger: Logger,
+        clock: Callable[[], float],
+    ) -> AsyncIterator[Self]:
+        """
+        Bring what a former process left in the spool into the log, and keep entries until the block ends.
+
+        Args:
+            log: open, with `kept=spool.ended`.
+            store: the log's own; read from another thread while draining.
+            spool: what waits from before; closed by whoever opened it.
+            gap_file: what a former process did not record; closed by whoever opened it.
+            settings: mode and limits.
+            metrics: what was spooled and dropped is counted there.
+            logger: the operator log.
+            clock: seconds since the epoch.
+
+        Raises:
+            AuditUnavailableError: mode `strict`, and what waits cannot be brought into the log.
+            AuditEntryError: what waits is not of this log.
+        """
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit-spool") as thread:
+            durable = cls(
+                log=log,
+                store=store,
+                spool=spool,
+                gap_file=gap_file,
+                settings=settings,
+                metrics=metrics,
+                logger=logger,
+                clock=clock,
+                thread=thread,
+            )
+            try:
+                await durable._begin()
+                yield durable
+            finally:
+                await durable._end()
+
+    def state(self) -> DurabilityState:
+        """Return how entries are kept now, for metrics and readiness."""
+        start, gap = self._spooler.start, self._losses.gap
+        return DurabilityState(
+            mode=self._settings.durability,
+            spooling=start is not None,
+            since=start.since if start else None,
+            reason=start.reason if start else None,
+            spooled_entries=self._spool.entries,
+            spooled_bytes=self._spool.size_bytes,
+            spool_full=self._spooler.full,
+            dropped_entries=self._losses.dropped,
+            gap_entries=gap.entries if gap else 0,
+        )
+
+    async def watch(self) -> None:
+        """Wait until keeping entries has failed for good, and raise why: the process should end then."""
+        if self._tasks:
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        else:
+            await asyncio.Event().wait()
+
+    async def confirm(self, pending: asyncio.Future[Receipt]) -> Receipt:
+        """
+        Wait until a submitted entry is acknowledged, at most `append_timeout_seconds`.
+
+        Raises:
+            AuditUnavailableError: it is not; after a timeout it may yet become durable.
+        """
+        return await self._log.confirm(pending)
+
+    async def append(self, entry_type: EntryType, /, **fields: Any) -> Receipt:  # noqa: ANN401
+        """Write one entry and return once it is acknowledged: `submit`, then `confirm`."""
+        return await self.confirm(self.submit(entry_type, **fields))
+
+    def submit(self, entry_type: EntryType, /, **fields: Any) -> asyncio.Future[Receipt]:  # noqa: ANN401
+        """
+        Hand over one entry, as to the log; the receipt says where it is kept.
+
+        Raises:
+            AuditEntryError: the entry is malformed, or its request is in the wrong state for it.
+            AuditUnavailableError: it cannot be kept, or the stored log was found altered.
+            AuditForkError: another writer has taken the log over.
+        """
+        if self.damage and self._settings.durability != "open" and not entry_type.closes_request:
+            raise AuditUnavailableError(self.damage)
+        if self._strict:
+            return self._log.submit(entry_type, **fields)
+        if self._closing:
+            raise AuditUnavailableError("the audit log is closing")
+        handed = self._in_flight.own(self._log.make(entry_type, fields))
+        if self._losses.is_lost(handed):
+            self._spooler.drop([handed], "its request began unrecorded")
+            self._has_drain.set()
+            return handed.future
+        if self._spooler.start is None:
+            try:
+                self._log.hand_over(handed)
+            except AuditUnavailableError as error:
+                self._begin_spooling(str(error))
+            else:
+                self._in_flight.add(handed)
+                return handed.future
+        self._spooler.keep(handed)
+        return handed.future
+
+    def _was_refused(self, handed: Handed, error: AuditError) -> None:
+        """The log says no: it may have taken the entry all the same."""
+        if not isinstance(error, AuditUnavailableError) or self._closed:
+            self._in_flight.forget(handed)
+            handed.give_up(error)
+            return
+        self._begin_spooling(str(error))  # takes over all that is in flight, this one included
+        self._in_flight.forget(handed)
+        if handed.request_id and (handed.begins or handed.ends):
+            # Else the log would end the request itself once it looks at the store again.
+            self._log.owe(handed.request_id)
+        if handed.drained:
+            handed.give_up(error)
+        else:
+            handed.saw(handed.type, error)
+
+    def _begin_spooling(self, reason: str) -> None:
+        if self._spooler.begin(reason, self._in_flight):
+            self._has_drain.set()
+
+    async def _drain_when_back(self) -> None:
+        seconds = RETRY_SECONDS
+        while True:
+            await self._has_drain.wait()
+            await asyncio.sleep(seconds)
+            spooling = self._spooler.start is not None
+            if self._log.state().failure or (spooling and self._in_flight):
+                continue
+            try:
+                await (self._come_back() if spooling else self._drain.admit_gap())
+            except AuditUnavailableError as error:
+                self._logger.warning("audit_drain_failed", error=str(error))
+                seconds = min(LONGEST_RETRY_SECONDS, 2 * seconds)
+                continue
+            seconds = RETRY_SECONDS
+            if self._spooler.start is None and self._losses.gap is None:
+                self._has_drain.clear()
+
+    async def _come_back(self) -> None:
+        assert self._spooler.start is not None  # noqa: S101 - checked by the callers
+        total = await self._drain.drain(self._spooler.start.size)
+        # From here on nothing is awaited: no entry can come between the last step and the change.
+        self._losses.recovered()
+        for handed in self._spooler.end():
+            self._in_flight.add(handed)
+            try:
+                self._log.readmit(handed)
+            except AuditError as error:
+                self._in_flight.forget(handed)
+                handed.give_up(error)
+        self._logger.info("audit_spooling_ended", count=total)
+
+    async def _watch_the_clock(self) -> None:
+        """Take to the spool what the database takes too long over."""
+        patience = self._settings.spool_after_seconds
+        while True:
+            await asyncio.sleep(patience / 4)
+            if self._spooler.start is None and self._in_flight.age_seconds() > patience:
+                self._begin_spooling(f"the database took more than {patience:g} s over an entry")
+
+    async def _begin(self) -> None:
+        if self._spool.torn_bytes:
+            self._logger.warning("audit_spool_torn", count=self._spool.torn_bytes)
+        if self._spool.start is not None:
+            self._spooler.start = self._spool.start
+            self._has_drain.set()
+            try:
+                await self._come_back()
+            except AuditUnavailableError:
+                if self._strict:
+                    raise
+        else:
+            await self._drain.admit_gap()
+        if not self._strict:
+            work = (self._spooler.run(), self._drain_when_back(), self._watch_the_clock())
+            self._tasks = [self._loop.create_task(one, name="audit-spool") for one in work]
+
+    async def _end(self) -> None:
+        """Leave nothing that was handed over unsettled: what the log has not taken by then is spooled."""
+        self._closing = True
+        if self._tasks:
+            writing, *others = self._tasks
+            closing_at = self._loop.time() + self._settings.spool_after_seconds
+            while self._in_flight and self._spooler.start is None:
+                await asyncio.sleep(SHORT_SECONDS)
+                if self._loop.time() > closing_at:
+                    break
+            if self._in_flight:
+                self._begin_spooling("the database took too long when the gateway stopped")
+            await _cancel(others)
+            while not self._spooler.is_idle and not writing.done():
+                self._spooler.wake()
+                await asyncio.sleep(SHORT_SECONDS)
+            await _cancel([writing])
+        if self._losses.gap is not None:
+            with suppress(OSError):
+                await self._run(partial(self._gap_file.write, self._losses.gap))
+        self._closed = True
+        # The log closes after this, and must not end requests whose end waits in the spool.
+        for request_id in self._spooler.ended:
+            self._log.owe(request_id)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self._thread, call)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,178 @@
+"""
+Copies a log from one database to another, and checks every hash on the way.
+
+Nothing is encoded anew: leaves, checkpoints and sealed content are the same bytes after, so every
+receipt and checkpoint given out before still verifies.  Fails closed: a source that changes under
+the copy, or is damaged, ends it with an error, and what it left in the target is to be dropped.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+from sqlalchemy import Engine, Table, func, insert, select, tuple_
+from sqlalchemy.exc import SQLAlchemyError
+
+from appliance.audit.checkpoint import parse_body, parse_note
+from appliance.audit.entry import decode
+from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.schema import UPGRADE_SECONDS
+from appliance.audit.store import CHUNK, Head, Leaf, SqlAuditStore
+from appliance.audit.tables import audit_checkpoints, audit_head, audit_leaves, audit_schema, metadata
+from appliance.database import first_line, open_database
+from appliance.errors import (
+    AuditEntryError,
+    AuditUnavailableError,
+    AuditVerificationError,
+    ConfigurationError,
+)
+
+ROWS = 200
+"""Rows of the other tables copied together; one of them may hold megabytes of content."""
+_BESIDE = tuple(
+    table for table in metadata.sorted_tables if table not in {audit_leaves, audit_head, audit_schema}
+)
+
+
+def copy_log(source_url: str, target_url: str, *, progress: Callable[[int, int], None]) -> Head:
+    """
+    Copy a log that nobody writes into an empty database; return its head.
+
+    Args:
+        source_url: the database to read.
+        target_url: a database that has its tables and no entry.
+        progress: told how many entries of how many are copied, now and then.
+
+    Raises:
+        ConfigurationError: a URL cannot be used, or the target is not empty.
+        AuditUnavailableError: a database failed, or the source was written to meanwhile.
+        AuditVerificationError: the source does not agree with itself.
+    """
+    with ExitStack() as stack:
+        source = stack.enter_context(closing(SqlAuditStore(source_url)))
+        target = stack.enter_context(closing(SqlAuditStore(target_url)))
+        opened = open_database(source_url, busy_seconds=UPGRADE_SECONDS)
+        writer = open_database(target_url, busy_seconds=UPGRADE_SECONDS)
+        stack.callback(opened.dispose)
+        stack.callback(writer.dispose)
+        reader = opened.execution_options(writes=False)
+        try:
+            _require_empty(target, writer)
+            head = source.head()
+            signed = _signed_roots(reader, head)
+            _copy_leaves(source, target, head, signed, progress)
+            for table in _BESIDE:
+                _copy_table(reader, writer, table)
+                _compare_counts(reader, writer, table)
+        except SQLAlchemyError as error:
+            raise AuditUnavailableError(f"the log could not be copied: {first_line(error)}") from error
+        if source.head() != head:
+            raise AuditUnavailableError(
+                "the log was written to while it was copied: stop every gateway, drop the copy, start again"
+            )
+        if target.head() != head:
+            raise AuditVerificationError(
+                "the copy's head is not the source's: drop the copy, keep the source"
+            )
+    return head
+
+
+def _require_empty(target: SqlAuditStore, writer: Engine) -> None:
+    with writer.begin() as connection:
+        filled = [
+            table.name
+            for table in (audit_leaves, *_BESIDE)
+            if connection.scalar(select(func.count()).select_from(table))
+        ]
+    if filled or target.head().size:
+        what = ", ".join(filled) or "the head"
+        raise ConfigurationError(f"the target has entries already ({what}): copy into an empty database")
+
+
+def _signed_roots(reader: Engine, head: Head) -> dict[int, bytes]:
+    """What every stored checkpoint says the root is, by size."""
+    signed: dict[int, bytes] = {}
+    for rows in _chunks(reader, audit_checkpoints):
+        for row in rows:
+            checkpoint = parse_body(parse_note(row["note"]).text)
+            if checkpoint.size != row["size"] or checkpoint.size > head.size:
+                raise AuditVerificationError(
+                    f"a checkpoint of {checkpoint.size} entries is kept as {row['size']}, "
+                    f"in a log of {head.size}"
+                )
+            signed[checkpoint.size] = checkpoint.root
+    return signed
+
+
+def _copy_leaves(
+    source: SqlAuditStore,
+    target: SqlAuditStore,
+    head: Head,
+    signed: dict[int, bytes],
+    progress: Callable[[int, int], None],
+) -> None:
+    tree = CompactRange()
+    _compare_root(tree, signed)
+    progress(0, head.size)
+    for start in range(0, head.size, CHUNK):
+        leaves, expected = source.leaves(start, min(start + CHUNK, head.size)), Head.of(tree)
+        for leaf in leaves:
+            _check_leaf(leaf, tree.size)
+            tree.append(leaf.leaf_hash)
+            _compare_root(tree, signed)
+        target.append(leaves, expected=expected, new=Head.of(tree))
+        progress(tree.size, head.size)
+    computed = Head.of(tree)
+    if (computed, computed.subtrees) != (head, head.subtrees):
+        raise AuditVerificationError(
+            f"the log's head (size {head.size}) does not match its {tree.size} leaves"
+        )
+
+
+def _check_leaf(leaf: Leaf, index: int) -> None:
+    if leaf.index != index:
+        raise AuditVerificationError(f"entry {index} is missing from the log")
+    if hash_leaf(leaf.leaf) != leaf.leaf_hash:
+        raise AuditVerificationError(f"entry {index} was altered: its hash is another")
+    try:
+        entry = decode(leaf.leaf)
+    except AuditEntryError as error:
+        raise AuditVerificationError(f"entry {index} cannot be read: {error}") from error
+    if (leaf.type, leaf.request_id) != (entry.type.value, entry.fields.get("request_id")):
+        raise AuditVerificationError(f"entry {index} is kept under another type or request than it says")
+
+
+def _compare_root(tree: CompactRange, signed: dict[int, bytes]) -> None:
+    if tree.size in signed and signed[tree.size] != tree.root():
+        raise AuditVerificationError(f"the first {tree.size} entries are not the ones that were signed")
+
+
+def _copy_table(reader: Engine, writer: Engine, table: Table) -> None:
+    for rows in _chunks(reader, table):
+        with writer.begin() as connection:
+            connection.execute(insert(table), rows)
+
+
+def _compare_counts(reader: Engine, writer: Engine, table: Table) -> None:
+    query = select(func.count()).select_from(table)
+    with reader.begin() as old, writer.begin() as new:
+        if old.scalar(query) != new.scalar(query):
+            raise AuditUnavailableError(
+                f"{table.name} was written to while it was copied: stop every gateway and start again"
+            )
+
+
+def _chunks(reader: Engine, table: Table) -> Iterator[list[dict[str, Any]]]:
+    """Yield all rows in order of primary key, some at a time, each time in a transaction of its own."""
+    keys = list(table.primary_key.columns)
+    query = select(table).order_by(*keys).limit(ROWS)
+    after: tuple[Any, ...] | None = None
+    while True:
+        chunk = query if after is None else query.where(tuple_(*keys) > tuple_(*after))
+        with reader.begin() as connection:
+            rows = [dict(row) for row in connection.execute(chunk).mappings()]
+        if rows:
+            yield rows
+        if len(rows) < ROWS:
+            return
+        after = tuple(rows[-1][key.name] for key in keys)

@@ -1,0 +1,79 @@
+"""
+ML-DSA-44 (FIPS 204) as the installed `cryptography` has it; versions before 47 have none.
+
+Only what is asked for is refused: a log without a post-quantum key works with any version.
+"""
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+
+from appliance.errors import AuditKeyError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import mldsa
+else:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import mldsa
+    except ImportError:
+        mldsa = None
+IS_THERE = mldsa is not None
+
+PrivateKey: TypeAlias = "mldsa.MLDSA44PrivateKey"
+
+
+def supports_mldsa() -> bool:
+    """Whether keys of this kind can be used here."""
+    if not IS_THERE:
+        return False
+    try:
+        mldsa.MLDSA44PrivateKey.from_seed_bytes(bytes(32))
+    except UnsupportedAlgorithm:  # there, but not with the library below it
+        return False
+    return True
+
+
+def require_mldsa() -> None:
+    """
+    Say what is missing where ML-DSA-44 is asked for and not there.
+
+    Raises:
+        AuditKeyError: one line that says what to install.
+    """
+    if not supports_mldsa():
+        raise AuditKeyError(
+            f"`cryptography` {version('cryptography')} has no ML-DSA-44 here: install 47 or newer, or do "
+            "without post-quantum keys"
+        )
+
+
+def generate_mldsa() -> "PrivateKey":
+    """
+    Return a new private key.
+
+    Raises:
+        AuditKeyError: the library has no ML-DSA-44.
+    """
+    require_mldsa()
+    return mldsa.MLDSA44PrivateKey.generate()
+
+
+def is_mldsa(key: object) -> "TypeGuard[PrivateKey]":
+    """Whether this is an ML-DSA-44 private key."""
+    return supports_mldsa() and isinstance(key, mldsa.MLDSA44PrivateKey)
+
+
+def verify_mldsa(public_key: bytes, signature: bytes, message: bytes) -> None:
+    """
+    Check one signature.
+
+    Raises:
+        AuditKeyError: the library has no ML-DSA-44.
+        InvalidSignature: it does not match.
+    """
+    require_mldsa()
+    try:
+        mldsa.MLDSA44PublicKey.from_public_bytes(public_key).verify(signature, message)
+    except ValueError as error:  # a key or signature of another length
+        raise InvalidSignature from error

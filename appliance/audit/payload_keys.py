@@ -1,0 +1,282 @@
+"""
+The tenants' keys to kept content: a directory of their own, apart from the database.
+
+    payload-keys/<tenant>.<ulid>.<purpose>            one key, base64, mode 0600
+    payload-keys/<tenant>.<ulid>.<purpose>.retired    one whose destruction has begun
+
+Erasing content means destroying keys, so these files need a backup policy of their own: whoever
+restores a destroyed key brings back what was erased.  A database backup alone brings back nothing.
+
+With a master key the files hold the keys encrypted (AES-256-GCM, bound to their names).  Fails
+closed: a file that others may read, or that does not decrypt, is refused.  Used by one thread.
+"""
+
+import base64
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from appliance.audit.content import KEY_BYTES, NONCE_BYTES
+from appliance.audit.entry import new_entry_id
+from appliance.audit.keys import OTHERS, OWNER_ONLY, sync_directory
+from appliance.errors import AuditKeyError
+
+DIRECTORY_MODE = 0o700
+RETIRED = ".retired"
+DAY_MS = 86_400_000
+_PLAIN, _ENCRYPTED = "plain", "encrypted"
+_ULID_RANDOM_BYTES = 10
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_NAME = re.compile(
+    rf"(?P<key_id>(?P<tenant>[a-z0-9][a-z0-9._-]*)\.(?P<ulid>[0-7][{_ALPHABET}]{{25}}))"
+    r"\.(?P<purpose>wrapping|commitment)(?P<retired>\.retired)?"
+)
+
+
+class Purpose(StrEnum):
+    """What a tenant's key is for; no key has two."""
+
+    WRAPPING = "wrapping"
+    """Wraps data keys."""
+    COMMITMENT = "commitment"
+    """Commits to content that is not kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyName:
+    """One key file, by its name."""
+
+    key_id: str
+    """`<tenant>.<ulid>`; never given to another key."""
+    tenant: str
+    purpose: Purpose
+    is_retired: bool = False
+    """Whether its destruction has begun: it opens what it wrapped and wraps nothing new."""
+
+    @property
+    def made_ms(self) -> int:
+        """When it was made, in milliseconds since the epoch."""
+        return ulid_ms(self.key_id.rpartition(".")[2])
+
+    @property
+    def file(self) -> str:
+        """Name of its file."""
+        return f"{self.key_id}.{self.purpose}{RETIRED if self.is_retired else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantKey:
+    """A key and its id."""
+
+    key_id: str
+    key: bytes
+
+
+class PayloadKeys:
+    """The key directory; `directory` is made if it is missing."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        master_key: bytes | None,
+        key_days: float,
+        clock: Callable[[], float],
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        """
+        Open the directory.
+
+        Raises:
+            AuditKeyError: it cannot be made, or others may read it.
+        """
+        self._directory = directory
+        self._master_key = master_key
+        self._key_ms = key_days * DAY_MS
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._cache: dict[tuple[str, Purpose], TenantKey] = {}
+        try:
+            directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            if directory.stat().st_mode & OTHERS:
+                raise AuditKeyError(f"others may read the payload keys: run `chmod 700 {directory}`")
+        except OSError as error:
+            raise AuditKeyError(f"cannot use the payload keys in {directory}: {error.strerror}") from error
+
+    def current(self, tenant: str, purpose: Purpose) -> TenantKey:
+        """
+        Return the tenant's key for new content; made when there is none, or it has served its time.
+
+        Raises:
+            AuditKeyError: it cannot be read or made.
+        """
+        found = self._cache.get((tenant, purpose))
+        now_ms = int(self._clock() * 1000)
+        # Another gateway may have destroyed it: whoever seals looks, and looks again afterwards.
+        if found is None or not self.is_in_use(found.key_id, purpose):
+            names = [name for name in self.names(tenant, purpose) if not name.is_retired]
+            found = self.read(names[-1]) if names else None
+        if found is None or now_ms - ulid_ms(found.key_id.rpartition(".")[2]) >= self._key_ms:
+            found = self._make(tenant, purpose, now_ms)
+        self._cache[tenant, purpose] = found
+        return found
+
+    def is_in_use(self, key_id: str, purpose: Purpose) -> bool:
+        """Whether a key is there and its destruction has not begun."""
+        return (self._directory / f"{key_id}.{purpose}").exists()
+
+    def names(self, tenant: str | None = None, purpose: Purpose | None = None) -> list[KeyName]:
+        """Return every key there is, of one tenant or purpose where that is said, oldest first."""
+        try:
+            files = [path.name for path in self._directory.iterdir()]
+        except OSError as error:
+            raise AuditKeyError(f"cannot list {self._directory}: {error.strerror}") from error
+        names = []
+        for file in files:
+            match = _NAME.fullmatch(file)
+            if match and tenant in {None, match["tenant"]} and purpose in {None, match["purpose"]}:
+                names.append(
+                    KeyName(
+                        key_id=match["key_id"],
+                        tenant=match["tenant"],
+                        purpose=Purpose(match["purpose"]),
+                        is_retired=match["retired"] is not None,
+                    )
+                )
+        return sorted(names, key=lambda name: (name.made_ms, name.file))
+
+    def find(self, key_id: str, purpose: Purpose) -> KeyName | None:
+        """Return the key of this id, or None: it was destroyed."""
+        return next((name for name in self.names(purpose=purpose) if name.key_id == key_id), None)
+
+    def read(self, name: KeyName) -> TenantKey:
+        """
+        Read one key.
+
+        Raises:
+            AuditKeyError: it is gone, readable by others, or does not decrypt.
+        """
+        path = self._directory / name.file
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_mode & OTHERS:
+                    raise AuditKeyError(f"others may read the payload key {path}: run `chmod 600 {path}`")
+                text = file.read().decode("ascii", "replace")
+        except OSError as error:
+            raise AuditKeyError(f"cannot read the payload key {path}: {error.strerror}") from error
+        return TenantKey(key_id=name.key_id, key=self._decode(text, name, path))
+
+    def retire(self, name: KeyName) -> KeyName:
+        """Begin to destroy a key: from here on it wraps nothing new.  Durable on return."""
+        if name.is_retired:
+            return name
+        gone = KeyName(key_id=name.key_id, tenant=name.tenant, purpose=name.purpose, is_retired=True)
+        try:
+            (self._directory / name.file).rename(self._directory / gone.file)
+            sync_directory(self._directory)
+        except OSError as error:
+            raise AuditKeyError(f"cannot retire the payload key {name.file}: {error.strerror}") from error
+        self._cache.clear()
+        return gone
+
+    def destroy(self, name: KeyName) -> None:
+        """
+        Overwrite and delete a key.  Durable on return.
+
+        Overwriting is a courtesy: on flash and on copying file systems old blocks survive until the
+        device reuses them.  Encrypt the disk, or use a master key, where that matters.
+        """
+        path = self._directory / name.file
+        try:
+            with path.open("r+b") as file:
+                file.write(bytes(path.stat().st_size))
+                file.flush()
+                os.fsync(file.fileno())
+            path.unlink()
+            sync_directory(self._directory)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise AuditKeyError(f"cannot destroy the payload key {path}: {error.strerror}") from error
+        self._cache.clear()
+
+    def _make(self, tenant: str, purpose: Purpose, now_ms: int) -> TenantKey:
+        key_id = f"{tenant}.{new_entry_id(now_ms, self._random_bytes(_ULID_RANDOM_BYTES))}"
+        name = KeyName(key_id=key_id, tenant=tenant, purpose=purpose)
+        key = self._random_bytes(KEY_BYTES)
+        path = self._directory / name.file
+        # Under its own name only once it is whole: a crash leaves a file that nobody looks at.
+        temporary = path.with_name(f".{path.name}")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(self._encode(key, name))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+            sync_directory(self._directory)
+        except OSError as error:
+            raise AuditKeyError(f"cannot write the payload key {path}: {error.strerror}") from error
+        # A crash before this line: a key that wrapped nothing.
+        return TenantKey(key_id=key_id, key=key)
+
+    def _encode(self, key: bytes, name: KeyName) -> str:
+        if self._master_key is None:
+            return f"{_PLAIN} {base64.b64encode(key).decode()}\n"
+        nonce = self._random_bytes(NONCE_BYTES)
+        content = nonce + AESGCM(self._master_key).encrypt(nonce, key, _bound(name))
+        return f"{_ENCRYPTED} {base64.b64encode(content).decode()}\n"
+
+    def _decode(self, text: str, name: KeyName, path: Path) -> bytes:
+        kind, _, encoded = text.strip().partition(" ")
+        try:
+            content = base64.b64decode(encoded, validate=True)
+            if kind == _ENCRYPTED:
+                if self._master_key is None:
+                    raise AuditKeyError(f"{path} is encrypted: name audit.payload_master_key_file")
+                cipher = AESGCM(self._master_key)
+                content = cipher.decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], _bound(name))
+        except (ValueError, InvalidTag) as error:
+            raise AuditKeyError(f"{path} does not decrypt: is this its master key, and its name?") from error
+        if kind not in {_PLAIN, _ENCRYPTED} or len(content) != KEY_BYTES:
+            raise AuditKeyError(f"{path} holds no payload key: restore it from a backup of the keys")
+        return content
+
+
+def load_master_key(path: Path) -> bytes:
+    """
+    Read the master key: 32 bytes in base64.
+
+    Raises:
+        AuditKeyError: missing, readable by others, or something else.
+    """
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & OTHERS:
+                raise AuditKeyError(f"others may read the master key {path}: run `chmod 600 {path}`")
+            key = base64.b64decode(file.read().strip(), validate=True)
+    except OSError as error:
+        raise AuditKeyError(f"cannot read the master key {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise AuditKeyError(f"{path} must hold {KEY_BYTES} random bytes in base64") from error
+    if len(key) != KEY_BYTES:
+        raise AuditKeyError(f"{path} must hold {KEY_BYTES} random bytes in base64")
+    return key
+
+
+def ulid_ms(ulid: str) -> int:
+    """Return the time in a ULID, in milliseconds since the epoch."""
+    number = 0
+    for character in ulid[:10]:
+        number = number << 5 | _ALPHABET.index(character)
+    return number
+
+
+def _bound(name: KeyName) -> bytes:
+    return f"payload-keys/{name.key_id}.{name.purpose}".encode()

@@ -1,0 +1,290 @@
+"""
+Where sealed content is kept: rows beside the log, by request and part, that may be deleted.
+
+A row is durable before the leaf that names it is written, so a row nobody names is harmless and a
+leaf whose row is missing is a finding, unless an `erasure` entry accounts for it.  Synchronous:
+one thread of the gateway calls it.  Fails closed: every database error is `AuditUnavailableError`.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, insert, select, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from appliance.audit.content import Part, Sealed
+from appliance.audit.entry import new_entry_id
+from appliance.audit.registry import EntryType
+from appliance.audit.tables import audit_checkpoints, audit_leaves, audit_payloads
+from appliance.database import first_line, open_database
+from appliance.errors import AuditUnavailableError, ConfigurationError
+
+BUSY_SECONDS = 5.0
+CHUNK = 500
+_COLUMNS = audit_payloads.c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """One kept part."""
+
+    request_id: str
+    part: Part
+    tenant: str
+    key_id: str
+    """Id of the tenant's key that wraps the data key now; the leaf names the one that did at first."""
+    sealed: Sealed
+    time: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which payloads are meant: those of one tenant that are named, or that came before a time."""
+
+    tenant: str
+    requests: tuple[str, ...] = ()
+    """Ids of requests; empty for all that came before."""
+    before_ms: int = 0
+    """Milliseconds since the epoch; a request's own id says when it came."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a selection comes to."""
+
+    payloads: int
+    requests: tuple[str, ...]
+    """Those of the named requests that have any."""
+    key_ids: tuple[str, ...]
+    """Tenant's keys that wrap them."""
+
+
+class SqlPayloadStore:
+    """
+    Payloads in the audit log's database, by SQLAlchemy URL.
+
+    Raises:
+        ConfigurationError: the URL cannot be used at all.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
+        self._is_sqlite = self._engine.dialect.name == "sqlite"
+        self._reader = self._engine.execution_options(writes=False)
+
+    def close(self) -> None:
+        """Give back every connection."""
+        self._engine.dispose()
+
+    def add(self, payloads: Sequence[Payload]) -> None:
+        """Keep payloads, in one durable transaction."""
+        rows = [
+            {
+                "request_id": payload.request_id,
+                "part": str(payload.part),
+                "tenant": payload.tenant,
+                "key_id": payload.key_id,
+                "nonce": payload.sealed.nonce,
+                "wrapped_key": payload.sealed.wrapped_key,
+                "ciphertext": payload.sealed.ciphertext,
+                "time": payload.time,
+            }
+            for payload in payloads
+        ]
+        with self._transaction("kept") as connection:
+            connection.execute(insert(audit_payloads), rows)
+
+    def get(self, request_id: str, part: Part) -> Payload | None:
+        """Return one payload, or None: it was erased, or never kept."""
+        query = select(audit_payloads).where(_COLUMNS.request_id == request_id, _COLUMNS.part == str(part))
+        with self._reading() as connection:
+            row = connection.execute(query).one_or_none()
+        return _payload(row) if row is not None else None
+
+    def all(self) -> Iterator[Payload]:
+        """Yield every payload, in order of request; each in a transaction of its own."""
+        query = select(audit_payloads).order_by(_COLUMNS.request_id, _COLUMNS.part).limit(1)
+        condition: ColumnElement[bool] | None = None
+        while True:
+            with self._reading() as connection:
+                row = connection.execute(query if condition is None else query.where(condition)).one_or_none()
+            if row is None:
+                return
+            yield _payload(row)
+            condition = (_COLUMNS.request_id > row.request_id) | (
+                (_COLUMNS.request_id == row.request_id) & (_COLUMNS.part > row.part)
+            )
+
+    def find(self, selection: Selection) -> Found:
+        """Return what a selection comes to now."""
+        count, found, key_ids = 0, set[str](), set[str]()
+        with self._reading() as connection:
+            for condition in _conditions(selection):
+                counted = select(func.count()).select_from(audit_payloads).where(condition)
+                count += connection.scalar(counted) or 0
+                key_ids |= set(connection.scalars(select(_COLUMNS.key_id).where(condition).distinct()))
+                if selection.requests:
+                    found |= set(connection.scalars(select(_COLUMNS.request_id).where(condition)))
+        return Found(payloads=count, requests=tuple(sorted(found)), key_ids=tuple(sorted(key_ids)))
+
+    def delete(self, selection: Selection) -> int:
+        """Delete what is selected, in one transaction, and return how many payloads that were."""
+        with self._transaction("erased") as connection:
+            if self._is_sqlite:
+                # What is deleted is overwritten in the file, not just unlinked from its pages.
+                connection.exec_driver_sql("PRAGMA secure_delete = ON")
+            return sum(
+                connection.execute(delete(audit_payloads).where(condition)).rowcount
+                for condition in _conditions(selection)
+            )
+
+    def wrapped_with(self, key_id: str) -> list[tuple[str, str, bytes]]:
+        """Return request, part and wrapped data key of some payloads under a tenant's key, [] for none."""
+        query = select(_COLUMNS.request_id, _COLUMNS.part, _COLUMNS.wrapped_key)
+        with self._reading() as connection:
+            rows = connection.execute(query.where(_COLUMNS.key_id == key_id).limit(CHUNK)).all()
+        return [(row.request_id, row.part, row.wrapped_key) for row in rows]
+
+    def rewrap(self, rows: Iterable[tuple[str, str, bytes]], key_id: str) -> None:
+        """Replace wrapped data keys by the same ones under another tenant's key."""
+        change = update(audit_payloads).where(
+            _COLUMNS.request_id == bindparam("of_request"), _COLUMNS.part == bindparam("of_part")
+        )
+        values = [
+            {"of_request": request, "of_part": part, "wrapped_key": wrapped, "key_id": key_id}
+            for request, part, wrapped in rows
+        ]
+        with self._transaction("rewrapped") as connection:
+            if self._is_sqlite:
+                connection.exec_driver_sql("PRAGMA secure_delete = ON")
+            connection.execute(change, values)
+
+    def scrub(self) -> None:
+        """
+        Have SQLite write deleted content out of its write-ahead log.
+
+        PostgreSQL keeps deleted rows until it vacuums; what they hold opens with no key any more.
+        """
+        if not self._is_sqlite:
+            return
+        try:
+            with self._engine.connect() as connection:
+                # Outside of a transaction; a reader elsewhere may keep it from finishing, and the
+                # log is then overwritten in the course of things.
+                driver = connection.connection.driver_connection
+                assert driver is not None  # noqa: S101 - the connection is open
+                driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            raise AuditUnavailableError(
+                f"erased content could not be scrubbed: {first_line(error)}"
+            ) from error
+
+    def tenants_before(self, before_ms: int) -> list[str]:
+        """Return the tenants that have payloads of requests that came before a time."""
+        query = select(_COLUMNS.tenant).where(_COLUMNS.request_id < first_id(before_ms)).distinct()
+        with self._reading() as connection:
+            return sorted(connection.scalars(query))
+
+    def signed_size(self) -> int:
+        """Return how many entries the newest checkpoint covers."""
+        with self._reading() as connection:
+            return connection.scalar(select(func.max(audit_checkpoints.c.size))) or 0
+
+    def holds(self) -> dict[str, str]:
+        """
+        Return the tenants under a legal hold, and why; read from the log itself.
+
+        Raises:
+            AuditUnavailableError: the log cannot be read; nothing may be erased then.
+        """
+        standing: dict[str, str] = {}
+        for entry in self._entries(EntryType.HOLD_PLACED, EntryType.HOLD_RELEASED):
+            if entry["type"] == EntryType.HOLD_PLACED:
+                standing[entry["tenant"]] = entry["reason"]
+            else:
+                standing.pop(entry["tenant"], None)
+        return standing
+
+    def erasures(self) -> list[dict[str, Any]]:
+        """Return the members of every `erasure` entry, in order."""
+        return self._entries(EntryType.ERASURE)
+
+    def _entries(self, *kinds: EntryType) -> list[dict[str, Any]]:
+        # Only entries without a request: the index on request and type then finds them.
+        query = select(audit_leaves.c.idx, audit_leaves.c.leaf).where(
+            audit_leaves.c.request_id.is_(None), audit_leaves.c.type.in_([kind.value for kind in kinds])
+        )
+        with self._reading() as connection:
+            rows = sorted(connection.execute(query).all(), key=lambda row: row.idx)
+        return [json.loads(row.leaf) for row in rows]
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._errors("read"), self._reader.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction(self, verb: str) -> Iterator[Connection]:
+        with self._errors(verb), self._engine.begin() as connection:
+            yield connection
+        # A crash before this line: rows that no leaf names, or a deletion that is done again.
+
+    @contextmanager
+    def _errors(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityError as error:
+            raise AuditUnavailableError("the content of this request is kept already") from error
+        except SQLAlchemyError as error:
+            raise AuditUnavailableError(f"content could not be {verb}: {first_line(error)}") from error
+
+
+def first_id(time_ms: int) -> str:
+    """Return the smallest request id of a time: ids sort by when their request came."""
+    return new_entry_id(time_ms, bytes(10))
+
+
+def _conditions(selection: Selection) -> Iterator[ColumnElement[bool]]:
+    mine = _COLUMNS.tenant == selection.tenant
+    if not selection.requests:
+        yield and_(mine, _COLUMNS.request_id < first_id(selection.before_ms))
+    for start in range(0, len(selection.requests), CHUNK):
+        yield and_(mine, _COLUMNS.request_id.in_(selection.requests[start : start + CHUNK]))
+
+
+def _payload(row: Any) -> Payload:  # noqa: ANN401 - a row of the table
+    return Payload(
+        request_id=row.request_id,
+        part=Part(row.part),
+        tenant=row.tenant,
+        key_id=row.key_id,
+        sealed=Sealed(nonce=row.nonce, ciphertext=row.ciphertext, wrapped_key=row.wrapped_key),
+        time=row.time,
+    )
+
+
+def export_payloads(store: SqlPayloadStore, directory: Path) -> int:
+    """
+    Add what is kept, still encrypted, to an export: `payloads/<request id>.<part>`; returns how many.
+
+    Done after the log was written out: what its leaves name was durable before them.
+
+    Raises:
+        AuditUnavailableError: content cannot be read.
+        ConfigurationError: it cannot be written.
+    """
+    count = 0
+    try:
+        for payload in store.all():
+            folder = directory / "payloads"
+            folder.mkdir(exist_ok=True)
+            (folder / f"{payload.request_id}.{payload.part}").write_bytes(payload.sealed.blob)
+            count += 1
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the export {directory}: {error.strerror}") from error
+    return count

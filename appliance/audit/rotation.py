@@ -1,0 +1,240 @@
+"""
+Handing the log over to a new signing key, while no gateway runs.
+
+The old key signs an entry that names the new one, so whoever trusts the old key can follow; then
+both sign one checkpoint that covers the entry.  From there on the new key signs alone.
+
+Gateways on other machines have sealed heads of their own: there, the new key is put beside the old one
+as `audit.key.new`, and the same command finishes what it finds begun.
+
+Every step looks first and does only what is missing: a rotation that was cut short is finished by
+running it again.  The file of the new key is made first, and while it is there no gateway starts
+(`load_signing_key`), so the old key never signs alone what comes after its own end.
+"""
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.audit.checkpoint import Checkpoint, VerifierKey, encode_body, sign_note, verify_checkpoint
+from appliance.audit.cosignature import MLDSA44
+from appliance.audit.entry import Entry, decode, encode, format_time, new_entry_id
+from appliance.audit.keys import (
+    FRESH,
+    MldsaSigner,
+    Signer,
+    create_mldsa_key,
+    create_signing_key,
+    load_keys,
+    mldsa_path,
+    sync_directory,
+)
+from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.recovery import recover
+from appliance.audit.registry import EntryType
+from appliance.audit.sealed import SealedHead
+from appliance.audit.store import AuditStore, Head, Leaf, StoredCheckpoint
+from appliance.errors import AuditError, AuditKeyError
+
+PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotated:
+    """What a rotation ended with."""
+
+    signer: Signer
+    """The new keys."""
+    size: int
+    """Entries the checkpoint covers that both keys signed."""
+    retired: tuple[Path, ...]
+    """Files of the old keys, to be destroyed."""
+
+
+def short_form(key: VerifierKey) -> str:
+    """Return a key as entries name it: an ML-DSA-44 key would fill the leaf and is named by its hash."""
+    if key.kind != MLDSA44:
+        return key.encode()
+    digest = hashlib.sha256(key.encode().encode()).hexdigest()
+    return f"{key.name}+{key.key_id.hex()}+sha256:{digest}"
+
+
+def rotation_message(origin: str, previous: str, successor: str) -> bytes:
+    """Return what the old key signs; no checkpoint reads like this, having a number in its second line."""
+    return f"signer.rotated/v1\n{origin}\n{previous}\n{successor}\n".encode()
+
+
+def rotate_keys(
+    *,
+    store: AuditStore,
+    path: Path,
+    origin: str,
+    sealed: SealedHead,
+    gateway: str,
+    actor: str,
+    clock: Callable[[], float],
+    random_bytes: Callable[[int], bytes] = os.urandom,
+) -> Rotated:
+    """
+    Hand the log over to new keys of the kinds it has now.
+
+    Args:
+        store: the log; nobody else may be writing to it.
+        path: the signing key; the post-quantum key beside it is rotated, too.
+        origin: name of the log.
+        sealed: its last signed head, as this gateway keeps it.
+        gateway: name of this gateway.
+        actor: who does it.
+        clock: seconds since the epoch.
+        random_bytes: source of randomness for entry ids.
+
+    Raises:
+        AuditKeyError: a key cannot be read or made.
+        AuditRollbackError: the log is older than a head that was signed.
+        AuditVerificationError: it is damaged.
+        AuditUnavailableError: it cannot be written; run the rotation again.
+    """
+    fresh, fresh_mldsa = (file.with_name(file.name + FRESH) for file in (path, mldsa_path(path)))
+    is_resumed = fresh.exists()
+    # The post-quantum key first, both ways: where the fresh signing key is, the other was made.
+    if mldsa_path(path).exists() and not is_resumed and not fresh_mldsa.exists():
+        create_mldsa_key(fresh_mldsa)
+    if not is_resumed:
+        create_signing_key(fresh)
+    new = load_keys(fresh, fresh_mldsa if fresh_mldsa.exists() else mldsa_path(path), origin)
+    old = load_keys(path, mldsa_path(path), origin)
+    note, latest = sealed.read(), store.latest_checkpoint()
+    if note and latest and _signed(note, old, new) and _signed(latest.note, new):
+        # Only the files are left to be moved.
+        size = store.head().size
+    else:
+        named = _successors(store) if is_resumed else set()
+        size = _hand_over(store, sealed, gateway, old, new, named, actor, clock, random_bytes)
+    retired = [
+        _replace(file) for file in (mldsa_path(path), path) if file.with_name(file.name + FRESH).exists()
+    ]
+    return Rotated(signer=load_keys(path, mldsa_path(path), origin), size=size, retired=tuple(retired))
+
+
+def _hand_over(
+    store: AuditStore,
+    sealed: SealedHead,
+    gateway: str,
+    old: Signer,
+    new: Signer,
+    named: set[str],
+    actor: str,
+    clock: Callable[[], float],
+    random_bytes: Callable[[int], bytes],
+) -> int:
+    """Append what is not named yet, and have both sign the head; return its size."""
+    tree = _checked_tree(store, sealed.read(), gateway, old, new)
+    for before, after in zip(old.signers, new.signers, strict=True):
+        previous, successor = short_form(before.verifier_key), short_form(after.verifier_key)
+        if previous == successor:
+            raise AuditKeyError(
+                f"the new key {successor} is the old one: put every new key beside the old one as `{FRESH}`"
+            )
+        if successor in named:
+            continue
+        fields = {
+            "previous_key": previous,
+            "key": successor,
+            "signature": _signature(before, rotation_message(old.name, previous, successor)),
+            "actor": actor,
+        }
+        tree = _append(store, tree, old.name, fields, clock, random_bytes)
+    now = clock()
+    body = encode_body(Checkpoint(origin=old.name, size=tree.size, root=tree.root()))
+    note = sign_note(body, (*old.signers, *new.signers), time=int(now))
+    # As every checkpoint: sealed first, so that nobody holds a head that could be forgotten here.
+    sealed.write(note)
+    store.save_checkpoint(StoredCheckpoint(size=tree.size, note=note, time=format_time(int(now * 1000))))
+    return tree.size
+
+
+def _checked_tree(
+    store: AuditStore, sealed_note: str | None, gateway: str, old: Signer, new: Signer
+) -> CompactRange:
+    """Check the log as a gateway does at its start; where another has rotated, new checkpoints are known."""
+    if sealed_note is not None:
+        # In memory only: a head the old key signed, signed by the new key as well.
+        sealed_note = sign_note(encode_body(verify_checkpoint(sealed_note, old.verifier_key)), (old, new))
+    latest = store.latest_checkpoint()
+    is_newer = latest is not None and _signed(latest.note, new)
+    return recover(store, sealed_note, (new if is_newer else old).verifier_key, gateway).tree
+
+
+def _append(
+    store: AuditStore,
+    tree: CompactRange,
+    origin: str,
+    fields: dict[str, str],
+    clock: Callable[[], float],
+    random_bytes: Callable[[int], bytes],
+) -> CompactRange:
+    """Add one `signer.rotated` entry and return the tree with it."""
+    now_ms = int(clock() * 1000)
+    leaf = encode(
+        Entry(
+            log=origin,
+            id=new_entry_id(now_ms, random_bytes(10)),
+            type=EntryType.SIGNER_ROTATED,
+            time=format_time(now_ms),
+            fields=fields,
+        )
+    )
+    grown, leaf_hash = tree.copy(), hash_leaf(leaf)
+    grown.append(leaf_hash)
+    added = Leaf(
+        index=tree.size,
+        leaf=leaf,
+        leaf_hash=leaf_hash,
+        type=EntryType.SIGNER_ROTATED.value,
+        request_id=None,
+    )
+    store.append([added], expected=Head.of(tree), new=Head.of(grown))
+    return grown
+
+
+def _signature(signer: object, message: bytes) -> str:
+    assert isinstance(signer, Signer | MldsaSigner)  # noqa: S101 - a log has no other keys
+    return base64.b64encode(signer.sign(message)).decode("ascii")
+
+
+def _signed(note: str, *signers: Signer) -> bool:
+    try:
+        verify_checkpoint(note, *(signer.verifier_key for signer in signers))
+    except AuditError:
+        return False
+    return True
+
+
+def _successors(store: AuditStore) -> set[str]:
+    """Return the keys that entries have named so far."""
+    named: set[str] = set()
+    size = store.head().size
+    for start in range(0, size, PAGE):
+        for leaf in store.leaves(start, min(start + PAGE, size)):
+            if leaf.type == EntryType.SIGNER_ROTATED:
+                named.add(str(decode(leaf.leaf).fields["key"]))
+    return named
+
+
+def _replace(path: Path) -> Path:
+    """Put the fresh key in place; the old one stays beside it until somebody destroys it."""
+    key_id = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    retired = path.with_name(f"{path.name}.retired-{key_id}")
+    try:
+        retired.unlink(missing_ok=True)
+        retired.hardlink_to(path)
+        path.with_name(path.name + FRESH).replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise AuditKeyError(
+            f"cannot put the new key at {path} ({error.strerror}): run the rotation again"
+        ) from error
+    return retired

@@ -1,0 +1,144 @@
+"""
+What a store of the audit log holds, and what the log needs of it: values and the `AuditStore` protocol.
+
+Synchronous on purpose: `appliance.audit.log` calls it from one thread of its own; readers (export,
+command line) open a store of their own.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from appliance.audit.merkle import CompactRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The tree as the store has it."""
+
+    size: int
+    root: bytes
+    subtrees: tuple[bytes, ...] = field(compare=False)
+    """Roots of the perfect subtrees, largest first; implied by the leaves, so not compared."""
+
+    @classmethod
+    def of(cls, tree: CompactRange) -> Self:
+        """Return the head of a tree."""
+        return cls(size=tree.size, root=tree.root(), subtrees=tree.subtrees)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One stored leaf; type and request id repeat what its bytes say, to be searched by."""
+
+    index: int
+    leaf: bytes
+    leaf_hash: bytes
+    type: str
+    request_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCheckpoint:
+    """A checkpoint as it was published."""
+
+    size: int
+    note: str
+    time: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRequest:
+    """A request with an intent and no end."""
+
+    request_id: str
+    gateway: str | None
+    """Gateway that accepted it; None in entries from before gateways had names."""
+
+
+Behind = Callable[[Head, Sequence[Leaf]], tuple[Sequence[Leaf], Head]]
+"""Given the stored head and the leaves others added, what to append there and the head it makes."""
+
+
+class AuditStore(Protocol):
+    """
+    What the log needs of a database; every method may raise `AuditUnavailableError`.
+
+    A failed `append` or `append_behind` may or may not have happened: read the head to know.
+    """
+
+    @property
+    def shared(self) -> bool:
+        """Whether gateways on other machines may write this log as well."""
+        ...
+
+    def head(self) -> Head:
+        """Return the current head."""
+        ...
+
+    def append(self, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:
+        """
+        Add leaves and move the head, in one durable transaction.
+
+        Raises:
+            AuditForkError: the head is not `expected`.
+            AuditEntryError: a request is recorded twice; nothing was added.
+        """
+        ...
+
+    def append_behind(self, size: int, make: Behind) -> None:
+        """
+        Append after whatever others added since the log had `size` entries, in one transaction.
+
+        Nobody else appends meanwhile.  What `make` raises is raised, and nothing is added then.
+
+        Raises:
+            AuditEntryError: a request is recorded twice; nothing was added.
+        """
+        ...
+
+    def leaves(self, start: int, end: int) -> list[Leaf]:
+        """Return the leaves with start <= index < end that exist, in order."""
+        ...
+
+    def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:
+        """Yield the leaf hashes below `end` (default: all), in order of index."""
+        ...
+
+    def leaf_by_request(self, request_id: str) -> list[Leaf]:
+        """Return everything recorded about one request, in order."""
+        ...
+
+    def open_intents(self) -> list[str]:
+        """Return the ids of requests that have an intent and no end, in order of intent."""
+        ...
+
+    def open_requests(self) -> list[OpenRequest]:
+        """Return the same with the gateway that accepted each."""
+        ...
+
+    def beat(self, gateway: str, now: float) -> dict[str, float]:
+        """Note that a gateway is alive at Unix time `now`; return when each gateway last was."""
+        ...
+
+    def writers(self) -> dict[str, float]:
+        """Return when each gateway that ever wrote was last alive, in Unix time."""
+        ...
+
+    def save_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
+        """Keep a published checkpoint; one of the same size is replaced."""
+        ...
+
+    def latest_checkpoint(self) -> StoredCheckpoint | None:
+        """Return the checkpoint with the largest size, or None."""
+        ...
+
+
+def gateway_of(intent: Leaf) -> str | None:
+    """Return the gateway that accepted a request, or None where its intent does not say."""
+    try:
+        name = json.loads(intent.leaf).get("gateway")
+    except (ValueError, AttributeError, RecursionError):
+        return None  # whether it is a proper entry is the verifier's business
+    return name if isinstance(name, str) else None

@@ -1,0 +1,218 @@
+"""
+A witness: cosigns a log's checkpoint if it continues the last one it cosigned, and no other.
+
+It is somebody else's program, on somebody else's machine.  Because it never cosigns two histories of
+one log, whoever asks for its cosignature cannot be shown a history that others are not.
+
+Protocol: C2SP `tlog-witness`, call `add-checkpoint`.  Statuses are those of HTTP; the same decision
+serves requests and files that were carried.  Fails closed: what was not made durable is not answered.
+
+Source: c2sp.org/tlog-witness@v1.0.0.
+"""
+
+import base64
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from appliance.audit.checkpoint import (
+    HASH_BYTES,
+    MAX_NOTE_CHARACTERS,
+    Checkpoint,
+    VerifierKey,
+    parse_body,
+    parse_note,
+    signature_lines,
+    verify_checkpoint,
+    with_signatures,
+)
+from appliance.audit.keys import Signer
+from appliance.audit.merkle import EMPTY_ROOT, verify_consistency
+from appliance.audit.witness_state import Session, WitnessedHead, WitnessState
+from appliance.errors import AuditVerificationError, MalformedCheckpointError
+
+MAX_PROOF = 63
+MAX_SIZE = 2**63 - 1
+MAX_REQUEST_BYTES = 2**20
+SIZE_TYPE = "text/x.tlog.size"
+TEXT_TYPE = "text/plain; charset=utf-8"
+
+OK, BAD_REQUEST, FORBIDDEN, NOT_FOUND, CONFLICT, UNPROCESSABLE = 200, 400, 403, 404, 409, 422
+
+_OLD = re.compile(r"old (0|[1-9][0-9]{0,18})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddCheckpoint:
+    """What a witness is asked: to cosign a checkpoint that continues the tree of size `old`."""
+
+    old: int
+    proof: tuple[bytes, ...]
+    """Consistency proof (RFC 6962) from `old` to the checkpoint; empty from an empty tree."""
+    note: str
+    """The signed checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a witness answers."""
+
+    status: int
+    text: str
+    """Signature lines, the size it knows (409), or why not; ends in a newline."""
+
+    @property
+    def content_type(self) -> str:
+        """Media type of the text."""
+        return SIZE_TYPE if self.status == CONFLICT else TEXT_TYPE
+
+
+def encode_request(request: AddCheckpoint) -> str:
+    """Return the text of a request; also the file that is carried to a witness."""
+    lines = [f"old {request.old}", *(base64.b64encode(node).decode("ascii") for node in request.proof)]
+    return "\n".join(lines) + f"\n\n{request.note}"
+
+
+def parse_request(text: str) -> AddCheckpoint:
+    """
+    Read a request, without judging it.
+
+    Raises:
+        MalformedCheckpointError: it is none.
+    """
+    head, blank, note = text.partition("\n\n")
+    old, *lines = head.split("\n")
+    match = _OLD.fullmatch(old)
+    if match is None or not blank or len(lines) > MAX_PROOF or len(note) > MAX_NOTE_CHARACTERS:
+        raise MalformedCheckpointError(
+            "a witness is asked with `old SIZE`, at most 63 proof lines, an empty line and a checkpoint"
+        )
+    return AddCheckpoint(old=int(match[1]), proof=tuple(map(_parse_node, lines)), note=note)
+
+
+class Witness:
+    """
+    Judges requests by what the state remembers.
+
+    Args:
+        state: what was cosigned before.
+        signer: the witness's keys.
+        log_keys: keys of the logs it knows; a log may have several.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: WitnessState,
+        signer: Signer,
+        log_keys: Sequence[VerifierKey],
+        clock: Callable[[], float],
+    ) -> None:
+        self._state, self._signer, self._clock = state, signer, clock
+        self._log_keys = tuple(log_keys)
+
+    def add_checkpoint(self, text: str) -> Answer:
+        """
+        Cosign the checkpoint if it continues what was cosigned before; blocks on the disk.
+
+        Raises:
+            AuditUnavailableError: the state cannot be used; nothing was cosigned.
+        """
+        try:
+            request = parse_request(text)
+            origin = parse_note(request.note).text.partition("\n")[0]
+            checkpoint = parse_body(parse_note(request.note).text)
+        except MalformedCheckpointError as error:
+            return _refusal(BAD_REQUEST, str(error))
+        keys = [key for key in self._log_keys if key.name == origin]
+        if not keys:
+            return _refusal(NOT_FOUND, "this log is not known here")
+        if problem := _signature_problem(request.note, keys):
+            return _refusal(FORBIDDEN, problem)
+        if request.old > checkpoint.size or checkpoint.size > MAX_SIZE:
+            return _refusal(BAD_REQUEST, "the old size is larger than the checkpoint's, or that is too large")
+        with self._state.exclusive() as session:
+            # A crash inside this block: nothing was cosigned.  After it: the state knows a cosignature
+            # that nobody received; asked again, it answers 409 with that size, and then cosigns it anew.
+            return self._judge(session, request, checkpoint, text)
+
+    def checkpoints(self) -> dict[str, str]:
+        """
+        Return the newest cosigned checkpoint of each log, by origin.
+
+        Raises:
+            AuditUnavailableError: the state cannot be used.
+        """
+        with self._state.exclusive() as session:
+            heads = {origin: session.latest(origin) for origin in session.origins()}
+        return {origin: head.note for origin, head in heads.items() if head}
+
+    def _judge(self, session: Session, request: AddCheckpoint, new: Checkpoint, text: str) -> Answer:
+        known = session.latest(new.origin)
+        old_size, old_root = (known.size, known.root) if known else (0, EMPTY_ROOT)
+        now = int(self._clock())
+        if request.old != old_size:
+            return Answer(status=CONFLICT, text=f"{old_size}\n")
+        if problem := _consistency_problem(request, new, old_root):
+            session.refuse(new.origin, now, problem, text)
+            return _refusal(UNPROCESSABLE, problem)
+        body = parse_note(request.note).text
+        lines = signature_lines(body, self._signer.signers, time=now)
+        note = with_signatures(_only_from(request.note, self._log_keys), lines.splitlines(keepends=True))
+        session.save(new.origin, WitnessedHead(size=new.size, root=new.root, note=note))
+        return Answer(status=OK, text=lines)
+
+
+def _signature_problem(note: str, keys: Sequence[VerifierKey]) -> str | None:
+    """Say why no key of the log vouches for the note: one must, and none may have signed wrongly."""
+    present = {(line.name, line.key_id) for line in parse_note(note).signatures}
+    signed = [key for key in keys if (key.name, key.key_id) in present]
+    if not signed:
+        return "the checkpoint is not signed by a key of this log that is known here"
+    try:
+        verify_checkpoint(note, *signed)
+    except (AuditVerificationError, MalformedCheckpointError) as error:
+        return str(error)
+    return None
+
+
+def _consistency_problem(request: AddCheckpoint, new: Checkpoint, old_root: bytes) -> str | None:
+    if new.size == 0 and new.root != EMPTY_ROOT:
+        return "an empty tree has another root"
+    if request.old == 0:
+        return "there is nothing to prove from an empty tree" if request.proof else None
+    try:
+        verify_consistency(
+            old_size=request.old,
+            new_size=new.size,
+            old_root=old_root,
+            new_root=new.root,
+            proof=request.proof,
+        )
+    except AuditVerificationError as error:
+        return str(error)
+    return None
+
+
+def _only_from(note: str, keys: Sequence[VerifierKey]) -> str:
+    """Return the note with the signatures of these keys alone: strangers' lines are not ours to keep."""
+    text, _, block = note.rpartition("\n\n")
+    known = {(key.name, key.key_id) for key in keys}
+    lines = zip(parse_note(note).signatures, block.splitlines(keepends=True), strict=True)
+    kept = [line for signature, line in lines if (signature.name, signature.key_id) in known]
+    return f"{text}\n\n{''.join(kept)}"
+
+
+def _refusal(status: int, reason: str) -> Answer:
+    return Answer(status=status, text=f"{reason}\n")
+
+
+def _parse_node(line: str) -> bytes:
+    try:
+        node = base64.b64decode(line, validate=True)
+    except ValueError:
+        node = b""
+    if len(node) != HASH_BYTES or base64.b64encode(node).decode("ascii") != line:
+        raise MalformedCheckpointError("a proof has one base64 SHA-256 hash per line")
+    return node

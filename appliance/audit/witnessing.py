@@ -1,0 +1,338 @@
+"""
+The log's side of witnessing: has checkpoints cosigned, and knows how far.
+
+`cosign` turns one answer of a witness into a kept statement, whether it came over HTTP or by file.
+`Witnessing` is a task beside the log that asks every witness with a URL, now and then.  It only
+reads what is stored, so a witness that is slow, gone or hostile costs the log nothing.  Fails open:
+requests are served without cosignatures; how old the newest is can be seen, and alerted on.
+
+It is longer than other files because both ways, by network and by file, rest on the same few checks.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from appliance.audit.checkpoint import (
+    Checkpoint,
+    VerifierKey,
+    parse_body,
+    parse_note,
+    verify_checkpoint,
+    verify_cosignatures,
+    with_signatures,
+)
+from appliance.audit.cosigned import Cosigned, CosignedCheckpoints, newest_by_witness
+from appliance.audit.merkle import CompactRange, consistency_proof_from
+from appliance.audit.store import AuditStore
+from appliance.audit.witness import CONFLICT, OK, AddCheckpoint, Answer, encode_request
+from appliance.audit.witness_home import load_cosigner_keys
+from appliance.errors import (
+    AuditError,
+    AuditUnavailableError,
+    AuditVerificationError,
+    ConfigurationError,
+    MalformedCheckpointError,
+)
+from appliance.settings import AuditSettings
+
+PAGE = 1000
+RAREST_ROUNDS = 64
+"""A witness that keeps failing is asked again at least every so many rounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownWitness:
+    """A witness this log asks."""
+
+    name: str
+    keys: tuple[VerifierKey, ...]
+    url: str | None
+    """Base URL; None where cosignatures are carried by file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessLevel:
+    """How far the log is witnessed, for metrics and people."""
+
+    known: int
+    """Witnesses in the settings."""
+    cosigned: int
+    """Those that have cosigned any checkpoint of this log."""
+    size: int
+    """Entries the newest cosignature covers; 0 for none."""
+    time: int
+    """When it was given, in seconds since the epoch by the witness's clock; 0 for never."""
+
+    @property
+    def name(self) -> str:
+        """`WITNESSED` or `UNWITNESSED`."""
+        return "WITNESSED" if self.cosigned else "UNWITNESSED"
+
+
+def load_witnesses(settings: AuditSettings) -> tuple[KnownWitness, ...]:
+    """
+    Return the witnesses in the settings, with their keys.
+
+    Raises:
+        AuditKeyError: a key is malformed or not that of a witness of this name.
+        ConfigurationError: a file cannot be read, or a name appears twice.
+    """
+    known = tuple(
+        KnownWitness(name=entry.name, keys=load_cosigner_keys(entry.name, entry.key), url=entry.url)
+        for entry in settings.witnesses
+    )
+    if len({witness.name for witness in known}) < len(known):
+        raise ConfigurationError("audit.witnesses names a witness twice: each has one name of its own")
+    return known
+
+
+def level_of(witnesses: Sequence[KnownWitness], statements: Sequence[Cosigned]) -> WitnessLevel:
+    """Return how far the log is witnessed; statements of witnesses not known any more do not count."""
+    names = {witness.name for witness in witnesses}
+    newest_of = newest_by_witness(statements)
+    counted = [statement for name, statement in newest_of.items() if name in names]
+    newest = max(counted, key=lambda statement: (statement.size, statement.time), default=None)
+    return WitnessLevel(
+        known=len(names),
+        cosigned=len(counted),
+        size=newest.size if newest else 0,
+        time=newest.time if newest else 0,
+    )
+
+
+def make_request(store: AuditStore, old: int) -> AddCheckpoint:
+    """
+    Return what asks a witness that stands at size `old` to cosign the latest checkpoint; blocks.
+
+    Raises:
+        AuditUnavailableError: the log cannot be read.
+        AuditVerificationError: there is no checkpoint, it is older than `old`, or the log is damaged.
+    """
+    checkpoint, note = latest_checkpoint(store)
+    return _Growth().request(store, checkpoint, note, old)
+
+
+def latest_checkpoint(store: AuditStore) -> tuple[Checkpoint, str]:
+    """
+    Return the latest checkpoint and its note.
+
+    Raises:
+        AuditUnavailableError: the log cannot be read.
+        AuditVerificationError: nothing was signed yet.
+    """
+    stored = store.latest_checkpoint()
+    if stored is None:
+        raise AuditVerificationError("nothing was signed yet; wait for the first checkpoint")
+    return parse_body(parse_note(stored.note).text), stored.note
+
+
+def cosign(note: str, witness: KnownWitness, lines: str = "") -> Cosigned:
+    """
+    Return what the witness stated about the checkpoint in `note`, with the signature lines it answered.
+
+    Raises:
+        AuditVerificationError: it is not cosigned by every key of this witness.
+        MalformedCheckpointError: the lines are no signature lines.
+    """
+    candidate = f"{note}{lines}"
+    statements = verify_cosignatures(candidate, witness.keys)
+    if len(statements) < len(witness.keys):
+        raise AuditVerificationError(
+            f"the checkpoint is not cosigned by {witness.name} with the keys in the settings"
+        )
+    checkpoint = parse_body(parse_note(candidate).text)
+    known = {(key.name, key.key_id) for key in witness.keys}
+    # Lines of others that came along are not taken over: nobody has checked them.
+    added = [
+        line
+        for signature, line in zip(
+            parse_note(candidate).signatures,
+            candidate.rpartition("\n\n")[2].splitlines(keepends=True),
+            strict=True,
+        )
+        if (signature.name, signature.key_id) in known
+    ]
+    return Cosigned(
+        witness=witness.name,
+        size=checkpoint.size,
+        time=min(statement.time for statement in statements),
+        note=with_signatures(note, added),
+    )
+
+
+def import_cosigned(
+    store: AuditStore, note: str, witnesses: Sequence[KnownWitness], log_keys: Sequence[VerifierKey]
+) -> list[Cosigned]:
+    """
+    Return what known witnesses state in a checkpoint that was carried back; blocks.
+
+    Raises:
+        AuditVerificationError: it is not this log's, or no known witness cosigned it.
+        MalformedCheckpointError: it is no checkpoint.
+        AuditUnavailableError: the log cannot be read.
+    """
+    checkpoint = verify_checkpoint(note, *log_keys)
+    tree = _tree_of(store, checkpoint.size)
+    if (tree.size, tree.root()) != (checkpoint.size, checkpoint.root):
+        raise AuditVerificationError(
+            f"the checkpoint of {checkpoint.size} entries is not of this log as it is now: keep the file, "
+            "it proves that the log was changed or cut"
+        )
+    signed = {signature.name for signature in parse_note(note).signatures}
+    found = [cosign(note, witness) for witness in witnesses if witness.name in signed]
+    if not found:
+        raise AuditVerificationError("no witness in the settings (audit.witnesses) cosigned this checkpoint")
+    return found
+
+
+class _Growth:
+    """The tree at the size a witness knows, so that the next proof reads only what came after."""
+
+    def __init__(self) -> None:
+        self._tree = CompactRange()
+        self._grown = self._tree
+
+    def request(self, store: AuditStore, checkpoint: Checkpoint, note: str, old: int) -> AddCheckpoint:
+        """As `make_request`, for this checkpoint."""
+        if old > checkpoint.size:
+            raise AuditVerificationError(
+                f"the witness has cosigned {old} entries and this log signed {checkpoint.size}: it was "
+                "rolled back, or another log has its name and key"
+            )
+        if self._tree.size != old:
+            self._tree = _tree_of(store, old)
+        newer: list[bytes] = []
+        if old:
+            self._grown = self._tree.copy()
+            for start in range(old, checkpoint.size, PAGE):
+                newer += (leaf.leaf_hash for leaf in store.leaves(start, min(start + PAGE, checkpoint.size)))
+            for leaf_hash in newer:
+                self._grown.append(leaf_hash)
+        else:
+            self._grown = _tree_of(store, checkpoint.size)
+        if (self._grown.size, self._grown.root()) != (checkpoint.size, checkpoint.root):
+            raise AuditVerificationError(
+                f"the entries are not those of the checkpoint of {checkpoint.size}: the database is damaged"
+            )
+        proof = consistency_proof_from(self._tree, newer) if newer else []
+        return AddCheckpoint(old=old, proof=tuple(proof), note=note)
+
+    def accept(self) -> None:
+        """Note that the witness now stands where the last request asked it to."""
+        self._tree = self._grown
+
+
+def _tree_of(store: AuditStore, size: int) -> CompactRange:
+    tree = CompactRange()
+    for leaf_hash in store.leaf_hashes(size):
+        tree.append(leaf_hash)
+    return tree
+
+
+class Courier(Protocol):
+    """Brings a request to a witness and its answer back."""
+
+    async def add_checkpoint(self, url: str, text: str) -> Answer:
+        """Return what it answered; raises AuditUnavailableError when it cannot be reached."""
+        ...
+
+
+class Witnessing:
+    """
+    The task that asks the witnesses.
+
+    Args:
+        store: the log; only read, from other threads than the event loop's.
+        kept: where statements are kept.
+        witnesses: all in the settings; only those with a URL are asked.
+        courier: HTTP.
+        seconds: from one round to the next.
+        report: told name and problem of a witness when its problem changes; None: it has none any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: AuditStore,
+        kept: CosignedCheckpoints,
+        witnesses: Sequence[KnownWitness],
+        courier: Courier,
+        seconds: float,
+        report: Callable[[str, str | None], None],
+    ) -> None:
+        self._store, self._kept, self._courier = store, kept, courier
+        self._witnesses, self._seconds, self._report = tuple(witnesses), seconds, report
+        self._growth = {witness.name: _Growth() for witness in witnesses}
+        self._size: dict[str, int] | None = None
+        """Size each witness is believed to stand at; what it says itself decides."""
+        self._problems: dict[str, str | None] = {}
+        self._failures: dict[str, int] = {}
+        self._rounds = 0
+        self.level = level_of(self._witnesses, ())
+        """How far the log is witnessed, as of the last round."""
+
+    async def run(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Ask every witness again and again, until cancelled."""
+        while True:
+            await self.round()
+            await pause(self._seconds)
+
+    async def round(self) -> None:
+        """Ask every witness that has a URL once; what fails is reported, and tried again later."""
+        try:
+            if self._size is None:
+                statements = await asyncio.to_thread(self._kept.all)
+                self._size = {name: known.size for name, known in newest_by_witness(statements).items()}
+            due = [witness for witness in self._witnesses if witness.url and self._is_due(witness.name)]
+            self._rounds += 1
+            await asyncio.gather(*(self._ask_and_report(witness) for witness in due))
+            statements = await asyncio.to_thread(self._kept.all)
+        except AuditUnavailableError:
+            return  # the log itself has the same trouble, and says so
+        self.level = level_of(self._witnesses, statements)
+
+    def _is_due(self, name: str) -> bool:
+        """Whether to ask it in this round; the more often it failed in a row, the rarer."""
+        every = min(1 << self._failures.get(name, 0), RAREST_ROUNDS)
+        return self._rounds % every == 0
+
+    async def _ask_and_report(self, witness: KnownWitness) -> None:
+        try:
+            await self._ask(witness)
+            problem = None
+        except AuditError as error:
+            problem = str(error)
+        if self._problems.get(witness.name) != problem:
+            self._report(witness.name, problem)
+        self._problems[witness.name] = problem
+        self._failures[witness.name] = self._failures.get(witness.name, 0) + 1 if problem else 0
+
+    async def _ask(self, witness: KnownWitness) -> None:
+        """Ask once, and once more if it stands elsewhere than was believed."""
+        sizes = self._size if self._size is not None else {}
+        answer, note = await self._try(witness, sizes.get(witness.name, 0))
+        if answer.status == CONFLICT:
+            answer, note = await self._try(witness, _parse_size(answer.text))
+        if answer.status != OK:
+            raise AuditVerificationError(f"{witness.name} answered {answer.status}: {answer.text.strip()}")
+        statement = cosign(note, witness, answer.text)
+        self._growth[witness.name].accept()
+        sizes[witness.name] = statement.size
+        await asyncio.to_thread(self._kept.save, statement)
+
+    async def _try(self, witness: KnownWitness, old: int) -> tuple[Answer, str]:
+        def request() -> AddCheckpoint:
+            checkpoint, note = latest_checkpoint(self._store)
+            return self._growth[witness.name].request(self._store, checkpoint, note, old)
+
+        made = await asyncio.to_thread(request)
+        return await self._courier.add_checkpoint(witness.url or "", encode_request(made)), made.note
+
+
+def _parse_size(text: str) -> int:
+    size = text.removesuffix("\n")
+    if not size.isascii() or not size.isdecimal() or len(size) > len(str(2**63)):
+        raise MalformedCheckpointError("the witness did not say at which size it stands")
+    return int(size)

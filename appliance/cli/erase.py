@@ -1,0 +1,284 @@
+"""
+`appliance audit erase | prune | hold | release | holds | open | check`: content that was kept.
+
+A running gateway erases, because only it knows what is being sealed at that moment; the commands
+ask it.  `open` and `check` read the database and the keys of this machine themselves, so that no
+gateway ever answers with somebody's content, and they say so in the log first.  All fail closed.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from appliance.audit.content import Part, commit, commit_under, open_sealed, place, unwrap
+from appliance.audit.entry import format_time
+from appliance.audit.payload_keys import DAY_MS, PayloadKeys, Purpose, load_master_key
+from appliance.audit.payloads import Payload, SqlPayloadStore
+from appliance.audit.store import AuditStore
+from appliance.cli.admin import open_admin
+from appliance.cli.audit import open_reader
+from appliance.cli.options import ConfigOption, DataOption, UrlOption, settings_from
+from appliance.cli.reading import PurposeOption, RecorderOption
+from appliance.errors import AuditVerificationError, ConfigurationError
+from appliance.installation import locate, write_private
+from appliance.settings import Settings
+
+PATIENCE_SECONDS = 600.0
+"""A large erasure takes its time, and a gateway that was left alone with it finishes it."""
+
+TenantOption = Annotated[str, typer.Option("--tenant", help="Name of the tenant.")]
+BeforeOption = Annotated[
+    str | None, typer.Option("--before", help="Of requests before this time (RFC 3339) or date (UTC).")
+]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; goes into the audit log.")]
+
+
+def erase(
+    tenant: TenantOption,
+    basis: Annotated[str, typer.Option("--basis", help="Duty or request it answers; goes into the log.")],
+    before: BeforeOption = None,
+    request: Annotated[
+        list[str] | None, typer.Option("--request", help="Id of a request; can be given again.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Erase kept content for good: of some requests, from before a time, or all of a tenant."""
+    settings = settings_from(config, data)
+    what = f"{len(request)} requests" if request else f"requests before {before}" if before else "everything"
+    if not yes:
+        typer.confirm(f"Erase what is kept of {tenant}: {what}? It cannot be undone", abort=True, err=True)
+    body: dict[str, Any] = {"tenant": tenant, "basis": basis}
+    if request:
+        body["requests"] = request
+    if before:
+        body["before"] = before
+    _show_erased(_ask(settings, url, "POST", "audit/erasures", body))
+
+
+def prune(
+    before: BeforeOption = None,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Erase all tenants' content from before a time; by default `audit.payload_retention_days` ago."""
+    settings = settings_from(config, data)
+    days = settings.audit.payload_retention_days
+    if before is None:
+        if days is None:
+            message = "say --before TIME, or set audit.payload_retention_days"
+            raise ConfigurationError(message)
+        now_ms = int(time.time() * 1000)  # noqa: TID251 - a command is a composition root
+        before = format_time(now_ms - days * DAY_MS)
+    erased = _ask(settings, url, "POST", "audit/prunes", {"before": before})["erased"]
+    for each in erased:
+        _show_erased(each)
+    if not erased:
+        typer.echo(f"nothing is kept from before {before} that may be erased")
+
+
+def hold(
+    tenant: TenantOption,
+    reason: ReasonOption,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Place a legal hold: nothing of the tenant is erased or pruned until it is released."""
+    body = {"tenant": tenant, "reason": reason}
+    index = _ask(settings_from(config, data), url, "POST", "audit/holds", body)["index"]
+    typer.echo(f"{tenant} is under a legal hold (entry {index})")
+
+
+def release(
+    tenant: TenantOption,
+    reason: ReasonOption,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Release a legal hold."""
+    body = {"tenant": tenant, "reason": reason}
+    index = _ask(settings_from(config, data), url, "POST", "audit/holds/releases", body)["index"]
+    typer.echo(f"{tenant} is under no legal hold any more (entry {index})")
+
+
+def holds(url: UrlOption = None, config: ConfigOption = None, data: DataOption = None) -> None:
+    """List the tenants under a legal hold."""
+    for tenant, reason in _ask(settings_from(config, data), url, "GET", "audit/holds", None)["holds"].items():
+        typer.echo(f"{tenant}\t{reason}")
+
+
+def open_content(
+    request_id: Annotated[str, typer.Argument(help="Id of the request, as entries name it.")],
+    part: Annotated[Part | None, typer.Option("--part", help="Only this part; default: both.")] = None,
+    keys: Annotated[
+        Path | None, typer.Option("--keys", help="Also write the data keys, for `verify --payload-keys`.")
+    ] = None,
+    purpose: PurposeOption = "",
+    url: RecorderOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Decrypt what was kept of one request, checked against the log; the log says so first."""
+    settings = settings_from(config, data)
+    wanted = [part] if part else [*Part]
+    opened: dict[str, str] = {}
+    with (
+        open_reader(settings, url, purpose, unrecorded=False) as reader,
+        closing(SqlPayloadStore(locate(settings).database_url)) as store,
+    ):
+        named = _named(reader.store, request_id, "payload_digest")
+        for each in wanted:
+            if each not in named:
+                typer.echo(f"{each}: nothing was kept", err=True)
+                continue
+            index, entry = named[each]
+            payload = store.get(request_id, each)
+            if payload is None:
+                typer.echo(f"{each}: erased", err=True)
+                continue
+            reader.record("open", index, index + 1)
+            data_key = _data_key(settings, payload)
+            content = open_sealed(
+                payload.sealed.blob,
+                place(settings.audit.origin, request_id, each),
+                data_key,
+                digest=entry["payload_digest"],
+                commitment=entry["payload_commitment"],
+            )
+            opened[f"{request_id}/{each}"] = base64.b64encode(data_key).decode()
+            typer.echo(f"{each}: {len(content)} bytes, as the log names them in entry {index}", err=True)
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
+    if keys is not None:
+        write_private(keys, json.dumps(opened, indent=2) + "\n")
+
+
+def check(
+    request_id: Annotated[str, typer.Argument(help="Id of the request, as entries name it.")],
+    file: Annotated[Path, typer.Argument(help="What it is said to have been, byte for byte.")],
+    part: Annotated[Part, typer.Option("--part", help="Body or answer.")] = Part.REQUEST,
+    purpose: PurposeOption = "",
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Say whether a file is the body or the answer that the log commits to; the log says so first."""
+    settings = settings_from(config, data)
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        message = f"cannot read {file}: {error.strerror}"
+        raise ConfigurationError(message) from error
+    where = place(settings.audit.origin, request_id, part)
+    with (
+        open_reader(settings, url, purpose, unrecorded=False) as reader,
+        closing(SqlPayloadStore(locate(settings).database_url)) as store,
+    ):
+        named = _named(reader.store, request_id, "payload_commitment")
+        if part not in named:
+            message = f"the log commits to no {part} of request {request_id}"
+            raise ConfigurationError(message)
+        index, entry = named[part]
+        reader.record("check", index, index + 1)
+        if "payload_digest" in entry:
+            payload = store.get(request_id, part)
+            if payload is None:
+                message = f"the {part} of request {request_id} was erased, and its key with it"
+                raise ConfigurationError(message)
+            found = commit_under(_data_key(settings, payload), where, content)
+        else:
+            found = commit(_tenant_key(settings, entry["payload_key"], Purpose.COMMITMENT), where, content)
+    if found != entry["payload_commitment"]:
+        message = f"{file} is not the {part} that entry {index} commits to"
+        raise AuditVerificationError(message)
+    typer.echo(f"{file} is the {part} that entry {index} commits to")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "erase": erase,
+    "prune": prune,
+    "hold": hold,
+    "release": release,
+    "holds": holds,
+    "open": open_content,
+    "check": check,
+}
+"""By name below `appliance audit`."""
+
+
+def _named(store: AuditStore, request_id: str, field: str) -> dict[Part, tuple[int, dict[str, Any]]]:
+    """
+    The parts of a request whose entries have a field, with index and entry.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
+    named = {}
+    for leaf in store.leaf_by_request(request_id):
+        entry = json.loads(leaf.leaf)
+        if field in entry:
+            named[Part.REQUEST if leaf.type == "request.intent" else Part.RESPONSE] = (leaf.index, entry)
+    if not named:
+        message = f"the log names no such content of request {request_id}"
+        raise ConfigurationError(message)
+    return named
+
+
+def _data_key(settings: Settings, payload: Payload) -> bytes:
+    """The key of one payload; raises as `_tenant_key` does."""
+    return unwrap(payload.sealed.wrapped_key, _tenant_key(settings, payload.key_id, Purpose.WRAPPING))
+
+
+def _tenant_key(settings: Settings, key_id: str, purpose: Purpose) -> bytes:
+    """
+    A tenant's key.
+
+    Raises:
+        ConfigurationError: it was destroyed, or is not on this machine.
+        AuditKeyError: the keys cannot be read.
+    """
+    directory = settings.audit.payload_keys_directory or locate(settings).payload_keys
+    master = settings.audit.payload_master_key_file
+    keys = PayloadKeys(
+        directory,
+        master_key=load_master_key(master) if master else None,
+        key_days=settings.audit.payload_rotation_days,
+        clock=time.time,  # noqa: TID251 - a command is a composition root
+        random_bytes=os.urandom,
+    )
+    name = keys.find(key_id, purpose)
+    if name is None:
+        message = f"the key {key_id} is not in {directory}: it was destroyed, or is on another machine"
+        raise ConfigurationError(message)
+    return keys.read(name).key
+
+
+def _show_erased(erased: dict[str, Any]) -> None:
+    typer.echo(
+        f"{erased['tenant']}: {erased['payloads']} payloads erased, {len(erased['keys'])} keys destroyed, "
+        f"entries {', '.join(map(str, erased['entries'])) or 'none'}"
+    )
+
+
+def _ask(
+    settings: Settings, url: str | None, method: str, path: str, body: dict[str, Any] | None
+) -> dict[str, Any]:
+    async def ask() -> dict[str, Any]:
+        async with open_admin(settings, url, timeout_seconds=PATIENCE_SECONDS) as gateway:
+            return await gateway.request(method, path, body)
+
+    return asyncio.run(ask())

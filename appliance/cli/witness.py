@@ -1,0 +1,196 @@
+"""
+`appliance audit witness`: be a witness of logs, or have this log witnessed.
+
+`init`, `key`, `serve` and `cosign` are for the witness's machine and take its directory; `export-head`,
+`import` and `status` are for the log's.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from appliance.audit.cosigned import CosignedCheckpoints, newest_by_witness
+from appliance.audit.keys import load_signing_key
+from appliance.audit.store import SqlAuditStore
+from appliance.audit.witness import CONFLICT, MAX_REQUEST_BYTES, OK, Witness, encode_request, parse_request
+from appliance.audit.witness_home import WitnessHome, load_verifier_keys
+from appliance.audit.witness_server import serving
+from appliance.audit.witnessing import import_cosigned, level_of, load_witnesses, make_request
+from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.errors import AuditVerificationError, ConfigurationError
+from appliance.installation import locate
+from appliance.settings import Settings
+
+commands = typer.Typer(help="Be a witness of logs, or have this log witnessed.", no_args_is_help=True)
+
+HomeArgument = Annotated[Path, typer.Argument(help="Directory of the witness.")]
+FileArgument = Annotated[Path, typer.Argument(help="File that is carried between log and witness.")]
+
+
+@commands.command()
+def init(
+    directory: HomeArgument,
+    name: Annotated[str, typer.Option("--name", help="What it signs as, such as auditor.example/witness.")],
+    log: Annotated[list[str], typer.Option("--log", help="Key of a log, or a file of keys; repeatable.")],
+    post_quantum: Annotated[bool, typer.Option("--post-quantum", help="Cosign with ML-DSA-44, too.")] = False,  # noqa: FBT002 - a flag of the command line
+) -> None:
+    """Make a witness on this machine and print its public keys, for operators and auditors."""
+    keys = [key for text in log for key in load_verifier_keys(text)]
+    typer.echo(WitnessHome(directory=directory).create(name, keys, post_quantum=post_quantum).vkey)
+
+
+@commands.command()
+def key(directory: HomeArgument) -> None:
+    """Print the public keys of a witness."""
+    typer.echo(WitnessHome(directory=directory).signer().vkey)
+
+
+@commands.command()
+def serve(
+    directory: HomeArgument,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 picks one.")] = 8090,
+) -> None:
+    """Cosign over HTTP until stopped."""
+    home = WitnessHome(directory=directory)
+    name = home.signer().name
+    asyncio.run(_serve(_open(home), name, host, port))
+
+
+@commands.command()
+def cosign(directory: HomeArgument, file: FileArgument) -> None:
+    """Cosign the head in a file from `export-head`, and write the result into the same file."""
+    text = _read(file)
+    parse_request(text)  # a file of another kind is an error of its own, not a refusal
+    answer = _open(WitnessHome(directory=directory)).add_checkpoint(text)
+    if answer.status == CONFLICT:
+        raise AuditVerificationError(
+            f"this witness stands at {answer.text.strip()} entries: on the log's machine run `appliance "
+            f"audit witness export-head FILE --from {answer.text.strip()}` and carry that file here"
+        )
+    if answer.status != OK:
+        raise AuditVerificationError(f"not cosigned: {answer.text.strip()}")
+    _write(file, f"{parse_request(text).note}{answer.text}")
+    typer.echo(f"cosigned; carry {file} back and run `appliance audit witness import {file.name}`")
+
+
+@commands.command(name="export-head")
+def export_head(
+    file: FileArgument,
+    witness: Annotated[
+        str | None, typer.Option("--witness", help="Whom it is for; needed with several.")
+    ] = None,
+    start: Annotated[
+        int | None, typer.Option("--from", min=0, help="Size the witness stands at, if it said so.")
+    ] = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Write the newest checkpoint, and the proof that it continues the last one that was cosigned."""
+    settings = settings_from(config, data)
+    name = witness or _only_witness(settings)
+    with _open_log(settings) as (store, kept):
+        if start is None:
+            known = newest_by_witness(kept.all()).get(name or "")
+            start = known.size if known else 0
+        request = make_request(store, start)
+    _write(file, encode_request(request))
+    typer.echo(f"wrote the newest head and its proof from size {start} to {file}")
+
+
+@commands.command(name="import")
+def import_(file: FileArgument, config: ConfigOption = None, data: DataOption = None) -> None:
+    """Take over the cosignatures in a file that came back from a witness."""
+    settings = settings_from(config, data)
+    signer = load_signing_key(locate(settings).signing_key, settings.audit.origin)
+    with _open_log(settings) as (store, kept):
+        for cosigned in import_cosigned(
+            store, _read(file), load_witnesses(settings.audit), (signer.verifier_key,)
+        ):
+            kept.save(cosigned)
+            typer.echo(f"{cosigned.witness} cosigned {cosigned.size} entries at {_time(cosigned.time)}")
+
+
+@commands.command()
+def status(config: ConfigOption = None, data: DataOption = None) -> None:
+    """Print how far the log is witnessed, and by whom."""
+    settings = settings_from(config, data)
+    witnesses = load_witnesses(settings.audit)
+    with _open_log(settings) as (store, kept):
+        statements, size = newest_by_witness(kept.all()), store.head().size
+    level = level_of(witnesses, list(statements.values()))
+    if not level.cosigned:
+        typer.echo(f"UNWITNESSED (0 of {level.known})")
+    else:
+        newest = f"{level.cosigned} of {level.known}, {_time(level.time)}"
+        typer.echo(f"WITNESSED ({newest}): {level.size} of {size} entries")
+    for witness in witnesses:
+        known = statements.get(witness.name)
+        seen = f"{known.size} entries at {_time(known.time)}" if known else "nothing yet"
+        typer.echo(f"{witness.name:<32} {witness.url or 'by file':<32} {seen}")
+
+
+async def _serve(witness: Witness, name: str, host: str, port: int) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serving(witness, host, port) as url:
+        typer.echo(f"witness {name} cosigns at {url}")
+        await stop.wait()
+
+
+def _open(home: WitnessHome) -> Witness:
+    return home.open(time.time)  # noqa: TID251 - a command is a composition root
+
+
+@contextmanager
+def _open_log(settings: Settings) -> Iterator[tuple[SqlAuditStore, CosignedCheckpoints]]:
+    installation = locate(settings)
+    if settings.audit.database_url is None and not (installation.directory / "audit.db").exists():
+        message = f"there is no audit log in {installation.directory}: name its directory with --data"
+        raise ConfigurationError(message)
+    store = SqlAuditStore(installation.database_url)
+    try:
+        yield store, CosignedCheckpoints.beside(store)
+    finally:
+        store.close()
+
+
+def _only_witness(settings: Settings) -> str | None:
+    names = [witness.name for witness in settings.audit.witnesses]
+    if len(names) > 1:
+        message = f"say with --witness whom the file is for: {', '.join(names)}"
+        raise ConfigurationError(message)
+    return names[0] if names else None
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(MAX_REQUEST_BYTES + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read {file}: {error}"
+        raise ConfigurationError(message) from error
+
+
+def _write(file: Path, text: str) -> None:
+    """Replace the file whole, or not at all."""
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(file)
+    except OSError as error:
+        message = f"cannot write {file}: {error.strerror}"
+        raise ConfigurationError(message) from error
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,137 @@
+"""
+Connections to PostgreSQL: the driver pg8000, with the gaps closed that a gateway would fall into.
+
+Every statement is bounded twice: by the server, and by the socket where the server does not answer
+at all.  After such a silence the connection is given up: the answer may still come, and would be
+taken for that of the next statement.  Fails closed: whatever goes wrong is a database error.
+"""
+
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pg8000  # type: ignore[import-untyped]
+from sqlalchemy import URL, Engine, create_engine, event
+
+from appliance.errors import ConfigurationError
+
+DRIVERS = ("postgresql", "postgresql+pg8000")
+OPTIONS = frozenset({"unix_sock", "password_file", "sslmode", "sslrootcert", "sslcert", "sslkey"})
+SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
+
+
+def open_postgresql(url: URL, *, busy_seconds: float) -> Engine:
+    """
+    An engine that connects when it is first used.
+
+    The URL's query may hold `unix_sock`, `password_file`, and libpq's `sslmode` with `sslrootcert`,
+    `sslcert` and `sslkey`.
+
+    Raises:
+        ConfigurationError: the URL asks for something else, or names a file that cannot be read.
+    """
+    arguments = _arguments(url, busy_seconds)
+
+    def connect() -> Any:  # noqa: ANN401 - the driver has no types
+        try:
+            return _Connection(**arguments)
+        except OSError as error:
+            raise pg8000.InterfaceError(f"network error: {error}") from error
+        except AttributeError as error:
+            if arguments["password"] is not None:
+                raise
+            # What the driver makes of a server that asks for a password where there is none.
+            raise pg8000.InterfaceError("the server asks for a password, and none was given") from error
+
+    engine = create_engine(url.set(drivername=DRIVERS[1], query={}), creator=connect, pool_pre_ping=True)
+    # One statement with many rows; the driver would send each by itself and wait for its answer.
+    engine.dialect.use_insertmanyvalues_wo_returning = True
+    _insist_on_durable_commits(engine)
+    return engine
+
+
+class _Connection(pg8000.Connection):  # type: ignore[misc]
+    """A connection whose silence is an error of the database, and that can always be closed."""
+
+    def handle_messages(self, context: Any) -> None:  # noqa: ANN401 - the driver has no types
+        try:
+            super().handle_messages(context)
+        except OSError as error:
+            raise pg8000.InterfaceError(f"network error: {error}") from error
+
+    def close(self) -> None:
+        # The server may be gone already; there is nobody to tell.
+        with suppress(pg8000.InterfaceError, OSError):
+            super().close()
+
+
+def _arguments(url: URL, busy_seconds: float) -> dict[str, Any]:
+    options = {name: value if isinstance(value, str) else value[-1] for name, value in url.query.items()}
+    if url.drivername not in DRIVERS:
+        raise ConfigurationError(f"the database URL names the driver {url.drivername}: use postgresql://")
+    if unknown := sorted(options.keys() - OPTIONS):
+        raise ConfigurationError(f"the database URL has an option {unknown[0]}, which is not known here")
+    if not url.username:
+        raise ConfigurationError("the database URL names no user: use postgresql://USER@HOST/DATABASE")
+    milliseconds = str(max(1, round(busy_seconds * 1000)))
+    return {
+        "user": url.username,
+        "password": _password(url, options.get("password_file")),
+        "host": url.host or "localhost",
+        "port": url.port or 5432,
+        "database": url.database,
+        "unix_sock": options.get("unix_sock"),
+        "ssl_context": False if "unix_sock" in options else _ssl_context(options),
+        # The server's own limit comes first where it can still answer, and says more.
+        "timeout": busy_seconds + 1,
+        "application_name": "appliance",
+        "startup_params": {
+            "statement_timeout": milliseconds,
+            "lock_timeout": milliseconds,
+            # Whoever is cut off in the middle of a transaction must not keep others from writing.
+            "idle_in_transaction_session_timeout": milliseconds,
+            "default_transaction_isolation": "read committed",
+        },
+    }
+
+
+def _password(url: URL, file: str | None) -> str | None:
+    if file is None:
+        return str(url.password) if url.password is not None else None
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the database password {file}: {error}") from error
+
+
+def _ssl_context(options: dict[str, str]) -> ssl.SSLContext | bool | None:
+    """What the driver takes: False never encrypts, None does if the server can."""
+    mode = options.get("sslmode", "prefer")
+    if mode not in SSL_MODES:
+        raise ConfigurationError(f"the database URL has sslmode={mode}: use one of {', '.join(SSL_MODES)}")
+    if mode in {"disable", "prefer"}:
+        return False if mode == "disable" else None
+    try:
+        context = ssl.create_default_context(cafile=options.get("sslrootcert"))
+        if "sslcert" in options:
+            context.load_cert_chain(options["sslcert"], options.get("sslkey"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot use the database's TLS files: {error}") from error
+    context.check_hostname = mode == "verify-full"
+    if mode == "require":
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _insist_on_durable_commits(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver has no types
+        cursor = connection.cursor()
+        # A stricter setting of the server's (remote_apply) is kept.
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'on', false)"
+            " WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+        )
+        cursor.close()
+        connection.commit()

@@ -1,0 +1,1 @@
+"""What the audit log can take, and what it costs a request."""

@@ -1,0 +1,207 @@
+"""
+What `strict` costs a request: a gateway with its audit log against one without, side by side.
+
+Both gateways run for the whole time in front of one upstream that answers at once; segments to the
+one and to the other alternate, and which comes first alternates too, so that whatever else the
+machine does falls on both.  Ratios are made within a round, and their median is reported.
+"""
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import uvloop
+
+from benchmarks.audit.figures import Times, markdown, times
+from benchmarks.gateway_overhead import upstream
+from demo.process import ApplianceProcess
+
+MOST_ADDED_MS = 0.7
+LEAST_RATIO = 0.75
+"""The goal: at most 0.7 ms more to the first token at p50, at most a quarter fewer requests."""
+STRICT, NONE = "strict", "none"
+BODY = {"model": "bench", "messages": [{"role": "user", "content": "x" * 400}]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """One line of the table: one kind of request at one concurrency."""
+
+    name: str
+    stream: bool
+    concurrency: int
+    rounds: int
+    none: Times
+    """To the first byte of the answer's body, without audit log."""
+    strict: Times
+    none_per_second: float
+    strict_per_second: float
+    ratio: float
+    """Requests per second with over without, median of the rounds."""
+
+    @property
+    def added_p50(self) -> float:
+        """Milliseconds the log adds to the first token in the middle."""
+        return self.strict.p50 - self.none.p50
+
+    @property
+    def added_p99(self) -> float:
+        """Likewise at the tail."""
+        return self.strict.p99 - self.none.p99
+
+    @property
+    def reaches_goal(self) -> bool:
+        """Whether both limits are kept."""
+        return self.added_p50 <= MOST_ADDED_MS and self.ratio >= LEAST_RATIO
+
+
+@dataclass(slots=True, kw_only=True)
+class Segments:
+    """What was measured of one gateway in one case."""
+
+    first_bytes: list[float]
+    """Seconds, each request."""
+    per_second: list[float]
+    """Requests per second, each round."""
+
+
+def measure(rounds: int, requests: int) -> list[Serving]:
+    """Start both gateways and measure every case."""
+    with upstream(0.0) as worker, _gateway(worker, NONE) as none, _gateway(worker, STRICT) as strict:
+        return uvloop.run(_measure({NONE: none, STRICT: strict}, rounds, requests))
+
+
+@contextmanager
+def _gateway(worker: str, audit: str) -> Iterator[ApplianceProcess]:
+    environment = {"APPLIANCE_POOL__URLS": json.dumps([worker]), "APPLIANCE_LOG__LEVEL": "warning"}
+    module = "appliance" if audit == STRICT else "benchmarks.audit.unaudited"
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="appliance-bench-"))
+        yield stack.enter_context(
+            ApplianceProcess("gateway", data=Path(scratch), environment=environment, module=module)
+        )
+
+
+async def _measure(gateways: dict[str, ApplianceProcess], rounds: int, requests: int) -> list[Serving]:
+    cases = [(stream, concurrency) for stream in (False, True) for concurrency in (1, 16)]
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        return [
+            await _case(session, gateways, rounds, requests, concurrency, stream=stream)
+            for stream, concurrency in cases
+        ]
+
+
+async def _case(
+    session: aiohttp.ClientSession,
+    gateways: dict[str, ApplianceProcess],
+    rounds: int,
+    requests: int,
+    concurrency: int,
+    *,
+    stream: bool,
+) -> Serving:
+    found = {name: Segments(first_bytes=[], per_second=[]) for name in gateways}
+    for gateway in gateways.values():
+        await _segment(session, gateway, requests // 4 + 1, concurrency, stream=stream)  # to warm up
+    for number in range(rounds):
+        for name in sorted(gateways, reverse=number % 2 == 1):
+            first_bytes, seconds = await _segment(
+                session, gateways[name], requests, concurrency, stream=stream
+            )
+            found[name].first_bytes += first_bytes
+            found[name].per_second.append(len(first_bytes) / seconds)
+    ratios = [
+        strict / none for strict, none in zip(found[STRICT].per_second, found[NONE].per_second, strict=True)
+    ]
+    return Serving(
+        name=f"{'stream' if stream else 'plain'}, {concurrency} at a time",
+        stream=stream,
+        concurrency=concurrency,
+        rounds=rounds,
+        none=times(found[NONE].first_bytes),
+        strict=times(found[STRICT].first_bytes),
+        none_per_second=statistics.median(found[NONE].per_second),
+        strict_per_second=statistics.median(found[STRICT].per_second),
+        ratio=statistics.median(ratios),
+    )
+
+
+async def _segment(
+    session: aiohttp.ClientSession,
+    gateway: ApplianceProcess,
+    requests: int,
+    concurrency: int,
+    *,
+    stream: bool,
+) -> tuple[list[float], float]:
+    """Seconds to the first byte of each answer's body, and seconds for all of them."""
+    data = json.dumps({**BODY, "stream": stream}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {gateway.key}"}
+    first_bytes: list[float] = []
+    left = iter(range(requests))
+
+    async def client() -> None:
+        for _ in left:
+            started = time.perf_counter()
+            async with session.post(
+                f"{gateway.url}/v1/chat/completions", data=data, headers=headers
+            ) as response:
+                content = await response.content.readany()
+                first_bytes.append(time.perf_counter() - started)
+                rest = await response.read()
+                if (
+                    response.status != 200
+                    or not content
+                    or not (content + rest).strip().endswith(_END[stream])
+                ):
+                    raise RuntimeError(f"{gateway.url} answered {response.status}: {content[:200]!r}")
+
+    started = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(concurrency)))
+    return first_bytes, time.perf_counter() - started
+
+
+_END = {False: b"}", True: b"data: [DONE]"}
+
+
+def table(lines: list[Serving]) -> str:
+    """The table of a report, in Markdown."""
+    columns = ["case", "first token without, p50 / p99 ms", "with `strict`", "added p50", "added p99"]
+    return markdown(
+        [*columns, "requests/s without", "with", "ratio", "goal"],
+        [
+            [
+                line.name,
+                f"{line.none.p50:.2f} / {line.none.p99:.2f}",
+                f"{line.strict.p50:.2f} / {line.strict.p99:.2f}",
+                f"{line.added_p50:+.2f}",
+                f"{line.added_p99:+.2f}",
+                f"{line.none_per_second:,.0f}",
+                f"{line.strict_per_second:,.0f}",
+                f"{line.ratio:.2f}",
+                "reached" if line.reaches_goal else "missed",
+            ]
+            for line in lines
+        ],
+    )
+
+
+def document(lines: list[Serving]) -> list[dict[str, Any]]:
+    """The same for a program."""
+    return [
+        {
+            **asdict(line),
+            "added_p50_ms": line.added_p50,
+            "added_p99_ms": line.added_p99,
+            "reaches_goal": line.reaches_goal,
+        }
+        for line in lines
+    ]

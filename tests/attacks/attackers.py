@@ -1,0 +1,182 @@
+"""
+The attacks of the catalogue, each a function of the same name.
+
+Each gets the past (see `tests.attacks.scene`), and leaves the log as an attacker would.
+"""
+
+import json
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from appliance.audit.checkpoint import parse_note, sign_note
+from appliance.audit.keys import Signer
+from appliance.audit.merkle import CompactRange, hash_leaf
+from tests.attacks.scene import Past
+from tests.audit_log import ORIGIN
+
+VICTIM = 3
+"""Index of the entry that is edited, moved or deleted."""
+
+
+def edit_a_leaf(past: Past) -> None:
+    past.scene.run("UPDATE audit_leaves SET leaf = :leaf WHERE idx = :idx", idx=VICTIM, leaf=_edited(past))
+
+
+def edit_a_leaf_and_its_hash(past: Past) -> None:
+    leaf = _edited(past)
+    statement = "UPDATE audit_leaves SET leaf = :leaf, leaf_hash = :leaf_hash WHERE idx = :idx"
+    past.scene.run(statement, idx=VICTIM, leaf=leaf, leaf_hash=hash_leaf(leaf))
+
+
+def swap_two_leaves(past: Past) -> None:
+    past.scene.run(
+        "UPDATE audit_leaves SET idx = -1 WHERE idx = :one",
+        "UPDATE audit_leaves SET idx = :one WHERE idx = :other",
+        "UPDATE audit_leaves SET idx = :other WHERE idx = -1",
+        one=VICTIM,
+        other=VICTIM + 1,
+    )
+
+
+def delete_from_the_middle(past: Past) -> None:
+    # In two steps, so that no index is taken twice on the way.
+    past.scene.run(
+        "DELETE FROM audit_leaves WHERE idx = :idx",
+        "UPDATE audit_leaves SET idx = -idx WHERE idx > :idx",
+        "UPDATE audit_leaves SET idx = -idx - 1 WHERE idx < 0",
+        idx=VICTIM,
+    )
+
+
+def delete_the_tail(past: Past) -> None:
+    past.scene.run("DELETE FROM audit_leaves WHERE idx >= :size", size=past.monday.size)
+
+
+def delete_the_tail_and_move_the_head_back(past: Past) -> None:
+    (head,) = past.monday.tables["audit_head"]
+    past.scene.run(
+        "DELETE FROM audit_leaves WHERE idx >= :size",
+        "DELETE FROM audit_checkpoints WHERE size > :size",
+        "UPDATE audit_head SET size = :size, root = :root, frontier = :frontier",
+        size=head["size"],
+        root=head["root"],
+        frontier=head["frontier"],
+    )
+
+
+def drop_the_triggers(past: Past) -> None:
+    past.scene.drop_triggers()
+
+
+def move_the_head(past: Past) -> None:
+    past.scene.run("UPDATE audit_head SET size = size - 1")
+
+
+def append_an_entry(past: Past) -> None:
+    tree = CompactRange()
+    for row in past.scene.rows("SELECT leaf_hash FROM audit_leaves ORDER BY idx"):
+        tree.append(row["leaf_hash"])
+    invented = {
+        "actor": "cli:root",
+        "id": "0" * 26,
+        "log": ORIGIN,
+        "operation": "tail",
+        "time": "2026-11-21T00:00:00.000Z",
+        "type": "audit.read",
+        "v": 1,
+    }
+    leaf = json.dumps(invented, separators=(",", ":")).encode()
+    index = tree.size
+    tree.append(hash_leaf(leaf))
+    past.scene.run(
+        "INSERT INTO audit_leaves (idx, leaf, leaf_hash, type) VALUES (:idx, :leaf, :leaf_hash, :type)",
+        "UPDATE audit_head SET size = :size, root = :root, frontier = :frontier",
+        idx=index,
+        leaf=leaf,
+        leaf_hash=hash_leaf(leaf),
+        type=invented["type"],
+        size=tree.size,
+        root=tree.root(),
+        frontier=b"".join(tree.subtrees),
+    )
+
+
+def forge_a_checkpoint(past: Past) -> None:
+    forger = Signer(ORIGIN, Ed25519PrivateKey.generate())
+    note = sign_note(parse_note(past.scene.checkpoint()).text, [forger])
+    past.scene.run(
+        "UPDATE audit_checkpoints SET note = :note WHERE size = :size", note=note, size=past.tuesday.size
+    )
+
+
+def edit_a_ciphertext(past: Past) -> None:
+    where, request_id = "WHERE request_id = :request_id", past.archived[0]
+    (row,) = past.scene.rows(f"SELECT ciphertext FROM audit_payloads {where}", request_id=request_id)
+    edited = bytes([row["ciphertext"][0] ^ 1]) + row["ciphertext"][1:]
+    past.scene.run(
+        f"UPDATE audit_payloads SET ciphertext = :edited {where}", edited=edited, request_id=request_id
+    )
+
+
+def delete_a_payload(past: Past) -> None:
+    past.scene.run("DELETE FROM audit_payloads WHERE request_id = :one", one=past.archived[0])
+
+
+def swap_two_wrapped_keys(past: Past) -> None:
+    one, other = past.archived
+    query = "SELECT wrapped_key FROM audit_payloads WHERE request_id = :name"
+    keys = [past.scene.rows(query, name=name)[0]["wrapped_key"] for name in (one, other)]
+    for name, key in ((one, keys[1]), (other, keys[0])):
+        past.scene.run(
+            "UPDATE audit_payloads SET wrapped_key = :key WHERE request_id = :name", key=key, name=name
+        )
+
+
+def restore_an_old_backup(past: Past) -> None:
+    past.scene.drop_triggers()  # whoever restores a file or a dump never meets them
+    past.scene.restore(past.monday)
+
+
+def restore_database_and_sealed_head(past: Past) -> None:
+    restore_an_old_backup(past)
+    past.scene.seal(past.monday)
+
+
+def delete_the_sealed_head(past: Past) -> None:
+    past.scene.installation.sealed_head.unlink()
+
+
+def replay_an_old_checkpoint(past: Past) -> None:
+    past.scene.run("DELETE FROM audit_checkpoints WHERE size > :size", size=past.monday.size)
+
+
+def rebuild_with_the_stolen_key(past: Past) -> None:
+    past.scene.restore(past.scene.elsewhere(None, *_INVENTED))
+
+
+def rebuild_everything(past: Past) -> None:
+    invented = past.scene.elsewhere(None, *_INVENTED)
+    past.scene.restore(invented)
+    past.scene.seal(invented)
+
+
+def show_two_histories(past: Past) -> None:
+    other = past.scene.elsewhere(past.monday, *_INVENTED)
+    past.scene.restore(other)
+    past.scene.seal(other)
+
+
+def rewrite_what_nobody_held(past: Past) -> None:
+    # Nobody but the operator has seen anything since Monday.
+    past.held, past.witness = past.held_on_monday, past.witness_of_monday
+    show_two_histories(past)
+
+
+_INVENTED = ("invented-1", "invented-2", "invented-3", "invented-4", "invented-5")
+"""More than was recorded, so that size alone gives nothing away."""
+
+
+def _edited(past: Past) -> bytes:
+    row = next(row for row in past.tuesday.tables["audit_leaves"] if row["idx"] == VICTIM)
+    assert b'"acme"' in row["leaf"]
+    return row["leaf"].replace(b'"acme"', b'"evil"')

@@ -1,0 +1,276 @@
+"""
+Every attack that is tried on the log, in plain words, and who must notice it.
+
+Tests run the attacks and compare what they find with what stands here; the page for auditors,
+docs/explanation/audit-attacks.md, is written from it.  So neither can promise what was not seen.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Observer(StrEnum):
+    """Who might notice, in the order in which they would."""
+
+    DATABASE = "The database"
+    RUNNING = "The gateway, at its next entry"
+    SELF_CHECK = "The gateway's scheduled check"
+    START = "The gateway, at its next start"
+    AUDITOR = "An auditor who has only the key"
+    OPENER = "An auditor who opens the archived content"
+    HELD = "An auditor who kept a checkpoint"
+    WITNESS = "A witness"
+
+
+class Loot(StrEnum):
+    """What the attacker holds."""
+
+    DATABASE = "database"
+    SEALED_HEAD = "sealed head"
+    SIGNING_KEY = "signing key"
+    EXPORT = "what the auditor is shown"
+
+
+REFUSED = "refuses the statement"
+FORK = "AuditForkError"
+ROLLBACK = "AuditRollbackError"
+DAMAGED = "AuditVerificationError"
+DAMAGE = "reports damage"
+NO_EXPORT = "no export can be made"
+INVALID = "invalid"
+DIVERGED = "diverged"
+NOT_COSIGNED = "does not cosign"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """One attack."""
+
+    name: str
+    """The function in `tests.attacks.attackers` that carries it out."""
+    title: str
+    what: str
+    """What is done and what for, in words for an auditor."""
+    loot: tuple[Loot, ...]
+    noticed: Mapping[Observer, str] = field(default_factory=dict)
+    """What each observer says; one who is not named notices nothing."""
+    remark: str = ""
+    """Why it is so, where that is not plain."""
+
+
+DATABASE_ONLY = (Loot.DATABASE,)
+ALTERED = {Observer.AUDITOR: INVALID, Observer.OPENER: INVALID, Observer.HELD: INVALID}
+GONE = {Observer.AUDITOR: NO_EXPORT, Observer.OPENER: NO_EXPORT, Observer.HELD: NO_EXPORT}
+EVERYTHING = (Loot.DATABASE, Loot.SEALED_HEAD, Loot.SIGNING_KEY)
+OUTSIDERS = {Observer.HELD: DIVERGED, Observer.WITNESS: NOT_COSIGNED}
+
+ATTACKS = (
+    Attack(
+        name="edit_a_leaf",
+        title="Edit an entry",
+        what="Another tenant's name is written into one entry.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.DATABASE: REFUSED, Observer.SELF_CHECK: DAMAGE, **ALTERED},
+        remark="The gateway checks the hashes of the entries, not their text; the verifier checks both.",
+    ),
+    Attack(
+        name="edit_a_leaf_and_its_hash",
+        title="Edit an entry and its hash",
+        what="As before, and the entry's stored hash is made to fit.",
+        loot=DATABASE_ONLY,
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.SELF_CHECK: DAMAGE,
+            Observer.START: ROLLBACK,
+            **ALTERED,
+        },
+    ),
+    Attack(
+        name="swap_two_leaves",
+        title="Swap two entries",
+        what="Two entries change places, so that something seems to have happened earlier.",
+        loot=DATABASE_ONLY,
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.SELF_CHECK: DAMAGE,
+            Observer.START: ROLLBACK,
+            **ALTERED,
+        },
+    ),
+    Attack(
+        name="delete_from_the_middle",
+        title="Delete an entry",
+        what="One entry is removed, and the later ones are moved up.",
+        loot=DATABASE_ONLY,
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.SELF_CHECK: DAMAGE,
+            Observer.START: ROLLBACK,
+            **GONE,
+        },
+    ),
+    Attack(
+        name="delete_the_tail",
+        title="Delete the newest entries",
+        what="The last entries are removed.",
+        loot=DATABASE_ONLY,
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.SELF_CHECK: DAMAGE,
+            Observer.START: ROLLBACK,
+            **GONE,
+        },
+    ),
+    Attack(
+        name="delete_the_tail_and_move_the_head_back",
+        title="Delete the newest entries and cover the traces",
+        what="The last entries are removed; the stored head and checkpoints are put back to what they were.",
+        loot=DATABASE_ONLY,
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.RUNNING: FORK,
+            Observer.SELF_CHECK: DAMAGE,
+            Observer.START: ROLLBACK,
+            **OUTSIDERS,
+        },
+        remark="What is left is a genuine older log. Only who knows of a newer head can tell.",
+    ),
+    Attack(
+        name="drop_the_triggers",
+        title="Drop the triggers",
+        what="The database's own protection is removed; nothing is altered yet.",
+        loot=DATABASE_ONLY,
+        remark="The triggers stop mistakes. Nothing that is proved here rests on them.",
+    ),
+    Attack(
+        name="move_the_head",
+        title="Edit the stored head",
+        what="The size and root that the gateway continues from are overwritten.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.RUNNING: FORK, Observer.START: DAMAGED},
+        remark="The entries and the signed checkpoint are untouched, so an export is still right.",
+    ),
+    Attack(
+        name="append_an_entry",
+        title="Add an entry",
+        what="An invented entry is appended, with hash and head computed as the gateway would.",
+        loot=DATABASE_ONLY,
+        remark="Several gateways may write one log, so an addition that is made as they make theirs looks "
+        "like one of them. The log proves what was recorded, not that it was true.",
+    ),
+    Attack(
+        name="forge_a_checkpoint",
+        title="Forge a checkpoint",
+        what="The newest checkpoint is replaced by one that another key signed.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.START: DAMAGED, **ALTERED, Observer.WITNESS: NOT_COSIGNED},
+    ),
+    Attack(
+        name="edit_a_ciphertext",
+        title="Edit archived content",
+        what="One byte of an encrypted prompt is changed.",
+        loot=DATABASE_ONLY,
+        noticed=ALTERED,
+        remark="The entry names the digest of what was encrypted.",
+    ),
+    Attack(
+        name="delete_a_payload",
+        title="Delete archived content",
+        what="An encrypted prompt is removed without an `erasure` entry that accounts for it.",
+        loot=DATABASE_ONLY,
+        noticed=ALTERED,
+    ),
+    Attack(
+        name="swap_two_wrapped_keys",
+        title="Swap the keys of two archived prompts",
+        what="Each prompt gets the other's data key, so that neither can be opened, or seems to be another.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.OPENER: INVALID},
+        remark="Data keys are not in the log, so that they can be destroyed. A prompt opens with its own key "
+        "in its own place, or not at all.",
+    ),
+    Attack(
+        name="restore_an_old_backup",
+        title="Restore an old backup",
+        what="The whole database is put back to last week's state.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.RUNNING: FORK, Observer.SELF_CHECK: DAMAGE, Observer.START: ROLLBACK, **OUTSIDERS},
+        remark="It may be an accident. The gateway knows better from its sealed head, which is not in "
+        "the database.",
+    ),
+    Attack(
+        name="restore_database_and_sealed_head",
+        title="Restore an old backup of the whole machine",
+        what="Database and sealed head are put back together.",
+        loot=(Loot.DATABASE, Loot.SEALED_HEAD),
+        noticed={Observer.RUNNING: FORK, Observer.SELF_CHECK: DAMAGE, **OUTSIDERS},
+        remark="Nothing on the machine remembers better. Keep the sealed head on another disk, and a "
+        "witness in another house.",
+    ),
+    Attack(
+        name="delete_the_sealed_head",
+        title="Delete the sealed head",
+        what="The file that remembers the last signed head is removed, perhaps to restore a backup next.",
+        loot=(Loot.SEALED_HEAD,),
+        noticed={Observer.START: ROLLBACK},
+    ),
+    Attack(
+        name="replay_an_old_checkpoint",
+        title="Show an old checkpoint",
+        what="The auditor is given the log as it was before the entries that matter.",
+        loot=(Loot.EXPORT,),
+        noticed=OUTSIDERS,
+        remark="It is a genuine older log, as above.",
+    ),
+    Attack(
+        name="rebuild_with_the_stolen_key",
+        title="Write a new history with the stolen key",
+        what="All entries are replaced by invented ones, and signed with the true key.",
+        loot=(Loot.DATABASE, Loot.SIGNING_KEY),
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.RUNNING: FORK,
+            Observer.SELF_CHECK: DAMAGE,
+            Observer.START: ROLLBACK,
+            **OUTSIDERS,
+        },
+    ),
+    Attack(
+        name="rebuild_everything",
+        title="Write a new history with the stolen key and seal it",
+        what="As before, and the sealed head is replaced too: the attacker is, in effect, the operator.",
+        loot=EVERYTHING,
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.RUNNING: FORK,
+            Observer.SELF_CHECK: DAMAGE,
+            **OUTSIDERS,
+        },
+        remark="**Once the gateway was stopped, only a checkpoint that somebody else held, or a witness, "
+        "shows it.** The forged log is valid by itself.",
+    ),
+    Attack(
+        name="show_two_histories",
+        title="Show two histories",
+        what="From one moment on there are two logs, both signed: each is shown to another auditor.",
+        loot=EVERYTHING,
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.RUNNING: FORK,
+            Observer.SELF_CHECK: DAMAGE,
+            **OUTSIDERS,
+        },
+        remark="Each auditor is shown a log that continues what that auditor saw before. They notice when "
+        "they compare checkpoints, which is what a witness does for them.",
+    ),
+    Attack(
+        name="rewrite_what_nobody_held",
+        title="Rewrite what is newer than any checkpoint held elsewhere",
+        what="What came after the last checkpoint that left the machine is replaced and signed anew.",
+        loot=EVERYTHING,
+        noticed={Observer.DATABASE: REFUSED, Observer.RUNNING: FORK, Observer.SELF_CHECK: DAMAGE},
+        remark="**Once the gateway was stopped, nobody can notice.** What can be rewritten is what was "
+        "recorded since the last checkpoint that somebody else holds: have heads witnessed often.",
+    ),
+)

@@ -1,0 +1,146 @@
+"""
+The page for auditors, docs/explanation/audit-attacks.md, written from the catalogue.
+"""
+
+from tests.attacks.catalogue import (
+    ATTACKS,
+    DAMAGE,
+    DAMAGED,
+    DIVERGED,
+    FORK,
+    INVALID,
+    NO_EXPORT,
+    NOT_COSIGNED,
+    REFUSED,
+    ROLLBACK,
+    Attack,
+    Observer,
+)
+
+NOTE = "<!-- Written by `python -m docs.generate` from tests/attacks/catalogue.py; edit that instead. -->"
+COLUMNS = {
+    Observer.DATABASE: "Database",
+    Observer.RUNNING: "Gateway, next entry",
+    Observer.SELF_CHECK: "Gateway, scheduled check",
+    Observer.START: "Gateway, next start",
+    Observer.AUDITOR: "Auditor with the key",
+    Observer.OPENER: "Auditor who opens content",
+    Observer.HELD: "Auditor with an older checkpoint",
+    Observer.WITNESS: "Witness",
+}
+
+SAID = {
+    REFUSED: "refuses the statement",
+    FORK: "stops: `AuditForkError`",
+    ROLLBACK: "does not start: `AuditRollbackError`",
+    DAMAGE: "reports damage",
+    DAMAGED: "does not start: `AuditVerificationError`",
+    NO_EXPORT: "gets no export",
+    INVALID: "invalid",
+    DIVERGED: "diverged",
+    NOT_COSIGNED: "does not cosign",
+}
+
+INTRODUCTION = """\
+*For auditors. What somebody can do to the log who owns the database, or the machine, or the signing key;
+who notices it; and what nobody can notice. Every line of the table is a test that carries the attack out on
+a real log, on SQLite and on PostgreSQL, and asks the real gateway, the real verifier and the real witness:
+`python -m pytest tests/attacks`. How to verify a log is in [Verify the audit
+log](../how-to/verify-the-audit-log.md); every store and key, and what a thief of it could do, is in [Whom the
+audit log does not trust](audit-trust-model.md); what a crash or a failing disk does is in [Crashes and the
+audit log](audit-crashes.md).*
+
+## Who holds what
+
+```mermaid
+flowchart LR
+  subgraph operator["The operator's machine"]
+    database[("database:<br/>entries, head, checkpoints")]
+    sealed["sealed head:<br/>the last signed head, in a file apart"]
+    key["signing key"]
+    gateway["gateway"]
+    gateway --- database
+    gateway --- sealed
+    gateway --- key
+  end
+  subgraph outside["Somebody else's"]
+    witness["witness:<br/>the newest head it ever saw"]
+    auditor["auditor:<br/>public key, and a checkpoint from the last visit"]
+  end
+  gateway -- "new head" --> witness
+  witness -- "cosignature" --> gateway
+  gateway -- "export" --> auditor
+```
+
+* The **database** holds every entry, the hash of each, the head (how many entries, and the root of the tree
+  over them) and the signed **checkpoints** (heads with a signature).
+* The **sealed head** is a file beside it with the newest signed head. It is what a gateway knows better
+  than a restored database.
+* The **signing key** makes checkpoints. Whoever has it can sign any history.
+* An **auditor** has the public key, and should keep the `checkpoint` file of every visit.
+* A **witness** is a small program in another house. It signs a head only if it continues the last head it
+  signed.
+
+The last two are the point of it all. Whoever owns the whole machine can make it say anything; what others
+hold already, nobody can take back.
+
+## What was tried
+
+A cell says what the observer in that column reports. A dash: nothing is noticed. `refuses the statement`:
+triggers in the database stop the change, until its owner drops them, which is what the attack then does;
+the other columns show what is seen after that. The columns of a running gateway hold while it runs; who owns
+the machine stops it first.
+"""
+
+AFTERWORD = """\
+## What the log does not prove
+
+* **That an entry is true.** It proves that this was recorded, in this order, and not altered since. A
+  gateway that lies is recorded faithfully, and so is whoever may write to the database and adds an entry.
+* **That everything was recorded.** A request that never reached the gateway is not in the log. What the
+  gateway accepted is: its intent is on the disk before the first byte of the answer leaves.
+* **When something happened**, better than the operator's clock. The order is the index, not the time.
+* **Anything about the time since the newest checkpoint that somebody else holds.** Up to there, history is
+  fixed; after it, the owner of machine and key can still rewrite it. Short intervals between cosignatures
+  make that short.
+* **That no one read it.** Reading with `appliance audit` is recorded; reading the database file is not.
+
+## What to do about it
+
+1. Keep the `checkpoint` file of every export, and give it to the verifier with `--held` next time.
+2. Ask for a witness that the operator does not run, and for the witness's public key.
+3. Put the sealed head and the signing key on another disk than the database, with another backup.
+4. Compare checkpoints with other auditors of the same log.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    lines = ["# Attacks on the audit log, and who notices", "", NOTE, "", INTRODUCTION]
+    lines += [
+        f"| Attack | Needs | {' | '.join(COLUMNS.values())} |",
+        f"|---|---|{'---|' * len(COLUMNS)}",
+        *(_row(attack) for attack in ATTACKS),
+        "",
+        "## The attacks",
+    ]
+    for attack in ATTACKS:
+        lines += ["", f"### {attack.title}", "", f"{attack.what} {_noticed(attack)}"]
+        if attack.remark:
+            lines += ["", attack.remark]
+    return "\n".join([*lines, "", AFTERWORD])
+
+
+def _row(attack: Attack) -> str:
+    cells = [SAID.get(attack.noticed.get(observer, ""), "-") for observer in COLUMNS]
+    return f"| {attack.title} | {', '.join(attack.loot)} | {' | '.join(cells)} |"
+
+
+def _noticed(attack: Attack) -> str:
+    after = [
+        observer for observer in COLUMNS if observer in attack.noticed and observer is not Observer.DATABASE
+    ]
+    if not after:
+        return "Nobody notices."
+    names = [f"{observer[0].lower()}{observer[1:]}" for observer in after]
+    return f"Noticed by {'; '.join(names)}."

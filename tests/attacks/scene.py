@@ -1,0 +1,273 @@
+"""
+What an attack needs: a log with a past, its database as its owner sees it, and thieves' tools.
+
+Everything is done with SQL on the tables as they are, or by running the gateway's own software on
+stolen parts; nothing of the writer is reached into.
+"""
+
+import asyncio
+import secrets
+import shutil
+import tempfile
+import time
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, MetaData, create_engine, insert, text
+
+from appliance.audit.checkpoint import parse_body, parse_note, parse_verifier_keys
+from appliance.audit.content import Part, place, seal, unwrap
+from appliance.audit.entry import new_entry_id
+from appliance.audit.export import export_log
+from appliance.audit.merkle import consistency_proof
+from appliance.audit.payloads import Payload, SqlPayloadStore, export_payloads
+from appliance.audit.registry import EntryType
+from appliance.audit.schema import upgrade_database
+from appliance.audit.store import SqlAuditStore
+from appliance.audit.witness import CONFLICT, OK, AddCheckpoint, Witness, encode_request
+from appliance.audit.witness_home import WitnessHome
+from appliance.installation import locate
+from appliance.settings import Settings
+from tests.audit_log import intent, open_log, outcome, prepare, settings_for, signer_in
+
+WRAPPING_KEY = bytes(range(32))
+"""The tenant's key; it is not in the database."""
+WRAPPING_KEY_ID = "acme.01HZZZZZZZZZZZZZZZZZZZZZZZ"
+TRIGGERS = {
+    "sqlite": "SELECT name, tbl_name FROM sqlite_master WHERE type = 'trigger'",
+    "postgresql": (
+        "SELECT tgname, relname FROM pg_trigger JOIN pg_class ON tgrelid = pg_class.oid "
+        "WHERE NOT tgisinternal"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backup:
+    """The log's database and sealed head, as they were."""
+
+    tables: Mapping[str, Sequence[dict]]
+    sealed_head: bytes
+
+    @property
+    def size(self) -> int:
+        """Entries it has."""
+        return len(self.tables["audit_leaves"])
+
+
+class Scene:
+    """One log in a directory and a database; `url` is the database as its owner reaches it."""
+
+    def __init__(self, directory: Path, url: str | None = None) -> None:
+        self.directory = directory
+        self.settings: Settings = settings_for(directory, url, checkpoint_entries=1)
+        self.installation = locate(self.settings)
+        self.engine: Engine = create_engine(self.installation.database_url)
+
+    def close(self) -> None:
+        """Give back every connection."""
+        self.engine.dispose()
+
+    @property
+    def vkey(self) -> str:
+        """The key an auditor was given."""
+        return signer_in(self.directory).vkey
+
+    def serve(self, *requests: str, archived: Sequence[str] = ()) -> None:
+        """Start, record requests, the prompts of some in the archive, and stop in order."""
+
+        async def serve_() -> None:
+            async with open_log(self.settings, store) as log:
+                for name in (*requests, *archived):
+                    kept = self._keep(name) if name in archived else {}
+                    await log.sink.append(EntryType.REQUEST_INTENT, **{**intent(name), **kept})
+                    await log.sink.append(EntryType.REQUEST_OUTCOME, **outcome(name))
+
+        store = SqlAuditStore(self.installation.database_url)
+        try:
+            asyncio.run(serve_())
+        finally:
+            store.close()
+
+    def export(self, name: str) -> Path:
+        """Export the log for an auditor."""
+        directory = self.directory / name
+        store = SqlAuditStore(self.installation.database_url)
+        payloads = SqlPayloadStore(self.installation.database_url)
+        try:
+            export_log(store, directory, vkey=self.vkey)
+            export_payloads(payloads, directory)
+        finally:
+            store.close()
+            payloads.close()
+        return directory
+
+    def data_keys(self) -> dict[str, str]:
+        """
+        The keys to the archived prompts, as they are handed to an auditor who may read them.
+
+        Raises:
+            AuditVerificationError: one of them was altered.
+        """
+        rows = self.rows("SELECT request_id, part, wrapped_key FROM audit_payloads")
+        keys = {f"{row['request_id']}/{row['part']}": row["wrapped_key"] for row in rows}
+        return {name: b64encode(unwrap(key, WRAPPING_KEY)).decode() for name, key in keys.items()}
+
+    def _keep(self, request_id: str) -> dict:
+        """Seal and keep a prompt; return what its entry says about it."""
+        where = place(self.settings.audit.origin, request_id, Part.REQUEST)
+        prompt = f"the prompt of {request_id}".encode()
+        sealed, commitment = seal(prompt, where, WRAPPING_KEY, random_bytes=secrets.token_bytes)
+        payloads = SqlPayloadStore(self.installation.database_url)
+        try:
+            payloads.add(
+                [
+                    Payload(
+                        request_id=request_id,
+                        part=Part.REQUEST,
+                        tenant="acme",
+                        key_id=WRAPPING_KEY_ID,
+                        sealed=sealed,
+                        time="2026-11-21T00:00:00.000Z",
+                    )
+                ]
+            )
+        finally:
+            payloads.close()
+        return {
+            "content_mode": "encrypted",
+            "payload_commitment": commitment,
+            "payload_digest": sealed.digest,
+            "payload_key": WRAPPING_KEY_ID,
+        }
+
+    def checkpoint(self) -> str:
+        """The newest checkpoint, as anyone may have it."""
+        return self.rows("SELECT note FROM audit_checkpoints ORDER BY size DESC LIMIT 1")[0]["note"]
+
+    def have_cosigned(self, witness: Witness) -> bool:
+        """Ask a witness for its cosignature of the newest checkpoint, with the best proof there is."""
+        note = self.checkpoint()
+        new = parse_body(parse_note(note).text).size
+        answer = witness.add_checkpoint(encode_request(AddCheckpoint(old=0, proof=(), note=note)))
+        if answer.status == CONFLICT:  # it says at which size it stands
+            old = int(answer.text)
+            hashes = [
+                row["leaf_hash"] for row in self.rows("SELECT leaf_hash FROM audit_leaves ORDER BY idx")
+            ]
+            proof = consistency_proof(hashes, old, new) if 0 < old < new <= len(hashes) else []
+            request = AddCheckpoint(old=old, proof=tuple(proof), note=note)
+            answer = witness.add_checkpoint(encode_request(request))
+        return answer.status == OK
+
+    def rows(self, query: str, **values) -> list[dict]:
+        """Return what a query finds."""
+        with self.engine.connect() as connection:
+            return [dict(row) for row in connection.execute(text(query), values).mappings()]
+
+    def run(self, *statements: str, **values) -> None:
+        """Run statements in one transaction."""
+        with self.engine.begin() as connection:
+            for statement in statements:
+                connection.execute(text(statement), values)
+
+    def drop_triggers(self) -> None:
+        """Drop every trigger there is."""
+        dialect = self.engine.dialect.name
+        with self.engine.begin() as connection:
+            for name, table in connection.execute(text(TRIGGERS[dialect])).all():
+                on = f" ON {table}" if dialect == "postgresql" else ""
+                connection.execute(text(f"DROP TRIGGER {name}{on}"))
+
+    def back_up(self) -> Backup:
+        """Copy every table and the sealed head."""
+        with self.engine.connect() as connection:
+            tables = {
+                name: [dict(row) for row in connection.execute(table.select()).mappings()]
+                for name, table in _tables(connection).items()
+            }
+        return Backup(tables=tables, sealed_head=self.installation.sealed_head.read_bytes())
+
+    def restore(self, backup: Backup) -> None:
+        """Put the database back; the sealed head stays as it is."""
+        with self.engine.begin() as connection:
+            for name, table in _tables(connection).items():
+                connection.execute(table.delete())
+                if rows := backup.tables[name]:
+                    connection.execute(insert(table), rows)
+
+    def seal(self, backup: Backup) -> None:
+        """Put the sealed head back."""
+        self.installation.sealed_head.write_bytes(backup.sealed_head)
+
+    def elsewhere(self, since: Backup | None, *requests: str) -> Backup:
+        """
+        Write another history with the stolen key, on the thief's own machine.
+
+        Args:
+            since: where it leaves the true history; None for the beginning.
+            requests: what it records from there on.
+        """
+        thief = Scene(Path(tempfile.mkdtemp(dir=self.directory)))
+        shutil.copyfile(self.installation.signing_key, thief.installation.signing_key)
+        thief.installation.signing_key.chmod(0o600)
+        try:
+            if since is not None:
+                SqlAuditStore(thief.installation.database_url).close()
+                thief.drop_triggers()
+                thief.restore(since)
+                thief.seal(since)
+            thief.serve(*requests)
+            return thief.back_up()
+        finally:
+            thief.close()
+
+
+def _new_witness(directory: Path, log_keys) -> Witness:
+    home = WitnessHome(directory=directory)
+    home.create("witness.test/one", log_keys, post_quantum=False)
+    return home.open(clock=time.time)  # noqa: TID251 - a root of its own
+
+
+def _tables(connection: Connection):
+    """The log's tables as they are; the schema's own version is not part of the log."""
+    metadata = MetaData()
+    metadata.reflect(connection)
+    return {name: table for name, table in metadata.tables.items() if name in LOG_TABLES}
+
+
+LOG_TABLES = ("audit_leaves", "audit_head", "audit_checkpoints")
+
+
+class Past:
+    """A log with a past: what it was at some moments, and what others hold of it."""
+
+    def __init__(self, directory: Path, url: str | None = None) -> None:
+        prepare(directory)
+        if url is not None:
+            upgrade_database(url)
+        self.scene = Scene(directory, url)
+        keys = parse_verifier_keys(self.scene.vkey)
+        self.witness_of_monday, self.witness = (
+            _new_witness(directory / name, keys) for name in ("witness-of-monday", "witness")
+        )
+        """One that was never asked again, and one that saw every checkpoint."""
+        self.archived = [new_entry_id(number, secrets.token_bytes(10)) for number in (1, 2)]
+        """Requests whose prompts are kept, encrypted."""
+        self.scene.serve("monday-1", "monday-2", archived=self.archived)
+        self.monday = self.scene.back_up()
+        self.held_on_monday = self._hold("held-on-monday")
+        for witness in (self.witness_of_monday, self.witness):
+            assert self.scene.have_cosigned(witness)
+        self.scene.serve("tuesday-1", "tuesday-2")
+        self.tuesday = self.scene.back_up()
+        self.held = self._hold("held")
+        """The newest checkpoint, which an auditor has kept."""
+        assert self.scene.have_cosigned(self.witness)
+
+    def _hold(self, name: str) -> Path:
+        path = self.scene.directory / name
+        path.write_text(self.scene.checkpoint(), encoding="utf-8")
+        return path

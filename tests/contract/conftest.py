@@ -1,0 +1,77 @@
+"""What the contract suites share: one PostgreSQL for all of them, and stores of every kind."""
+
+import pytest
+from sqlalchemy import create_engine
+
+from appliance.audit.schema import upgrade_database
+from appliance.audit.store import SqlAuditStore
+from tests.memory_store import MemoryAuditStore
+from tests.postgres import private_postgres
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    with private_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def sqlite_url(tmp_path):
+    return f"sqlite:///{tmp_path / 'audit.db'}"
+
+
+@pytest.fixture
+def postgres_url(postgres):
+    """A database of its own with the log's tables, which nobody has written to."""
+    url = postgres.new_database()
+    upgrade_database(url)
+    return url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request):
+    """Of a database that keeps what it has."""
+    return request.getfixturevalue({"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param])
+
+
+@pytest.fixture
+def open_store():
+    """Open stores, which are closed at the end."""
+    opened = []
+
+    def open_(url):
+        opened.append(SqlAuditStore(url))
+        return opened[-1]
+
+    yield open_
+    for store in opened:
+        store.close()
+
+
+class Execute:
+    """Run one statement as whoever owns the database, past everything of ours."""
+
+    def __call__(self, url, statement):
+        engine = create_engine(url)
+        try:
+            with engine.begin() as connection:
+                connection.exec_driver_sql(statement)
+        finally:
+            engine.dispose()
+
+    def bytes(self, url, value):
+        """A literal for bytes."""
+        return f"x'{value.hex()}'" if url.startswith("sqlite") else f"'\\x{value.hex()}'"
+
+
+@pytest.fixture
+def execute():
+    return Execute()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def store(request, open_store):
+    """An empty store of every kind."""
+    if request.param == "memory":
+        return MemoryAuditStore()
+    return open_store(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))

@@ -1,0 +1,125 @@
+"""Two real gateways, as operators start them, on one PostgreSQL that lets them append and no more."""
+
+import asyncio
+import re
+import shutil
+import signal
+import sys
+
+import aiohttp
+
+from appliance.audit.entry import decode
+from appliance.audit.registry import EntryType
+from appliance.audit.schema import grants, upgrade_database
+from appliance.audit.store import SqlAuditStore
+from tests.fakes import FakeWorker, until
+
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+SHARED = ("audit.key", "tenants.yaml", "control.token")
+PATIENCE_SECONDS = 120
+
+
+class Gateway:
+    """One `appliance gateway` process."""
+
+    def __init__(self, directory, database_url, worker_url):
+        self.directory = directory
+        self._environment = {
+            "APPLIANCE_AUDIT__DATABASE_URL": database_url,
+            "APPLIANCE_AUDIT__GATEWAY_DEAD_SECONDS": "3",
+            "APPLIANCE_POOL__URLS": f'["{worker_url}"]',
+        }
+        self.url = self.key = ""
+        self.process = None
+
+    async def start(self):
+        """Start it and wait until it is ready."""
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "appliance", "gateway", "--data", self.directory, "--port", "0"),
+            env=self._environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said = []
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            async for line in self.process.stdout:
+                said.append(line.decode())
+                if found := re.match(r"demo tenant key\s+(\S+)", said[-1]):
+                    self.key = found[1]
+                if found := re.match(r"ready\s+(\S+)/v1", said[-1]):
+                    self.url = found[1]
+                    # Whoever does not read what it says would hold it up.
+                    self._listening = asyncio.create_task(self.process.stdout.read())
+                    return
+        raise AssertionError("".join(said))
+
+    async def end(self, number):
+        """Send a signal, wait for the end, and return the exit status."""
+        self.process.send_signal(number)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await self._listening
+            return await self.process.wait()
+
+
+async def _ask(session, gateway, key):
+    """Ask for one answer; the status, or None where the gateway is gone."""
+    try:
+        async with session.post(
+            f"{gateway.url}/v1/chat/completions", json=BODY, headers={"Authorization": f"Bearer {key}"}
+        ) as answer:
+            await answer.read()
+            return answer.status
+    except aiohttp.ClientError:
+        return None
+
+
+async def _verify(directory, database_url):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "appliance", "audit", "verify", "--data", directory),
+        env={"APPLIANCE_AUDIT__DATABASE_URL": database_url},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    return process.returncode, said.decode()
+
+
+async def test_two_gateways_serve_into_one_log_and_survive_each_other(postgres, tmp_path):
+    """Both serve, one is killed and comes back: every answered request is in the log, which verifies."""
+    owner = postgres.new_database()
+    upgrade_database(owner)
+    database = owner.rpartition("/")[2]
+    postgres.execute(f"CREATE ROLE serving LOGIN; {grants('serving')}", database=database)
+    url = postgres.url_of(database, role="serving")
+    worker = FakeWorker()
+    async with worker.serving(), aiohttp.ClientSession() as session:
+        first = Gateway(tmp_path / "first", url, worker.url)
+        second = Gateway(tmp_path / "second", url, worker.url)
+        await first.start()
+        second.directory.mkdir(mode=0o700)
+        for name in SHARED:
+            shutil.copy2(first.directory / name, second.directory / name)
+        await second.start()
+        both = [_ask(session, gateway, first.key) for gateway in (first, second) for _ in range(15)]
+        assert await asyncio.gather(*both) == [200] * 30
+        asking = [asyncio.create_task(_ask(session, second, first.key)) for _ in range(15)]
+        await asyncio.sleep(0.01)
+        assert await second.end(signal.SIGKILL) == -signal.SIGKILL
+        answered = 30 + (await asyncio.gather(*asking)).count(200)
+        assert await asyncio.gather(*(_ask(session, first, first.key) for _ in range(5))) == [200] * 5
+        await second.start()
+        assert await _ask(session, second, first.key) == 200
+        store = SqlAuditStore(url)
+        await until(lambda: store.open_intents() == [])
+        assert [await gateway.end(signal.SIGTERM) for gateway in (first, second)] == [0, 0]
+    leaves = store.leaves(0, 10_000)
+    store.close()
+    assert [leaf.index for leaf in leaves] == list(range(len(leaves)))
+    outcomes = [leaf for leaf in leaves if leaf.type == EntryType.REQUEST_OUTCOME]
+    assert len(outcomes) >= answered + 6
+    begun = {decode(leaf.leaf).fields["gateway"] for leaf in leaves if leaf.type == EntryType.REQUEST_INTENT}
+    assert begun == {(tmp_path / name / "gateway.id").read_text().strip() for name in ("first", "second")}
+    code, said = await _verify(tmp_path / "first", url)
+    assert code == 0, said

@@ -1,0 +1,114 @@
+"""One suite for kept content on SQLite and on a real PostgreSQL."""
+
+import random
+from contextlib import closing
+
+import pytest
+
+from appliance.audit.content import Part, Sealed
+from appliance.audit.payloads import CHUNK, Found, Payload, Selection, SqlPayloadStore, first_id
+from appliance.audit.store import SqlAuditStore
+from appliance.errors import AuditUnavailableError
+
+RANDOM = random.Random(19)
+START_MS = 1_800_000_000_000
+
+
+def payload(number, tenant="acme", part=Part.REQUEST, key_id="acme.1"):
+    """One payload of the request that came `number` seconds after the start."""
+    sealed = Sealed(
+        nonce=RANDOM.randbytes(12), ciphertext=RANDOM.randbytes(30), wrapped_key=RANDOM.randbytes(40)
+    )
+    return Payload(
+        request_id=first_id(START_MS + 1000 * number),
+        part=part,
+        tenant=tenant,
+        key_id=key_id,
+        sealed=sealed,
+        time="2027-01-15T08:00:00.000Z",
+    )
+
+
+@pytest.fixture
+def payloads(url):
+    SqlAuditStore(url).close()  # makes the tables of a SQLite file
+    with closing(SqlPayloadStore(url)) as store:
+        yield store
+
+
+def test_payloads_come_back_as_they_were_added_in_order_of_request(payloads):
+    """Every byte, by request and part and all together."""
+    added = [payload(number, part=part) for number in (2, 0, 1) for part in (Part.RESPONSE, Part.REQUEST)]
+    payloads.add(added)
+    assert list(payloads.all()) == sorted(added, key=lambda each: (each.request_id, each.part))
+    assert all(payloads.get(each.request_id, each.part) == each for each in added)
+    assert payloads.get(first_id(5), Part.REQUEST) is None
+
+
+def test_a_part_is_kept_once(payloads):
+    """What a leaf names cannot be replaced; nothing of the refused group is kept."""
+    first = payload(0)
+    payloads.add([first])
+    with pytest.raises(AuditUnavailableError, match="already"):
+        payloads.add([payload(1), payload(0)])
+    assert list(payloads.all()) == [first]
+
+
+def test_a_selection_by_time_takes_what_came_before(payloads):
+    """Of that tenant, to the millisecond."""
+    payloads.add([payload(number, key_id=f"acme.{number}") for number in range(4)])
+    payloads.add([payload(0, "other", Part.RESPONSE, "other.0")])
+    assert payloads.find(Selection(tenant="acme", before_ms=START_MS)).payloads == 0
+    selection = Selection(tenant="acme", before_ms=START_MS + 1001)
+    assert payloads.find(selection) == Found(payloads=2, requests=(), key_ids=("acme.0", "acme.1"))
+    assert payloads.tenants_before(START_MS + 1) == ["acme", "other"]
+    assert payloads.delete(selection) == 2
+    payloads.scrub()
+    assert [each.key_id for each in payloads.all()] == ["other.0", "acme.2", "acme.3"]
+    assert payloads.tenants_before(START_MS + 1) == ["other"]
+
+
+def test_a_selection_by_name_takes_those_and_no_other_tenants(payloads):
+    """However many names there are."""
+    count = CHUNK + 3
+    payloads.add([payload(number) for number in range(count)] + [payload(count, "other")])
+    names = tuple(first_id(START_MS + 1000 * number) for number in (*range(1, count), count, count + 1))
+    selection = Selection(tenant="acme", requests=names)
+    found = payloads.find(selection)
+    assert (found.payloads, found.requests, found.key_ids) == (count - 1, names[:-2], ("acme.1",))
+    assert payloads.delete(selection) == count - 1
+    assert [each.tenant for each in payloads.all()] == ["acme", "other"]
+
+
+def test_wrapped_keys_are_replaced_and_nothing_else(payloads):
+    """Until none is left under the old one."""
+    kept = [payload(number) for number in range(3)]
+    payloads.add([*kept, payload(3, key_id="acme.2")])
+    rows = payloads.wrapped_with("acme.1")
+    assert sorted(rows) == sorted((each.request_id, "request", each.sealed.wrapped_key) for each in kept)
+    payloads.rewrap([(request, part, bytes(40)) for request, part, _ in rows], "acme.9")
+    assert payloads.wrapped_with("acme.1") == []
+    for before in kept:
+        after = payloads.get(before.request_id, Part.REQUEST)
+        assert (after.key_id, after.sealed.wrapped_key) == ("acme.9", bytes(40))
+        assert (after.sealed.blob, after.tenant) == (before.sealed.blob, "acme")
+    assert len(payloads.wrapped_with("acme.2")) == 1
+
+
+def test_a_log_without_holds_has_none(payloads):
+    """And can be asked."""
+    assert payloads.holds() == {}
+
+
+def test_a_database_that_fails_is_an_error_of_ours(payloads, execute, url):
+    """One line, whatever was asked."""
+    execute(url, "ALTER TABLE audit_payloads RENAME TO elsewhere")
+    for call in (
+        lambda: payloads.add([payload(0)]),
+        lambda: list(payloads.all()),
+        lambda: payloads.find(Selection(tenant="acme", before_ms=1)),
+        lambda: payloads.delete(Selection(tenant="acme", before_ms=1)),
+    ):
+        with pytest.raises(AuditUnavailableError) as caught:
+            call()
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,162 @@
+"""The connection to PostgreSQL: bounded in time, whole again after an outage, and clear about errors."""
+
+import os
+import signal
+import time
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from appliance.audit.registry import EntryType
+from appliance.audit.schema import upgrade_database
+from appliance.database import first_line, open_database
+from appliance.errors import AuditUnavailableError
+from tests.grower import Grower
+from tests.postgres import private_postgres
+
+READ = EntryType.AUDIT_READ
+BUSY_SECONDS = 0.5
+
+
+@pytest.fixture
+def engine(postgres_url):
+    opened = open_database(postgres_url, busy_seconds=BUSY_SECONDS)
+    yield opened
+    opened.dispose()
+
+
+def _failure(engine, statement):
+    with pytest.raises(SQLAlchemyError) as caught, engine.begin() as connection:
+        connection.execute(text(statement))
+    return first_line(caught.value)
+
+
+def test_a_statement_that_takes_too_long_is_an_error_in_words(engine):
+    """The server ends it and says why; the connection goes on."""
+    assert "statement timeout" in _failure(engine, "SELECT pg_sleep(30)")
+    with engine.begin() as connection:
+        assert connection.scalar(text("SELECT 1")) == 1
+
+
+def test_a_lock_that_is_not_given_is_an_error(engine, postgres_url):
+    """Somebody else's long transaction refuses entries instead of holding them for ever."""
+    other = open_database(postgres_url, busy_seconds=60)
+    with other.begin() as connection:
+        connection.execute(text("LOCK TABLE audit_head"))
+        assert "timeout" in _failure(engine, "SELECT * FROM audit_head")
+    other.dispose()
+
+
+def test_a_server_that_falls_silent_is_an_error_and_its_late_answer_is_nobodys(engine):
+    """A process that is stopped answers nothing at all; what it says later is not read as something else."""
+    with engine.connect() as connection:
+        pid = connection.scalar(text("SELECT pg_backend_pid()"))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(SQLAlchemyError) as caught:
+                connection.execute(text("SELECT 'an answer that comes late'"))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert "network error" in first_line(caught.value)
+    with engine.begin() as connection:
+        assert connection.scalar(text("SELECT 2")) == 2
+        assert connection.scalar(text("SELECT pg_backend_pid()")) != pid
+
+
+def test_whoever_is_cut_off_in_a_transaction_does_not_keep_others_out(engine, postgres_url):
+    """A gateway that is gone without a word holds its lock no longer than a statement may take."""
+    gone = engine.connect()
+    gone.execute(text("SELECT pg_advisory_xact_lock(6962)"))
+    other = open_database(postgres_url, busy_seconds=30)
+    with other.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(6962)"))
+    other.dispose()
+    with pytest.raises(SQLAlchemyError):
+        gone.execute(text("SELECT 1"))
+    gone.close()
+
+
+def test_a_restart_of_the_server_is_noticed_by_nobody_who_was_not_writing(open_store):
+    """The next entry finds a new connection by itself; what was there is there."""
+    with private_postgres() as postgres:
+        upgrade_database(postgres.url)
+        store = open_store(postgres.url)
+        grower = Grower(store)
+        grower.append((READ, None))
+        postgres.kill()
+        with pytest.raises(AuditUnavailableError) as caught:
+            store.head()
+        assert "\n" not in str(caught.value)
+        postgres.start()
+        grower.append((READ, None))
+        assert [leaf.index for leaf in store.leaves(0, 10)] == [0, 1]
+
+
+def test_a_server_that_does_not_keep_what_it_acknowledges_is_refused(postgres, postgres_url, open_store):
+    """With fsync off every promise of ours would be empty."""
+    postgres.execute("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf(); SELECT pg_sleep(0.2)")
+    try:
+        with pytest.raises(AuditUnavailableError, match="fsync off"):
+            open_store(postgres_url)
+    finally:
+        postgres.execute("ALTER SYSTEM RESET fsync; SELECT pg_reload_conf(); SELECT pg_sleep(0.2)")
+    open_store(postgres_url)
+
+
+def test_a_wrong_password_is_said_in_words(postgres, postgres_url, tmp_path):
+    """Name and password are checked by SCRAM; the password may come from a file, and is never shown."""
+    postgres.execute("CREATE ROLE careful LOGIN PASSWORD 'correct horse'")
+    rules = postgres.directory / "data" / "pg_hba.conf"
+    trusting = rules.read_text()
+    rules.write_text("host all careful 127.0.0.1/32 scram-sha-256\n" + trusting)
+    postgres.execute("SELECT pg_reload_conf()")
+    try:
+        url = postgres_url.replace("//appliance@", "//careful@")
+        file = tmp_path / "password"
+        file.write_text("correct horse\n")
+        deadline = time.monotonic() + 30
+        while not (said := _refusal_or_none(url)):
+            assert time.monotonic() < deadline, "the rule did not come into force"
+        assert "password" in said
+        assert _select_one(f"{url}?password_file={file}") == 1
+        assert "password authentication failed" in _refusal(url.replace("careful@", "careful:wrong@"))
+        assert "wrong" not in _refusal(url.replace("careful@", "careful:wrong@"))
+    finally:
+        rules.write_text(trusting)
+        postgres.execute("SELECT pg_reload_conf()")
+
+
+def test_a_unix_socket_will_do(postgres, postgres_url):
+    """On one machine no port need be open."""
+    socket = postgres.directory / f".s.PGSQL.{postgres.port}"
+    assert _select_one(f"{postgres_url}?unix_sock={socket}") == 1
+
+
+def test_a_server_without_tls_is_refused_where_tls_is_asked_for(postgres_url):
+    """`require` and stricter do not fall back to clear text; `prefer`, the default, does."""
+    assert "SSL" in _refusal(f"{postgres_url}?sslmode=require")
+    assert _select_one(f"{postgres_url}?sslmode=disable") == 1
+
+
+def _select_one(url):
+    engine = open_database(url, busy_seconds=5)
+    try:
+        with engine.begin() as connection:
+            return connection.scalar(text("SELECT 1"))
+    finally:
+        engine.dispose()
+
+
+def _refusal_or_none(url):
+    try:
+        _select_one(url)
+    except SQLAlchemyError as error:
+        return first_line(error)
+    return None
+
+
+def _refusal(url):
+    with pytest.raises(SQLAlchemyError) as caught:
+        _select_one(url)
+    return first_line(caught.value)

@@ -1,0 +1,229 @@
+"""Several gateways write one log on PostgreSQL: one history, every request ended once, no fork signed."""
+
+import asyncio
+
+import pytest
+from sqlalchemy import create_engine
+
+from appliance.audit import verify
+from appliance.audit.checkpoint import verify_checkpoint
+from appliance.audit.entry import decode
+from appliance.audit.export import export_log
+from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.merkle import CompactRange
+from appliance.audit.registry import EntryType
+from appliance.audit.store import SqlAuditStore
+from appliance.errors import AuditEntryError, AuditForkError, AuditRollbackError
+from tests.audit_log import ORIGIN, intent, outcome
+from tests.fakes import until
+from tests.writer_process import WriterProcess, open_gateway
+
+INTENT, OUTCOME, READ = EntryType.REQUEST_INTENT, EntryType.REQUEST_OUTCOME, EntryType.AUDIT_READ
+READING = {"actor": "cli:root", "operation": "tail"}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    create_signing_key(tmp_path / "audit.key")
+    return tmp_path
+
+
+@pytest.fixture
+def gateway(directory, postgres_url, open_store):
+    """Open the log as a gateway of that name, with a store of its own."""
+
+    def open_(name, **settings):
+        return open_gateway(directory, open_store(postgres_url), name, **settings)
+
+    return open_
+
+
+@pytest.fixture
+def signer(directory):
+    return load_signing_key(directory / "audit.key", ORIGIN)
+
+
+@pytest.fixture
+def entries(postgres_url, open_store):
+    """Type and fields of everything in the log."""
+    store = open_store(postgres_url)
+
+    def entries_():
+        return [(leaf.type, decode(leaf.leaf).fields) for leaf in store.leaves(0, 100_000)]
+
+    return entries_
+
+
+@pytest.fixture
+def verdict(postgres_url, open_store, directory, signer):
+    """What an auditor says of the whole log, and of every checkpoint that was ever stored."""
+
+    def verdict_(url=postgres_url):
+        store = open_store(url)
+        tree, roots = CompactRange(), {}
+        for leaf_hash in store.leaf_hashes():
+            tree.append(leaf_hash)
+            roots[tree.size] = tree.root()
+        engine = create_engine(url)
+        with engine.connect() as connection:
+            notes = connection.exec_driver_sql("SELECT note FROM audit_checkpoints").scalars().all()
+        engine.dispose()
+        for note in notes:
+            checkpoint = verify_checkpoint(note, signer.verifier_key)
+            assert checkpoint.root == roots[checkpoint.size]
+        export = directory / f"export-{tree.size}"
+        assert export_log(store, export, vkey=signer.vkey) == tree.size
+        report = verify.verify_export(export, verify.parse_key(signer.vkey), None)
+        assert report.problems == []
+        return report.exit_code
+
+    return verdict_
+
+
+def _ended(entries, kind=EntryType.REQUEST_ABORTED):
+    return {fields["request_id"]: fields.get("reason") for type_, fields in entries if type_ == kind}
+
+
+async def test_gateways_take_turns_and_sign_one_history(gateway, entries, verdict):
+    """Whoever is slower follows what the other wrote, and every checkpoint of both is of the one log."""
+    async with gateway("one") as one, gateway("two") as two:
+        for number in range(20):
+            for name, log in (("one", one), ("two", two)):
+                await log.append(INTENT, **intent(f"{name}-{number}"))
+                await log.append(OUTCOME, **outcome(f"{name}-{number}"))
+        both = [log.append(INTENT, **intent(f"at-once-{name}")) for name, log in (("1", one), ("2", two))]
+        await asyncio.gather(*both)
+        await one.append(OUTCOME, **outcome("at-once-1"))
+        await two.append(OUTCOME, **outcome("at-once-2"))
+        await until(lambda: one.state().size == two.state().size == one.state().checkpoint_size)
+        assert one.state().root == two.state().root
+    begun = [fields["gateway"] for type_, fields in entries() if type_ == INTENT]
+    assert begun.count("one") == begun.count("two") == 21
+    assert verdict() == verify.ExitCode.VALID
+
+
+async def test_a_gateway_that_starts_leaves_the_requests_of_others_alone(gateway, entries, verdict):
+    """Only what it began itself, and what those began who are gone, is ended at a start."""
+    async with gateway("one") as one:
+        await one.append(INTENT, **intent("mine"))
+        async with gateway("two") as two:
+            assert two.state().open_requests == 0
+        async with gateway("two"):
+            pass
+        assert _ended(entries()) == {}
+        await one.append(OUTCOME, **outcome("mine"))
+    assert verdict() == verify.ExitCode.VALID
+
+
+async def test_the_requests_of_a_gateway_that_died_are_ended_by_another(
+    gateway, directory, postgres_url, entries, verdict
+):
+    """Killed without a word: after a while its requests have an end, and only those."""
+    dead = WriterProcess(directory, postgres_url, "dead", "d")
+    dead.wait_for(20)
+    async with gateway("alive", gateway_dead_seconds=1.5) as alive:
+        await alive.append(INTENT, **intent("running"))
+        dead.kill()
+        store = SqlAuditStore(postgres_url)
+        await until(lambda: store.open_intents() == ["running"])
+        store.close()
+        aborted = _ended(entries())
+        assert all(request_id.startswith("d-") for request_id in aborted)
+        assert set(aborted.values()) <= {"gateway_stopped"}
+        await alive.append(OUTCOME, **outcome("running"))
+    assert [index for index, _ in dead.acknowledged] == sorted({index for index, _ in dead.acknowledged})
+    assert verdict() == verify.ExitCode.VALID
+
+
+async def test_a_gateway_that_was_taken_for_dead_is_told_and_nothing_ends_twice(gateway, entries, verdict):
+    """It was only slow: its outcome is refused, because another has ended the request."""
+    async with gateway("slow", gateway_dead_seconds=3600) as slow:
+        await slow.append(INTENT, **intent("a"))
+        await slow.append(INTENT, **intent("b"))
+        async with gateway("hasty", gateway_dead_seconds=0.3):
+            await until(lambda: set(_ended(entries())) == {"a", "b"})
+        with pytest.raises(AuditEntryError, match="ended by another gateway"):
+            await slow.append(OUTCOME, **outcome("a"))
+        await slow.append(INTENT, **intent("c"))
+        await slow.append(OUTCOME, **outcome("c"))
+        with pytest.raises(AuditEntryError):
+            await slow.append(OUTCOME, **outcome("b"))
+    assert _ended(entries(), OUTCOME) == {"c": None}
+    assert verdict() == verify.ExitCode.VALID
+
+
+async def test_a_history_that_was_rewritten_is_followed_by_nobody(gateway, execute, postgres_url):
+    """Somebody with all rights to the database changes what others will read: the gateway stops, unsigned."""
+    with pytest.raises(AuditForkError, match="did not put it there"):  # noqa: PT012 - on leaving the block
+        async with gateway("one", checkpoint_seconds=0.05) as one:
+            await one.append(READ, **READING)
+            await until(lambda: one.state().checkpoint_size == 2)
+            execute(postgres_url, "UPDATE audit_head SET root = decode(repeat('00', 32), 'hex')")
+            with pytest.raises(AuditForkError):
+                await one.append(READ, **READING)
+            assert one.state().checkpoint_size == 2
+
+
+async def test_what_was_altered_is_not_signed_even_if_nothing_is_written(gateway, execute, postgres_url):
+    """The head is read back before every checkpoint, the heartbeat's included."""
+    with pytest.raises(AuditForkError):  # noqa: PT012 - on leaving the block
+        async with gateway("one", heartbeat_seconds=0.1) as one:
+            await until(lambda: one.state().checkpoint_size == 1)
+            execute(postgres_url, "UPDATE audit_head SET size = 0")
+            await asyncio.wait_for(one.watch(), 30)
+
+
+async def test_a_new_gateway_joins_and_a_known_one_must_bring_its_sealed_head(
+    gateway, directory, entries, verdict
+):
+    """No sealed head is right the first time; later it means that something was removed."""
+    async with gateway("one"):
+        pass
+    async with gateway("two"):
+        pass
+    (directory / "two.head").unlink()
+    with pytest.raises(AuditRollbackError, match="sealed head is missing"):
+        async with gateway("two"):
+            pytest.fail("opened without its sealed head")
+    assert [fields["gateway"] for type_, fields in entries() if type_ == "audit.started"] == ["one", "two"]
+    assert verdict() == verify.ExitCode.VALID
+
+
+async def test_gateways_that_start_on_an_empty_log_together_can_both_come_back(gateway, directory, verdict):
+    """A head is sealed before a gateway is known, so one that crashed at once is not locked out."""
+    async with gateway("one", checkpoint_seconds=60), gateway("two", checkpoint_seconds=60):
+        sealed = {name: (directory / f"{name}.head").read_text() for name in ("one", "two")}
+    for name, note in sealed.items():
+        (directory / f"{name}.head").write_text(note)
+        async with gateway(name):
+            pass
+    assert verdict() == verify.ExitCode.VALID
+
+
+async def test_a_second_gateway_of_the_same_name_stops_the_first(gateway, entries):
+    """They would end each other's requests: the one that runs notices, and gives way for good."""
+    with pytest.raises(AuditForkError, match="under this gateway's name"):  # noqa: PT012 - on leaving
+        async with gateway("one") as first, gateway("one") as second:
+            with pytest.raises(AuditForkError, match=r"data directory or an audit\.gateway of its own"):
+                await first.append(READ, **READING)
+            await second.append(READ, **READING)
+    assert [type_ for type_, _ in entries()].count("audit.started") == 2
+
+
+def test_processes_that_write_at_the_same_time_leave_one_valid_log(
+    directory, postgres_url, open_store, verdict
+):
+    """Three gateways on one database: what each was promised is where it was promised to be."""
+    gateways = [WriterProcess(directory, postgres_url, f"g{number}", f"g{number}") for number in range(3)]
+    for one in gateways:
+        one.wait_for(120)
+    for one in gateways:
+        assert one.close() == (0, "")
+        assert one.refused == 0
+    leaves = open_store(postgres_url).leaves(0, 1_000_000)
+    assert [leaf.index for leaf in leaves] == list(range(len(leaves)))
+    promised = [entry for one in gateways for entry in one.acknowledged]
+    assert len({index for index, _ in promised}) == len(promised)
+    ids = [decode(leaf.leaf).id for leaf in leaves]
+    assert all(ids[index] == entry_id for index, entry_id in promised)
+    assert verdict() == verify.ExitCode.VALID

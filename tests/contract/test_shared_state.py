@@ -1,0 +1,76 @@
+"""What gateways share beside the log: who steers the workers, and what an operator ordered."""
+
+import asyncio
+
+import pytest
+
+from appliance.lease import SqlLease
+from appliance.override import Override, SqlOverrideStore
+from appliance.speculation import SpeculationMode
+
+SECONDS = 10.0
+
+
+class Clock:
+    """Unix time that stands still until it is moved."""
+
+    now = 1_800_000_000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def holder(url, open_store):
+    """Make leases of several gateways on one database, which has its tables."""
+    open_store(url)
+    clock, made = Clock(), []
+
+    def make(name):
+        made.append(SqlLease(url, name="control", holder=name, seconds=SECONDS, clock=clock))
+        return made[-1]
+
+    make.clock = clock
+    yield make
+    for lease in made:
+        lease.close()
+
+
+async def test_one_of_several_holds_the_lease_and_the_next_one_has_a_larger_number(holder):
+    """Held, released, expired: never two at once, and of two orders the newer can be told."""
+    one, two, three = holder("one"), holder("two"), holder("three")
+    held = await asyncio.gather(one.hold(), two.hold(), three.hold())
+    assert sum(held) == 1
+    leader, other, third = sorted((one, two, three), key=lambda lease: not lease.held_until > 0)
+    assert await leader.hold()
+    assert not await other.hold()
+    await leader.release()
+    assert await other.hold()
+    assert other.epoch > leader.epoch
+    holder.clock.now += SECONDS + 1
+    assert await third.hold()
+    assert third.epoch > other.epoch
+    assert not await other.hold()
+    assert [lease.failure for lease in (leader, other, third)] == [None] * 3
+
+
+async def test_an_order_is_seen_by_every_gateway_until_it_is_ended(url, open_store):
+    """One gateway is asked, another one acts."""
+    open_store(url)
+    asked, acting = SqlOverrideStore(url), SqlOverrideStore(url)
+    order = Override(
+        worker="w1",
+        mode=SpeculationMode.TARGET_ONLY,
+        actor="a",
+        note="why",
+        since=Clock.now,
+        expires_at=Clock.now + 60,
+    )
+    await asked.put(order)
+    await asked.put(order)
+    assert await acting.list() == (order,)
+    assert await acting.delete("w1")
+    assert not await asked.delete("w1")
+    assert await asked.list() == ()
+    asked.close()
+    acting.close()

@@ -1,0 +1,96 @@
+"""What the crash suite shares: writers that wait for tasks, the logs they start from, and the tally."""
+
+import queue
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.audit_log import prepare
+from tests.faults.injection import AT_A_TIME, PLOTS, Tally, Template, WriterServer, look_at
+
+TABLE = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--fault-table", type=Path, help="Also write what the crash suite saw to this file.")
+
+
+@pytest.fixture(scope="session")
+def strace():
+    """Skip, loudly, where no process can be traced."""
+    if shutil.which("strace") is None:
+        pytest.skip("CRASHES ARE NOT TESTED: strace is missing, install the Debian package `strace`")
+    probe = ["strace", "-o", "/dev/null", sys.executable, "-c", ""]
+    tried = subprocess.run(probe, capture_output=True, text=True, check=False)
+    if tried.returncode:
+        reason = tried.stderr.strip()
+        pytest.skip(f"CRASHES ARE NOT TESTED: this machine does not allow tracing (ptrace): {reason}")
+
+
+@pytest.fixture(scope="session")
+def servers(strace):
+    """Writers, to be taken and put back."""
+    made = [WriterServer() for _ in range(AT_A_TIME)]
+    waiting = queue.SimpleQueue()
+    for server in made:
+        waiting.put(server)
+    yield waiting
+    for server in made:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def templates(servers, tmp_path_factory):
+    """Logs to start from: none yet, one closed in order, one due for tidying up, one with a full spool."""
+    base = tmp_path_factory.mktemp("templates").resolve()
+    server = servers.get()
+    told = {}
+
+    def run(task, name, start):
+        shutil.copytree(base / start, base / name)
+        done = server.run(task, base / name)
+        assert done.ended == 0, server.errors
+        told[name] = done.told
+
+    try:
+        prepare(base / "new")
+        run("recover", "closed", "new")
+        shutil.rmtree(base / "closed" / "export")
+        run("fill", "full", "closed")
+        run("spool", "spooled", "closed")
+    finally:
+        servers.put(server)
+    return {
+        name: Template(directory=base / name, told=told.get(name, []))
+        for name in ("new", "closed", "full", "spooled")
+    }
+
+
+@pytest.fixture(scope="session")
+def scenes(servers, templates, tmp_path_factory):
+    """Every plot with the calls its task makes."""
+    scratch = tmp_path_factory.mktemp("unharmed").resolve()
+    server = servers.get()
+    try:
+        return {name: look_at(server, name, templates[PLOTS[name].template], scratch) for name in PLOTS}
+    finally:
+        servers.put(server)
+
+
+@pytest.fixture(scope="session")
+def tally(request):
+    """Counts every case; printed at the end, and written where `--fault-table` says."""
+    tally = Tally()
+    yield tally
+    request.config.stash[TABLE] = tally.table()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    table = config.stash.get(TABLE, "")
+    terminalreporter.write(table)
+    wanted = config.getoption("--fault-table", default=None)
+    if table and wanted:
+        wanted.write_text(table, encoding="utf-8")

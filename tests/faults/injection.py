@@ -1,0 +1,344 @@
+"""
+Harms one system call of a real writer, then asks an auditor what is left.
+
+The method is that of Tessera (transparency-dev/tessera, integration/fault/posix/fault_test.go): a
+clean run under strace counts the calls; then, for each of them, a copy of the same log is written
+to with that one call failing, and an independent check reads what is on the disk.  Beyond it, here
+the process is also killed at each call, every entry it acknowledged must be found again, and so
+must every checkpoint it published.
+
+A signal is delivered on entering the call, which then does not happen: killed at the Nth call is
+killed between the N-1st and the Nth.
+"""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from appliance.audit import verify
+from tests.audit_log import signer_in
+from tests.faults.writer import STOPPED
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CALLS = ("openat", "write", "pwrite64", "fsync", "fdatasync", "ftruncate", "rename", "renameat2", "unlink")
+"""Calls that change files, or make changes durable; those of Python and SQLite on Linux."""
+FAULTS = {
+    "killed": "signal=SIGKILL:when={n}",
+    "EIO once": "error=EIO:when={n}",
+    "EIO from then on": "error=EIO:when={n}+",
+    "ENOSPC once": "error=ENOSPC:when={n}",
+    "ENOSPC from then on": "error=ENOSPC:when={n}+",
+}
+LOG_FILES = r"audit\.(?:db|head)[^\"/>,)]*"
+"""The database with all SQLite keeps beside it, and the sealed head."""
+SPOOL_FILES = r"spool(?:/\d+\.spool)?"
+SOME = ("killed", "EIO once", "ENOSPC from then on")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """What is to be harmed: a task of the writer, and how."""
+
+    task: str
+    template: str
+    """Log it starts from."""
+    files: str = LOG_FILES
+    """Pattern of the files whose calls are harmed, relative to the log's directory, which is one, too."""
+    calls: tuple[str, ...] = CALLS
+    faults: tuple[str, ...] = tuple(FAULTS)
+
+
+PLOTS = {
+    "create": Plot(task="create", template="new", faults=SOME),
+    "write": Plot(task="write", template="closed"),
+    "move": Plot(task="write", template="full", faults=SOME),
+    "close": Plot(task="close", template="closed"),
+    "spool": Plot(task="spool", template="closed", files=SPOOL_FILES),
+    # Two threads are at it; these calls are made by one of them only.
+    "drain": Plot(
+        task="drain",
+        template="spooled",
+        files=f"{LOG_FILES}|{SPOOL_FILES}",
+        calls=("pwrite64", "fdatasync", "rename", "unlink"),
+        faults=SOME,
+    ),
+}
+"""Making the database; writing entries and checkpoints; the same when SQLite moves its write-ahead log
+into the database; closing it; writing to the spool while the database takes nothing; bringing what was
+spooled into the log."""
+PATIENCE_SECONDS = 120
+AT_A_TIME = 2
+"""Writers that run side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one task of the writer reported, and what strace saw of it."""
+
+    told: list[dict]
+    ended: int
+    """Exit status, or minus the signal."""
+    trace: str = ""
+
+    def reports(self, kind: str) -> list:
+        """Return all reports of one kind."""
+        return [report[kind] for report in self.told if kind in report]
+
+    @property
+    def outcome(self) -> str:
+        """What became of the process, in one word."""
+        if self.ended == -signal.SIGKILL:
+            return "killed"
+        if self.ended == STOPPED:
+            return "stopped"
+        if self.ended:
+            return "crashed"
+        return "refused" if self.reports("refused") else "unharmed"
+
+
+class WriterServer:
+    """One writer process, ready to run tasks one after the other; `close` ends it."""
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as the process runs
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.writer"],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+
+    def run(self, task: str, directory: Path, strace: Sequence[str] | None = None) -> Run:
+        """Run one task, under strace when options for it are given."""
+        # A task that hangs ends the server, and so the test.
+        watchdog = threading.Timer(PATIENCE_SECONDS, self._process.kill)
+        watchdog.start()
+        try:
+            order = {"task": task, "directory": str(directory), "traced": strace is not None}
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+            if strace is None:
+                return self._listen("ended")
+            before = self._listen("pid")
+            pid = before.told[-1]["pid"]
+            with tempfile.NamedTemporaryFile() as output:
+                tracing = ["strace", "-f", "-y", "-o", output.name, *strace, "-p", str(pid)]
+                with subprocess.Popen(tracing, stderr=subprocess.PIPE) as tracer:
+                    run = self._listen("ended")
+                    tracer.communicate()
+                trace = Path(output.name).read_text(errors="replace")
+            return Run(told=[*before.told, *run.told], ended=run.ended, trace=trace)
+        finally:
+            watchdog.cancel()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        try:
+            self._process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    @property
+    def errors(self) -> str:
+        """What the server and its tasks wrote on standard error."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")[-4000:]
+
+    def _listen(self, last: str) -> Run:
+        """Take reports up to one of this kind."""
+        told = [self._next()]
+        while last not in told[-1]:
+            told.append(self._next())
+        return Run(told=told, ended=told[-1].get("ended", 0))
+
+    def _next(self) -> dict:
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            message = f"the writer hung or went away: {self.errors}"
+            raise AssertionError(message)
+        return json.loads(line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A log to start from, and what was promised when it was made."""
+
+    directory: Path
+    told: list[dict] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A plot with its template, and the calls that its task makes."""
+
+    name: str
+    plot: Plot
+    template: Template
+    calls: dict[str, int]
+    paths: tuple[str, ...]
+    """Files of the log that the calls name, relative to its directory."""
+
+    def points(self) -> Iterator[tuple[str, int]]:
+        """Yield every call and its number."""
+        for call, count in self.calls.items():
+            for number in range(1, count + 1):
+                yield call, number
+
+
+def look_at(server: WriterServer, name: str, template: Template, scratch: Path) -> Scene:
+    """Run a task unharmed on a copy of its template, and count its calls on the log's files."""
+    plot, directory = PLOTS[name], scratch / name
+    shutil.copytree(template.directory, directory)
+    run = server.run(plot.task, directory, [f"--trace={','.join(f'?{call}' for call in plot.calls)}"])
+    assert run.outcome == "unharmed", (run, server.errors)
+    named = re.compile(rf'{re.escape(str(directory))}(?:/({plot.files}))?(?=[">])')
+    lines = [line for line in run.trace.splitlines() if named.search(line) and "resumed>" not in line]
+    made = [re.match(r"(\d+) +(\w+)\(", line).groups() for line in lines]
+    # strace counts calls by thread: were there two, `when=N` would not mean one call.
+    threads = Counter(call for _, call in set(made))
+    assert set(threads.values()) == {1}, f"one thread makes these calls:\n{run.trace}"
+    paths = {match[1] or "" for line in lines for match in named.finditer(line)}
+    complaint = judge(server, directory, template.told, run)
+    assert complaint is None, complaint
+    shutil.rmtree(directory)
+    calls = Counter(call for _, call in made)
+    return Scene(name=name, plot=plot, template=template, calls=dict(calls), paths=tuple(sorted(paths)))
+
+
+def harm(
+    server: WriterServer, scene: Scene, directory: Path, call: str, fault: str
+) -> tuple[str, str | None]:
+    """
+    Run the scene in a new directory with one fault.
+
+    Args:
+        server: runs the task, and the recovery after it.
+        scene: what to run, on what.
+        directory: does not exist yet; removed again unless there is a complaint.
+        call: system call to harm.
+        fault: what is done to it, as `inject=CALL:` of strace takes it.
+
+    Returns:
+        What became of the writer, and a complaint when the log is not what it should be.
+    """
+    shutil.copytree(scene.template.directory, directory)
+    paths = [f"--trace-path={(directory / path) if path else directory}" for path in scene.paths]
+    run = server.run(scene.plot.task, directory, [f"--trace={call}", *paths, f"--inject={call}:{fault}"])
+    if "INJECTED" not in run.trace and run.outcome != "killed":
+        return run.outcome, f"nothing was injected; the trace reads:\n{run.trace}"
+    complaint = judge(server, directory, scene.template.told, run)
+    if complaint is None:
+        shutil.rmtree(directory)
+    return run.outcome, complaint
+
+
+def judge(server: WriterServer, directory: Path, before: list[dict], run: Run) -> str | None:
+    """
+    Start the log again, export it and verify it with a process of its own.
+
+    Args:
+        server: runs the recovery.
+        directory: of the log.
+        before: what had been reported before the run.
+        run: what was harmed.
+
+    Returns:
+        What is wrong, or None.
+    """
+    if run.outcome == "crashed":
+        return f"the writer ended with a defect: {server.errors}"
+    recovered = server.run("recover", directory)
+    if recovered.ended:
+        return (
+            f"the log does not start again: {recovered.told} {server.errors if recovered.ended == 1 else ''}"
+        )
+    command = [sys.executable, "-m", "appliance.audit.verify", str(directory / "export"), "--json"]
+    command += ["--key", signer_in(directory).vkey]
+    told = Run(told=[*before, *run.told], ended=run.ended)
+    published = told.reports("published")
+    if published:
+        held = directory / "held"
+        held.write_text(published[-1], encoding="utf-8")
+        command += ["--held", str(held)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if done.returncode != verify.ExitCode.VALID:
+        return f"the auditor finds: {done.stdout} {done.stderr}"
+    leaves = list(verify.read_leaves(directory / "export", json.loads(done.stdout)["size"]))
+    return _missing(leaves, told) or _contradictions(leaves, told)
+
+
+def _missing(leaves: list[bytes], run: Run) -> str | None:
+    """Name the first acknowledged entry that is not where it was said to be."""
+    ids = {json.loads(leaf)["id"] for leaf in leaves}
+    for index, entry_id, leaf_hash in run.reports("acknowledged"):
+        if index is None:
+            if entry_id not in ids:
+                return f"entry {entry_id} was acknowledged from the spool, and is not in the log"
+            continue
+        if index >= len(leaves):
+            return f"entry {index} was acknowledged, and the log ends at {len(leaves)}"
+        leaf = leaves[index]
+        if sha256(b"\x00" + leaf).hexdigest() != leaf_hash or json.loads(leaf)["id"] != entry_id:
+            return f"entry {index} is not the one that was acknowledged"
+    return None
+
+
+def _contradictions(leaves: list[bytes], run: Run) -> str | None:
+    """Name the first request that was refused and yet is recorded as served."""
+    entries = [json.loads(leaf) for leaf in leaves]
+    served = {entry["request_id"] for entry in entries if entry["type"] == "request.outcome"}
+    begun = {entry["request_id"] for entry in entries if entry["type"] == "request.intent"}
+    for kind, request_id in run.reports("refused"):
+        if kind == "request.intent" and request_id in served:
+            return f"request {request_id} was refused, and is recorded as served"
+        if kind == "request.outcome" and request_id not in begun:
+            return f"request {request_id} was begun, and its intent is gone"
+    return None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the writer, by task, call and fault; and every complaint."""
+
+    outcomes: dict[tuple[str, str, str], Counter] = field(default_factory=dict)
+    complaints: list[str] = field(default_factory=list)
+
+    def add(self, scene: Scene, call: str, number: int, fault: str, found: tuple[str, str | None]) -> None:
+        """Count one case."""
+        outcome, complaint = found
+        self.outcomes.setdefault((scene.name, call, fault), Counter())[outcome] += 1
+        if complaint:
+            self.complaints.append(f"{scene.name}, {fault} at {call} {number}: {complaint}")
+
+    def outcomes_of(self, scene: Scene, fault: str) -> set[str]:
+        """Return what became of the writer in any case of this scene and fault."""
+        cells = [cell for key, cell in self.outcomes.items() if (key[0], key[2]) == (scene.name, fault)]
+        return {outcome for cell in cells for outcome in cell}
+
+    def table(self) -> str:
+        """Return the outcomes as a Markdown table."""
+        lines = [
+            f"| Task | Call | Made | {' | '.join(FAULTS)} |",
+            f"|---|---|---|{'---|' * len(FAULTS)}",
+        ]
+        for task, call in sorted({key[:2] for key in self.outcomes}):
+            cells = [self.outcomes.get((task, call, fault), Counter()) for fault in FAULTS]
+            texts = [", ".join(f"{count} {word}" for word, count in cell.most_common()) for cell in cells]
+            made = max(cell.total() for cell in cells)
+            lines.append(f"| {task} | `{call}` | {made} | {' | '.join(texts)} |")
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,54 @@
+"""
+The wall clock is wrong, jumps and goes back: the order is the index, and the log stays valid.
+"""
+
+import itertools
+import json
+
+import pytest
+
+from appliance.audit import verify
+from appliance.audit.export import export_log
+from appliance.audit.registry import EntryType
+from appliance.audit.store import SqlAuditStore
+from appliance.installation import locate
+from tests.audit_log import intent, open_log, outcome, prepare, settings_for, signer_in
+
+START = 1_800_000_000.0
+DAY = 86_400.0
+JUMPS = {
+    "back by a day": (0.0, -DAY),
+    "forward by ten years": (0.0, 3650 * DAY),
+    "there and back": (0.0, 30 * DAY, -30 * DAY),
+    "standing still": (0.0,),
+    "to the epoch": (0.0, -START),
+}
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+async def test_a_clock_that_jumps_between_entries_breaks_nothing(jump, tmp_path):
+    """Entries keep their order and ids stay unique; times say what the clock said."""
+    prepare(tmp_path)
+    settings = settings_for(tmp_path, checkpoint_entries=2)
+    shifts = itertools.cycle(JUMPS[jump])
+    store = SqlAuditStore(locate(settings).database_url)
+    indices = []
+    async with open_log(settings, store, clock=lambda: START + next(shifts)) as log:
+        for number in range(10):
+            begun = await log.sink.append(EntryType.REQUEST_INTENT, **intent(f"r{number}"))
+            ended = await log.sink.append(EntryType.REQUEST_OUTCOME, **outcome(f"r{number}"))
+            indices += [begun.index, ended.index]
+    assert indices == list(range(1, 21))
+
+    # And the next start, under a clock that is behind everything written so far.
+    async with open_log(settings, store, clock=lambda: START - 2 * DAY) as log:
+        assert log.log.size == 22
+
+    export = tmp_path / "export"
+    assert export_log(store, export, vkey=signer_in(tmp_path).vkey) == 22
+    store.close()
+    report = verify.verify_export(export, verify.parse_key(signer_in(tmp_path).vkey), None)
+    assert (report.problems, report.exit_code) == ([], verify.ExitCode.VALID)
+    entries = [json.loads(leaf) for leaf in verify.read_leaves(export, 22)]
+    assert len({entry["id"] for entry in entries}) == 22
+    assert report.first_time == min(entry["time"] for entry in entries)

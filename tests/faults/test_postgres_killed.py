@@ -1,0 +1,83 @@
+"""
+PostgreSQL is killed in the middle of commits, again and again, while real gateways write.
+
+The promise: every append that returned is in the log, at the place it was told; no index is missing
+or used twice; an auditor finds the log valid.
+"""
+
+import random
+import time
+
+import pytest
+
+from appliance.audit import verify
+from appliance.audit.entry import decode
+from appliance.audit.export import export_log
+from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.schema import upgrade_database
+from appliance.audit.store import SqlAuditStore
+from tests.audit_log import ORIGIN
+from tests.postgres import private_postgres
+from tests.writer_process import WriterProcess
+
+KILLS = 4
+ENTRIES = 40
+"""Appends that each gateway must have seen return between two kills."""
+# Each commit waits this long between its last write and its flush: that is where most kills then hit.
+COMMIT_DELAY_MICROSECONDS = 10_000
+
+
+@pytest.fixture(scope="module")
+def server():
+    with private_postgres() as server:
+        server.execute(
+            f"ALTER SYSTEM SET commit_delay = {COMMIT_DELAY_MICROSECONDS};"
+            "ALTER SYSTEM SET commit_siblings = 0;"
+            "SELECT pg_reload_conf();"
+        )
+        yield server
+
+
+def _wait_for_more(writers, refused):
+    deadline = time.monotonic() + 60
+    while (now := sum(writer.refused for writer in writers)) == refused:
+        assert time.monotonic() < deadline, "nothing was refused while the database was gone"
+        time.sleep(0.01)
+    return now
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_what_was_acknowledged_survives_a_killed_database(server, tmp_path, gateways):
+    """Four kills at random moments, one gateway or two: nothing promised is lost, and the log is whole."""
+    url = server.new_database()
+    upgrade_database(url)
+    create_signing_key(tmp_path / "audit.key")
+    writers = [WriterProcess(tmp_path, url, f"g{number}", f"g{number}") for number in range(gateways)]
+    chance = random.Random(6962)
+    refused = 0
+    for _ in range(KILLS):
+        for writer in writers:
+            writer.wait_for(len(writer.acknowledged) + ENTRIES)
+        time.sleep(chance.uniform(0, 0.1))
+        server.kill()
+        # Each kill hits appends in flight, which are refused, not left waiting.
+        refused = _wait_for_more(writers, refused)
+        server.start()
+    for writer in writers:
+        writer.wait_for(len(writer.acknowledged) + ENTRIES)
+    # Once more after the last kill everything works, and closing ends what is open.
+    assert [writer.close() for writer in writers] == [(0, "")] * gateways
+
+    store = SqlAuditStore(url)
+    leaves = store.leaves(0, 1_000_000)
+    assert [leaf.index for leaf in leaves] == list(range(len(leaves)))
+    ids = [decode(leaf.leaf).id for leaf in leaves]
+    promised = [entry for writer in writers for entry in writer.acknowledged]
+    assert all(ids[index] == entry_id for index, entry_id in promised)
+    assert len({index for index, _ in promised}) == len(promised)
+
+    signer = load_signing_key(tmp_path / "audit.key", ORIGIN)
+    assert export_log(store, tmp_path / "export", vkey=signer.vkey) == len(leaves)
+    store.close()
+    report = verify.verify_export(tmp_path / "export", verify.parse_key(signer.vkey), None)
+    assert (report.problems, report.exit_code) == ([], verify.ExitCode.VALID)

@@ -1,0 +1,246 @@
+"""
+The writer process of the crash suite: a real audit log, and a report of everything it promised.
+
+    python -m tests.faults.writer
+
+A task is a line of JSON on standard input, `{"task": ..., "directory": ..., "traced": ...}`.  Each
+runs in a process of its own, forked off after the imports, and dies with it: what a fault does to
+one task leaves the next one alone.  A traced task waits until a tracer holds it before it touches
+anything that is to be counted.
+
+It reports on standard output, one line of JSON and one system call each, so that a line is there
+whole or not at all: `pid`; `acknowledged` (index, entry id and leaf hash of an entry whose append has
+returned; the id alone for one in the spool); `refused` (type and request); `published` (a checkpoint
+that others may hold from now on); `stopped` (one of our errors ended the task); and from the parent
+`ended` (exit status, or minus the signal).
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import alembic.command  # noqa: F401 - loaded once, here: a new database needs it
+from sqlalchemy import event
+
+from appliance.audit.durability import DurableLog
+from appliance.audit.export import export_log
+from appliance.audit.pending import Kept
+from appliance.audit.registry import EntryType
+from appliance.audit.store import SqlAuditStore
+from appliance.errors import ApplianceError, AuditError, AuditUnavailableError
+from appliance.installation import locate
+from tests.audit_log import intent, open_log, outcome, settings_for, signer_in
+
+GROUPS = 2
+GROUP_REQUESTS = 3
+CHECKPOINT_ENTRIES = 4
+PAGE_BYTES = 4096
+FRAME_BYTES = PAGE_BYTES + 24
+FULL_WAL_FRAMES = 1000
+"""SQLite moves its write-ahead log into the database when a commit leaves this many frames in it."""
+STOPPED = 3
+PATIENCE_SECONDS = 20
+PR_SET_PTRACER = 0x59616D61
+ANY_PROCESS = -1
+
+
+def tell(**report) -> None:
+    """Report one fact, whole."""
+    os.write(1, json.dumps(report).encode() + b"\n")
+
+
+class TellingStore(SqlAuditStore):
+    """The real store; it also reports checkpoints once they can be seen, and remembers leaf hashes."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.leaf_hash_at: dict[int | None, str] = {}
+        self.is_away = False
+        """Whether it takes no entries."""
+
+    def append(self, leaves, **heads) -> None:
+        if self.is_away:
+            raise AuditUnavailableError("the database is away")
+        self.leaf_hash_at |= {leaf.index: leaf.leaf_hash.hex() for leaf in leaves}
+        super().append(leaves, **heads)
+
+    def save_checkpoint(self, checkpoint) -> None:
+        super().save_checkpoint(checkpoint)
+        tell(published=checkpoint.note)
+
+
+def open_store(directory: Path) -> TellingStore:
+    """The store of the log in `directory`."""
+    return TellingStore(locate(settings_for(directory)).database_url)
+
+
+def create(directory: Path, hold: Callable[[], None]) -> None:
+    """Make the database, as a first start does."""
+    hold()
+    open_store(directory).close()
+
+
+def write(directory: Path, hold: Callable[[], None]) -> None:
+    """Continue a log: requests in groups, checkpoints in between; the database is left open at the end."""
+    store = open_store(directory)
+    hold()
+    asyncio.run(_record(directory, store, GROUPS))
+
+
+def close(directory: Path, hold: Callable[[], None]) -> None:
+    """Continue a log, and be held only when it closes its database: SQLite then tidies up."""
+    store = open_store(directory)
+    asyncio.run(_record(directory, store, 1))
+    hold()
+    store.close()
+
+
+def fill(directory: Path, _hold: Callable[[], None]) -> None:
+    """Write until the next few commits make SQLite move its write-ahead log into the database."""
+    store = open_store(directory)
+    wal = f"{store._engine.url.database}-wal"
+
+    async def fill_() -> None:
+        async with open_log(_settings(directory), store) as log:
+            while os.path.getsize(wal) < (FULL_WAL_FRAMES - 16) * FRAME_BYTES:  # noqa: ASYNC240, PTH202 - nobody waits for this loop
+                await log.sink.append(EntryType.AUDIT_READ, actor="cli:root", operation="tail")
+
+    asyncio.run(fill_())
+
+
+def spool(directory: Path, hold: Callable[[], None]) -> None:
+    """Go on recording while the database takes nothing, and end without ever reaching it again."""
+    store = open_store(directory)
+
+    async def spool_() -> None:
+        async with open_log(_settings(directory, durability="spool"), store) as log:
+            store.is_away = True
+            hold()
+            await _record_with(log.sink, store, GROUPS)
+            os._exit(0)
+
+    asyncio.run(spool_())
+
+
+def drain(directory: Path, hold: Callable[[], None]) -> None:
+    """Start, and bring into the log what waits in the spool."""
+    store = open_store(directory)
+    hold()
+    asyncio.run(_record(directory, store, 0))
+
+
+def carelessly(directory: Path, hold: Callable[[], None]) -> None:
+    """Write with `synchronous=NORMAL`: what the power-cut test must be able to find fault with."""
+    store = open_store(directory)
+
+    @event.listens_for(store._engine, "checkout")
+    def relax(connection, _record, _proxy) -> None:
+        connection.execute("PRAGMA synchronous = NORMAL")
+
+    hold()
+    asyncio.run(_record(directory, store, GROUPS))
+
+
+def recover(directory: Path, _hold: Callable[[], None]) -> None:
+    """Start as after a crash, stop in order, and export what an auditor would be given."""
+    store = open_store(directory)
+
+    async def start_and_stop() -> None:
+        async with open_log(_settings(directory), store):
+            pass
+
+    asyncio.run(start_and_stop())
+    export_log(store, directory / "export", vkey=signer_in(directory).vkey)
+    store.close()
+
+
+TASKS = {task.__name__: task for task in (create, write, close, fill, spool, drain, carelessly, recover)}
+
+
+async def _record(directory: Path, store: TellingStore, groups: int) -> None:
+    async with open_log(_settings(directory), store) as log:
+        await _record_with(log.sink, store, groups)
+
+
+async def _record_with(log: DurableLog, store: TellingStore, groups: int) -> None:
+    run = time.monotonic_ns()  # request ids are never reused
+    for group in range(groups):
+        names = [f"{run}-{group}-{number}" for number in range(GROUP_REQUESTS)]
+        begun = await _append(log, store, EntryType.REQUEST_INTENT, names, intent)
+        await _append(log, store, EntryType.REQUEST_OUTCOME, begun, outcome)
+
+
+async def _append(log: DurableLog, store: TellingStore, entry_type, names, fields) -> list[str]:
+    """Hand over entries together and report what became of each; return those that are durable."""
+    waiting = []
+    for name in names:
+        try:
+            waiting.append((name, log.submit(entry_type, **fields(name))))
+        except AuditError:
+            tell(refused=[entry_type.value, name])
+    done = []
+    for name, pending in waiting:
+        try:
+            receipt = await log.confirm(pending)
+        except AuditError:
+            tell(refused=[entry_type.value, name])
+        else:
+            index = receipt.index if receipt.kept is Kept.LOGGED else None
+            tell(acknowledged=[index, receipt.entry_id, store.leaf_hash_at.get(index)])
+            done.append(name)
+    return done
+
+
+def _settings(directory: Path, **audit):
+    return settings_for(directory, checkpoint_entries=CHECKPOINT_ENTRIES, **audit)
+
+
+def wait_for_tracer() -> None:
+    """Return once a tracer holds this process."""
+    # Where the kernel lets only ancestors trace (Yama), this lets any process of the same user.
+    ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(ANY_PROCESS), 0, 0, 0)
+    tell(pid=os.getpid())
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while b"TracerPid:\t0\n" in Path("/proc/self/status").read_bytes():
+        assert time.monotonic() < deadline, "no tracer came"
+        time.sleep(0.002)
+    # Seized is not yet stopped; the tracer needs a moment to take hold.
+    time.sleep(0.02)
+
+
+def serve() -> None:
+    """Run tasks as they come, each in a child process."""
+    for line in sys.stdin:
+        order = json.loads(line)
+        task = partial(TASKS[order["task"]], Path(order["directory"]))
+        child = os.fork()
+        if child == 0:
+            _run(task, wait_for_tracer if order["traced"] else lambda: None)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        tell(ended=status)
+
+
+def _run(task, hold: Callable[[], None]) -> None:
+    """Run one task and leave at once, as a killed process would: nothing is tidied up on the way out."""
+    code = 1
+    try:
+        task(hold)
+        code = 0
+    except ApplianceError as error:
+        tell(stopped=f"{type(error).__name__}: {error}")
+        code = STOPPED
+    except BaseException:  # noqa: BLE001 - the child must not return into the parent's loop
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,114 @@
+"""The published JSON Schema and the log agree about what an entry is."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from appliance.audit.entry import Entry, decode, encode, format_time, new_entry_id
+from appliance.audit.json_schema import json_schema
+from appliance.audit.registry import REGISTRY, EntryType, Kind
+from appliance.errors import AuditEntryError
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "audit-format.schema.json"
+VALIDATOR = Draft202012Validator(json_schema())
+WRONG = {
+    Kind.STRING: 1,
+    Kind.INTEGER: "1",
+    Kind.BOOLEAN: "true",
+    Kind.DECIMAL: "1.5",
+    Kind.STRINGS: "one",
+}
+
+SHORT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+
+
+def _values(field):
+    match field.kind:
+        case Kind.STRING:
+            return st.sampled_from(field.values) if field.values else SHORT
+        case Kind.INTEGER:
+            return st.integers(-(2**53) + 1, 2**53 - 1)
+        case Kind.BOOLEAN:
+            return st.booleans()
+        case Kind.DECIMAL:
+            return st.integers(0, 10**12 - 1).map(lambda value: f"{value // 1000}.{value % 1000:03d}")
+        case Kind.STRINGS:
+            return st.lists(SHORT, max_size=3).map(tuple)
+
+
+@st.composite
+def entries(draw, entry_type=None):
+    """Any entry the registry allows."""
+    kind = entry_type or draw(st.sampled_from(list(EntryType)))
+    fields = {
+        name: draw(_values(field))
+        for name, field in REGISTRY[kind].fields.items()
+        if field.required or draw(st.booleans())
+    }
+    now_ms = draw(st.integers(0, 2**41))
+    entry_id = new_entry_id(now_ms, draw(st.binary(min_size=10, max_size=10)))
+    return Entry(log="appliance.test/audit", id=entry_id, type=kind, time=format_time(now_ms), fields=fields)
+
+
+def _parsed(entry):
+    return json.loads(encode(entry))
+
+
+def _refused_by_the_log(content):
+    try:
+        decode(json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode())
+    except AuditEntryError:
+        return True
+    return False
+
+
+def test_the_schema_is_itself_valid():
+    """It is a JSON Schema of the draft it names."""
+    Draft202012Validator.check_schema(json_schema())
+
+
+def test_the_file_is_what_the_registry_says():
+    """A changed type or field without a changed file fails here."""
+    assert json.loads(PAGE.read_text(encoding="utf-8")) == json_schema()
+
+
+@given(entries())
+@settings(max_examples=100, deadline=None)
+def test_whatever_the_log_can_write_is_valid(entry):
+    """No entry that is encoded is refused by the schema."""
+    VALIDATOR.validate(_parsed(entry))
+
+
+async def test_what_a_running_log_writes_is_valid(open_log, memory_store, intent, outcome):
+    """The log's own entries and those of a request are valid as they lie in the store."""
+    async with open_log(memory_store) as log:
+        await log.append(EntryType.REQUEST_INTENT, **intent("a"))
+        await log.append(EntryType.REQUEST_OUTCOME, **outcome("a"))
+        await log.append(EntryType.REQUEST_INTENT, **intent("b"))
+    types = [leaf.type for leaf in memory_store.stored]
+    assert {"audit.started", "request.intent", "request.outcome", "request.aborted"} <= set(types)
+    for leaf in memory_store.stored:
+        VALIDATOR.validate(json.loads(leaf.leaf))
+
+
+@pytest.mark.parametrize("entry_type", list(EntryType))
+@given(data=st.data())
+@settings(max_examples=3, deadline=None)
+def test_what_the_log_refuses_is_invalid(entry_type, data):
+    """A missing, unknown or mistyped field is refused by the schema as by the log."""
+    good = _parsed(data.draw(entries(entry_type)))
+    wrong = [{**good, "prompt": "secret"}, {**good, "v": 2}, {**good, "time": "yesterday"}]
+    wrong += [{**good, "id": "I" * 26}, {**good, "log": ""}, {**good, "type": "something.else"}]
+    for name, field in REGISTRY[entry_type].fields.items():
+        wrong.append({**good, name: WRONG[field.kind]})
+        if field.values:
+            wrong.append({**good, name: "none of them"})
+        if field.required:
+            wrong.append({key: value for key, value in good.items() if key != name})
+    for content in wrong:
+        assert not VALIDATOR.is_valid(content), content
+        assert _refused_by_the_log(content), content

@@ -1,0 +1,150 @@
+"""
+A gateway's writer in a process of its own, to be killed or to lose its database.
+
+    python -m tests.writer_process DIRECTORY URL GATEWAY PREFIX
+
+Requests begin and end for as long as standard input is open; then the log is closed in order.
+Standard output has one JSON line, written by one call, for each append that returned
+(`[index, entry id]`) and `"refused"` for each that did not.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from appliance.audit.keys import load_signing_key
+from appliance.audit.log import AuditLog
+from appliance.audit.registry import EntryType
+from appliance.audit.store import SqlAuditStore
+from appliance.errors import AuditEntryError, AuditForkError, AuditUnavailableError
+from appliance.settings import AuditSettings
+from tests.audit_log import ORIGIN, intent, outcome
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CLIENTS = 4
+FORKED = 3
+PAUSE_SECONDS = 0.02
+
+
+def open_gateway(directory, store, gateway, clock=time.time, **settings):  # noqa: TID251 - a root of its own
+    """Open the log as the gateway of that name does; each has a sealed head of its own."""
+    given = {"checkpoint_seconds": 0.05, **settings}
+    return AuditLog.open(
+        store=store,
+        signer=load_signing_key(directory / "audit.key", ORIGIN),
+        settings=AuditSettings(origin=ORIGIN, **given),
+        sealed_head_path=directory / f"{gateway}.head",
+        clock=clock,
+        version="0.1.0",
+        gateway=gateway,
+    )
+
+
+class WriterProcess:
+    """One such process, seen from the test."""
+
+    def __init__(self, directory, url, gateway, prefix):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.writer_process", directory, url, gateway, prefix],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.acknowledged = []
+        self.refused = 0
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_for(self, entries):
+        """Wait until so many appends have returned, all in all."""
+        deadline = time.monotonic() + 60
+        while len(self.acknowledged) < entries:
+            assert self._process.poll() is None, self._process.stderr.read().decode()
+            assert time.monotonic() < deadline, f"{len(self.acknowledged)} of {entries} entries"
+            time.sleep(0.01)
+
+    def kill(self):
+        """End it without a word."""
+        self._process.kill()
+        self._wait()
+
+    def close(self):
+        """Let it close its log; return its exit status and what it said about errors."""
+        self._process.stdin.close()
+        return self._wait()
+
+    def _wait(self):
+        self._process.wait(60)
+        self._reader.join()
+        self._process.stdin.close()
+        errors = self._process.stderr.read().decode()
+        self._process.stdout.close()
+        self._process.stderr.close()
+        return self._process.returncode, errors
+
+    def _read(self):
+        for line in self._process.stdout:
+            # A line that was cut off was not acknowledged in full.
+            if not line.endswith(b"\n"):
+                return
+            said = json.loads(line)
+            if said == "refused":
+                self.refused += 1
+            else:
+                self.acknowledged.append(said)
+
+
+def tell(said):
+    """Report one fact, whole."""
+    os.write(1, f"{json.dumps(said)}\n".encode())
+
+
+async def _client(log, prefix, stopping):
+    number = 0
+    while not stopping.is_set():
+        request_id = f"{prefix}-{number}"
+        number += 1
+        try:
+            for entry_type, fields in (
+                (EntryType.REQUEST_INTENT, intent(request_id)),
+                (EntryType.REQUEST_OUTCOME, outcome(request_id)),
+            ):
+                receipt = await log.append(entry_type, **fields)
+                tell([receipt.index, receipt.entry_id])
+        except AuditForkError:
+            raise
+        except (AuditUnavailableError, AuditEntryError):
+            # As a client would: it was refused, and comes back with another request.
+            tell("refused")
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _main(directory, url, gateway, prefix):
+    store = SqlAuditStore(url)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait_for_the_end():
+        sys.stdin.buffer.read()
+        loop.call_soon_threadsafe(stopping.set)
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    async with open_gateway(directory, store, gateway) as log:
+        await asyncio.gather(*(_client(log, f"{prefix}-{number}", stopping) for number in range(CLIENTS)))
+    store.close()
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        try:
+            asyncio.run(_main(Path(sys.argv[1]), *sys.argv[2:5]))
+        except AuditForkError as error:
+            sys.stderr.write(f"{error}\n")
+            sys.exit(FORKED)
