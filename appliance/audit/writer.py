@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import TypeVar
 
 from appliance.audit.known import Batch, KnownLog, silent_gateways
@@ -175,7 +176,7 @@ class Writer:
             await self._publish()
 
     async def _commit(self) -> None:
-        started = self._loop.time()
+        started = perf_counter()  # the loop's clock moves in whole milliseconds
         try:
             newer, tree, batch = await self._append(tuple(self._taken))
         except AuditEntryError as error:
@@ -191,7 +192,7 @@ class Writer:
         self._follow(newer, tree)
         self._known.commit(batch)
         self.failure, self._taken = None, []
-        self.last_commit_seconds = now - started
+        self.last_commit_seconds = perf_counter() - started
         for pending, leaf in batch.placed:
             pending.succeed(leaf.index)
         for pending in batch.refused:
