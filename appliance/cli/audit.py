@@ -38,11 +38,16 @@ HeldOption = Annotated[
 PayloadsOption = Annotated[
     bool, typer.Option("--payloads/--no-payloads", help="Whether encrypted content comes along.")
 ]
+NeededOption = Annotated[
+    int,
+    typer.Option("--witnesses-needed", min=0, help="How many of `audit.witnesses` must have cosigned."),
+]
 
 
 @commands.command()
 def verify(
     held: HeldOption = None,
+    witnesses_needed: NeededOption = 0,
     as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
     payloads: PayloadsOption = True,  # noqa: FBT002
     config: ConfigOption = None,
@@ -51,7 +56,8 @@ def verify(
     """
     Verify the whole log; the exit code is the verdict.
 
-    0 valid, 10 valid with erased payloads, 2 invalid, 3 diverged from --held, 4 incomplete.
+    0 valid, 10 valid with erased payloads, 2 invalid, 3 diverged from --held or a witness, 4 incomplete,
+    5 fewer witnesses than needed.
     """
     settings = settings_from(config, data)
     with open_store(settings) as store, tempfile.TemporaryDirectory() as scratch:
@@ -62,6 +68,10 @@ def verify(
             _add_payloads(settings, export)
         unsigned = store.head().size - exported
         arguments = [str(export), "--key", vkey, *(["--held", str(held)] if held else [])]
+        for witness in settings.audit.witnesses:
+            arguments += ["--witness", witness.key]
+        if settings.audit.witnesses or witnesses_needed:
+            arguments += ["--witnesses-needed", str(witnesses_needed)]
         if not payloads:
             arguments.append("--no-payloads")
         code = verifier.main([*arguments, "--json"] if as_json else arguments)

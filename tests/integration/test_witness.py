@@ -224,10 +224,14 @@ def test_a_log_is_witnessed_by_file(tmp_path, data, log_key, config, auditor):
             running.read(4)
         if not sizes:
             assert "UNWITNESSED (0 of 1)" in command("witness", "status", *here).stdout
+            assert command("verify", *here).returncode == ExitCode.VALID
+            needed = command("verify", *here, "--witnesses-needed", "1", check=False)
+            assert needed.returncode == ExitCode.UNWITNESSED
         command("witness", "export-head", file, *here)
         assert file.read_text().startswith(f"old {sizes[-1] if sizes else 0}\n")
         command("witness", "cosign", home, file)
         imported = command("witness", "import", file, *here).stdout
+        assert command("verify", *here, "--witnesses-needed", "1").returncode == ExitCode.VALID
         sizes.append(int(re.search(r"cosigned (\d+) entries", imported)[1]))
     assert sizes[0] + 4 <= sizes[1]
     assert f"{sizes[1]} of {sizes[1]} entries" in command("witness", "status", *here).stdout
