@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from appliance.audit.content import Part
+from appliance.audit.content.keeper import Content, Keeper
+from appliance.audit.content.payload_keys import PayloadKeys, load_master_key
+from appliance.audit.content.payloads import SqlPayloadStore
+from appliance.audit.content.retention import Log, Retention
+from appliance.audit.content.sealing import Part
 from appliance.audit.entry import JSON
-from appliance.audit.keeper import Content, Keeper
-from appliance.audit.payload_keys import PayloadKeys, load_master_key
-from appliance.audit.payloads import SqlPayloadStore
-from appliance.audit.retention import Log, Retention
 from appliance.settings import AuditSettings
 from appliance.tenancy import ContentPolicy, Tenant
 

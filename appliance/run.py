@@ -26,13 +26,13 @@ from appliance.announce import Announcer
 from appliance.api.services import Services
 from appliance.app import create_app
 from appliance.attribution import Attribution
+from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
 from appliance.audit.entry import new_entry_id
 from appliance.audit.gateway_name import GatewayName
-from appliance.audit.guarded import GuardedLog, LogFiles, open_guarded
 from appliance.audit.keys import create_signing_key, load_signing_key, prepare_mldsa_key
 from appliance.audit.store import SqlAuditStore
-from appliance.audit.witness_client import open_witnessing
-from appliance.audit.witnessing import Witnessing
+from appliance.audit.witness.client import open_witnessing
+from appliance.audit.witness.witnessing import Witnessing
 from appliance.capture import open_content
 from appliance.changes import ChangeLog
 from appliance.control import ControlLoop, ControlParts

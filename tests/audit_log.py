@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from appliance.audit.guarded import LogFiles, open_guarded
+from appliance.audit.durability.guarded import LogFiles, open_guarded
 from appliance.audit.keys import Signer, create_signing_key, load_signing_key
 from appliance.audit.store import AuditStore
 from appliance.installation import Installation, locate

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prometheus_client import CollectorRegistry
 
 from appliance.audit import verify
+from appliance.audit.durability.guarded import LogFiles, open_guarded
 from appliance.audit.entry import decode
 from appliance.audit.export import export_log
-from appliance.audit.guarded import LogFiles, open_guarded
 from appliance.audit.keys import Signer
 from appliance.audit.registry import EntryType
 from appliance.audit.store import AuditStore

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from appliance.api.auth import admin_caller
 from appliance.api.body import read_members
 from appliance.api.services import Services
-from appliance.audit.retention import Retention, parse_erasure, parse_line, parse_moment, parse_tenant
+from appliance.audit.content.retention import Retention, parse_erasure, parse_line, parse_moment, parse_tenant
 from appliance.errors import ControlRefusedError
 from appliance.tenancy import Caller
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from appliance.api.control import Control
 from appliance.attribution import Attribution
-from appliance.audit.health import AuditHealth
+from appliance.audit.content.retention import Retention
+from appliance.audit.durability.health import AuditHealth
 from appliance.audit.log import AuditLog
-from appliance.audit.retention import Retention
 from appliance.gateway import Gateway
 from appliance.logs import Logger
 from appliance.metrics import Metrics

@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import typer
 
 from appliance.audit import verify as verifier
+from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.export import export_log, export_receipt
 from appliance.audit.keys import load_signing_key
-from appliance.audit.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.options import ConfigOption, DataOption, settings_from
 from appliance.cli.reading import PurposeOption, Reader, RecorderOption, UnrecordedOption

@@ -19,10 +19,10 @@ from typing import Annotated, Any
 
 import typer
 
-from appliance.audit.content import Part, commit, commit_under, open_sealed, place, unwrap
+from appliance.audit.content.payload_keys import DAY_MS, PayloadKeys, Purpose, load_master_key
+from appliance.audit.content.payloads import Payload, SqlPayloadStore
+from appliance.audit.content.sealing import Part, commit, commit_under, open_sealed, place, unwrap
 from appliance.audit.entry import format_time
-from appliance.audit.payload_keys import DAY_MS, PayloadKeys, Purpose, load_master_key
-from appliance.audit.payloads import Payload, SqlPayloadStore
 from appliance.audit.store import AuditStore
 from appliance.cli.admin import open_admin
 from appliance.cli.audit import open_reader

@@ -17,13 +17,20 @@ from typing import Annotated
 
 import typer
 
-from appliance.audit.cosigned import CosignedCheckpoints, newest_by_witness
 from appliance.audit.keys import load_signing_key
 from appliance.audit.store import SqlAuditStore
-from appliance.audit.witness import CONFLICT, MAX_REQUEST_BYTES, OK, Witness, encode_request, parse_request
-from appliance.audit.witness_home import WitnessHome, load_verifier_keys
-from appliance.audit.witness_server import serving
-from appliance.audit.witnessing import import_cosigned, level_of, load_witnesses, make_request
+from appliance.audit.witness.cosigned import CosignedCheckpoints, newest_by_witness
+from appliance.audit.witness.home import WitnessHome, load_verifier_keys
+from appliance.audit.witness.server import serving
+from appliance.audit.witness.witness import (
+    CONFLICT,
+    MAX_REQUEST_BYTES,
+    OK,
+    Witness,
+    encode_request,
+    parse_request,
+)
+from appliance.audit.witness.witnessing import import_cosigned, level_of, load_witnesses, make_request
 from appliance.cli.options import ConfigOption, DataOption, settings_from
 from appliance.errors import AuditVerificationError, ConfigurationError
 from appliance.installation import locate

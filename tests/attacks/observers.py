@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from appliance.audit.durability.selfcheck import DamagedError, SelfCheck
 from appliance.audit.registry import EntryType
-from appliance.audit.selfcheck import DamagedError, SelfCheck
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verify import ExitCode
 from appliance.errors import AuditError

@@ -18,16 +18,16 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, MetaData, create_engine, insert, text
 
 from appliance.audit.checkpoint import parse_body, parse_note, parse_verifier_keys
-from appliance.audit.content import Part, place, seal, unwrap
+from appliance.audit.content.payloads import Payload, SqlPayloadStore, export_payloads
+from appliance.audit.content.sealing import Part, place, seal, unwrap
 from appliance.audit.entry import new_entry_id
 from appliance.audit.export import export_log
 from appliance.audit.merkle import consistency_proof
-from appliance.audit.payloads import Payload, SqlPayloadStore, export_payloads
 from appliance.audit.registry import EntryType
 from appliance.audit.schema import upgrade_database
 from appliance.audit.store import SqlAuditStore
-from appliance.audit.witness import CONFLICT, OK, AddCheckpoint, Witness, encode_request
-from appliance.audit.witness_home import WitnessHome
+from appliance.audit.witness.home import WitnessHome
+from appliance.audit.witness.witness import CONFLICT, OK, AddCheckpoint, Witness, encode_request
 from appliance.installation import locate
 from appliance.settings import Settings
 from tests.audit_log import intent, open_log, outcome, prepare, settings_for, signer_in

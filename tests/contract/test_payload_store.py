@@ -5,8 +5,8 @@ from contextlib import closing
 
 import pytest
 
-from appliance.audit.content import Part, Sealed
-from appliance.audit.payloads import CHUNK, Found, Payload, Selection, SqlPayloadStore, first_id
+from appliance.audit.content.payloads import CHUNK, Found, Payload, Selection, SqlPayloadStore, first_id
+from appliance.audit.content.sealing import Part, Sealed
 from appliance.audit.store import SqlAuditStore
 from appliance.errors import AuditUnavailableError
 

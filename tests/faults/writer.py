@@ -29,7 +29,7 @@ from pathlib import Path
 import alembic.command  # noqa: F401 - loaded once, here: a new database needs it
 from sqlalchemy import event
 
-from appliance.audit.durability import DurableLog
+from appliance.audit.durability.durable import DurableLog
 from appliance.audit.export import export_log
 from appliance.audit.pending import Kept
 from appliance.audit.registry import EntryType

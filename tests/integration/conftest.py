@@ -29,11 +29,11 @@ from appliance.api.services import Services
 from appliance.app import create_app
 from appliance.attribution import Attribution
 from appliance.audit import verify
+from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.entry import decode, new_entry_id
 from appliance.audit.export import export_log
 from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
-from appliance.audit.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.store import SqlAuditStore
 from appliance.capture import open_content
 from appliance.changes import ChangeLog

@@ -17,11 +17,11 @@ from sqlalchemy import text as sql
 from typer.testing import CliRunner
 
 from appliance.audit import verify
-from appliance.audit.content import Part, commit, open_sealed, place, unwrap
+from appliance.audit.content.payload_keys import PayloadKeys, Purpose
+from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
+from appliance.audit.content.sealing import Part, commit, open_sealed, place, unwrap
 from appliance.audit.export import export_receipt
 from appliance.audit.keys import load_signing_key
-from appliance.audit.payload_keys import PayloadKeys, Purpose
-from appliance.audit.payloads import SqlPayloadStore, export_payloads
 from appliance.cli import cli
 from appliance.errors import AuditVerificationError, ConfigurationError
 from appliance.settings import AuditSettings

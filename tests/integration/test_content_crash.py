@@ -17,15 +17,15 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from appliance.audit import verify
-from appliance.audit.content import Part, open_sealed, place, unwrap
+from appliance.audit.content.payload_keys import PayloadKeys, Purpose
+from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
+from appliance.audit.content.retention import Erasure
+from appliance.audit.content.sealing import Part, open_sealed, place, unwrap
 from appliance.audit.entry import decode, new_entry_id
 from appliance.audit.export import export_log
 from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
-from appliance.audit.payload_keys import PayloadKeys, Purpose
-from appliance.audit.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.registry import EntryType
-from appliance.audit.retention import Erasure
 from appliance.audit.store import SqlAuditStore
 from appliance.capture import open_content
 from appliance.settings import AuditSettings

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.audit.content import Part
+from appliance.audit.content.sealing import Part
 from appliance.capture import NO_CAPTURE, ContentCapture, ContentCaptures
 from appliance.errors import AuditUnavailableError
 from appliance.tenancy import ContentPolicy, Tenant

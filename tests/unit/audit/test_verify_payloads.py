@@ -7,9 +7,9 @@ import random
 import pytest
 
 from appliance.audit import verify
-from appliance.audit.content import Part, place, seal, unwrap
+from appliance.audit.content.payloads import first_id
+from appliance.audit.content.sealing import Part, place, seal, unwrap
 from appliance.audit.entry import Entry, encode, format_time
-from appliance.audit.payloads import first_id
 from appliance.audit.registry import EntryType
 from appliance.audit.verify import ExitCode
 

@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from appliance.audit.content import Part, commit, place, rewrap, seal
+from appliance.audit.content.payload_keys import PayloadKeys, Purpose, TenantKey
+from appliance.audit.content.payloads import Payload, SqlPayloadStore
+from appliance.audit.content.sealing import Part, commit, place, rewrap, seal
 from appliance.audit.entry import JSON, format_time
-from appliance.audit.payload_keys import PayloadKeys, Purpose, TenantKey
-from appliance.audit.payloads import Payload, SqlPayloadStore
 from appliance.audit.pending import again
 from appliance.errors import AuditError, AuditKeyError, AuditUnavailableError
 from appliance.settings import AuditSettings

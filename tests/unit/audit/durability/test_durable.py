@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from appliance.audit import durability, verify
-from appliance.audit.gap import GapFile
+from appliance.audit import verify
+from appliance.audit.durability import durable
+from appliance.audit.durability.gap import GapFile
 from appliance.audit.pending import Kept
 from appliance.audit.registry import EntryType
 from appliance.errors import AuditUnavailableError, ConfigurationError
@@ -27,8 +28,8 @@ DOWN = ("full", "lossy", "blind")
 def impatient():
     """The log is asked often whether it is back."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(durability, "RETRY_SECONDS", 0.005)
-        patch.setattr(durability, "LONGEST_RETRY_SECONDS", 0.05)
+        patch.setattr(durable, "RETRY_SECONDS", 0.005)
+        patch.setattr(durable, "LONGEST_RETRY_SECONDS", 0.05)
         yield
 
 
@@ -182,7 +183,7 @@ async def test_a_failing_spool_disk_is_as_good_as_none(bench, monkeypatch):
             def fail(_descriptor):
                 raise OSError(5, "Input/output error")
 
-            patch.setattr("appliance.audit.spool.os.fsync", fail)
+            patch.setattr("appliance.audit.durability.spool.os.fsync", fail)
             with pytest.raises(AuditUnavailableError, match="cannot be written"):
                 await begin(guarded.sink, "lost")
         receipt = await begin(guarded.sink, "a")

@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from appliance.audit.arrivals import Arrivals, arrivals
+from appliance.audit.durability.arrivals import Arrivals, arrivals
+from appliance.audit.durability.gap import GapFile
+from appliance.audit.durability.handed import Handed, InFlight
+from appliance.audit.durability.losses import Losses
+from appliance.audit.durability.spool import Spool
+from appliance.audit.durability.spooler import Run, Spooler
 from appliance.audit.entry import format_time
-from appliance.audit.gap import GapFile
-from appliance.audit.handed import Handed, InFlight
 from appliance.audit.log import AuditLog
-from appliance.audit.losses import Losses
 from appliance.audit.merkle import hash_leaf
 from appliance.audit.registry import EntryType
-from appliance.audit.spool import Spool
-from appliance.audit.spooler import Run, Spooler
 from appliance.audit.store import AuditStore
 from appliance.errors import AuditEntryError, AuditUnavailableError
 

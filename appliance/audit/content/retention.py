@@ -25,11 +25,11 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
-from appliance.audit.content import rewrap
+from appliance.audit.content.keeper import Keeper
+from appliance.audit.content.payload_keys import KeyName, PayloadKeys, Purpose
+from appliance.audit.content.payloads import Found, Selection, SqlPayloadStore
+from appliance.audit.content.sealing import rewrap
 from appliance.audit.entry import JSON, format_time
-from appliance.audit.keeper import Keeper
-from appliance.audit.payload_keys import KeyName, PayloadKeys, Purpose
-from appliance.audit.payloads import Found, Selection, SqlPayloadStore
 from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
 from appliance.errors import AuditKeyError, AuditUnavailableError, ControlRefusedError, InvalidRequestError

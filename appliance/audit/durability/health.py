@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from appliance.audit.durability import DurabilityState, DurableLog
+from appliance.audit.durability.durable import DurabilityState, DurableLog
+from appliance.audit.durability.selfcheck import DamagedError, SelfCheck, Verification
+from appliance.audit.durability.watermark import Disk, changes, judge, read_disks
 from appliance.audit.log import AuditLog
-from appliance.audit.selfcheck import DamagedError, SelfCheck, Verification
-from appliance.audit.watermark import Disk, changes, judge, read_disks
 from appliance.errors import AuditUnavailableError
 from appliance.logs import Logger
 from appliance.metrics import Metrics

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.audit.durability.spool import FRAME_BYTES, SUFFIX, Spool, Start
 from appliance.audit.registry import EntryType
-from appliance.audit.spool import FRAME_BYTES, SUFFIX, Spool, Start
 from appliance.errors import AuditUnavailableError, ConfigurationError
 
 START = Start(spool="one", log="appliance.test/audit", size=7, since="then", reason="the disk is full")
@@ -133,7 +133,7 @@ def test_a_failed_write_acknowledges_nothing_and_harms_nothing(reopen, monkeypat
         def fail(_file, _data):
             raise OSError(28, "No space left on device")
 
-        patch.setattr("appliance.audit.spool._write", fail)
+        patch.setattr("appliance.audit.durability.spool._write", fail)
         for _ in range(2):
             with pytest.raises(AuditUnavailableError, match="No space left"):
                 spool.append([leaf(2)], START)

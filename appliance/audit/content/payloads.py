@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from appliance.audit.content import Part, Sealed
+from appliance.audit.content.sealing import Part, Sealed
 from appliance.audit.entry import new_entry_id
 from appliance.audit.registry import EntryType
 from appliance.audit.tables import audit_checkpoints, audit_leaves, audit_payloads

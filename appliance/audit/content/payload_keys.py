@@ -22,7 +22,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from appliance.audit.content import KEY_BYTES, NONCE_BYTES
+from appliance.audit.content.sealing import KEY_BYTES, NONCE_BYTES
 from appliance.audit.entry import new_entry_id
 from appliance.audit.keys import OTHERS, OWNER_ONLY, sync_directory
 from appliance.errors import AuditKeyError

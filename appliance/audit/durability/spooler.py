@@ -13,13 +13,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
+from appliance.audit.durability.gap import REASON_CHARACTERS, GapFile
+from appliance.audit.durability.handed import Handed
+from appliance.audit.durability.losses import Losses
+from appliance.audit.durability.spool import FRAME_BYTES, Spool, Start
 from appliance.audit.entry import format_time, new_entry_id
-from appliance.audit.gap import REASON_CHARACTERS, GapFile
-from appliance.audit.handed import Handed
 from appliance.audit.log import AuditLog
-from appliance.audit.losses import Losses
 from appliance.audit.pending import Kept
-from appliance.audit.spool import FRAME_BYTES, Spool, Start
 from appliance.errors import AuditError, AuditUnavailableError
 from appliance.logs import Logger
 from appliance.metrics import Metrics

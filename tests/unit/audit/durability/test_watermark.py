@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from appliance.audit.watermark import Disk, changes, judge, read_disks
+from appliance.audit.durability.watermark import Disk, changes, judge, read_disks
 
 
 def _judge(free, before=()):

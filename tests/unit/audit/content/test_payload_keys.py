@@ -1,4 +1,4 @@
-"""Promises of `appliance.audit.payload_keys`: made once, read by their owner, gone when destroyed."""
+"""Promises of `appliance.audit.content.payload_keys`: made once, read by their owner, gone when destroyed."""
 
 import base64
 import random
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.audit.payload_keys import (
+from appliance.audit.content.payload_keys import (
     DAY_MS,
     PayloadKeys,
     Purpose,

@@ -23,11 +23,11 @@ from appliance.audit.checkpoint import (
     verify_cosignatures,
     with_signatures,
 )
-from appliance.audit.cosigned import Cosigned, CosignedCheckpoints, newest_by_witness
 from appliance.audit.merkle import CompactRange, consistency_proof_from
 from appliance.audit.store import AuditStore
-from appliance.audit.witness import CONFLICT, OK, AddCheckpoint, Answer, encode_request
-from appliance.audit.witness_home import load_cosigner_keys
+from appliance.audit.witness.cosigned import Cosigned, CosignedCheckpoints, newest_by_witness
+from appliance.audit.witness.home import load_cosigner_keys
+from appliance.audit.witness.witness import CONFLICT, OK, AddCheckpoint, Answer, encode_request
 from appliance.errors import (
     AuditError,
     AuditUnavailableError,

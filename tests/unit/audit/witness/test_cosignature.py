@@ -25,7 +25,8 @@ from appliance.audit.checkpoint import (
     verify_cosignatures,
     with_signatures,
 )
-from appliance.audit.cosignature import (
+from appliance.audit.keys import MldsaSigner, Signer
+from appliance.audit.witness.cosignature import (
     ED25519_COSIGNATURE,
     MAX_TIME,
     MLDSA44,
@@ -34,7 +35,6 @@ from appliance.audit.cosignature import (
     mldsa_message,
     parse_timestamped,
 )
-from appliance.audit.keys import MldsaSigner, Signer
 from appliance.errors import AuditKeyError, AuditVerificationError, MalformedCheckpointError
 
 TIME = 1_679_315_147

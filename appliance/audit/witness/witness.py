@@ -28,7 +28,7 @@ from appliance.audit.checkpoint import (
 )
 from appliance.audit.keys import Signer
 from appliance.audit.merkle import EMPTY_ROOT, verify_consistency
-from appliance.audit.witness_state import Session, WitnessedHead, WitnessState
+from appliance.audit.witness.state import Session, WitnessedHead, WitnessState
 from appliance.errors import AuditVerificationError, MalformedCheckpointError
 
 MAX_PROOF = 63

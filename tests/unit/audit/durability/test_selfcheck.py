@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.audit.health import AuditHealth
+from appliance.audit.durability.health import AuditHealth
+from appliance.audit.durability.selfcheck import CHUNK, DamagedError, SelfCheck, Verification
 from appliance.audit.merkle import CompactRange, hash_leaf
-from appliance.audit.selfcheck import CHUNK, DamagedError, SelfCheck, Verification
 from appliance.audit.store import Leaf
 from appliance.errors import AuditUnavailableError
 from tests.durable_log import Bench, begin, end, until

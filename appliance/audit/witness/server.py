@@ -12,7 +12,14 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from appliance.audit.witness import BAD_REQUEST, MAX_REQUEST_BYTES, NOT_FOUND, TEXT_TYPE, Answer, Witness
+from appliance.audit.witness.witness import (
+    BAD_REQUEST,
+    MAX_REQUEST_BYTES,
+    NOT_FOUND,
+    TEXT_TYPE,
+    Answer,
+    Witness,
+)
 from appliance.errors import AuditUnavailableError, ConfigurationError
 
 UNAVAILABLE = 503

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from appliance.audit.drain import SHORT_SECONDS, Drain
-from appliance.audit.gap import GapFile
-from appliance.audit.handed import Handed, InFlight
+from appliance.audit.durability.drain import SHORT_SECONDS, Drain
+from appliance.audit.durability.gap import GapFile
+from appliance.audit.durability.handed import Handed, InFlight
+from appliance.audit.durability.losses import Losses
+from appliance.audit.durability.spool import Spool
+from appliance.audit.durability.spooler import Spooler
 from appliance.audit.log import AuditLog
-from appliance.audit.losses import Losses
 from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
-from appliance.audit.spool import Spool
-from appliance.audit.spooler import Spooler
 from appliance.audit.store import AuditStore
 from appliance.errors import AuditError, AuditUnavailableError
 from appliance.logs import Logger

@@ -1,4 +1,6 @@
-"""Promises of `appliance.audit.content`: what was sealed opens as itself, in its place, or not at all."""
+"""
+Promises of `appliance.audit.content.sealing`: what was sealed opens as itself, in its place, or not at all.
+"""
 
 import hashlib
 import random
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.audit import verify
-from appliance.audit.content import (
+from appliance.audit.content.sealing import (
     KEY_BYTES,
     Part,
     Sealed,

@@ -1,4 +1,6 @@
-"""Promises of `appliance.audit.retention` and `payloads`: entry first, then gone; also after a crash."""
+"""
+Promises of `appliance.audit.content.retention` and `payloads`: entry first, then gone; also after a crash.
+"""
 
 import asyncio
 import random
@@ -11,15 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.audit import verify
-from appliance.audit.content import Part, unwrap
-from appliance.audit.entry import Entry, encode, format_time, new_entry_id
-from appliance.audit.keeper import Content, Keeper
-from appliance.audit.merkle import CompactRange, hash_leaf
-from appliance.audit.payload_keys import PayloadKeys, Purpose, ulid_ms
-from appliance.audit.payloads import Selection, SqlPayloadStore, first_id
-from appliance.audit.pending import Receipt
-from appliance.audit.registry import EntryType
-from appliance.audit.retention import (
+from appliance.audit.content.keeper import Content, Keeper
+from appliance.audit.content.payload_keys import PayloadKeys, Purpose, ulid_ms
+from appliance.audit.content.payloads import Selection, SqlPayloadStore, first_id
+from appliance.audit.content.retention import (
     NAMED_KEYS,
     NAMED_KEYS_BESIDE_REQUESTS,
     NAMED_PER_ENTRY,
@@ -28,6 +25,11 @@ from appliance.audit.retention import (
     destroy_retired,
     parse_moment,
 )
+from appliance.audit.content.sealing import Part, unwrap
+from appliance.audit.entry import Entry, encode, format_time, new_entry_id
+from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.pending import Receipt
+from appliance.audit.registry import EntryType
 from appliance.audit.store import Head, Leaf, SqlAuditStore
 from appliance.errors import AuditUnavailableError, InvalidRequestError
 from appliance.settings import AuditSettings

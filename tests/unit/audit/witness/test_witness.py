@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_cosignatures
-from appliance.audit.cosignature import ED25519_COSIGNATURE
 from appliance.audit.keys import MldsaSigner, Signer, mldsa_path
 from appliance.audit.merkle import (
     CompactRange,
@@ -19,7 +18,10 @@ from appliance.audit.merkle import (
     hash_leaf,
     root_from_leaf_hashes,
 )
-from appliance.audit.witness import (
+from appliance.audit.witness.cosignature import ED25519_COSIGNATURE
+from appliance.audit.witness.home import WitnessHome, load_cosigner_keys, load_verifier_keys
+from appliance.audit.witness.state import MAX_REFUSED, WitnessState
+from appliance.audit.witness.witness import (
     BAD_REQUEST,
     CONFLICT,
     FORBIDDEN,
@@ -32,8 +34,6 @@ from appliance.audit.witness import (
     encode_request,
     parse_request,
 )
-from appliance.audit.witness_home import WitnessHome, load_cosigner_keys, load_verifier_keys
-from appliance.audit.witness_state import MAX_REFUSED, WitnessState
 from appliance.errors import (
     AuditKeyError,
     AuditUnavailableError,
@@ -337,7 +337,7 @@ def test_a_crash_before_persisting_cosigned_nothing(history, witness, keys, sign
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("appliance.audit.witness_state.Session.save", crash)
+        patch.setattr("appliance.audit.witness.state.Session.save", crash)
         with pytest.raises(Crash):
             witness.add_checkpoint(history.ask(5, 11))
     assert cosigned(history, 9, witness.add_checkpoint(history.ask(5, 9)), keys)

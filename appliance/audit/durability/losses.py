@@ -9,10 +9,10 @@ so that an `audit.gap` entry can admit it.  Bookkeeping only; no I/O.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from appliance.audit.arrivals import Arrivals
+from appliance.audit.durability.arrivals import Arrivals
+from appliance.audit.durability.gap import REASON_CHARACTERS, Gap, name_of
+from appliance.audit.durability.handed import Handed
 from appliance.audit.entry import format_time
-from appliance.audit.gap import REASON_CHARACTERS, Gap, name_of
-from appliance.audit.handed import Handed
 from appliance.audit.merkle import hash_leaf
 
 ENTRY_NOT_DURABLE = "entry_not_durable"

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from appliance.audit.durability import DurableLog
-from appliance.audit.gap import GapFile
-from appliance.audit.health import HealthWatch
+from appliance.audit.durability.durable import DurableLog
+from appliance.audit.durability.gap import GapFile
+from appliance.audit.durability.health import HealthWatch
+from appliance.audit.durability.selfcheck import SelfCheck
+from appliance.audit.durability.spool import Spool
 from appliance.audit.keys import Signer
 from appliance.audit.log import AuditLog
 from appliance.audit.registry import EntryType
-from appliance.audit.selfcheck import SelfCheck
-from appliance.audit.spool import Spool
 from appliance.audit.store import AuditStore
 from appliance.logs import Logger
 from appliance.metrics import Metrics, observe_audit, observe_health

@@ -1,0 +1,1 @@
+"""What is kept of requests and answers, sealed, and how it is erased again."""
