@@ -23,7 +23,6 @@ from appliance.speculation import NO_STEPS, EngineReading, Reason, SpeculationMo
 from appliance.verdict import (
     LIKELY,
     better_choice,
-    came_at_once,
     collapse_limit,
     evidence_of,
     is_losing,
@@ -139,7 +138,6 @@ def _resume(watch: Watch, reason: Reason, now: float) -> Watch:
         samples=latest,
         history=latest,
         probed=(),
-        useless_since=None,
     )
     return _enter(resumed, SpeculationMode.SPECULATIVE, now)
 
@@ -209,13 +207,7 @@ def _judge(watch: Watch, bucket: int, policy: MonitorPolicy, now: float) -> Watc
     """Stop, or choose the number of draft tokens for the batch bucket in use."""
     costs = aged(watch.costs(bucket), now)
     if is_useless(watch, costs, policy, now):
-        since = now if watch.useless_since is None else watch.useless_since
-        lasts = now - since >= policy.collapse_seconds or not came_at_once(watch, policy, now)
-        if lasts and _may_flip(watch, policy, now):
-            return _stop(replace(watch, useless_since=None), Reason.COLLAPSED, policy, now)
-        watch = replace(watch, useless_since=since)
-    else:
-        watch = replace(watch, useless_since=None)
+        return _stop(watch, Reason.COLLAPSED, policy, now) if _may_flip(watch, policy, now) else watch
     if not costs.is_known() or watch.window.drafts < policy.min_drafts:
         return watch
     entry = entry_of(watch, bucket)

@@ -24,7 +24,7 @@ from appliance.goodput import (
     unevenness,
 )
 from appliance.speculation import Reason, SpecDecodeCounters
-from appliance.watch import WINDOWS_REMEMBERED, MonitorPolicy, Watch, joined, span
+from appliance.watch import WINDOWS_REMEMBERED, MonitorPolicy, Watch, joined
 
 HUNCH, LIKELY, SURE, CERTAIN = 1.0, 1.64, 2.33, 3.0
 """Standard deviations: one chance in six, twenty, a hundred and a thousand of being wrong."""
@@ -60,12 +60,6 @@ def recent_text(watch: Watch, policy: MonitorPolicy, now: float) -> SpecDecodeCo
 def _drafts_to_stop(watch: Watch, policy: MonitorPolicy, now: float) -> int:
     strikes = len(watch.flips_lately(now)) // 2
     return min(2 * policy.min_drafts * int(STRIKE**strikes), WINDOWS_REMEMBERED * policy.window_drafts)
-
-
-def came_at_once(watch: Watch, policy: MonitorPolicy, now: float) -> bool:
-    """Whether the drafts to judge by are of one tick or two: then they may be of a few poor requests."""
-    counters = recent_text(watch, policy, now)
-    return counters is not None and 2 * span(watch.samples[-2:]).drafts > counters.drafts
 
 
 def collapse_limit(watch: Watch, policy: MonitorPolicy) -> float:

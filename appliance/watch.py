@@ -44,8 +44,6 @@ class MonitorPolicy:
     """Acceptance length under which drafts are as good as useless."""
     margin: float = 0.03
     """Payoff on either side of break-even in which speculation is neither stopped nor resumed."""
-    collapse_seconds: float = 2.0
-    """How long drafts must look useless: a few poor requests in a row are no collapse."""
     cooldown_seconds: float = 2.0
     """Least time between two changes of mode."""
     probe_share: float = 0.02
@@ -141,8 +139,6 @@ class Watch:
     """Draft tokens an operator insists on, at every batch size."""
     kept: "Watch | None" = None
     """What had been decided when an operator broke in."""
-    useless_since: float | None = None
-    """Since when drafts look useless, while they do."""
     has_paid: bool = False
     """Whether speculation with this draft has paid on this worker."""
     usual_length: float | None = None
