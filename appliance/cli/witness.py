@@ -31,6 +31,7 @@ from appliance.audit.witness.witness import (
     parse_request,
 )
 from appliance.audit.witness.witnessing import import_cosigned, level_of, load_witnesses, make_request
+from appliance.cli.audit import open_store
 from appliance.cli.options import ConfigOption, DataOption, settings_from
 from appliance.errors import AuditVerificationError, ConfigurationError
 from appliance.installation import locate
@@ -160,15 +161,8 @@ def _open(home: WitnessHome) -> Witness:
 
 @contextmanager
 def _open_log(settings: Settings) -> Iterator[tuple[SqlAuditStore, CosignedCheckpoints]]:
-    installation = locate(settings)
-    if settings.audit.database_url is None and not (installation.directory / "audit.db").exists():
-        message = f"there is no audit log in {installation.directory}: name its directory with --data"
-        raise ConfigurationError(message)
-    store = SqlAuditStore(installation.database_url)
-    try:
+    with open_store(settings) as store:
         yield store, CosignedCheckpoints.beside(store)
-    finally:
-        store.close()
 
 
 def _only_witness(settings: Settings) -> str | None:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 NAP_SECONDS = 20e-6
-"""Linux adds its timer slack of 50 microseconds: a thousandth of what a step on a CPU takes."""
+"""Linux adds its timer slack of 50 microseconds; a step on a CPU takes milliseconds."""
 
 
 def repair_cpu_sampling(rejection_sampler: Any, topk_topp_sampler: Any) -> None:  # noqa: ANN401
@@ -69,7 +69,7 @@ def nap_between_looks(shared_memory: Any) -> None:  # noqa: ANN401 - a module of
     vLLM 0.32 (`distributed/device_communicators/shm_broadcast.py`): while requests run, engine core
     and worker each wait in a loop around `sched_yield`, which occupies a whole core.  On a machine
     with few of them that core is also the gateway's and the API server's.  Linux 6.18 then lets the
-    loop run for up to ten seconds while they wait: the answer is computed and nobody sends it.
+    loop run for seconds while they wait: the answer is computed and nobody sends it.
     """
     if not hasattr(shared_memory, "sched_yield"):
         return
@@ -85,8 +85,8 @@ def sample_steps_without_drafts_plainly(runner_class: Any) -> None:  # noqa: ANN
     Let a step in which nothing was drafted be sampled as in a worker that has no draft.
 
     vLLM 0.32 (`v1/worker/gpu_model_runner.py`, `_sample`): once a draft is loaded, every step goes
-    through the rejection sampler, also when there is nothing to reject: a tenth of a millisecond of
-    each step for a site that has stopped speculating.
+    through the rejection sampler, also when there is nothing to reject, and a site that has stopped
+    speculating pays for it.
     """
     original = getattr(runner_class, "_sample", None)
     if original is None:
