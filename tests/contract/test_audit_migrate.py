@@ -70,7 +70,8 @@ async def test_a_log_is_the_same_after_moving_to_postgresql_and_back(
         assert store.head() == before.head()
         assert list(store.leaf_hashes()) == list(before.leaf_hashes())
         assert export_receipt(store, 7) == (leaf, receipt)
-        rows = store._engine.connect().exec_driver_sql("SELECT * FROM audit_payloads").all()
+        with store._engine.connect() as connection:
+            rows = connection.exec_driver_sql("SELECT * FROM audit_payloads").all()
         assert [tuple(row) for row in rows] == [
             ("r1", "request", "acme", "k", b"\x00\xff", b"\x01", b"\x02", "a time")
         ]
