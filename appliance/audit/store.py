@@ -10,6 +10,7 @@ keeps the log in one piece is the comparison.  Fails closed: every database erro
 `AuditUnavailableError`, one line.
 """
 
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from appliance.audit import schema
 from appliance.audit.merkle import HASH_BYTES
 from appliance.audit.registry import EntryType
+from appliance.audit.sqlite_append import SqliteAppender
 from appliance.audit.stored import (
     AuditStore,
     Behind,
@@ -74,6 +76,7 @@ class SqlAuditStore:
         self._reader = self._engine.execution_options(writes=False)
         self._where = self._engine.url.render_as_string(hide_password=True)
         self._is_postgresql = self._engine.dialect.name == "postgresql"
+        self._sqlite = None if self._is_postgresql else SqliteAppender(self._engine)
         if not self._is_postgresql and self._engine.url.database in {None, "", ":memory:"}:
             raise AuditUnavailableError(
                 "the audit database must be a file: in memory, nothing would be durable"
@@ -96,6 +99,8 @@ class SqlAuditStore:
 
     def close(self) -> None:
         """Give back every connection."""
+        if self._sqlite is not None:
+            self._sqlite.close()
         self._engine.dispose()
 
     def head(self) -> Head:  # noqa: D102
@@ -103,6 +108,10 @@ class SqlAuditStore:
             return _read_head(connection)
 
     def append(self, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:  # noqa: D102
+        if self._sqlite is not None:
+            with self._errors("written"):
+                self._sqlite.append(leaves, expected=expected, new=new)
+            return
         with self._writing() as connection:
             self._write(connection, leaves, expected=expected, new=new)
         # A crash before this line: the caller never hears of entries that may be in the log.
@@ -258,14 +267,14 @@ class SqlAuditStore:
             yield
         except AuditError:
             raise
-        except IntegrityError as error:
+        except (IntegrityError, sqlite3.IntegrityError) as error:
             detail = first_line(error)
             if "request_id" in detail:
                 raise AuditEntryError(
                     "a request cannot be recorded twice: request ids are never reused"
                 ) from error
             raise AuditForkError(f"the audit log holds leaves its head does not know of: {detail}") from error
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, sqlite3.Error) as error:
             detail = first_line(error)
             raise AuditUnavailableError(
                 f"the audit database {self._where} could not be {verb}: {detail}"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import rfc8785
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from appliance.audit.entry import (
@@ -196,7 +196,15 @@ def test_times_are_utc_with_milliseconds():
     assert format_time(1_795_219_199_999) == "2026-11-20T23:59:59.999Z"
 
 
-def test_canonical_form_is_that_of_an_independent_implementation():
-    """The bytes equal what an RFC 8785 library makes of the parsed leaf."""
-    leaf = encode(_aborted(request_id='é\u2028\U0001f600"\\\n\x01\x7f'))
+@given(st.text(max_size=200))
+@example('é\u2028\U0001f600\ue000"\\\n\x01\x7f/')
+def test_canonical_form_is_that_of_an_independent_implementation(text):
+    """The bytes equal what an RFC 8785 library makes of the parsed leaf, whatever the text."""
+    leaf = encode(_aborted(request_id=text))
     assert rfc8785.dumps(json.loads(leaf)) == leaf
+
+
+def test_text_that_is_not_unicode_is_refused():
+    """A lone surrogate has no bytes that another reader would take for the same text."""
+    with pytest.raises(AuditEntryError, match="not Unicode"):
+        encode(_aborted(request_id="\ud800"))

@@ -45,14 +45,19 @@ def test_a_full_disk_is_one_clear_line(sql_store, tmp_path):
     grower = Grower(sql_store)
     grower.append((READ, None))
     with sql_store._engine.connect() as connection:
-        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
-        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+        most_pages = [connection.exec_driver_sql("PRAGMA page_count").scalar()]
+
+    @event.listens_for(sql_store._engine, "connect")
+    def bound(connection, _record):
+        connection.execute(f"PRAGMA max_page_count = {most_pages[0]}")
+
+    sql_store.close()
     with pytest.raises(AuditUnavailableError, match=r"audit\.db could not be written: .*full") as caught:
         grower.append(*[(READ, None)] * 500)
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
-    with sql_store._engine.connect() as connection:
-        connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
+    most_pages[0] = 1_000_000
+    sql_store.close()
     assert sql_store.head() == Head.of(grower.tree)
     grower.append((READ, None))
 
