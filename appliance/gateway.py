@@ -53,6 +53,8 @@ class Head:
     status: int
     content_type: str
     headers: dict[str, str]
+    length: int | None = None
+    """Bytes of the body, where they are known."""
 
 
 class Reply(Protocol):
@@ -65,6 +67,9 @@ class Reply(Protocol):
 
     async def write(self, data: bytes) -> None:
         """Send part of the body."""
+
+    async def end(self, data: bytes) -> None:
+        """Send the last part of the body; whatever the gateway still does, the client need not wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,12 +207,9 @@ class Gateway:
             exchange.dispatched = self._clock()
             try:
                 with self.pool.occupy(worker.worker_id):
-                    async with (
-                        asyncio.timeout(self._policy.silence_seconds) as silence,
-                        self._client.forward(worker, call.route, body, headers) as answer,
-                    ):
-                        # That limit was for the head; each read keeps its own from here on.
-                        silence.reschedule(None)
+                    async with self._client.forward(
+                        worker, call.route, body, headers, self._policy.silence_seconds
+                    ) as answer:
                         exchange.answered = self._clock()
                         if answer.status < SERVER_ERROR or not self._can_retry(call, exchange, tried):
                             await self._relay_answer(call, exchange, answer, reply)
@@ -266,8 +268,8 @@ class Gateway:
         body = text.encode()
         exchange.capture.saw(body)
         await self._record(exchange)
-        await self._start(call, exchange, reply, answer.status, "application/json")
-        await reply.write(body)
+        await self._start(call, exchange, reply, answer.status, "application/json", length=len(body))
+        await reply.end(body)
 
     async def _relay_frames(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
         """Pass whole frames on as they arrive; hold back the ones that end the stream."""
@@ -301,7 +303,7 @@ class Gateway:
         exchange.ends(Outcome.COMPLETED, status=answer.status)
         saw(final)
         await self._record(exchange)
-        await reply.write(final)
+        await reply.end(final)
 
     async def _end_with_error(self, exchange: Exchange, reply: Reply, error: ApplianceError) -> None:
         code = "audit_unavailable"
@@ -322,10 +324,17 @@ class Gateway:
             except ApplianceError:
                 code = "audit_unavailable"
         self._metrics.errors.labels(code).inc()
-        await reply.write(sse.error_frame(str(error), code))
+        await reply.end(sse.error_frame(str(error), code))
 
     async def _start(
-        self, call: Call, exchange: Exchange, reply: Reply, status: int, content_type: str
+        self,
+        call: Call,
+        exchange: Exchange,
+        reply: Reply,
+        status: int,
+        content_type: str,
+        *,
+        length: int | None = None,
     ) -> None:
         """Send the head, once the intent is durable and not before."""
         receipt = await self._audit.confirm(exchange.intent)
@@ -336,6 +345,7 @@ class Gateway:
             Head(
                 status=status,
                 content_type=content_type,
+                length=length,
                 headers={
                     "x-request-id": call.client_request_id or call.request_id,
                     # An entry that is not in the log has no index yet: say so, rather than guess one.

@@ -4,47 +4,39 @@ The ASGI end of a relay: bytes out as they come, and an eye on whether the clien
 
 import asyncio
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
 from appliance.call import Call
 from appliance.gateway import Gateway, Head
 
 
-class RelayResponse(Response):
+async def relay_call(gateway: Gateway, call: Call, receive: Receive, send: Send) -> None:
     """
-    Runs `Gateway.relay` and stops it when the client leaves.
+    Run `Gateway.relay`, and stop it when the client leaves.
 
-    The relay runs in a task of its own next to one that listens for the disconnect; this method
-    owns both and returns only when both have ended, so none outlives its request.  What the relay
-    raises before it has answered is rendered like any route's error.
+    Next to it a task listens for the disconnect; it ends before this returns.  What the relay raises
+    before it has answered is for the caller to render, like any route's error.
     """
+    reply = AsgiReply(send)
+    relaying = asyncio.current_task()
+    assert relaying is not None  # noqa: S101 - a coroutine runs in a task
 
-    def __init__(self, gateway: Gateway, call: Call) -> None:
-        super().__init__()
-        self._gateway = gateway
-        self._call = call
+    def leave(_listener: object) -> None:
+        if not reply.ended:
+            reply.client_left = True
+            relaying.cancel()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
-        """Answer the request."""
-        reply = AsgiReply(send)
-        relay = asyncio.ensure_future(self._gateway.relay(self._call, reply))
-        listener = asyncio.ensure_future(_disconnected(receive))
-        try:
-            await asyncio.wait({relay, listener}, return_when=asyncio.FIRST_COMPLETED)
-            if not relay.done():
-                reply.client_left = True
-                relay.cancel()
-            await relay
-        except asyncio.CancelledError:
-            if not reply.client_left:
-                relay.cancel()
-                await asyncio.wait({relay})
-                raise
-        finally:
-            listener.cancel()
-        if reply.started and not reply.client_left:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+    listener = asyncio.ensure_future(_disconnected(receive))
+    listener.add_done_callback(leave)
+    try:
+        await gateway.relay(call, reply)
+    except asyncio.CancelledError:
+        # Cancelled by somebody else as well: that is not ours to swallow.
+        if not reply.client_left or relaying.uncancel():
+            raise
+    finally:
+        reply.ended = True
+        listener.cancel()
 
 
 class AsgiReply:
@@ -53,25 +45,30 @@ class AsgiReply:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.client_left = False
-        self.started = False
+        self.ended = False
+        """Whether the client has all, so that its leaving means nothing."""
 
     async def start(self, head: Head) -> None:
         """Send status and headers."""
-        headers = {"content-type": head.content_type, **head.headers}
+        headers = [(b"content-type", head.content_type.encode())]
+        if head.length is not None:
+            headers.append((b"content-length", b"%d" % head.length))
         if head.content_type.startswith("text/event-stream"):
-            headers |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        self.started = True
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": head.status,
-                "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
-            }
-        )
+            headers += _STREAM_HEADERS
+        headers += [(name.encode(), value.encode("latin-1")) for name, value in head.headers.items()]
+        await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
     async def write(self, data: bytes) -> None:
         """Send part of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes) -> None:
+        """Send the last part of the body."""
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+_STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -227,6 +227,8 @@ class AuditLog:
         Raises:
             AuditUnavailableError: it is not durable; after a timeout it may yet become so.
         """
+        if pending.done():
+            return pending.result()
         seconds = self._settings.append_timeout_seconds
         try:
             async with asyncio.timeout(seconds):

@@ -5,52 +5,82 @@ Bytes pass through unparsed.  Every failure to reach or to hear a worker becomes
 `WorkerFailedError`; a status the worker chose is an answer, not a failure.
 """
 
+import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from appliance.errors import WorkerFailedError
+from appliance.serving.connection import WorkerConnection
 from appliance.serving.usage import parse_answer, parse_usage
 from appliance.serving.worker import ServedModel, Worker
 
-LARGEST_READ = 2**18
 IDLE_SECONDS = 4.0
 """Shorter than the 5 s after which a worker closes an idle connection: we must never send on one."""
 CANARY: dict[str, Any] = {"prompt": "1, 2, 3, 4,", "max_tokens": 8, "temperature": 0}
 """A request whose answer nobody needs: greedy, and long enough for a draft to be verified."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A worker's answer whose head has arrived; leaving `forward` closes it and aborts the rest."""
 
     status: int
     content_type: str
-    stream: aiohttp.StreamReader
+    connection: WorkerConnection
 
-    async def read_any(self) -> bytes:
-        """Return what has arrived, waiting if nothing has; empty at the end."""
-        try:
-            return await self.stream.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            message = f"The worker broke off: {type(error).__name__}."
-            raise WorkerFailedError(message) from error
+    async def read_any(self, seconds: float) -> bytes:
+        """
+        Return what has arrived, waiting if nothing has; empty at the end.
+
+        Raises:
+            WorkerFailedError: the worker broke off.
+            TimeoutError: nothing came for so long; it can be asked again.
+        """
+        return await self.connection.read(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    host: str
+    port: int
+    tls: bool
+    name: str
+    """Host and port as the `Host` header gives them."""
+    prefix: str
+    """Path that the worker's own paths are below."""
+
+
+@lru_cache(maxsize=1024)
+def _address(url: str) -> _Address:
+    parts = urlsplit(url)
+    tls = parts.scheme == "https"
+    port = parts.port or (443 if tls else 80)
+    name = parts.netloc.rpartition("@")[2]
+    return _Address(host=parts.hostname or "", port=port, tls=tls, name=name, prefix=parts.path.rstrip("/"))
 
 
 class WorkerClient:
-    """One connection pool to all workers; proxies and redirects are never followed."""
+    """Connections to all workers; proxies and redirects are never followed."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, connect_seconds: float) -> None:
         self._session = session
+        self._connect_seconds = connect_seconds
+        # Idle ones by URL, the one used last at the end.
+        self._idle: dict[str, list[WorkerConnection]] = {}
+        self._tls: ssl.SSLContext | None = None
 
     @classmethod
     @asynccontextmanager
     async def open(cls, *, connect_seconds: float) -> AsyncIterator["WorkerClient"]:
-        """Hold the connection pool for as long as the context lasts."""
+        """Hold the connections for as long as the context lasts."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds)
         async with aiohttp.ClientSession(
@@ -58,37 +88,68 @@ class WorkerClient:
             timeout=timeout,
             auto_decompress=False,
             trust_env=False,
-            read_bufsize=LARGEST_READ,
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:
-            yield cls(session)
+            client = cls(session, connect_seconds)
+            try:
+                yield client
+            finally:
+                client._close()
 
     @asynccontextmanager
     async def forward(
-        self, worker: Worker, path: str, body: bytes, headers: dict[str, str]
+        self, worker: Worker, path: str, body: bytes, headers: dict[str, str], seconds: float
     ) -> AsyncIterator[Answer]:
         """
         Send a request body to a worker and give its answer once the head has arrived.
 
         Raises:
+            TimeoutError: no head came for so many seconds.
             WorkerFailedError: the worker could not be reached or closed before it answered.
         """
-        request = self._session.post(worker.url + path, data=body, headers=headers, allow_redirects=False)
+        address = _address(worker.url)
+        connection = self._take_idle(worker.url) or await self._connect(address)
         try:
-            response = await request
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            connection.ask(_request(address, path, body, headers))
+            await connection.read_head(seconds)
+            yield Answer(connection.status, connection.content_type, connection)
+        finally:
+            if connection.finish():
+                self._keep_idle(worker.url, connection)
+
+    def _keep_idle(self, url: str, connection: WorkerConnection) -> None:
+        idle = self._idle.setdefault(url, [])
+        idle.append(connection)
+        if not idle[0].is_usable or idle[0].idle_since < connection.idle_since - IDLE_SECONDS:
+            idle.pop(0).abort()
+
+    def _take_idle(self, url: str) -> WorkerConnection | None:
+        idle, oldest = self._idle.get(url), asyncio.get_running_loop().time() - IDLE_SECONDS
+        while idle:
+            connection = idle.pop()
+            if connection.is_usable and connection.idle_since > oldest:
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self, address: _Address) -> WorkerConnection:
+        if address.tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    WorkerConnection, address.host, address.port, ssl=self._tls if address.tls else None
+                )
+        except (OSError, TimeoutError) as error:
             message = f"The worker could not be reached: {type(error).__name__}."
             raise WorkerFailedError(message) from error
-        try:
-            yield Answer(
-                status=response.status,
-                content_type=response.headers.get("Content-Type", ""),
-                stream=response.content,
-            )
-        finally:
-            # Not `release`: an answer that was not read to its end must close the connection, which
-            # is what makes the worker abort the request and free its batch slot.
-            response.close() if not response.content.at_eof() else response.release()
+        return connection
+
+    def _close(self) -> None:
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.abort()
+        self._idle.clear()
 
     async def models(self, worker: Worker, timeout_seconds: float) -> tuple[ServedModel, ...]:
         """The model names a worker answers to."""
@@ -158,3 +219,9 @@ class WorkerClient:
             message = f"The worker answered {response.status} to {path}."
             raise WorkerFailedError(message)
         return text
+
+
+def _request(address: _Address, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    head = f"POST {address.prefix}{path} HTTP/1.1\r\nHost: {address.name}\r\nContent-Length: {len(body)}"
+    return f"{head}\r\n{lines}\r\n".encode("latin-1") + body

@@ -2,7 +2,6 @@
 How long a worker may stay silent while it answers.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -29,8 +28,7 @@ class Patience:
         step = min(self.keep_alive_seconds, self.silence_seconds)
         while True:
             try:
-                async with asyncio.timeout(step):
-                    return await answer.read_any()
+                return await answer.read_any(step)
             except TimeoutError as error:
                 silent += step
                 if silent >= self.silence_seconds:
@@ -47,8 +45,7 @@ class Patience:
         pieces: list[bytes] = []
         while True:
             try:
-                async with asyncio.timeout(self.silence_seconds):
-                    piece = await answer.read_any()
+                piece = await answer.read_any(self.silence_seconds)
             except TimeoutError as error:
                 raise self.lost() from error
             if not piece:

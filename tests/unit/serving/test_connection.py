@@ -1,0 +1,170 @@
+"""One connection to a worker: what comes out of it, however what comes in is cut."""
+
+import asyncio
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import WorkerFailedError
+from appliance.serving.connection import MOST_HEADERS, MOST_UNREAD, WorkerConnection
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+PLAIN = HEAD + b"Content-Length: 5\r\n\r\nhello"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+
+
+class Transport:
+    """What a connection does to its socket."""
+
+    def __init__(self):
+        self.sent, self.is_open, self.reads = b"", True, True
+
+    def write(self, data):
+        self.sent += data
+
+    def abort(self):
+        self.is_open = False
+
+    def pause_reading(self):
+        self.reads = False
+
+    def resume_reading(self):
+        self.reads = True
+
+
+def _asked():
+    connection, transport = WorkerConnection(), Transport()
+    connection.connection_made(transport)
+    connection.ask(b"POST / HTTP/1.1\r\n\r\n")
+    return connection, transport
+
+
+async def _answer(connection):
+    await connection.read_head(5)
+    body = b""
+    while read := await connection.read(5):
+        body += read
+    return connection.status, connection.content_type, body
+
+
+@given(st.sampled_from([PLAIN, CHUNKED]), st.sets(st.integers(1, 120)))
+def test_an_answer_is_the_same_however_it_is_cut(answer, cuts):
+    """Reads end anywhere; afterwards the connection takes another request."""
+
+    async def run():
+        connection, transport = _asked()
+        edges = [0, *sorted(cut for cut in cuts if cut < len(answer)), len(answer)]
+        reading = asyncio.ensure_future(_answer(connection))
+        for start, end in itertools.pairwise(edges):
+            connection.data_received(answer[start:end])
+            await asyncio.sleep(0)
+        assert await reading == (200, "text/event-stream", b"hello")
+        assert connection.finish()
+        assert connection.is_usable
+        assert transport.is_open
+        connection.ask(b"POST / HTTP/1.1\r\n\r\n")
+        connection.data_received(PLAIN)
+        assert await _answer(connection) == (200, "text/event-stream", b"hello")
+
+    asyncio.run(run())
+
+
+async def test_an_answer_without_a_length_ends_with_the_connection():
+    """HTTP/1.0 servers answer so; the connection is not used again."""
+    connection, _ = _asked()
+    connection.data_received(HEAD + b"\r\nhel")
+    connection.data_received(b"lo")
+    connection.eof_received()
+    assert await _answer(connection) == (200, "text/event-stream", b"hello")
+    assert not connection.finish()
+
+
+async def test_an_interim_answer_is_not_the_answer():
+    """Status 100 announces, and says nothing."""
+    connection, _ = _asked()
+    connection.data_received(b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN)
+    assert await _answer(connection) == (200, "text/event-stream", b"hello")
+    assert connection.finish()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"", "could not be reached: it closed the connection"),
+        (b"SSH-2.0-x\r\n", "could not be reached: what it sent is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * MOST_HEADERS + b"\r\n\r\n", "its headers are too long"),
+        (HEAD + b"Content-Length: 9\r\n\r\nhello", "broke off: it closed the connection"),
+        (
+            HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\nX\r\n",
+            "broke off: what it sent is not HTTP",
+        ),
+    ],
+)
+async def test_what_is_no_whole_answer_is_an_error(said, why):
+    """A worker that breaks off is told apart from one that has finished."""
+    connection, transport = _asked()
+    if said:
+        connection.data_received(said)
+    connection.eof_received()
+    with pytest.raises(WorkerFailedError, match=why):
+        await _answer(connection)
+    assert not connection.finish()
+    assert not transport.is_open
+
+
+@pytest.mark.parametrize("more", [b"x", PLAIN])
+async def test_what_comes_after_an_answer_ends_the_connection(more):
+    """It would pass for the answer to somebody else's request."""
+    connection, transport = _asked()
+    connection.data_received(PLAIN + more)
+    assert (await _answer(connection))[2] == b"hello"
+    assert not connection.finish()
+    assert not transport.is_open
+
+
+async def test_what_comes_unasked_ends_the_connection():
+    """Likewise while it is idle."""
+    connection, transport = _asked()
+    connection.data_received(PLAIN)
+    await _answer(connection)
+    assert connection.finish()
+    connection.data_received(PLAIN)
+    assert not connection.is_usable
+    assert not transport.is_open
+
+
+async def test_an_answer_left_early_closes_the_connection():
+    """That is what makes a worker stop generating."""
+    connection, transport = _asked()
+    connection.data_received(HEAD + b"Content-Length: 9\r\n\r\nhello")
+    await connection.read_head(5)
+    assert await connection.read(5) == b"hello"
+    assert not connection.finish()
+    assert not transport.is_open
+
+
+async def test_a_slow_reader_slows_the_worker():
+    """What waits here is bounded; taking it lets the worker go on."""
+    connection, transport = _asked()
+    connection.data_received(HEAD + b"Content-Length: 10000000\r\n\r\n" + b"x" * MOST_UNREAD)
+    assert transport.reads
+    connection.data_received(b"x")
+    assert not transport.reads
+    assert len(await connection.read(5)) == MOST_UNREAD + 1
+    assert transport.reads
+
+
+async def test_silence_ends_a_read_and_not_the_answer():
+    """Whoever waits decides what silence means; what comes later is still read."""
+    connection, _ = _asked()
+    connection.data_received(HEAD + b"Content-Length: 5\r\n\r\n")
+    await connection.read_head(5)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            await connection.read(0.01)
+    connection.data_received(b"hel")
+    assert await connection.read(0.01) == b"hel"
+    asyncio.get_running_loop().call_later(0.02, connection.data_received, b"lo")
+    assert await connection.read(5) == b"lo"
