@@ -1,164 +1,182 @@
 """
-What the gateway adds to a request, with the audit log strict: `make bench`.
+What the gateway adds to a request, with everything on, next to other gateways: `make bench`.
 
-A small upstream that answers in vLLM's shapes runs in one process, the gateway with its real audit
-log on SQLite in another, the client here.  Rounds to the upstream directly and through the gateway
-alternate, so that whatever else the machine does falls on both; the medians over all rounds are
-compared.  Nothing is asserted: figures depend on the machine and are printed with it.
+One scripted upstream, and in turn, interleaved: the client on it directly, through this gateway (audit
+log strict, keys, limits, metrics), through LiteLLM's proxy and through the vLLM project's Rust router.
+Each is one process.  Client and upstream share the machine's cores with them, which on few cores is
+most of what is measured: compare figures within a run only.  Frames are stamped by the upstream and
+the stamps read by the client.  Nothing is asserted; results are files, written with the machine.
 """
 
 import argparse
 import asyncio
 import json
-import multiprocessing
-import multiprocessing.connection
-import os
-import platform
-import statistics
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-import aiohttp
 import uvloop
-from aiohttp import web
 
-from demo.machine import cpu_name
+from benchmarks.audit.figures import markdown
+from benchmarks.gateway.cases import LOADS, Found, Load, measure, paced_loads, resident_growth
+from benchmarks.gateway.client import Target
+from benchmarks.gateway.contenders import NotThereError, appliance, litellm, vllm_router
+from benchmarks.gateway.upstream import upstream
+from benchmarks.speculation.provenance import Provenance, look
 from demo.process import ApplianceProcess
 
-FRAMES = 64
-METRICS = "".join(
-    f'# TYPE vllm:{name} gauge\nvllm:{name}{{engine="0"}} 0\n'
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-)
-PLAIN = {"model": "bench", "messages": [{"role": "user", "content": "x" * 400}]}
-STREAM = {**PLAIN, "stream": True}
+RESULTS = Path(__file__).resolve().parent / "results"
+OTHERS = {"litellm": litellm, "vllm-router": vllm_router}
+SLOW = "LiteLLM"
+"""Gets fewer requests in a round: the others would wait for it most of the time."""
+SLOW_SHARE = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--requests", type=int, default=150, help="per round and path")
-    parser.add_argument("--think-ms", type=float, default=5.0, help="how long the upstream takes")
-    options = parser.parse_args()
-    with upstream(options.think_ms) as worker, gateway(worker) as (url, key):
-        uvloop.run(compare(worker, url, key, options.rounds, options.requests))
+    options = parse(sys.argv[1:])
+    provenance = look(
+        shlex.join(["python", "-m", "benchmarks.gateway_overhead", *sys.argv[1:]]), model="", draft=""
+    )
+    with ExitStack() as stack:
+        worker = stack.enter_context(upstream())
+        ours, process = stack.enter_context(appliance(worker))
+        targets = [Target(name="direct", url=worker), ours]
+        for name in options.others:
+            try:
+                targets.append(stack.enter_context(OTHERS[name](worker)))
+            except NotThereError as error:
+                say(f"LEFT OUT {name}: {error}")
+        found, grown = uvloop.run(run(options, targets, process))
+    write(options.out, provenance, found, grown)
 
 
-async def compare(worker: str, gateway_url: str, key: str, rounds: int, requests: int) -> None:
-    print(f"{cpu_name()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    print(f"{rounds} rounds of {requests} requests each way, interleaved; medians over all requests\n")
-    print(f"{'case':<26}{'direct ms':>10}{'gateway ms':>12}{'added ms':>10}{'p99 added':>11}{'ratio':>8}")
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        for name, body, concurrency in (
-            ("plain, 1 at a time", PLAIN, 1),
-            ("plain, 16 at a time", PLAIN, 16),
-            ("stream, 1 at a time", STREAM, 1),
-            ("stream, 16 at a time", STREAM, 16),
-        ):
-            direct: list[float] = []
-            through: list[float] = []
-            for _ in range(rounds):
-                direct += await drive(session, worker, "", body, requests, concurrency)
-                through += await drive(session, gateway_url, key, body, requests, concurrency)
-            p50, q50 = statistics.median(direct), statistics.median(through)
-            p99, q99 = statistics.quantiles(direct, n=100)[98], statistics.quantiles(through, n=100)[98]
-            print(f"{name:<26}{p50:>10.2f}{q50:>12.2f}{q50 - p50:>10.2f}{q99 - p99:>11.2f}{q50 / p50:>7.2f}x")
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway_overhead")
+    add = parser.add_argument
+    add("--rounds", type=int, default=5, help="of every load and target (default 5)")
+    add("--requests", type=int, default=1500, help="in a round of requests that are not paced")
+    add("--streams", type=int, nargs="*", default=[100, 500, 900, 1400], help="paced, at once")
+    add("--seconds", type=float, default=8.0, help="of a round of paced streams (default 8)")
+    add("--others", nargs="*", choices=sorted(OTHERS), default=sorted(OTHERS))
+    add("--memory-requests", type=int, default=100_000, help="after which memory is compared; 0 for not")
+    add("--out", type=Path, default=RESULTS, help="where results are written")
+    return parser.parse_args(arguments)
 
 
-async def drive(
-    session: aiohttp.ClientSession, url: str, key: str, body: dict, requests: int, concurrency: int
-) -> list[float]:
-    """Milliseconds of each request, from sending to the last byte."""
-    data = json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    times: list[float] = []
-    left = iter(range(requests))
-
-    async def client() -> None:
-        for _ in left:
-            started = time.perf_counter()
-            async with session.post(f"{url}/v1/chat/completions", data=data, headers=headers) as response:
-                content = await response.read()
-            if response.status != 200 or not content:
-                raise SystemExit(f"{url} answered {response.status}: {content[:300]!r}")
-            times.append((time.perf_counter() - started) * 1000)
-
-    await asyncio.gather(*(client() for _ in range(concurrency)))
-    return times
-
-
-@contextmanager
-def upstream(think_ms: float) -> Iterator[str]:
-    """The stand-in for a worker, in its own process."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=serve_upstream, args=(think_ms, sender), daemon=True)
-    process.start()
-    try:
-        yield f"http://127.0.0.1:{receiver.recv()}"
-    finally:
-        process.terminate()
-        process.join()
+async def run(
+    options: argparse.Namespace, targets: Sequence[Target], process: ApplianceProcess
+) -> tuple[list[Found], tuple[float, float] | None]:
+    """Every load, round by round, the targets in an order that alternates."""
+    found: list[Found] = []
+    for load in (*LOADS, *paced_loads(options.streams)):
+        lines = [Found(target=target.name, load=load) for target in targets]
+        for number in range(options.rounds):
+            turn = list(zip(targets, lines, strict=True))
+            for target, line in turn[:: -1 if number % 2 else 1]:
+                requests = options.requests // (SLOW_SHARE if target.name == SLOW else 1)
+                await measure(load, target, line, requests=requests, seconds=options.seconds)
+                await asyncio.sleep(0.2)
+        for line in lines:
+            say(in_words(line, lines[0]))
+        found += lines
+    grown = None
+    if options.memory_requests:
+        grown = await resident_growth(targets[1], process.process.pid, options.memory_requests)
+        say(f"memory: {grown[0]:.1f} MB, after {options.memory_requests:,} requests {grown[1]:.1f} MB")
+    return found, grown
 
 
-def serve_upstream(think_ms: float, sender: multiprocessing.connection.Connection) -> None:
-    async def chat(request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        await asyncio.sleep(think_ms / 1000)
-        usage = {"prompt_tokens": 100, "completion_tokens": FRAMES, "total_tokens": 100 + FRAMES}
-        if not asked.get("stream"):
-            message = {"role": "assistant", "content": "word " * FRAMES}
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            return web.json_response({"id": "c", "choices": [choice], "usage": usage})
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]}
-        frame = f"data: {json.dumps(chunk)}\n\n".encode()
-        for _ in range(FRAMES):
-            await response.write(frame)
-            await asyncio.sleep(0)
-        if (asked.get("stream_options") or {}).get("include_usage"):
-            await response.write(
-                f"data: {json.dumps({'id': 'c', 'choices': [], 'usage': usage})}\n\n".encode()
-            )
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    def constant(content: dict | str):  # noqa: ANN202
-        async def answer(_request: web.Request) -> web.Response:
-            return web.Response(text=content) if isinstance(content, str) else web.json_response(content)
-
-        return answer
-
-    async def serve() -> None:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", chat)
-        app.router.add_get("/health", constant(""))
-        app.router.add_get("/version", constant({"version": "0.32.0"}))
-        app.router.add_get("/metrics", constant(METRICS))
-        app.router.add_get("/v1/models", constant({"data": [{"id": "bench", "created": 1}]}))
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        sender.send(runner.addresses[0][1])
-        await asyncio.Event().wait()
-
-    uvloop.run(serve())
+def in_words(line: Found, direct: Found) -> str:
+    """One line for whoever waits."""
+    if line.failure:
+        return f"{line.load.name:<34} {line.target:<20} failed: {line.failure}"
+    return f"{line.load.name:<34} {line.target:<20} " + ", ".join(
+        f"{name} {value}" for name, value in cells(line, direct).items()
+    )
 
 
-@contextmanager
-def gateway(worker: str) -> Iterator[tuple[str, str]]:
-    """`appliance gateway` in front of the upstream, with a fresh data directory."""
-    environment = {"APPLIANCE_POOL__URLS": json.dumps([worker]), "APPLIANCE_LOG__LEVEL": "warning"}
-    with (
-        tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch,
-        ApplianceProcess("gateway", data=Path(scratch), environment=environment) as appliance,
-    ):
-        yield appliance.url, appliance.key
+def cells(line: Found, direct: Found) -> dict[str, str]:
+    """What is shown of one target under one load, by column."""
+    first, base = line.first_byte, direct.first_byte
+    added = {
+        "first byte p50 / p99 ms": f"{first.p50:.2f} / {first.p99:.2f}",
+        "added": f"{first.p50 - base.p50:+.2f} / {first.p99 - base.p99:+.2f}",
+    }
+    if not line.load.paced:
+        return {"per second": f"{line.per_second:,.0f}", **added}
+    delay = line.delay
+    return {
+        "frame delay p50 / p99 ms": f"{delay.p50:.2f} / {delay.p99:.2f}",
+        **added,
+        "lost or out of order": str(line.failed),
+    }
+
+
+def tables(found: Sequence[Found]) -> str:
+    """A table for each load."""
+    parts: list[str] = []
+    for load in dict.fromkeys(line.load for line in found):
+        lines = [line for line in found if line.load == load]
+        columns = list(cells(lines[0], lines[0]))
+        rows = [
+            [
+                line.target,
+                *(
+                    [f"failed: {line.failure}", *[""] * (len(columns) - 1)]
+                    if line.failure
+                    else cells(line, lines[0]).values()
+                ),
+            ]
+            for line in lines
+        ]
+        parts.append(f"## {_title(load)}\n\n{markdown(['', *columns], rows)}")
+    return "\n".join(parts)
+
+
+def _title(load: Load) -> str:
+    return load.name[0].upper() + load.name[1:]
+
+
+def write(
+    directory: Path, provenance: Provenance, found: Sequence[Found], grown: tuple[float, float] | None
+) -> None:
+    """The tables for people, and the figures for programs."""
+    head = f"# What the gateway adds, at commit {provenance.commit}\n\n`{provenance.command}`\n\n"
+    where = f"{provenance.hardware}; {provenance.date}.  Client, upstream and gateway share the cores.\n\n"
+    memory = ""
+    if grown is not None:
+        memory = f"\nResident memory of the gateway: {grown[0]:.1f} MB before, {grown[1]:.1f} MB after.\n"
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "gateway_overhead.md"
+    path.write_text(head + where + tables(found) + memory, encoding="utf-8")
+    document = {"command": provenance.command, "commit": provenance.commit, "memory_mb": grown, "lines": []}
+    document["lines"] = [_figures(line) for line in found]
+    path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    say(f"wrote {path}")
+
+
+def _figures(line: Found) -> dict[str, Any]:
+    times: dict[str, Callable[[], Any]] = {"first_byte": lambda: line.first_byte, "delay": lambda: line.delay}
+    return {
+        "load": line.load.name,
+        "target": line.target,
+        "per_second": line.per_second,
+        "failed_streams": line.failed,
+        "failure": line.failure,
+        **{
+            f"{name}_{part}_ms": getattr(read(), part)
+            for name, read in times.items()
+            for part in ("p50", "p99")
+        },
+    }
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

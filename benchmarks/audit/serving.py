@@ -21,7 +21,7 @@ import aiohttp
 import uvloop
 
 from benchmarks.audit.figures import Times, markdown, times
-from benchmarks.gateway_overhead import upstream
+from benchmarks.gateway.upstream import upstream
 from demo.process import ApplianceProcess
 
 MOST_ADDED_MS = 0.7

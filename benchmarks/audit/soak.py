@@ -24,7 +24,7 @@ import aiohttp
 import uvloop
 
 from benchmarks.audit.serving import BODY
-from benchmarks.gateway_overhead import upstream
+from benchmarks.gateway.upstream import upstream
 from demo.process import ApplianceProcess
 
 CONCURRENCY = 16

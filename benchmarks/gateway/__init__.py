@@ -1,0 +1,1 @@
+"""What the gateway adds to a request, next to other people's gateways; see `benchmarks.gateway_overhead`."""

@@ -1,0 +1,125 @@
+"""
+Who is compared: the upstream itself, this gateway with everything on, and other people's gateways.
+
+Other people's are installed from the package index into environments of their own, once, below
+`.bench/`; what cannot be installed is left out, and said.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks.gateway.client import Target
+from benchmarks.gateway.upstream import MODEL
+from demo.process import ApplianceProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENTS = ROOT / ".bench"
+LITELLM, VLLM_ROUTER = "litellm[proxy]==1.109.1", "vllm-router==0.1.17"
+READY_SECONDS = 120.0
+
+
+class NotThereError(Exception):
+    """A contender that cannot be installed or started here, and why."""
+
+
+@contextmanager
+def appliance(worker: str) -> Iterator[tuple[Target, ApplianceProcess]]:
+    """Our own gateway: audit log strict on SQLite, keys, limits and metrics on."""
+    environment = {"APPLIANCE_POOL__URLS": json.dumps([worker]), "APPLIANCE_LOG__LEVEL": "warning"}
+    with (
+        tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch,
+        ApplianceProcess("gateway", data=Path(scratch), environment=environment) as process,
+    ):
+        yield Target(name="appliance", url=process.url, key=process.key), process
+
+
+@contextmanager
+def litellm(worker: str) -> Iterator[Target]:
+    """LiteLLM's proxy with one process, as its documentation starts it, without a database."""
+    binaries = install("litellm", LITELLM)
+    with tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch:
+        config = Path(scratch) / "config.yaml"
+        parameters = {"model": f"openai/{MODEL}", "api_base": f"{worker}/v1", "api_key": "sk-none"}
+        # JSON is YAML.
+        config.write_text(
+            json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": parameters}]}),
+            encoding="utf-8",
+        )
+        port = free_port()
+        command = [str(binaries / "litellm"), "--config", str(config), "--host", "127.0.0.1"]
+        environment = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+        with started(
+            [*command, "--port", str(port)], environment, f"http://127.0.0.1:{port}/health/liveliness"
+        ):
+            yield Target(name="LiteLLM", url=f"http://127.0.0.1:{port}", key="sk-none")
+
+
+@contextmanager
+def vllm_router(worker: str) -> Iterator[Target]:
+    """The vLLM project's router, written in Rust: no keys, no log, no limits."""
+    binaries = install("vllm-router", VLLM_ROUTER)
+    port, metrics = free_port(), free_port()
+    command = [str(binaries / "vllm-router"), "--worker-urls", worker, "--host", "127.0.0.1"]
+    more = ["--port", str(port), "--policy", "round_robin", "--prometheus-port", str(metrics)]
+    with started([*command, *more], {}, f"http://127.0.0.1:{port}/health"):
+        yield Target(name="vllm-router (Rust)", url=f"http://127.0.0.1:{port}")
+
+
+def install(name: str, requirement: str) -> Path:
+    """Make the environment of a contender unless it is there; returns its directory of programs."""
+    directory = ENVIRONMENTS / name
+    stamp = directory / ".installed"
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != requirement:
+        try:
+            subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
+            pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", requirement]
+            subprocess.run(pip, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise NotThereError(f"{requirement} cannot be installed: {error}") from error
+        stamp.write_text(requirement, encoding="utf-8")
+    return directory / "bin"
+
+
+@contextmanager
+def started(command: Sequence[str], environment: dict[str, str], health_url: str) -> Iterator[None]:
+    """Run a server until the block ends, having waited until it answers."""
+    with ExitStack() as stack:
+        output = stack.enter_context(tempfile.TemporaryFile())
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
+        )
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        end = time.monotonic() + READY_SECONDS
+        while not _answers(health_url):
+            if process.poll() is not None or time.monotonic() > end:
+                output.seek(0)
+                said = output.read().decode(errors="replace").strip().rpartition("\n")[2]
+                raise NotThereError(f"{command[0]} did not start: {said}")
+            time.sleep(0.2)
+        yield
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
