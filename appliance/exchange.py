@@ -179,14 +179,13 @@ class Exchange:
     def count(self, metrics: Metrics, now: float) -> None:
         """Add the request to the metrics."""
         tenant, usage = self.caller.tenant.name, self.final_usage
-        metrics.requests.labels(tenant, self.model, self.route, str(self.outcome)).inc()
-        metrics.request_seconds.labels(self.model, self.route).observe(now - self.started)
+        meters = metrics.meters(tenant, self.model, self.route, str(self.outcome))
+        meters.requests.inc()
+        meters.seconds.observe(now - self.started)
         if self.first_content is not None:
-            metrics.time_to_first_byte_seconds.labels(self.model, self.route).observe(
-                self.first_content - self.started
-            )
-        metrics.tokens.labels(tenant, self.model, "prompt").inc(usage.prompt_tokens)
-        metrics.tokens.labels(tenant, self.model, "completion").inc(usage.completion_tokens)
+            meters.first_byte_seconds.observe(self.first_content - self.started)
+        meters.prompt_tokens.inc(usage.prompt_tokens)
+        meters.completion_tokens.inc(usage.completion_tokens)
         if usage.drafts:
             metrics.drafts.labels(tenant, self.model).inc(usage.drafts)
             metrics.draft_tokens.labels(tenant, self.model).inc(usage.draft_tokens or 0)

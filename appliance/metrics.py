@@ -6,9 +6,11 @@ rest from enumerations.  Metrics fail open: nothing here may refuse a request.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics import MetricWrapperBase
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 FINE_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
@@ -19,6 +21,8 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self._meters: dict[tuple[str, str, str, str], Meters] = {}
+        self._entry_counters: dict[str, Counter] = {}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
@@ -62,6 +66,35 @@ class Metrics:
             "model",
         )  # fmt: skip
 
+        self.tenants_generation = gauge(
+            "appliance_tenants_generation",
+            "Number of changes that led to the tenants and keys in force here.",
+        )
+        self.tenants_age_seconds = gauge(
+            "appliance_tenants_age_seconds",
+            "How long ago the database last confirmed the tenants and keys in force here.",
+        )
+
+        self.limit_used = gauge(
+            "appliance_limit_used_ratio",
+            "Share of a tenant's limit that is used or held by gateways, 0..1, the fullest of its models. "
+            "At 1 requests are refused.",
+            "tenant", "limit",
+        )  # fmt: skip
+        self.limit_refusals = counter(
+            "appliance_limit_refusals", "Requests refused because of a tenant's limit.", "tenant", "limit"
+        )
+        self.limits_failing = gauge(
+            "appliance_limits_failing",
+            "1 while the database of limits cannot be reached. Gateways go on with what they hold, then refuse.",
+        )
+
+        self.batch_lines = counter(
+            "appliance_batch_lines",
+            "Requests of batches that are done, by how they ended.",
+            "tenant",
+            "result",
+        )
         self.worker_up = gauge("appliance_worker_up", "1 while the worker can take requests.", "worker")
         self.worker_restarts = counter(
             "appliance_worker_restarts", "Times the supervisor started the worker again.", "worker"
@@ -149,7 +182,52 @@ class Metrics:
             "appliance_control_failures", "Looks at a worker that ended in a defect; nothing was changed."
         )
 
+        self._add_callers(counter, gauge)
+        self._add_admission(counter, gauge, histogram)
         self._add_audit(counter, gauge, histogram)
+
+    def _add_admission(
+        self,
+        counter: Callable[..., Counter],
+        gauge: Callable[..., Gauge],
+        histogram: Callable[..., Histogram],
+    ) -> None:
+        self.queue_requests = gauge(
+            "appliance_queue_requests", "Requests waiting for a worker with room.", "priority"
+        )
+        self.queue_bytes = gauge("appliance_queue_bytes", "Memory they hold.", "priority")
+        self.queue_seconds = histogram(
+            "appliance_queue_seconds", "How long those waited that had to, however it ended.",
+            SECONDS, "priority",
+        )  # fmt: skip
+        self.queue_refusals = counter(
+            "appliance_queue_refusals",
+            "Requests turned away: `full` there was no place to wait, `late` they waited too long, "
+            "`no_worker` as well and no worker was left.",
+            "priority", "reason",
+        )  # fmt: skip
+        self.worker_places = gauge(
+            "appliance_worker_places",
+            "Most requests this gateway has with the worker at a time; falls when the worker has a queue.",
+            "worker",
+        )  # fmt: skip
+        self.worker_breaker_open = gauge(
+            "appliance_worker_breaker_open",
+            "1 from the moment a worker gets a rest because it failed, until it answers again.", "worker",
+        )  # fmt: skip
+
+    def _add_callers(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
+        self.connections = gauge(
+            "appliance_connections", "Connections of clients, idle ones included; see `api.max_connections`."
+        )
+        self.callers_refused = counter(
+            "appliance_callers_refused", "Requests answered 401, by what was wrong; clients are not told.",
+            "reason",
+        )  # fmt: skip
+        self.tls_certificate_not_after = gauge(
+            "appliance_tls_certificate_not_after_timestamp_seconds",
+            "When the certificate in force ends; 0 without TLS. Renew its file before: it is taken over.",
+        )
 
     def _add_audit(
         self,
@@ -252,6 +330,12 @@ class Metrics:
             "appliance_audit_witnessed_size", "Entries the newest cosignature covers; 0 for none."
         )
 
+    def forget_worker(self, worker_id: str) -> None:
+        """Export nothing more of a worker that has left, so that addresses that come and go do not pile up."""
+        for family in vars(self).values():
+            if isinstance(family, MetricWrapperBase) and "worker" in family._labelnames:  # noqa: SLF001
+                family.remove_by_labels({"worker": worker_id})
+
     def saw_audit_commit(self, _entries: int, seconds: float) -> None:
         """Note one commit of the audit log."""
         self.audit_commit_seconds.observe(seconds)
@@ -259,10 +343,38 @@ class Metrics:
     def saw_audit_entry(self, entry_type: str, error: Exception | None) -> None:
         """Count one entry that became durable, or that the database did not take."""
         if error is None:
-            self.audit_entries.labels(str(entry_type)).inc()
+            counter = self._entry_counters.get(entry_type)
+            if counter is None:
+                counter = self._entry_counters[entry_type] = self.audit_entries.labels(str(entry_type))
+            counter.inc()
         else:
             self.audit_refused.inc()
             self.audit_last_failure.set_to_current_time()
+
+    def meters(self, tenant: str, model: str, route: str, outcome: str) -> "Meters":
+        """The children that a request with these labels moves; found once, since every request asks."""
+        key = (tenant, model, route, outcome)
+        found = self._meters.get(key)
+        if found is None:
+            found = self._meters[key] = Meters(
+                requests=self.requests.labels(tenant, model, route, outcome),
+                seconds=self.request_seconds.labels(model, route),
+                first_byte_seconds=self.time_to_first_byte_seconds.labels(model, route),
+                prompt_tokens=self.tokens.labels(tenant, model, "prompt"),
+                completion_tokens=self.tokens.labels(tenant, model, "completion"),
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meters:
+    """What every request moves, for one set of labels."""
+
+    requests: Counter
+    seconds: Histogram
+    first_byte_seconds: Histogram
+    prompt_tokens: Counter
+    completion_tokens: Counter
 
 
 class AuditView(Protocol):
@@ -344,6 +456,24 @@ def observe_health(metrics: Metrics, health: Callable[[], HealthView]) -> None:
     metrics.audit_verified_size.set_function(lambda: health().verified_size)
     metrics.audit_verified_time.set_function(lambda: health().verified_time)
     metrics.audit_damaged.set_function(lambda: health().is_damaged)
+
+
+class TenantsView(Protocol):
+    """How well the tenants in force are known."""
+
+    @property
+    def generation(self) -> int:
+        """Number of changes that led to them."""
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago the database last confirmed them."""
+
+
+def observe_tenants(metrics: Metrics, view: TenantsView) -> None:
+    """Read how well the tenants are known whenever the metrics are read."""
+    metrics.tenants_generation.set_function(lambda: view.generation)
+    metrics.tenants_age_seconds.set_function(lambda: view.age_seconds)
 
 
 class WitnessView(Protocol):

@@ -128,7 +128,7 @@ def parse_call(request: Request, caller: Caller, body: bytes, *, needs: str) -> 
         request_id=request.scope["state"]["request_id"],
         client_request_id=request.scope["state"]["client_request_id"],
         caller=caller,
-        route=request.url.path,
+        route=request.scope["path"],
         model=model,
         text=text,
         members=members,

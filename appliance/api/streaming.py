@@ -9,13 +9,16 @@ from starlette.types import Receive, Send
 from appliance.call import Call
 from appliance.gateway import Gateway, Head
 
+LISTEN_AFTER_SECONDS = 0.02
+"""A request that is answered sooner is not worth a task that waits for its client to leave."""
+
 
 async def relay_call(gateway: Gateway, call: Call, receive: Receive, send: Send) -> None:
     """
     Run `Gateway.relay`, and stop it when the client leaves.
 
-    Next to it a task listens for the disconnect; it ends before this returns.  What the relay raises
-    before it has answered is for the caller to render, like any route's error.
+    Unless it ends at once, a task listens for the disconnect next to it, and ends before this returns.
+    What the relay raises before it has answered is for the caller to render, like any route's error.
     """
     reply = AsgiReply(send)
     relaying = asyncio.current_task()
@@ -26,8 +29,14 @@ async def relay_call(gateway: Gateway, call: Call, receive: Receive, send: Send)
             reply.client_left = True
             relaying.cancel()
 
-    listener = asyncio.ensure_future(_disconnected(receive))
-    listener.add_done_callback(leave)
+    listener: asyncio.Future[None] | None = None
+
+    def listen() -> None:
+        nonlocal listener
+        listener = asyncio.ensure_future(_disconnected(receive))
+        listener.add_done_callback(leave)
+
+    timer = asyncio.get_running_loop().call_later(LISTEN_AFTER_SECONDS, listen)
     try:
         await gateway.relay(call, reply)
     except asyncio.CancelledError:
@@ -36,7 +45,9 @@ async def relay_call(gateway: Gateway, call: Call, receive: Receive, send: Send)
             raise
     finally:
         reply.ended = True
-        listener.cancel()
+        timer.cancel()
+        if listener is not None:
+            listener.cancel()
 
 
 class AsgiReply:

@@ -19,13 +19,13 @@ import math
 import secrets
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
+from appliance.audit.commit_thread import CommitThread
 from appliance.audit.entry import JSON
 from appliance.audit.keys import Signer
 from appliance.audit.known import KnownLog, silent_gateways
@@ -138,15 +138,13 @@ class AuditLog:
         """
         loop = asyncio.get_running_loop()
         sealed = SealedHead(sealed_head_path)
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit-writer") as thread:
-            found = await loop.run_in_executor(
-                thread, lambda: recover(store, sealed.read(), signer.verifier_key, gateway)
-            )
+        with CommitThread.open("audit-writer") as thread:
+            found = await thread.run(lambda: recover(store, sealed.read(), signer.verifier_key, gateway))
             if found.joins:
                 # Before this gateway is known as a writer: from then on it must have a sealed head.
-                await loop.run_in_executor(thread, lambda: sealed.write(_first_seal(signer, found.tree)))
+                await thread.run(lambda: sealed.write(_first_seal(signer, found.tree)))
             now = clock()
-            seen = await loop.run_in_executor(thread, lambda: store.beat(gateway, now))
+            seen = await thread.run(lambda: store.beat(gateway, now))
             names = {request.gateway for request in found.open_requests} - {gateway}
             # Whoever was only silent may have been kept from the database too: the writer judges later.
             dead = silent_gateways(names, seen, now=now, seconds=math.inf)
@@ -229,14 +227,24 @@ class AuditLog:
         """
         if pending.done():
             return pending.result()
-        seconds = self._settings.append_timeout_seconds
+        seconds, loop = self._settings.append_timeout_seconds, asyncio.get_running_loop()
+        # As a shield in a timeout, in fewer steps: the entry must not hear that nobody waits any more.
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake(_future: object = None) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        pending.add_done_callback(wake)
+        timer = loop.call_later(seconds, wake)
         try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.shield(pending)
-        except TimeoutError as error:
-            raise AuditUnavailableError(
-                f"the audit entry did not become durable within {seconds:g} s"
-            ) from error
+            await waiter
+        finally:
+            timer.cancel()
+            pending.remove_done_callback(wake)
+        if not pending.done():
+            raise AuditUnavailableError(f"the audit entry did not become durable within {seconds:g} s")
+        return pending.result()
 
     def submit(self, entry_type: EntryType, /, **fields: JSON | None) -> asyncio.Future[Receipt]:
         """

@@ -19,12 +19,12 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
+from appliance.audit.commit_thread import CommitThread
 from appliance.audit.known import Batch, KnownLog, silent_gateways
 from appliance.audit.merkle import CompactRange
 from appliance.audit.pending import EntryMaker, Pending, again
@@ -60,7 +60,7 @@ class Writer:
         known: KnownLog,
         gateway: str,
         clock: Callable[[], float],
-        thread: Executor,
+        thread: CommitThread,
         on_commit: Callable[[int, float], None],
     ) -> None:
         self._store, self._settings, self._maker = store, settings, maker
@@ -368,4 +368,4 @@ class Writer:
         self._ended.exception()  # nobody has to watch
 
     async def _run(self, call: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self._thread, call)
+        return await self._thread.run(call)
