@@ -27,6 +27,8 @@ class Batch:
     """Ends of requests that have an end already: another gateway took this one for dead."""
     tree: CompactRange
     """The tree with the placed entries."""
+    head: Head
+    """The same, as the store has it."""
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -85,7 +87,7 @@ class KnownLog:
             )
             tree.append(leaf.leaf_hash)
             placed.append((pending, leaf))
-        return Batch(placed=tuple(placed), refused=tuple(refused), tree=tree)
+        return Batch(placed=tuple(placed), refused=tuple(refused), tree=tree, head=Head.of(tree))
 
     def follow(self, newer: Sequence[Leaf], tree: CompactRange) -> list[str]:
         """Take over what others added; return the requests that it ends."""
@@ -111,7 +113,7 @@ class KnownLog:
                 self.open[leaf.request_id] = gateway if isinstance(gateway, str) else None
             elif leaf.type in _ENDS:
                 self.open.pop(leaf.request_id, None)
-        self.tree, self.head = batch.tree, Head.of(batch.tree)
+        self.tree, self.head = batch.tree, batch.head
 
     def open_of(self, gateways: Iterable[str | None]) -> list[str]:
         """Return the requests without an end that one of these gateways accepted, oldest first."""

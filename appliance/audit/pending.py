@@ -126,14 +126,19 @@ class EntryMaker:
 
     def _stamp(self, entry_type: EntryType) -> dict[str, str | None]:
         """Entries that begin something say which gateway is to end it."""
-        begins = entry_type in {EntryType.REQUEST_INTENT, EntryType.AUDIT_STARTED}
+        begins = entry_type is EntryType.REQUEST_INTENT or entry_type is EntryType.AUDIT_STARTED
         return {"gateway": self._gateway} if begins else {}
 
     def _promise(self, entry: Entry, leaf: bytes) -> Pending:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         # Whoever submitted it may have stopped waiting; the failure is in the log's state, too.
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        future.add_done_callback(_look)
         return Pending(entry=entry, leaf=leaf, future=future, saw=self._saw)
+
+
+def _look(done: asyncio.Future[Receipt]) -> None:
+    if not done.cancelled():
+        done.exception()
 
 
 def again(error: AuditError) -> AuditError:

@@ -19,7 +19,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import TypeVar
@@ -84,7 +83,7 @@ class Writer:
         self._alone = 0
         self._in_doubt = False
         self._tried_at = 0.0
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._closing = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.stopped: AuditError | None = None
@@ -111,12 +110,12 @@ class Writer:
     def add(self, pending: Pending) -> None:
         """Queue one entry; order of calls is order in the log."""
         self._queue.append(pending)
-        self._wake.set()
+        self._wake()
 
     def close(self) -> None:
         """Ask `run` to commit what is queued, end what is open, sign, and return."""
         self._closing = True
-        self._wake.set()
+        self._wake()
 
     async def ended(self) -> None:
         """Wait for `run` to fail, and raise why."""
@@ -157,10 +156,18 @@ class Writer:
             await self._pause(left)
 
     async def _pause(self, seconds: float) -> None:
-        self._wake.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._wake.wait()
+        """Return when something was queued, on closing, or after so long."""
+        self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(max(0.0, seconds), self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def _turn(self) -> None:
         if self._in_doubt and not await self._resynchronise():
@@ -210,10 +217,8 @@ class Writer:
             batch = self._place(taken, self._known.tree)
             try:
                 if batch.placed:
-                    new = Head.of(batch.tree)
-                    await self._run(
-                        partial(self._store.append, batch.leaves, expected=self._known.head, new=new)
-                    )
+                    append = partial(self._store.append, batch.leaves, expected=self._known.head)
+                    await self._run(partial(append, new=batch.head))
             except AuditForkError:
                 # Lost to another gateway, or to somebody who rewrote the log: that is found out here.
                 self._others_write = True
@@ -236,14 +241,14 @@ class Writer:
             tree = self._known.extended(newer, head)
             batch = self._place(taken, tree, newer)
             made.append((newer, tree, batch))
-            return batch.leaves, Head.of(batch.tree)
+            return batch.leaves, batch.head
 
         self._store.append_behind(self.size, make)
         return made[-1]
 
     def _place(self, taken: Sequence[Pending], tree: CompactRange, newer: Sequence[Leaf] = ()) -> Batch:
         batch = self._known.place(taken, tree, newer)
-        self._tried = frozenset(leaf.leaf_hash for leaf in batch.leaves)
+        self._tried = frozenset([leaf.leaf_hash for _, leaf in batch.placed])
         return batch
 
     async def _publish(self) -> None:
