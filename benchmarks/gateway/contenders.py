@@ -24,7 +24,7 @@ from demo.process import ApplianceProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".bench"
-LITELLM, VLLM_ROUTER = "litellm[proxy]==1.109.1", "vllm-router==0.1.17"
+LITELLM, VLLM_ROUTER = "litellm[proxy]==1.103.0", "vllm-router==0.1.17"
 READY_SECONDS = 120.0
 
 
