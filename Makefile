@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test check lint types imports unit integration bench bench-audit bench-speculation models clean
+.PHONY: help setup setup-dev run tour test check lint types imports unit integration clients bench bench-audit bench-speculation models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,7 +32,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA) deploy/debian-packages.txt
 
 ##@ Check it
 
-test: check unit integration tour ## Everything CI runs
+test: check unit integration clients tour ## Everything CI runs
 
 check: lint types imports ## What a reviewer should not have to say
 
@@ -52,7 +52,11 @@ unit: setup-dev ## Unit tests, in an empty network namespace where the kernel al
 	$(BIN)/python -m pytest tests/unit; fi
 
 integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
-	@$(BIN)/python -m pytest tests/integration tests/contract tests/faults tests/attacks tests/test_docs.py
+	@$(BIN)/python -m pytest tests/integration tests/abuse tests/contract tests/faults tests/attacks tests/test_docs.py
+
+clients: setup-dev ## Unmodified clients against a real worker, each in an environment of its own
+	@sh tests/clients/install.sh $(PYTHON) $(BIN)/pip .clients
+	@$(BIN)/python -m pytest tests/clients
 
 bench: setup-dev ## Measure what the gateway adds
 	@$(BIN)/python -m benchmarks.gateway_overhead
@@ -68,5 +72,5 @@ bench-speculation: setup-dev ## Measure speculation by concurrency, and how well
 models: setup ## Rebuild the demo pair (an hour or more on two cores)
 	@$(BIN)/python -m demo.build
 
-clean: ## Remove the environment; data is kept
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+clean: ## Remove the environments; data is kept
+	@rm -rf $(VENV) .clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -27,15 +27,19 @@ class Announcer:
         self._stream.write((CLEAR_LINE if self._terminal else "") + text + "\n")
         self._stream.flush()
 
-    def started(self, version: str, installation: Installation, shown: dict[str, str]) -> None:
-        """Show the version, and the keys a first start made."""
+    def started(self, version: str, installation: Installation) -> None:
+        """Show the version, and where everything is."""
         self.say(f"sovereign serving appliance {version}, data in {installation.directory}")
+
+    def show_keys(self, installation: Installation, shown: dict[str, str]) -> None:
+        """Show the keys a first start made, if it made any."""
         if not shown:
             return
-        self.say("First start: a signing key and API keys were made.")
+        self.say("First start: API keys were made, and are shown only now.")
         for name, key in shown.items():
             self.say(f"{name + ' key':<16} {key}")
-        self.say(f"The tenant key is shown only now; the admin key is also in {installation.admin_key}.")
+        if "admin" in shown:
+            self.say(f"The admin key is also in {installation.admin_key}.")
 
     def worker_event(self, event: WorkerEvent) -> None:
         """Show one change in a worker's life."""

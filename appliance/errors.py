@@ -6,6 +6,8 @@ says what is wrong and what to do about it; it may be shown to a client, so it n
 secret, a prompt or a completion.
 """
 
+from typing import ClassVar
+
 
 class ApplianceError(Exception):
     """Base of all deliberate errors."""
@@ -36,6 +38,18 @@ class InvalidApiKeyError(ApplianceError):
     """No valid API key came with the request.  The message never says which part was wrong."""
 
 
+class HeadTooLargeError(ApplianceError):
+    """The request line and headers are larger, or more, than the gateway accepts."""
+
+
+class RequestTooSlowError(ApplianceError):
+    """The request arrived so slowly that the gateway stopped waiting for it."""
+
+
+class TooManyConnectionsError(ApplianceError):
+    """The gateway holds as many connections as it may."""
+
+
 class ModelNotFoundError(ApplianceError):
     """The model does not exist, or this key may not use it: the two read alike on purpose."""
 
@@ -48,6 +62,26 @@ class WorkerNotFoundError(ApplianceError):
     """No worker of the pool has this id."""
 
 
+class StoredFileNotFoundError(ApplianceError):
+    """No file has this id, or it is another tenant's: the two read alike on purpose."""
+
+
+class BatchNotFoundError(ApplianceError):
+    """No batch has this id, or it is another tenant's: the two read alike on purpose."""
+
+
+class BatchConflictError(ApplianceError):
+    """A file or a batch is in a state that does not allow what was asked; the message says which."""
+
+
+class StorageQuotaError(ApplianceError):
+    """The tenant keeps as many files, bytes or open batches as it may."""
+
+
+class StorageUnavailableError(ApplianceError):
+    """Files or batches cannot be read or written: disk, database, or bytes that another gateway has."""
+
+
 class ControlRefusedError(ApplianceError):
     """Control cannot do what an operator asked as things are; the message says why."""
 
@@ -56,12 +90,61 @@ class ControlUnavailableError(ApplianceError):
     """What the control loops of several gateways share cannot be read or written."""
 
 
+class TenantNotFoundError(ApplianceError):
+    """No tenant has this name, or no key this id."""
+
+
+class TenantConflictError(ApplianceError):
+    """A tenant or key is not as the change takes it to be; the message says how it is."""
+
+
+class TenantsUnavailableError(ApplianceError):
+    """The database of tenants and keys cannot be read or written; nothing was changed."""
+
+
 class NoWorkerAvailableError(ApplianceError):
     """No healthy worker serves the model right now."""
 
 
+class AtCapacityError(ApplianceError):
+    """The model's workers and queue are full, the request waited too long, or bodies take up all the room."""
+
+
+class LimitReachedError(ApplianceError):
+    """A limit of the tenant is used up, and comes back in a while."""
+
+    code: ClassVar[str] = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, limit: str = "", retry_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
+        """Its name in a tenant's limits, such as `requests_per_minute`."""
+        self.retry_seconds = retry_seconds
+        """When it is worth asking again; None for never."""
+
+
+class RequestOverLimitError(LimitReachedError):
+    """One request needs more than a limit of the tenant ever allows."""
+
+    code: ClassVar[str] = "request_over_limit"
+
+
+class BudgetUsedUpError(LimitReachedError):
+    """The tenant's tokens of the day or the month are used up."""
+
+    code: ClassVar[str] = "insufficient_quota"
+
+
+class LimitsUnavailableError(ApplianceError):
+    """The database of limits cannot be reached, and this gateway holds nothing to go on with."""
+
+
 class WorkerFailedError(ApplianceError):
     """A worker broke off, answered nonsense or could not be reached."""
+
+
+class WorkerUnreachableError(WorkerFailedError):
+    """No connection to the worker could be opened, so it has not seen the request."""
 
 
 class WorkerTimeoutError(WorkerFailedError):

@@ -5,7 +5,8 @@ Owned by the task that relays the request; nothing else writes to it.
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -14,6 +15,8 @@ from appliance.audit.entry import JSON
 from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
 from appliance.capture import NO_CAPTURE, Capture
+from appliance.limits.estimate import estimate_tokens
+from appliance.members import Member
 from appliance.metrics import Metrics
 from appliance.serving.target_only import ForbiddenBy
 from appliance.serving.usage import Usage
@@ -29,6 +32,8 @@ class Outcome(StrEnum):
     WORKER_FAILED = "worker_failed"
     WORKER_REFUSED = "worker_refused"
     TIMED_OUT = "timed_out"
+    NOT_ADMITTED = "not_admitted"
+    """It found no worker with room in time, or no place to wait for one."""
     GATEWAY_STOPPED = "gateway_stopped"
     """Logged as `request.aborted`, like `gateway_failed`: the gateway cannot vouch for the rest."""
     GATEWAY_FAILED = "gateway_failed"
@@ -40,6 +45,7 @@ USUAL_STATUS = {
     Outcome.WORKER_FAILED: 502,
     Outcome.WORKER_REFUSED: 400,
     Outcome.TIMED_OUT: 504,
+    Outcome.NOT_ADMITTED: 429,
     Outcome.GATEWAY_STOPPED: 499,
     Outcome.GATEWAY_FAILED: 500,
 }
@@ -70,12 +76,20 @@ class Exchange:
     outcome: Outcome | None = None
     status: int = 0
     retries: int = 0
+    queued: float = 0.0
+    """Time spent waiting for a worker with room, in seconds."""
     head_sent: bool = False
+    is_relayed: bool = False
+    """Whether a worker's stream is being passed on, so that no other worker may be tried."""
     recorded: bool = False
     capture: Capture = NO_CAPTURE
     """What is kept of its content while it is under way."""
     content: dict[str, JSON] = field(default_factory=dict)
     """What its end says about the answer that was kept."""
+    verdicts: list[str] = field(default_factory=list)
+    """What policy changed in it."""
+    last_frames: bytes = b""
+    """What was sent last of a stream."""
 
     def ends(self, outcome: Outcome, *, status: int | None = None) -> None:
         """Fix how the request ended; the first word counts."""
@@ -100,7 +114,27 @@ class Exchange:
     @property
     def final_usage(self) -> Usage:
         """What the worker said it cost, else the frames counted, marked as an estimate."""
-        return self.usage or Usage(completion_tokens=self.frames, estimated=True)
+        usage = self.usage
+        if usage is None:
+            return Usage(completion_tokens=self.frames, estimated=True)
+        if usage.estimated and not usage.completion_tokens:
+            return replace(usage, completion_tokens=self.frames)
+        return usage
+
+    def used_tokens(self, text: str, members: Mapping[str, Member]) -> int:
+        """
+        What it is charged for: what the worker said, else a guess at what it had begun with.
+
+        Args:
+            text: the request's body.
+            members: the body's members.
+        """
+        if self.usage is not None:
+            usage = self.final_usage
+            return usage.prompt_tokens + usage.completion_tokens
+        if not self.frames and (self.outcome is not Outcome.CLIENT_GONE or not self.dispatched):
+            return 0
+        return estimate_tokens(text, members, guess=0).prompt + self.frames
 
     @property
     def context(self) -> str | None:
@@ -110,8 +144,8 @@ class Exchange:
         return context_bucket(self.usage.prompt_tokens)
 
     def overhead_seconds(self, now: float) -> float:
-        """Time since the start that was not spent waiting for the worker."""
-        return max(0.0, (now - self.started) - (self.answered - self.dispatched))
+        """Time since the start that was not spent waiting for a worker, in the queue or for its answer."""
+        return max(0.0, (now - self.started) - (self.answered - self.dispatched) - self.queued)
 
     def fields(self, now: float) -> dict[str, Any]:
         """The fields of the `request.outcome` entry."""
@@ -132,10 +166,14 @@ class Exchange:
             "template": self.template,
             **self.content,
         }
+        if self.verdicts:
+            fields["verdicts"] = self.verdicts
         if self.context is not None:
             fields["context_bucket"] = self.context
         if self.forbidden_by is not None:
             fields["speculation_forbidden"] = str(self.forbidden_by)
+        if self.queued:
+            fields["queued_ms"] = _milliseconds(self.queued)
         if self.first_content is not None:
             fields["ttft_ms"] = _milliseconds(self.first_content - self.started)
         if self.finish_reason:

@@ -1,7 +1,7 @@
 """
 The data plane: one request from its audited intent, through a worker, to its audited outcome.
 
-    admit ─► audit intent ─► pick a worker ─► relay ─► audit outcome
+    admit ─► audit intent ─► wait for a worker with room ─► relay ─► audit outcome
 
 Two promises bind the order of everything here.  No byte of an answer leaves before the intent is
 durable, and the last frame does not leave before the outcome is.  The worker is asked at once,
@@ -13,8 +13,10 @@ It fails closed: if the audit log cannot take an entry, the client gets an error
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Any, Protocol
 
+from appliance.admission import AdmissionControl, Asked, Lane, Slot
 from appliance.attribution import Attribution
 from appliance.audit.pending import Kept
 from appliance.audit.registry import EntryType
@@ -23,27 +25,38 @@ from appliance.call import Call
 from appliance.capture import Captures
 from appliance.errors import (
     ApplianceError,
+    AtCapacityError,
     AuditError,
+    InvalidRequestError,
+    LimitReachedError,
     ModelNotFoundError,
     NoWorkerAvailableError,
     WorkerFailedError,
     WorkerTimeoutError,
+    WorkerUnreachableError,
 )
 from appliance.exchange import Exchange, Outcome
+from appliance.limits.limiting import NO_LIMITS, Limiting
+from appliance.limits.reservation import Reservation
 from appliance.logs import Logger
-from appliance.members import cut_member
 from appliance.metrics import Metrics
 from appliance.serving import sse
 from appliance.serving.client import Answer, WorkerClient
+from appliance.serving.dialects.errors import ErrorText
+from appliance.serving.dialects.policy import may_call
 from appliance.serving.patience import Patience
 from appliance.serving.pool import WorkerPool
-from appliance.serving.refusal import CLIENT_ERROR, SERVER_ERROR, normalise_error
-from appliance.serving.router import has_target_only, pick
-from appliance.serving.stream import sort_frames
-from appliance.serving.usage import first_finish_reason, parse_answer, parse_usage
-from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.refusal import CLIENT_ERROR, SERVER_ERROR, worker_error
+from appliance.serving.router import has_target_only
+from appliance.serving.worker import WorkerId
 
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+OK = 200
 UNAVAILABLE = 503
+TOO_MANY = 429
+NOT_IMPLEMENTED = 501
+PASSING = frozenset({408, 429})
+"""Refusals of a worker that say nothing about the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +101,7 @@ class Gateway:
         self,
         *,
         pool: WorkerPool,
+        admission: AdmissionControl,
         client: WorkerClient,
         audit: AuditSink,
         attribution: Attribution,
@@ -96,8 +110,11 @@ class Gateway:
         logger: Logger,
         clock: Callable[[], float],
         policy: GatewayPolicy,
+        limits: Limiting = NO_LIMITS,
     ) -> None:
         self.pool = pool
+        self.admission = admission
+        self.limits = limits
         self._client = client
         self._audit = audit
         self._attribution = attribution
@@ -118,18 +135,33 @@ class Gateway:
             ModelNotFoundError: no worker serves the model, or the key may not use it.
             NeedsTargetOnlyWorkerError: it must not be speculated, and every worker of the model speculates.
             NoWorkerAvailableError: no worker has come up yet, so no model is known.
+            InvalidRequestError: it asks for what no worker is asked for.
+            AtCapacityError: no worker has room for it, and neither has the queue.
         """
         models = self.pool.models()
         if not models:
             message = "No worker is ready yet. Try again in a moment."
             raise NoWorkerAvailableError(message)
-        if call.model not in models or not call.caller.tenant.may_use(call.model):
+        served = models.get(call.model)
+        if served is None or not may_call(call.caller, served):
             self._deny(call, "model_not_found", status=404)
             message = f"The model `{call.model}` does not exist or you do not have access to it."
             raise ModelNotFoundError(message)
-        if call.forbidden_by and not has_target_only(call.model, self.pool.snapshots):
+        try:
+            call.check_policy()
+        except InvalidRequestError as error:
+            self._deny(call, error.code or "invalid_request", status=CLIENT_ERROR)
+            raise
+        forbidden_by = call.forbidden_by
+        if forbidden_by and not has_target_only(call.model, self.pool.snapshots):
             self._deny(call, "needs_target_only_worker", status=400)
             raise call.refusal()
+        try:
+            lane = Lane(call.model, forbidden_by is None)
+            self.admission.refuse_if_full(lane, call.caller.tenant.name, call.priority, getsizeof(call.text))
+        except AtCapacityError:
+            self._deny(call, "at_capacity", status=TOO_MANY)
+            raise
 
     def _deny(self, call: Call, reason: str, *, status: int) -> None:
         self._queue(
@@ -153,10 +185,30 @@ class Gateway:
             ApplianceError: nothing was sent yet and the client is owed this error.  Once the head is
                 out, an error becomes the last frame instead.
         """
-        started, capture = self._clock(), self._captures.begin(call.caller.tenant, call.request_id)
-        # What an entry names is durable before it, and the intent is on its way before a worker is asked.
+        started = self._clock()
+        reservation = self.limits.take(call.caller.tenant, call.model, call.text, call.members)
+        if reservation is None:
+            reservation = await self._wait_for_limits(call)
+        exchange: Exchange | None = None
+        try:
+            exchange = await self._begin(call, started)
+            await self._see_through(call, exchange, reply)
+        finally:
+            # The only place that gives back what was reserved, whatever happened.
+            reservation.settle(0 if exchange is None else exchange.used_tokens(call.text, call.members))
+
+    async def _wait_for_limits(self, call: Call) -> Reservation:
+        try:
+            return await self.limits.wait(call.caller.tenant, call.model, call.text, call.members)
+        except LimitReachedError as error:
+            self._deny(call, error.code, status=TOO_MANY)
+            raise
+
+    async def _begin(self, call: Call, started: float) -> Exchange:
+        """Have the intent on its way, and what it names durable before it."""
+        capture = self._captures.begin(call.caller.tenant, call.request_id)
         content = await capture.keep_request(call.text) if capture.is_on else {}
-        exchange = Exchange(
+        return Exchange(
             request_id=call.request_id,
             caller=call.caller,
             route=call.route,
@@ -166,11 +218,15 @@ class Gateway:
             forbidden_by=call.forbidden_by,
             intent=self._audit.submit(EntryType.REQUEST_INTENT, **call.intent_fields(), **content),
             capture=capture,
+            verdicts=call.verdicts,
         )
+
+    async def _see_through(self, call: Call, exchange: Exchange, reply: Reply) -> None:
+        """From the intent to the outcome."""
         in_flight = self._metrics.requests_in_flight.labels(call.model)
         in_flight.inc()
         try:
-            await self._attempt_workers(call, exchange, reply)
+            await self._answer(call, exchange, reply)
         except asyncio.CancelledError:
             left = Outcome.CLIENT_GONE if reply.client_left else Outcome.GATEWAY_STOPPED
             exchange.ends(left)
@@ -184,6 +240,9 @@ class Gateway:
         except NoWorkerAvailableError:
             exchange.ends(Outcome.WORKER_FAILED, status=UNAVAILABLE)
             raise
+        except AtCapacityError:
+            exchange.ends(Outcome.NOT_ADMITTED)
+            raise
         except AuditError:
             exchange.fails(status=UNAVAILABLE)
             raise
@@ -191,80 +250,119 @@ class Gateway:
             in_flight.dec()
             self._finish(exchange)
 
+    async def _answer(self, call: Call, exchange: Exchange, reply: Reply) -> None:
+        try:
+            await self._attempt_workers(call, exchange, reply)
+        except ApplianceError as error:
+            if not exchange.head_sent:
+                raise
+            # The head is out: the status can no longer say it, so the last frame does.
+            await self._end_with_error(call, exchange, reply, error)
+
+    async def _wait(self, asked: Asked, call: Call, exchange: Exchange, reply: Reply) -> Slot:
+        """
+        Wait for a worker with room.
+
+        A stream that waits for long gets its head, so that neither proxy nor client gives up; from then
+        on only its frames can say what becomes of it.
+        """
+        began = self._clock()
+
+        async def keep_alive() -> None:
+            exchange.queued = self._clock() - began
+            if call.is_stream:
+                await self._start(call, exchange, reply, OK, EVENT_STREAM)
+                exchange.capture.saw(sse.KEEP_ALIVE)
+                await reply.write(sse.KEEP_ALIVE)
+
+        try:
+            return await self.admission.wait(asked, keep_alive, self._policy.keep_alive_seconds)
+        finally:
+            exchange.queued = self._clock() - began
+
     async def _attempt_workers(self, call: Call, exchange: Exchange, reply: Reply) -> None:
-        """Before the first byte another worker may be tried; after it, never."""
+        """Before the first byte of an answer another worker may be tried; after it, never."""
         body = call.worker_body().encode()
         headers = {
             "Content-Type": "application/json",
             "Accept-Encoding": "identity",
             "X-Request-Id": call.request_id,
         }
-        tried: frozenset[WorkerId] = frozenset()
+        asked, tried = _asked(call, exchange), set[WorkerId]()
+        slot = self.admission.enter(asked) or await self._wait(asked, call, exchange, reply)
         while True:
-            worker = self._pick(call, tried)
-            tried |= {worker.worker_id}
-            exchange.worker = self.pool.snapshot(worker.worker_id)
-            exchange.dispatched = self._clock()
+            worker, another = slot.snapshot.worker, None
+            tried.add(worker.worker_id)
+            exchange.worker, exchange.dispatched = slot.snapshot, self._clock()
             try:
-                with self.pool.occupy(worker.worker_id):
-                    async with self._client.forward(
-                        worker, call.route, body, headers, self._policy.silence_seconds
-                    ) as answer:
-                        exchange.answered = self._clock()
-                        if answer.status < SERVER_ERROR or not self._can_retry(call, exchange, tried):
-                            await self._relay_answer(call, exchange, answer, reply)
-                            return
+                async with self._client.forward(
+                    worker, call.endpoint.worker_path, body, headers, self._policy.silence_seconds
+                ) as answer:
+                    exchange.answered = self._clock()
+                    if answer.status < SERVER_ERROR or answer.status == NOT_IMPLEMENTED:
+                        slot.succeeded()
+                    else:
+                        slot.failed()
+                        another = self._another(asked, exchange, tried)
+                    if another is None:
+                        await self._relay_answer(call, exchange, answer, reply)
+                        return
             except TimeoutError as error:
+                slot.failed()
                 raise self._patience.lost() from error
             except WorkerTimeoutError:
                 raise
-            except WorkerFailedError:
+            except WorkerFailedError as error:
+                slot.failed()
                 self.pool.report_unreachable(worker.worker_id)
-                if not self._can_retry(call, exchange, tried):
+                is_free = isinstance(error, WorkerUnreachableError)
+                another = self._another(asked, exchange, tried, is_free=is_free)
+                if another is None:
                     raise
+            finally:
+                slot.release()
+            slot = another
+
+    def _another(
+        self, asked: Asked, exchange: Exchange, tried: set[WorkerId], *, is_free: bool = False
+    ) -> Slot | None:
+        """A slot with a worker that was not tried yet, as long as no answer is being passed on."""
+        slot = None if exchange.is_relayed else self.admission.again(asked, tried, is_free=is_free)
+        if slot is not None:
             exchange.retries += 1
-            self._metrics.retries.labels(call.model).inc()
-
-    def _pick(self, call: Call, tried: frozenset[WorkerId]) -> Worker:
-        return pick(
-            call.model,
-            self.pool.snapshots,
-            self.pool.in_flight,
-            tried=tried,
-            may_speculate=call.forbidden_by is None,
-        )
-
-    def _can_retry(self, call: Call, exchange: Exchange, tried: frozenset[WorkerId]) -> bool:
-        if exchange.head_sent:
-            return False
-        try:
-            self._pick(call, tried)
-        except NoWorkerAvailableError:
-            return False
-        return True
+            self._metrics.retries.labels(exchange.model).inc()
+        return slot
 
     async def _relay_answer(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
         if answer.content_type.startswith("text/event-stream"):
-            await self._start(call, exchange, reply, answer.status, "text/event-stream; charset=utf-8")
+            if not call.endpoint.dialect.streams:
+                raise WorkerFailedError("The worker streams where there is nothing to stream.")
+            await self._start(call, exchange, reply, answer.status, EVENT_STREAM)
+            exchange.is_relayed = True
             try:
                 await self._relay_frames(call, exchange, answer, reply)
             except ApplianceError as error:
                 # The head is out: the status can no longer say it, so the last frame does.
-                await self._end_with_error(exchange, reply, error)
+                await self._end_with_error(call, exchange, reply, error)
             return
+        dialect = call.endpoint.dialect
         text = (await self._patience.read_all(answer)).decode("utf-8", "replace")
         exchange.answered = self._clock()
         if answer.status >= CLIENT_ERROR:
             refused = answer.status < SERVER_ERROR
             exchange.ends(Outcome.WORKER_REFUSED if refused else Outcome.WORKER_FAILED, status=answer.status)
-            text = normalise_error(text, answer.status)
+            said = worker_error(text, answer.status)
+            text = dialect.error_body(said)
+            if exchange.head_sent:
+                # A stream that waited has its head already, so its last frame says it.
+                text = dialect.error_frame(said, after=b"").decode()
+        elif exchange.head_sent:
+            message = "The worker answered in one piece where a stream was asked for."
+            raise WorkerFailedError(message)
         else:
-            members = parse_answer(text)
-            exchange.usage = parse_usage(members)
-            exchange.finish_reason = first_finish_reason(members)
+            read = dialect.read_answer(text, wants_metrics=call.wants_metrics)
+            text, exchange.usage, exchange.finish_reason = read.text, read.usage, read.finish_reason
             exchange.ends(Outcome.COMPLETED, status=answer.status)
-            if not call.wants_metrics:
-                text = cut_member(text, members, "metrics")
         body = text.encode()
         exchange.capture.saw(body)
         await self._record(exchange)
@@ -274,7 +372,7 @@ class Gateway:
     async def _relay_frames(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
         """Pass whole frames on as they arrive; hold back the ones that end the stream."""
         buffer, final, done = sse.FrameBuffer(), b"", False
-        saw = exchange.capture.saw
+        saw, dialect = exchange.capture.saw, call.endpoint.dialect
 
         async def keep_alive() -> None:
             saw(sse.KEEP_ALIVE)
@@ -286,26 +384,31 @@ class Gateway:
                 message = "The worker broke off before it had finished; what came so far is incomplete."
                 raise WorkerFailedError(message)
             frames = buffer.feed(read)
-            if sse.needs_care(frames):
-                found = sort_frames(
+            if dialect.needs_care(frames):
+                found = dialect.sort(
                     sse.split_frames(frames), wants_usage=call.wants_usage, wants_metrics=call.wants_metrics
                 )
                 frames, final, done = found.passed, final + found.held, found.is_end
                 exchange.usage = found.usage or exchange.usage
+                exchange.finish_reason = found.finish_reason or exchange.finish_reason
                 if found.has_failed:
                     exchange.ends(Outcome.WORKER_FAILED)
             if frames:
                 saw(frames)
                 await reply.write(frames)
                 # Only now: what is read here is for the record, and the client need not wait for it.
-                exchange.saw_frames(frames.count(sse.SEPARATOR), self._clock())
-                exchange.finish_reason = sse.finish_reason(frames) or exchange.finish_reason
+                exchange.last_frames = frames
+                if pieces := dialect.count_pieces(frames):
+                    exchange.saw_frames(pieces, self._clock())
+                exchange.finish_reason = dialect.finish_reason(frames) or exchange.finish_reason
         exchange.ends(Outcome.COMPLETED, status=answer.status)
         saw(final)
         await self._record(exchange)
         await reply.end(final)
 
-    async def _end_with_error(self, exchange: Exchange, reply: Reply, error: ApplianceError) -> None:
+    async def _end_with_error(
+        self, call: Call, exchange: Exchange, reply: Reply, error: ApplianceError
+    ) -> None:
         code = "audit_unavailable"
         if isinstance(error, WorkerTimeoutError):
             code = "worker_timeout"
@@ -315,16 +418,22 @@ class Gateway:
             exchange.ends(Outcome.WORKER_FAILED)
             if exchange.worker is not None:
                 self.pool.report_unreachable(exchange.worker.worker.worker_id)
+        elif isinstance(error, AtCapacityError):
+            code = "at_capacity"
+            exchange.ends(Outcome.NOT_ADMITTED)
+        elif isinstance(error, NoWorkerAvailableError):
+            code = "no_worker_available"
+            exchange.ends(Outcome.WORKER_FAILED, status=UNAVAILABLE)
         else:
             exchange.fails(status=UNAVAILABLE)
         if not exchange.recorded:
-            exchange.capture.saw(sse.error_frame(str(error), code))
+            exchange.capture.saw(_error_frame(call, exchange, str(error), code))
             try:
                 await self._record(exchange)
             except ApplianceError:
                 code = "audit_unavailable"
         self._metrics.errors.labels(code).inc()
-        await reply.end(sse.error_frame(str(error), code))
+        await reply.end(_error_frame(call, exchange, str(error), code))
 
     async def _start(
         self,
@@ -336,7 +445,9 @@ class Gateway:
         *,
         length: int | None = None,
     ) -> None:
-        """Send the head, once the intent is durable and not before."""
+        """Send the head, once the intent is durable and not before; nothing if it is out already."""
+        if exchange.head_sent:
+            return
         receipt = await self._audit.confirm(exchange.intent)
         overhead = exchange.overhead_seconds(self._clock())
         self._metrics.overhead_seconds.labels(call.route).observe(overhead)
@@ -355,6 +466,7 @@ class Gateway:
                         else {"x-appliance-audit-kept": str(receipt.kept)}
                     ),
                     "x-appliance-overhead-ms": f"{overhead * 1000:.1f}",
+                    **({"x-should-retry": _should_retry(status)} if status >= CLIENT_ERROR else {}),
                 },
             )
         )
@@ -403,3 +515,24 @@ class Gateway:
         except AuditError as error:
             # A request it leaves open is closed by the log's own recovery at the next start.
             self._logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
+
+
+def _asked(call: Call, exchange: Exchange) -> Asked:
+    """What admission has to know of a call."""
+    return Asked(
+        lane=Lane(call.model, exchange.forbidden_by is None),
+        tenant=call.caller.tenant.name,
+        priority=call.priority,
+        size_bytes=getsizeof(call.text),
+        beginning=call.beginning,
+    )
+
+
+def _error_frame(call: Call, exchange: Exchange, message: str, code: str) -> bytes:
+    error = ErrorText(status=exchange.status, kind="server_error", message=message, code=code)
+    return call.endpoint.dialect.error_frame(error, after=exchange.last_frames)
+
+
+def _should_retry(status: int) -> str:
+    """Whether a worker may answer the same request another time."""
+    return "true" if status in PASSING or (status >= SERVER_ERROR and status != NOT_IMPLEMENTED) else "false"

@@ -8,23 +8,13 @@ that the next start completes: every step looks first and creates only what is m
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigurationError
 from appliance.settings import Settings
-from appliance.tenancy import (
-    ApiKey,
-    Tenant,
-    encode_tenants,
-    make_key,
-    parse_tenants,
-)
 
-KEY_BYTES = 37
 TOKEN_BYTES = 32
-OPERATOR = "operator"
-DEMO = "demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +40,13 @@ class Installation:
         return self.directory / "payload-keys"
 
     @property
+    def files(self) -> Path:
+        """What tenants leave here for batches, unless the settings place it elsewhere."""
+        return self.directory / "files"
+
+    @property
     def tenants(self) -> Path:
-        """Tenants and the digests of their keys."""
+        """The tenants file of a site that has one here; nothing of ours makes it."""
         return self.directory / "tenants.yaml"
 
     @property
@@ -87,13 +82,9 @@ def prepare(
     *,
     create_signing_key: Callable[[Path], None],
     random_bytes: Callable[[int], bytes] = secrets.token_bytes,
-) -> dict[str, str]:
+) -> None:
     """
-    Make the directory usable, creating what a first start needs.
-
-    Returns:
-        The keys made just now, by what they are for; they are not kept anywhere but in the admin
-        key's file, so this is the only time they can be shown.
+    Make the directory usable, creating what a first start needs, but for API keys (`register.enrolment`).
 
     Raises:
         ConfigurationError: the directory cannot be made or written to.
@@ -117,16 +108,6 @@ def prepare(
     if not installation.signing_key.exists():
         create_signing_key(installation.signing_key)
     _prepare_control_token(installation, random_bytes)
-    if installation.tenants.exists():
-        return {}
-    admin_text, admin = make_key(random_bytes(KEY_BYTES), admin=True)
-    demo_text, demo = make_key(random_bytes(KEY_BYTES))
-    write_private(installation.admin_key, admin_text + "\n")
-    write_tenants(
-        installation,
-        (Tenant(name=OPERATOR, models=(), keys=(admin,)), Tenant(name=DEMO, keys=(demo,))),
-    )
-    return {"admin": admin_text, "demo tenant": demo_text}
 
 
 def load_control_token(installation: Installation) -> str:
@@ -146,20 +127,6 @@ def load_control_token(installation: Installation) -> str:
     return token
 
 
-def load_tenants(installation: Installation) -> tuple[Tenant, ...]:
-    """
-    Read the tenants file.
-
-    Raises:
-        ConfigurationError: it is missing or malformed.
-    """
-    try:
-        return parse_tenants(installation.tenants.read_text(encoding="utf-8"))
-    except OSError as error:
-        message = f"cannot read {installation.tenants} ({error.strerror}): `appliance up` creates it"
-        raise ConfigurationError(message) from error
-
-
 def _prepare_control_token(installation: Installation, random_bytes: Callable[[int], bytes]) -> None:
     """Make the token in the data directory; one that the settings place elsewhere is the operator's."""
     path = installation.control_token
@@ -169,20 +136,6 @@ def _prepare_control_token(installation: Installation, random_bytes: Callable[[i
         message = f"the control token {path} does not exist: copy it from the machine control runs on"
         raise ConfigurationError(message)
     write_private(path, random_bytes(TOKEN_BYTES).hex() + "\n")
-
-
-def add_key(tenants: tuple[Tenant, ...], name: str, key: ApiKey) -> tuple[Tenant, ...]:
-    """Return the tenants with one more key for `name`, added as a new tenant if unknown."""
-    if all(tenant.name != name for tenant in tenants):
-        return (*tenants, Tenant(name=name, keys=(key,)))
-    return tuple(
-        replace(tenant, keys=(*tenant.keys, key)) if tenant.name == name else tenant for tenant in tenants
-    )
-
-
-def write_tenants(installation: Installation, tenants: tuple[Tenant, ...]) -> None:
-    """Replace the tenants file in one step."""
-    write_private(installation.tenants, encode_tenants(tenants))
 
 
 def write_private(path: Path, text: str) -> None:

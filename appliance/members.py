@@ -8,16 +8,26 @@ depend on.
 
 import json
 import re
+from array import array
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from appliance.errors import InvalidRequestError
 
 _WHITESPACE = " \t\n\r"
 _DECODER = json.JSONDecoder()
-_BRACKETS_AND_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# Possessive, and a string without its end reaches to the end of the text: every match succeeds without
+# a way back, so that no text takes more than one pass, nor memory for the places to go back to.
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 MAX_DEPTH = 200
 """Nesting beyond this is refused before anything recursive sees it."""
+MAX_VALUES = 1_000_000
+"""Most values in a body, at all depths: in memory an empty list takes thirty times its two characters."""
+MAX_MEMBERS = 1000
+"""Most members of the object itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +42,22 @@ class Member:
     value: Any
 
 
-def parse_members(text: str) -> dict[str, Member]:
+def parse_members(text: str, *, bounded: bool = True) -> dict[str, Member]:
     """
     Find the top-level members of the JSON object `text`.
 
+    Args:
+        text: the object.
+        bounded: whether to refuse what is beyond the bounds above; not for a worker's own words.
+
     Raises:
-        InvalidRequestError: the text is no JSON object, and where it stops being one; or it gives a
-            key twice, which two parsers could read differently.
+        InvalidRequestError: the text is no JSON object, and where it stops being one; it gives a
+            key twice, which two parsers could read differently; or it is beyond a bound.
     """
-    _refuse_depth(text)
+    if bounded:
+        _refuse_bombs(text)
     try:
-        return _scan(text)
+        return _scan(text, MAX_MEMBERS if bounded else len(text))
     except (ValueError, IndexError, RecursionError) as error:
         place = f" (character {error.pos})" if isinstance(error, json.JSONDecodeError) else ""
         message = f"The body is not a JSON object{place}. Send one with `Content-Type: application/json`."
@@ -70,7 +85,7 @@ def cut_member(text: str, members: dict[str, Member], key: str) -> str:
     return before.removesuffix(",") + after
 
 
-def _scan(text: str) -> dict[str, Member]:
+def _scan(text: str, most: int) -> dict[str, Member]:
     members: dict[str, Member] = {}
     at = _skip(text, 0)
     if text[at] != "{":
@@ -89,6 +104,9 @@ def _scan(text: str) -> dict[str, Member]:
         if text[at] != ":":
             raise json.JSONDecodeError("no colon", text, at)
         value_start = _skip(text, at + 1)
+        if len(members) == most:
+            message = f"The body has more than {most} members."
+            raise InvalidRequestError(message, code="invalid_json")
         value, end = _DECODER.raw_decode(text, value_start)
         members[key] = Member(start=start, value_start=value_start, end=end, value=value)
         at = _skip(text, end)
@@ -111,15 +129,17 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _refuse_depth(text: str) -> None:
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
+def _refuse_bombs(text: str) -> None:
+    """Refuse what would take far more memory or time than its size lets expect; linear in that size."""
+    # Brackets and commas inside of strings are counted too, which at worst costs the second look.
+    openings = text.count("[") + text.count("{")
+    if openings <= MAX_DEPTH and text.count(",") < MAX_VALUES - MAX_DEPTH:
         return
-    depth = 0
-    for token in _BRACKETS_AND_STRINGS.finditer(text):
-        if token[0] in "[{":
-            depth += 1
-        elif token[0] in "]}":
-            depth -= 1
-        if depth > MAX_DEPTH:
-            message = f"The body nests deeper than {MAX_DEPTH} levels."
-            raise InvalidRequestError(message, code="invalid_json")
+    bare = _STRING.sub("", text)
+    if bare.count("[") + bare.count("{") + bare.count(",") > MAX_VALUES:
+        message = f"The body holds more than {MAX_VALUES:,} values. Send it in parts."
+        raise InvalidRequestError(message, code="invalid_json")
+    steps = array("b", bare.encode(errors="replace").translate(_STEPS, _NO_BRACKETS))
+    if max(accumulate(steps), default=0) > MAX_DEPTH:
+        message = f"The body nests deeper than {MAX_DEPTH} levels."
+        raise InvalidRequestError(message, code="invalid_json")

@@ -75,26 +75,8 @@ class Metrics:
             "How long ago the database last confirmed the tenants and keys in force here.",
         )
 
-        self.limit_used = gauge(
-            "appliance_limit_used_ratio",
-            "Share of a tenant's limit that is used or held by gateways, 0..1, the fullest of its models. "
-            "At 1 requests are refused.",
-            "tenant", "limit",
-        )  # fmt: skip
-        self.limit_refusals = counter(
-            "appliance_limit_refusals", "Requests refused because of a tenant's limit.", "tenant", "limit"
-        )
-        self.limits_failing = gauge(
-            "appliance_limits_failing",
-            "1 while the database of limits cannot be reached. Gateways go on with what they hold, then refuse.",
-        )
+        self._add_limits(counter, gauge)
 
-        self.batch_lines = counter(
-            "appliance_batch_lines",
-            "Requests of batches that are done, by how they ended.",
-            "tenant",
-            "result",
-        )
         self.worker_up = gauge("appliance_worker_up", "1 while the worker can take requests.", "worker")
         self.worker_restarts = counter(
             "appliance_worker_restarts", "Times the supervisor started the worker again.", "worker"
@@ -202,8 +184,8 @@ class Metrics:
         )  # fmt: skip
         self.queue_refusals = counter(
             "appliance_queue_refusals",
-            "Requests turned away: `full` there was no place to wait, `late` they waited too long, "
-            "`no_worker` as well and no worker was left.",
+            "Requests turned away: `full` there was no place to wait, `displaced` they made way for a tenant "
+            "with fewer, `late` they waited too long, `no_worker` as well and no worker was left.",
             "priority", "reason",
         )  # fmt: skip
         self.worker_places = gauge(
@@ -227,6 +209,29 @@ class Metrics:
         self.tls_certificate_not_after = gauge(
             "appliance_tls_certificate_not_after_timestamp_seconds",
             "When the certificate in force ends; 0 without TLS. Renew its file before: it is taken over.",
+        )
+
+    def _add_limits(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
+        self.limit_used = gauge(
+            "appliance_limit_used_ratio",
+            "Share of a tenant's limit that is used or held by gateways, 0..1, the fullest of its models. "
+            "At 1 requests are refused.",
+            "tenant", "limit",
+        )  # fmt: skip
+        self.limit_refusals = counter(
+            "appliance_limit_refusals", "Requests refused because of a tenant's limit.", "tenant", "limit"
+        )
+        self.limits_failing = gauge(
+            "appliance_limits_failing",
+            "1 while the database of limits cannot be reached. Gateways go on with what they hold, then "
+            "refuse.",
+        )
+
+        self.batch_lines = counter(
+            "appliance_batch_lines",
+            "Requests of batches that are done, by how they ended.",
+            "tenant",
+            "result",
         )
 
     def _add_audit(
@@ -331,7 +336,7 @@ class Metrics:
         )
 
     def forget_worker(self, worker_id: str) -> None:
-        """Export nothing more of a worker that has left, so that addresses that come and go do not pile up."""
+        """Export nothing more of a worker that has left: addresses that come and go must not pile up."""
         for family in vars(self).values():
             if isinstance(family, MetricWrapperBase) and "worker" in family._labelnames:  # noqa: SLF001
                 family.remove_by_labels({"worker": worker_id})

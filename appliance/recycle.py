@@ -93,7 +93,9 @@ def refusal(snapshots: Iterable[WorkerSnapshot], worker_id: WorkerId) -> str | N
     chosen = known.pop(worker_id, None)
     if chosen is None:
         return f"there is no worker {worker_id}"
-    others = tuple(known.values())
+    if chosen.leaving:
+        return f"worker {worker_id} is leaving: it is listed no longer"
+    others = tuple(other for other in known.values() if not other.leaving)
     if chosen.takes_requests:
         return _unfit(others) or _missed(chosen, others)
     draining = [other for other in others if other.admission is Admission.DRAINING]
@@ -108,6 +110,8 @@ def _unfit(others: Iterable[WorkerSnapshot]) -> str | None:
             return f"worker {name} is being recycled: wait until that is done"
         if other.admission is not Admission.ADMITTED:
             return f"worker {name} is not admitted: recycle that one first"
+        if other.drained:
+            return f"worker {name} is drained: let it have requests again first"
         if not other.healthy:
             return f"worker {name} is down: wait until it is back"
     return None
@@ -271,7 +275,9 @@ class Recycler:
         attempts = (True, True, False) if order.with_draft else (False, False)
         for number, with_draft in enumerate(attempts):
             seen = self._parts.pool.snapshot(order.worker_id)
-            assert seen is not None  # noqa: S101 - workers never leave the pool
+            if seen is None:
+                self._tell(order, "worker_restart_refused", error="it has left the pool")
+                return RecycleResult.NOT_RESTARTED if number == 0 else RecycleResult.FAILED
             restarter = self._parts.own.get(order.worker_id, self._parts.others)
             try:
                 await restarter.restart(seen.worker, with_draft=with_draft, reason=order.reason)

@@ -22,10 +22,15 @@ from typing import Any
 import uvloop
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
+from appliance.account import account_name
+from appliance.admission import AdmissionControl
 from appliance.announce import Announcer
+from appliance.api.batches import render_line
+from appliance.api.middleware import CLIENT_ID
 from appliance.api.services import Services
 from appliance.app import create_app
 from appliance.attribution import Attribution
+from appliance.audit.content.payload_keys import PayloadKeys, load_master_key
 from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
 from appliance.audit.entry import new_entry_id
 from appliance.audit.gateway_name import GatewayName
@@ -33,25 +38,39 @@ from appliance.audit.keys import create_signing_key, load_signing_key, prepare_m
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.client import open_witnessing
 from appliance.audit.witness.witnessing import Witnessing
+from appliance.batch.answerer import Answerer
+from appliance.batch.opening import open_batches
+from appliance.batch.runner import Runner
 from appliance.capture import open_content
 from appliance.changes import ChangeLog
 from appliance.control import ControlLoop, ControlParts
 from appliance.errors import ApplianceError
 from appliance.gateway import Gateway, GatewayPolicy
-from appliance.installation import Installation, load_control_token, load_tenants, locate, prepare
+from appliance.identity.authenticator import Authenticator
+from appliance.identity.files import Renewable, keep_renewed
+from appliance.identity.provider import open_provider
+from appliance.installation import Installation, load_control_token, locate, prepare
 from appliance.lease import SqlLease
-from appliance.logs import Logger, configure_logs
-from appliance.metrics import Metrics, observe_witnesses
+from appliance.limits.limiter import Limiter, open_limits
+from appliance.logs import Logger, configure_logs, take_over_libraries
+from appliance.metrics import Metrics, observe_tenants, observe_witnesses
 from appliance.override import SqlOverrideStore
 from appliance.recycle import RecycleParts, Recycler, Restarter
-from appliance.server import bind, make_server
+from appliance.register.enrolment import enrol
+from appliance.register.registrar import Registrar
+from appliance.server import allow_open_files, bind, is_loopback, make_server
 from appliance.serving.client import WorkerClient
+from appliance.serving.discovery import Discovery
 from appliance.serving.pool import WorkerPool
 from appliance.serving.restart import RestartClient
 from appliance.serving.speculation import SpeculationClient
-from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.worker import WorkerId
 from appliance.settings import Settings
 from appliance.tenancy import TenantDirectory
+from appliance.tenancy.store import SqlTenantStore
+from appliance.tenancy.watch import TenantWatch
+from appliance.tls import open_tls
+from appliance.worker_list import WorkerList
 from appliance.worker_role import Listeners, WorkerRole
 
 DISTRIBUTION = "sovereign-appliance"
@@ -64,24 +83,30 @@ class Role(StrEnum):
     WORKER = "worker"
 
 
-def run_roles(settings: Settings, roles: frozenset[Role]) -> None:
+def run_roles(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> None:
     """
     Run until a signal or a failure.
+
+    Args:
+        read_settings: reads the settings, now and whenever somebody asks for the list of workers anew.
+        roles: what this process is.
 
     Raises:
         ApplianceError: one line that says why the process could not start or go on.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings, roles))
+        runner.run(_run(read_settings, roles))
 
 
-async def _run(settings: Settings, roles: frozenset[Role]) -> None:
+async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> None:
+    settings = read_settings()
     version = installed_version(DISTRIBUTION)
     logger = configure_logs(settings.log, terminal=sys.stderr.isatty())
+    take_over_libraries(logger)
     installation = locate(settings)
-    shown = prepare(installation, create_signing_key=create_signing_key)
+    prepare(installation, create_signing_key=create_signing_key)
     announcer = Announcer(sys.stdout)
-    announcer.started(version, installation, shown)
+    announcer.started(version, installation)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -90,27 +115,46 @@ async def _run(settings: Settings, roles: frozenset[Role]) -> None:
         assert worker is not None  # noqa: S101 - there are two roles
         await _until_stopped(stop, announcer, worker.run(None), drain=worker.stop)
         return
+    hangup = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
     own: dict[WorkerId, Restarter] = {} if worker is None else {worker.worker.worker_id: worker}
-    async with _open_gateway(settings, installation, logger, version, own) as parts:
-        server = make_server(create_app(parts.services), settings.api)
+    tls = open_tls(settings.tls, logger=logger, clock=time.time)  # noqa: TID251 - the root hands out the clock
+    if tls is None and not is_loopback(settings.api.host):
+        logger.warning("plain_http", host=settings.api.host, detail="keys cross the network in clear")
+    if (fitting := allow_open_files(settings.api)) < settings.api.max_connections:
+        logger.warning("open_files_limited", count=fitting, detail="raise the limit (ulimit -n)")
+    async with _open_gateway(settings, read_settings, installation, logger, version, own, announcer) as parts:
+        if tls is not None:
+            parts.metrics.tls_certificate_not_after.set_function(lambda: tls.not_after)
+        server = make_server(create_app(parts.services), settings.api, tls=tls, metrics=parts.metrics)
         listener = bind(settings.api)
 
         async def drain() -> None:
             server.should_exit = True
+            # Before the worker goes: lines that were broken off are run again at the next start.
+            await parts.batches.stop()
             with suppress(ApplianceError):
                 await serving
             if worker is not None:
                 await worker.stop()
 
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-        key = shown.get("demo tenant", "$KEY")
+        key = parts.shown.get("demo tenant", "$KEY")
         host, port = listener.getsockname()[:2]
         running: list[Coroutine[Any, Any, None]] = [
             _wait_for(serving),
             parts.control.run(),
             parts.audit.run(),
             parts.witnessing.run(),
-            _announce_when_ready(parts, announcer, installation, f"http://{host}:{port}", key),
+            parts.batches.run(),
+            parts.limits.run(),
+            parts.tenants.run(),
+            parts.discovery.run(),
+            parts.services.workers.reload_on(hangup, f"cli:{account_name()}"),
+            _announce_when_ready(
+                parts, announcer, installation, f"{'https' if tls else 'http'}://{host}:{port}", key
+            ),
+            keep_renewed([part for part in (tls, *parts.renewable) if part is not None]),
         ]
         if worker is not None:
             running.append(
@@ -150,31 +194,43 @@ class GatewayParts:
 
     services: Services
     pool: WorkerPool
+    discovery: Discovery
     control: ControlLoop
     audit: GuardedLog
     witnessing: Witnessing
+    tenants: TenantWatch
+    shown: dict[str, str]
+    """Keys made just now, by what they are for."""
     metrics: Metrics
+    batches: Runner
+    limits: Limiter
+    renewable: tuple[Renewable, ...]
+    """What is read from files that may change."""
 
 
 @asynccontextmanager
 async def _open_gateway(
     settings: Settings,
+    read_settings: Callable[[], Settings],
     installation: Installation,
     logger: Logger,
     version: str,
     own: Mapping[WorkerId, Restarter],
+    announcer: Announcer,
 ) -> AsyncIterator[GatewayParts]:
     metrics = Metrics(CollectorRegistry())
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=metrics.registry)
     metrics.build_info.labels(version).set(1)
-    tenants = TenantDirectory(load_tenants(installation))
+    tenants = TenantDirectory()
+    provider = open_provider(settings.oidc, logger=logger, clock=time.time)  # noqa: TID251 - as below
     token = load_control_token(installation)
     prepare_mldsa_key(installation.signing_key, wanted=settings.audit.post_quantum)
     signer = load_signing_key(installation.signing_key, settings.audit.origin)
     held = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
     store = SqlAuditStore(installation.database_url)
     overrides = SqlOverrideStore(installation.database_url)
+    tenant_store = SqlTenantStore(installation.database_url)
     lease = SqlLease(
         installation.database_url,
         name="control",
@@ -182,9 +238,14 @@ async def _open_gateway(
         seconds=settings.monitor.lease_seconds,
         clock=time.time,  # noqa: TID251 - the composition root hands out the clock
     )
-    pool = WorkerPool()
-    for number, url in enumerate(settings.pool.urls, start=1):
-        pool.add(Worker(worker_id=WorkerId(f"pool-{number}"), url=url.rstrip("/")))
+    pool = WorkerPool(on_gone=metrics.forget_worker)
+    discovery = Discovery(
+        pool=pool,
+        urls=settings.pool.urls,
+        discover=settings.pool.discover,
+        seconds=settings.pool.discover_seconds,
+        logger=logger,
+    )
     try:
         async with (
             open_guarded(
@@ -213,14 +274,50 @@ async def _open_gateway(
             open_witnessing(
                 store=store, settings=settings.audit, report=partial(_report_witness, logger)
             ) as witnessing,
+            open_limits(
+                database_url=installation.database_url,
+                gateway=new_request_id(),
+                settings=settings.limits,
+                clock=time.monotonic,
+                wall_clock=time.time,  # noqa: TID251 - as above
+                metrics=metrics,
+                logger=logger,
+            ) as limits,
             WorkerClient.open(connect_seconds=settings.pool.connect_seconds) as client,
             SpeculationClient.open(token=token) as speculation,
             RestartClient.open(token=token) as others,
         ):
             observe_witnesses(metrics, lambda: witnessing.level)
+            tenant_watch = TenantWatch(
+                store=tenant_store,
+                directory=tenants,
+                logger=logger,
+                clock=time.time,  # noqa: TID251 - as above
+                seconds=settings.tenants.poll_seconds,
+            )
+            observe_tenants(metrics, tenant_watch)
+            registrar = Registrar(store=tenant_store, record=guarded.log.append, adopt=tenant_watch.adopt)
+            roster, shown = await enrol(
+                registrar,
+                installation,
+                file=settings.tenants.file,
+                actor=f"cli:{account_name()}",
+                clock=time.time,  # noqa: TID251 - as above
+            )
+            tenant_watch.adopt(roster)
+            # Before anything else can fail: they are not made a second time.
+            announcer.show_keys(installation, shown)
             attribution = Attribution(label_key=os.urandom(16), clock=time.monotonic)
+            admission = AdmissionControl(
+                pool=pool,
+                settings=settings.admission,
+                pool_settings=settings.pool,
+                metrics=metrics,
+                clock=time.monotonic,
+            )
             gateway = Gateway(
                 pool=pool,
+                admission=admission,
                 client=client,
                 audit=guarded.sink,
                 attribution=attribution,
@@ -233,6 +330,7 @@ async def _open_gateway(
                     silence_seconds=settings.api.silence_seconds,
                     origin=settings.audit.origin,
                 ),
+                limits=limits,
             )
             control = ControlLoop(
                 ControlParts(
@@ -267,36 +365,95 @@ async def _open_gateway(
                 clock=time.monotonic,
                 wall_clock=time.time,  # noqa: TID251 - as above
             )
-            services = Services(
-                settings=settings.api,
+            answerer = Answerer(
+                gateway,
+                render=render_line,
+                new_request_id=new_request_id,
+                is_client_id=lambda text: CLIENT_ID.match(text) is not None,
+                salted=not settings.api.share_prefix_cache,
+                logger=logger,
+            )
+            async with open_batches(
+                database_url=installation.database_url,
+                directory=settings.batch.directory or installation.files,
+                gateway=held.name,
+                keys=_payload_keys(settings, installation),
+                settings=settings.batch,
+                worker_requests=settings.admission.worker_requests,
+                max_line_bytes=settings.api.max_body_bytes,
                 tenants=tenants,
                 pool=pool,
-                gateway=gateway,
-                audit=guarded.log,
-                audit_health=guarded.watch.health,
-                attribution=attribution,
-                control=control,
-                overrides=overrides,
+                audit=guarded.sink,
+                answerer=answerer,
                 metrics=metrics,
                 logger=logger,
                 clock=time.time,  # noqa: TID251 - as above
-                new_request_id=new_request_id,
-                version=version,
-                retention=content.retention,
-            )
-            yield GatewayParts(
-                services=services,
-                pool=pool,
-                control=control,
-                audit=guarded,
-                witnessing=witnessing,
-                metrics=metrics,
-            )
+                monotonic=time.monotonic,
+                random_bytes=os.urandom,
+                new_id=new_request_id,
+            ) as work:
+                services = Services(
+                    settings=settings.api,
+                    tenants=tenants,
+                    identity=Authenticator(tenants, provider=provider, tls=settings.tls),
+                    pool=pool,
+                    workers=WorkerList(
+                        pool=pool,
+                        discovery=discovery,
+                        settings=settings,
+                        read_settings=read_settings,
+                        record=guarded.log.append,
+                        logger=logger,
+                    ),
+                    gateway=gateway,
+                    audit=guarded.log,
+                    audit_health=guarded.watch.health,
+                    attribution=attribution,
+                    control=control,
+                    overrides=overrides,
+                    metrics=metrics,
+                    logger=logger,
+                    clock=time.time,  # noqa: TID251 - as above
+                    new_request_id=new_request_id,
+                    version=version,
+                    registrar=registrar,
+                    tenants_warning=lambda: tenant_watch.warning,
+                    retention=content.retention,
+                    files=work.files,
+                    batches=work.batches,
+                )
+                yield GatewayParts(
+                    services=services,
+                    pool=pool,
+                    discovery=discovery,
+                    control=control,
+                    audit=guarded,
+                    witnessing=witnessing,
+                    tenants=tenant_watch,
+                    shown=shown,
+                    metrics=metrics,
+                    renewable=(provider,) if provider else (),
+                    batches=work.runner,
+                    limits=limits,
+                )
     finally:
         lease.close()
         overrides.close()
+        tenant_store.close()
         store.close()
         held.release()
+
+
+def _payload_keys(settings: Settings, installation: Installation) -> PayloadKeys:
+    """The keys to content once more, for files: each thread that uses them has its own view of them."""
+    master = settings.audit.payload_master_key_file
+    return PayloadKeys(
+        settings.audit.payload_keys_directory or installation.payload_keys,
+        master_key=load_master_key(master) if master else None,
+        key_days=settings.audit.payload_rotation_days,
+        clock=time.time,  # noqa: TID251 - as above
+        random_bytes=os.urandom,
+    )
 
 
 def new_request_id() -> str:

@@ -1,7 +1,10 @@
 """
-The HTTP server: a uvicorn that leaves signals and sockets to whoever runs it.
+The HTTP server: a uvicorn that leaves signals and sockets to whoever runs it, and bounds connections.
 """
 
+import asyncio
+import ipaddress
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,22 +12,80 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from appliance.errors import ConfigurationError
+from appliance.api.errors import rendering_of
+from appliance.errors import ApplianceError, ConfigurationError
+from appliance.http_protocol import BoundedProtocol, Limits
+from appliance.metrics import Metrics
 from appliance.settings import ApiSettings
+from appliance.tls import Tls
 
 BACKLOG = 2048
+TICKS_BETWEEN_CHECKS = 10
+"""Connections are looked at once a second; uvicorn ticks every tenth of one."""
+FILES_FOR_THE_REST = 512
+"""Open files of a gateway beside connections: databases, logs, libraries."""
 
 
 class Server(uvicorn.Server):
     """Stops only when told to: set `should_exit`, and running requests are let finish."""
+
+    def __init__(
+        self, config: uvicorn.Config, *, settings: ApiSettings, tls: Tls | None, metrics: Metrics | None
+    ) -> None:
+        super().__init__(config)
+        self._limits = Limits.of(settings)
+        self._tls = tls
+        self._metrics = metrics
+        if metrics is not None:
+            metrics.connections.set_function(lambda: len(self.server_state.connections))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Take no signals: the process has other parts to stop, in an order of its own."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the sockets given."""
+        loop = asyncio.get_running_loop()
+        handshake, flush = self._limits.head_seconds, self._limits.stalled_seconds
+        self.servers = [
+            await loop.create_server(
+                self._new_connection,
+                sock=listener,
+                backlog=BACKLOG,
+                ssl=self._tls.context if self._tls else None,
+                ssl_handshake_timeout=handshake if self._tls else None,
+                ssl_shutdown_timeout=flush if self._tls else None,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
 
-def make_server(app: ASGIApp, settings: ApiSettings) -> Server:
+    async def on_tick(self, counter: int) -> bool:
+        """Look at all connections now and then."""
+        if counter % TICKS_BETWEEN_CHECKS == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, BoundedProtocol):
+                    connection.check(now)
+        return await super().on_tick(counter)
+
+    def _new_connection(self) -> BoundedProtocol:
+        return BoundedProtocol(
+            config=self.config,
+            server_state=self.server_state,
+            limits=self._limits,
+            on_refusal=self._count,
+        )
+
+    def _count(self, error: ApplianceError) -> None:
+        if self._metrics is not None:
+            self._metrics.errors.labels(rendering_of(error).code).inc()
+
+
+def make_server(
+    app: ASGIApp, settings: ApiSettings, *, tls: Tls | None = None, metrics: Metrics | None = None
+) -> Server:
     """A server for `app`, not started."""
     return Server(
         uvicorn.Config(
@@ -39,10 +100,13 @@ def make_server(app: ASGIApp, settings: ApiSettings) -> Server:
             log_level="critical",
             server_header=False,
             date_header=False,
-            timeout_keep_alive=65,
+            timeout_keep_alive=settings.idle_seconds,
             timeout_graceful_shutdown=settings.drain_seconds,
             proxy_headers=False,
-        )
+        ),
+        settings=settings,
+        tls=tls,
+        metrics=metrics,
     )
 
 
@@ -68,3 +132,27 @@ def bind(settings: ApiSettings) -> socket.socket:
         raise ConfigurationError(message) from error
     listener.setblocking(False)  # noqa: FBT003 - positional only
     return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is of this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def allow_open_files(settings: ApiSettings) -> int:
+    """
+    Raise this process's limit of open files as far as it may, for connections to clients and workers.
+
+    Returns:
+        How many connections fit within the limit; fewer than `api.max_connections` should be warned of.
+    """
+    wanted = 2 * settings.max_connections + FILES_FOR_THE_REST
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    fitting = wanted if soft == resource.RLIM_INFINITY else soft
+    return min(settings.max_connections, (fitting - FILES_FOR_THE_REST) // 2)

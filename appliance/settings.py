@@ -10,9 +10,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from appliance.errors import ConfigurationError
 
@@ -20,6 +21,17 @@ PREFIX = "APPLIANCE_"
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_TARGET = ROOT / "demo" / "models" / "demo-coder"
 DEMO_DRAFT = ROOT / "demo" / "models" / "demo-coder-eagle31"
+SignatureAlgorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
+
+
+def _known_zone(name: str) -> str:
+    try:
+        return ZoneInfo(name).key
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        message = f"{name} is no time zone; use a name such as Africa/Nairobi"
+        raise ValueError(message) from error
 
 
 class Section(BaseModel):
@@ -37,22 +49,154 @@ class ApiSettings(Section):
     """TCP port to listen on; 0 lets the kernel choose one, which the ready line then names."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 2**20
     """Largest request body accepted, in bytes; more is answered 413 before it is read."""
+    max_bodies_bytes: Annotated[int, Field(ge=1024)] = 512 * 2**20
+    """Most bytes of request bodies held at once, each until it has been answered; a further one is answered
+    429.  In memory a body takes several times its bytes."""
     keep_alive_seconds: Annotated[float, Field(gt=0)] = 10.0
     """Silence on a stream after which a comment frame is sent, so proxies do not cut it."""
     drain_seconds: Annotated[int, Field(ge=0)] = 30
     """How long a stopping gateway lets running requests finish before it ends them."""
+    share_prefix_cache: bool = False
+    """Let tenants share what workers keep of prompts.  That is faster where they send the same ones, but how
+    soon an answer begins then tells one tenant what another has sent."""
     silence_seconds: Annotated[float, Field(gt=0)] = 600.0
     """How long a worker may send nothing before the request fails, its first byte included."""
+    max_connections: Annotated[int, Field(ge=1)] = 10_000
+    """Most connections held at once, idle ones included; a further one is answered 503 and closed."""
+    max_head_bytes: Annotated[int, Field(ge=4096)] = 64 * 2**10
+    """Largest request line and headers together, in bytes; more is answered 431."""
+    max_headers: Annotated[int, Field(ge=16)] = 100
+    """Most header lines of a request; more is answered 431."""
+    head_seconds: Annotated[float, Field(gt=0)] = 20.0
+    """How long a request's headers may take to arrive, and a TLS handshake; then 408."""
+    body_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """How long a request's body may take to arrive, on top of one second for each KiB of it; then 408."""
+    idle_seconds: Annotated[int, Field(ge=1)] = 65
+    """How long a connection may stay open without a request; longer than a proxy in front keeps its own."""
+    stalled_seconds: Annotated[float, Field(gt=0)] = 120.0
+    """How long a client may read nothing of an answer that waits for it, on top of one second for each KiB
+    that it does read; then it is cut off."""
+
+    @model_validator(mode="after")
+    def _the_largest_body_has_room(self) -> "ApiSettings":
+        if self.max_bodies_bytes < self.max_body_bytes:
+            message = "max_bodies_bytes is smaller than max_body_bytes: the largest body would have no room"
+            raise ValueError(message)
+        return self
+
+
+class TlsSettings(Section):
+    """
+    Encrypted connections.
+
+    Without a certificate the gateway speaks plain HTTP, which is for loopback, or behind a proxy on the same
+    machine.  Changed files are taken over while it runs.
+    """
+
+    certificate_file: Path | None = None
+    """Certificate chain (PEM), the gateway's own first."""
+    key_file: Path | None = None
+    """Its private key (PEM)."""
+    key_password_file: Path | None = None
+    """File with the key's password; null: the key is not encrypted."""
+    minimum_version: Literal["1.2", "1.3"] = "1.2"
+    """Oldest TLS accepted; 1.3 is used wherever the client can."""
+    client_ca_file: Path | None = None
+    """Authorities (PEM) whose client certificates are believed; null: none is asked for."""
+    client_tenants: dict[str, str] = {}
+    """Tenant of each client certificate, by a name in it: `uri:spiffe://bank/billing`, `dns:host.bank` or
+    `cn:billing`."""
+    require_client_certificate: bool = False
+    """Refuse callers without a client certificate, and keys and tokens that belong to another tenant
+    than it does; health and metrics need none."""
+    command_certificate_file: Path | None = None
+    """Client certificate (PEM) that commands of this machine show, where one is required."""
+    command_key_file: Path | None = None
+    """Its private key (PEM)."""
+
+    @model_validator(mode="after")
+    def _files_come_together(self) -> "TlsSettings":
+        if (self.certificate_file is None) != (self.key_file is None):
+            message = "certificate_file and key_file come together: set both or neither"
+            raise ValueError(message)
+        if (self.command_certificate_file is None) != (self.command_key_file is None):
+            message = "command_certificate_file and command_key_file come together: set both or neither"
+            raise ValueError(message)
+        if self.client_ca_file is None and (self.client_tenants or self.require_client_certificate):
+            message = "client certificates are believed only if client_ca_file names who signs them"
+            raise ValueError(message)
+        if self.client_ca_file is not None and self.certificate_file is None:
+            message = "client_ca_file needs TLS: set certificate_file and key_file as well"
+            raise ValueError(message)
+        if not all(name.startswith(("uri:", "dns:", "cn:")) for name in self.client_tenants):
+            message = "client_tenants: each name starts with `uri:`, `dns:` or `cn:`"
+            raise ValueError(message)
+        return self
+
+
+class OidcSettings(Section):
+    """
+    Bearer tokens (JWT) of an identity provider, accepted beside API keys.
+
+    They are checked offline, against the keys the provider publishes, copied here as a file.
+    """
+
+    jwks_file: Path | None = None
+    """The provider's public keys (JSON Web Key Set); read again when it changes.  Null: no tokens."""
+    issuer: str = ""
+    """What `iss` must say, to the letter."""
+    audience: str = ""
+    """What `aud` must say or contain: the name this gateway has at the provider."""
+    algorithms: Annotated[tuple[SignatureAlgorithm, ...], Field(min_length=1)] = (
+        "RS256",
+        "PS256",
+        "ES256",
+        "ES384",
+        "EdDSA",
+    )
+    """Signatures accepted; unsigned tokens and shared secrets never are."""
+    leeway_seconds: Annotated[float, Field(ge=0, le=300)] = 30.0
+    """How far the provider's clock and this one may be apart."""
+    tenant_claim: str = "tenant"
+    """Claim that says whose a token is: a word, or a list of words such as groups."""
+    tenants: dict[str, str] = {}
+    """Tenant for each value of that claim; empty: the value is the tenant's name."""
+    admin_claim: str | None = None
+    """Claim that opens the admin API; null: tokens never do."""
+    admin_values: tuple[str, ...] = ()
+    """Values of that claim that open it.  Such a token cannot call models, as an admin key cannot."""
+    admin_tenant: str = "operator"
+    """Tenant that admin tokens are recorded under."""
+
+    @model_validator(mode="after")
+    def _tokens_say_whom_they_are_for(self) -> "OidcSettings":
+        if self.jwks_file is not None and not (self.issuer and self.audience):
+            message = "jwks_file needs issuer and audience: a token made for others must not be taken here"
+            raise ValueError(message)
+        if (self.admin_claim is None) != (not self.admin_values):
+            message = "admin_claim and admin_values come together: set both or neither"
+            raise ValueError(message)
+        return self
 
 
 class DataSettings(Section):
     """What is kept on this machine's disk."""
 
     directory: Path = Path("data")
-    """Directory for the audit database, keys, tenants and worker logs; created mode 0700."""
+    """Directory for the database, keys and worker logs; created mode 0700."""
     control_token_file: Path | None = None
     """Secret shared by control and workers, in a file of mode 0600; default: `control.token` in the
     data directory, made at the first start.  Machines that share a worker need the same."""
+
+
+class TenantsSettings(Section):
+    """Who may call; tenants and keys are in the audit log's database."""
+
+    file: Path | None = None
+    """Tenants file (YAML), imported at each start: it adds and changes, and removes nothing; default:
+    `tenants.yaml` in the data directory, if there is one."""
+    poll_seconds: Annotated[float, Field(gt=0, le=60)] = 0.5
+    """Time between two looks whether tenants or keys were changed elsewhere."""
 
 
 class WorkerSettings(Section):
@@ -60,6 +204,9 @@ class WorkerSettings(Section):
 
     model: Path = DEMO_TARGET
     """Directory of the target model's weights; always local, never a hub name."""
+    task: Literal["generate", "embed", "score"] = "generate"
+    """What the model is for: `generate` text; `embed` for embeddings, and scores by their likeness;
+    `score` for a cross-encoder that scores and reranks.  Only `generate` uses a draft."""
     draft: Path | None = DEMO_DRAFT
     """Directory of the draft head (EAGLE 3 or 3.1); null serves the target alone."""
     bad_draft: Literal["refuse", "target_only"] = "refuse"
@@ -100,6 +247,11 @@ class WorkerSettings(Section):
     """How long loading the model may take before the start counts as failed."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Failed starts in a row after which the supervisor gives up."""
+    tool_call_parser: str | None = None
+    """Reads tool calls out of the model's words, by vLLM's name for its way of writing them (`hermes`,
+    `llama3_json`, `mistral` ...); null: requests with tools are refused unless `tool_choice` is `none`."""
+    reasoning_parser: str | None = None
+    """Tells a model's reasoning from its answer, by vLLM's name (`qwen3` and others); null: all is answer."""
     extra_arguments: tuple[str, ...] = ()
     """Further vLLM arguments, passed on as they are; those that would open a way out are refused."""
 
@@ -111,6 +263,107 @@ class PoolSettings(Section):
     """Base URLs of running workers, such as `http://10.0.0.5:8000`."""
     connect_seconds: Annotated[float, Field(gt=0)] = 2.0
     """How long to try to reach a worker before another is tried."""
+    discover: str | None = None
+    """Base URL whose host name stands for many workers, such as `http://workers.llm.svc:8000` for a headless
+    Kubernetes service: there is one at each address the name resolves to."""
+    discover_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """Time between two resolutions of that name."""
+    affinity_prefixes: Annotated[int, Field(ge=0)] = 16384
+    """Beginnings of conversations of which is remembered who answered them last, so that their KV cache can
+    be used again; about 180 bytes each; 0: requests go by load alone."""
+    breaker_failures: Annotated[int, Field(ge=1)] = 5
+    """Requests in a row a worker may fail before it gets none for a while."""
+    breaker_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """How long that is the first time; doubles with each trial that fails, up to 64 times as long."""
+
+
+class AdmissionSettings(Section):
+    """Who goes to a worker at once, who waits, and who is turned away."""
+
+    worker_requests: Annotated[int, Field(ge=1)] | None = None
+    """Most requests this gateway has with one worker at a time; default: what the worker says it batches, or
+    256 where it does not say, and `headroom_requests`."""
+    headroom_requests: Annotated[int, Field(ge=1)] = 8
+    """Requests a worker holds beyond its batch, so that a place in it is filled at once."""
+    queue_requests: Annotated[int, Field(ge=0)] = 1024
+    """Most requests of one priority class that wait for a worker; of more, those of whoever has most waiting
+    are answered 429."""
+    queue_bytes: Annotated[int, Field(ge=0)] = 128 * 2**20
+    """Most bytes of text of one priority class that wait; what is made of it comes on top."""
+    wait_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """How long a request may wait for a worker before it is answered 429."""
+    batch_wait_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """The same for requests of class `batch`."""
+    standard_share: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Share of the turns that class `standard` gets while `interactive` requests wait."""
+    batch_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the turns that class `batch` gets while requests of higher classes wait."""
+    tenant_weights: dict[str, Annotated[int, Field(ge=1)]] = {}
+    """Turns in a row by tenant name, while others wait; 1 for a tenant that is not named."""
+    retry_share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Most second tries on another worker, as a share of all requests."""
+    retry_reserve: Annotated[int, Field(ge=0)] = 100
+    """Second tries that may be saved up, for the death of a full worker."""
+
+    @model_validator(mode="after")
+    def _something_is_left_for_the_highest_class(self) -> "AdmissionSettings":
+        if self.standard_share + self.batch_share >= 1:
+            message = "standard_share and batch_share must leave turns for interactive: lower one of them"
+            raise ValueError(message)
+        return self
+
+
+class LimitSettings(Section):
+    """How tenants' limits are counted; gateways that share a database need the same."""
+
+    time_zone: Annotated[str, AfterValidator(_known_zone)] = "UTC"
+    """Where the days and months of token budgets begin, such as `Africa/Nairobi`."""
+    guess_tokens: Annotated[int, Field(ge=0)] = 512
+    """Tokens reserved for an answer whose length the client does not bound; settled when it has ended."""
+    lease_seconds: Annotated[float, Field(ge=2)] = 10.0
+    """How long a gateway goes on with what it holds of a limit when it cannot reach the database, and what
+    a killed gateway keeps from the others."""
+    renew_seconds: Annotated[float, Field(ge=0.05)] = 0.5
+    """Time between two reports of a gateway to the database of what was used."""
+    share_without_database: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of each limit that a gateway serves by itself once its lease has run out and the database is
+    still away; 0 refuses with 503.  The shares of all gateways should come to no more than 1."""
+
+    @model_validator(mode="after")
+    def _leases_outlast_reports(self) -> "LimitSettings":
+        if self.lease_seconds < 4 * self.renew_seconds:
+            message = "lease_seconds must be at least four times renew_seconds"
+            raise ValueError(message)
+        return self
+
+
+class BatchSettings(Section):
+    """Files that tenants leave here, and batches of requests that are run while there is idle capacity."""
+
+    directory: Path | None = None
+    """Directory of the files; default: `files` in the data directory.  Gateways that share a database may
+    share it, too: each writes a part of its own, and any of them then gives out every file."""
+    max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 2**20
+    """Largest file accepted, in bytes."""
+    max_requests: Annotated[int, Field(ge=1)] = 50_000
+    """Most requests in one batch."""
+    tenant_bytes: Annotated[int, Field(ge=0)] = 10 * 2**30
+    """Most bytes of files that one tenant may keep; what batches put out counts, and is kept all the same."""
+    tenant_files: Annotated[int, Field(ge=0)] = 1000
+    """Most files that one tenant may keep."""
+    tenant_batches: Annotated[int, Field(ge=0)] = 50
+    """Most batches of one tenant that have not ended."""
+    keep_free_bytes: Annotated[int, Field(ge=0)] = 2 * 2**30
+    """Free space on the disk of the files below which none is accepted any more."""
+    file_days: Annotated[int, Field(ge=1)] = 30
+    """Age at which a file is deleted, unless its tenant chose another."""
+    parallel: Annotated[int, Field(ge=1)] = 8
+    """Batches that are run at the same time, those of different tenants first; the others wait."""
+    concurrency: Annotated[int, Field(ge=1)] = 16
+    """Most requests of batches under way at once in this gateway."""
+    idle_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """A request of a batch begins only while its workers have fewer requests, whoever sent them, than this
+    share of what they batch (see `admission.worker_requests`), and while none waits in them."""
 
 
 class MonitorSettings(Section):
@@ -254,9 +507,15 @@ class Settings(Section):
     """All settings of one appliance."""
 
     api: ApiSettings = ApiSettings()
+    tls: TlsSettings = TlsSettings()
+    oidc: OidcSettings = OidcSettings()
     data: DataSettings = DataSettings()
+    tenants: TenantsSettings = TenantsSettings()
     worker: WorkerSettings = WorkerSettings()
     pool: PoolSettings = PoolSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    limits: LimitSettings = LimitSettings()
+    batch: BatchSettings = BatchSettings()
     monitor: MonitorSettings = MonitorSettings()
     recycle: RecycleSettings = RecycleSettings()
     audit: AuditSettings = AuditSettings()

@@ -118,6 +118,8 @@ class WorkerRole:
             ConfigurationError: settings, weights and machine do not fit together.
         """
         chosen = settings.worker
+        if chosen.task != "generate":
+            chosen = chosen.model_copy(update={"method": "none", "draft": None})
         announcer.say("reading the weights")
         pair = load_pair(chosen, announcer)
         if pair.draft_refused:

@@ -82,7 +82,7 @@ class ApplianceProcess:
             self._show(line)
             if found := re.search(r"demo tenant key\s+(sk-\S+)", line):
                 self.key = found[1]
-            elif found := re.match(r"ready\s+(http://\S+)/v1", line):
+            elif found := re.match(r"ready\s+(https?://\S+)/v1", line):
                 self.url = found[1]
             elif line.startswith("Ctrl-C"):
                 self._ready.set()

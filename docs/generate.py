@@ -5,16 +5,21 @@ tests/test_docs.py fails when a page on disk differs from what this makes.
 """
 
 import inspect
+import json
 from collections.abc import Callable
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import get_args
 
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from typer.main import get_command
 
 from appliance import errors
+from appliance.api.document import openapi_document
 from appliance.api.errors import RENDERINGS
+from appliance.app import ROUTERS
 from appliance.audit.json_schema import json_schema_page
 from appliance.audit.reference import reference as audit_format
 from appliance.cli import cli
@@ -22,6 +27,7 @@ from appliance.drafts.explanations import EXPLANATIONS
 from appliance.metrics import Metrics
 from appliance.settings import PREFIX, Settings
 from tests.attacks.page import page as attacks_page
+from tests.clients.page import page as clients_page
 
 PAGES_AT = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `python -m docs.generate`; edit the code it describes instead. -->\n"
@@ -77,9 +83,10 @@ def errors_page() -> str:
         "# Errors",
         "",
         NOTE,
-        'Always `{"error": {"message", "type", "param", "code"}}`, all four keys. `x-should-retry` says',
-        "whether sending the same request again can help; where it can, `Retry-After` says when. A stream",
-        "that fails after it began ends with one `data:` frame in this shape and without `[DONE]`.",
+        'Always `{"error": {"message", "type", "param", "code"}}`, all four keys; on Anthropic\'s routes in',
+        "Anthropic's shape. `x-should-retry` says whether sending the same request again can help; where it",
+        "can, `Retry-After` says when. A stream that fails after it began ends with one frame that says so",
+        "and without the end of a whole one: [each route's](openai-api.md#errors).",
         "",
         "| Code | Status | Type | Retry | Meaning |",
         "|---|---|---|---|---|",
@@ -117,11 +124,21 @@ def lint_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def openapi_page() -> str:
+    """The HTTP surface as an OpenAPI document."""
+    app = FastAPI(openapi_url=None)
+    for router in ROUTERS:
+        app.include_router(router)
+    return json.dumps(openapi_document(app.routes, installed_version("sovereign-appliance")), indent=1) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,
     "cli.md": cli_page,
+    "clients.md": clients_page,
+    "openapi.json": openapi_page,
     "draft-lint.md": lint_page,
     "audit-format.md": audit_format,
     "../explanation/audit-attacks.md": attacks_page,
@@ -152,7 +169,7 @@ def _type_name(annotation: object) -> str:
 
 
 def _shown(default: object) -> str:
-    return "none" if default is None else f"`{default}`"
+    return "none" if default in (None, "") else f"`{default}`"
 
 
 def main() -> None:

@@ -2,41 +2,16 @@
 What every test runs under: no way out of this machine, and hypothesis without a stopwatch.
 """
 
-import errno
-import ipaddress
 import sys
 
 import hypothesis
+
+from tests.wall import stay_here
 
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("appliance", deadline=None)
 hypothesis.settings.load_profile("appliance")
 
-HERE = {"localhost", "", None}
+sys.addaudithook(stay_here)
 
-
-def _is_here(host: object) -> bool:
-    if isinstance(host, bytes):
-        host = host.decode()
-    if host in HERE:
-        return True
-    try:
-        address = ipaddress.ip_address(str(host))
-    except ValueError:
-        return False
-    return address.is_loopback or address.is_unspecified
-
-
-def _stay_here(event: str, arguments: tuple) -> None:
-    """Refuse to look up or connect to anything but loopback, whichever library tries."""
-    if event in {"socket.connect", "socket.sendto"}:
-        host = arguments[1][0] if isinstance(arguments[1], tuple) else None
-    elif event in {"socket.getaddrinfo", "socket.gethostbyname"}:
-        host = arguments[0]
-    else:
-        return
-    if not _is_here(host):
-        raise PermissionError(errno.EPERM, f"tests stay on this machine, and something asked for {host}")
-
-
-sys.addaudithook(_stay_here)
+pytest_plugins = ("tests.leaks",)

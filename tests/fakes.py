@@ -18,9 +18,11 @@ from multidict import CIMultiDictProxy
 from appliance.audit.store import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint
 from appliance.changes import SpeculationChange
 from appliance.errors import AuditUnavailableError, ControlRefusedError
+from appliance.serving.dialects.routes import ROUTES
 from appliance.serving.vllm_steering import Steering
 from appliance.serving.worker_protocol import SPECULATION_PATH
 from appliance.speculation import Reason
+from tests.leaks import COMPLETION, PROMPT
 
 MODEL = "demo"
 CONTROL_TOKEN = "the token"
@@ -69,8 +71,12 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="demo",
 class FakeWorker:
     """One scripted worker; tests set its fields between requests."""
 
-    pieces: list[str] = field(default_factory=lambda: ["def ", "add", "(a, b):", "\n"])
+    pieces: list[str] = field(default_factory=lambda: ["def ", COMPLETION, "(a, b):", "\n"])
     models: list[str] = field(default_factory=lambda: [MODEL])
+    lacks: tuple[str, ...] = ()
+    """Routes that it was not started for."""
+    parents: dict[str, str] = field(default_factory=dict)
+    """What the adapters among them adapt."""
     status: int = 200
     error_body: bytes = field(default_factory=lambda: json.dumps(ERROR).encode())
     breaks_before_answer: bool = False
@@ -116,6 +122,8 @@ class FakeWorker:
         self.paths.append(request.path)
         self.headers.append(request.headers)
         asked = json.loads(body)
+        if request.path in self.lacks:
+            return web.json_response({"detail": "Not Found"}, status=404)
         if self.breaks_before_answer:
             request.transport.abort()
             return web.Response()
@@ -205,8 +213,8 @@ class FakeWorker:
     async def serving(self) -> AsyncIterator["FakeWorker"]:
         """Listen on a free port of loopback for as long as the context lasts."""
         app = web.Application(client_max_size=2**30)
-        app.router.add_post("/v1/chat/completions", self.completions)
-        app.router.add_post("/v1/completions", self.completions)
+        for path in {route.worker_path for route in ROUTES.values()}:
+            app.router.add_post(path, self.completions)
         app.router.add_get("/health", _answer(web.Response))
         app.router.add_get("/version", _answer(lambda: web.json_response({"version": "0.32.0"})))
         app.router.add_get("/metrics", self.metrics_page)
@@ -247,7 +255,10 @@ class FakeWorker:
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the list of models."""
-        return [{"id": name, "created": 1, "max_model_len": 2048} for name in self.models]
+        return [
+            {"id": name, "created": 1, "max_model_len": 2048, "parent": self.parents.get(name)}
+            for name in self.models
+        ]
 
 
 class StallingStore:
@@ -400,12 +411,12 @@ class FakeControl:
 
 def chat(**more: Any) -> dict[str, Any]:
     """Return the body of a chat."""
-    return {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], **more}
+    return {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], **more}
 
 
 def text(**more: Any) -> dict[str, Any]:
     """Return the body of a completion."""
-    return {"model": MODEL, "prompt": "hello", **more}
+    return {"model": MODEL, "prompt": PROMPT, **more}
 
 
 async def until(true: Callable[[], Any], seconds: float = 5.0) -> None:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api import audit, content, speculation
+from appliance.api import audit, content, speculation, tenants, workers
 from appliance.api.auth import admin_caller
 from appliance.api.services import Services
 from appliance.serving.worker import WorkerSnapshot
@@ -19,6 +19,8 @@ router = APIRouter(prefix="/admin/v1")
 router.include_router(audit.router)
 router.include_router(content.router)
 router.include_router(speculation.router)
+router.include_router(tenants.router)
+router.include_router(workers.router)
 AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 

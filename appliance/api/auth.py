@@ -1,46 +1,64 @@
 """
-From the Authorization header to the caller.
+From a request to its caller: the identity package decides, this reads the request and keeps the record.
 
 The dependencies are coroutines although they wait for nothing: the framework would run plain
 functions in a thread, for every request.
 """
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from appliance.api.services import Services
 from appliance.errors import InvalidApiKeyError
+from appliance.identity.certificates import EXTENSION
+from appliance.identity.refusal import RefusedCallerError
 from appliance.tenancy import Caller
 
 
 async def tenant_caller(request: Request) -> Caller:
     """
-    The tenant whose key came with the request.
+    The tenant whose key, token or certificate came with the request.
 
     Raises:
-        InvalidApiKeyError: no key, an unknown one, or an admin key, which cannot call models.
+        InvalidApiKeyError: none, an unknown one, or an admin's, which cannot call models.
     """
-    caller = _authenticate(request)
+    caller = identify(request.app.state.services, request.scope)
     if caller.key.admin:
         message = "This is an admin key: use a tenant's key to call models."
         raise InvalidApiKeyError(message)
+    # Every answer from here on says what is left of the tenant's limits.
+    request.scope.setdefault("state", {})["caller"] = caller
     return caller
 
 
 async def admin_caller(request: Request) -> Caller:
     """
-    The admin whose key came with the request.
+    The admin whose key or token came with the request.
 
     Raises:
-        InvalidApiKeyError: the key does not open the admin API.
+        InvalidApiKeyError: it does not open the admin API.
     """
-    caller = _authenticate(request)
+    caller = identify(request.app.state.services, request.scope)
     if not caller.key.admin:
         message = "This needs an admin key."
         raise InvalidApiKeyError(message)
     return caller
 
 
-def _authenticate(request: Request) -> Caller:
-    services: Services = request.app.state.services
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return services.tenants.authenticate(key.strip() if scheme.lower() == "bearer" else None)
+def identify(services: Services, scope: Scope) -> Caller:
+    """
+    Whose this request is; a refusal is counted and logged with its reason, never with what was sent.
+
+    Raises:
+        RefusedCallerError: nobody we know; the client learns no more than that.
+    """
+    extensions = scope.get("extensions")
+    certificate = extensions.get(EXTENSION) if extensions else None
+    try:
+        return services.identity.identify(scope["headers"], certificate)
+    except RefusedCallerError as error:
+        services.metrics.callers_refused.labels(error.reason).inc()
+        services.logger.info(
+            "caller_refused", reason=str(error.reason), request_id=scope.get("state", {}).get("request_id")
+        )
+        raise

@@ -1,16 +1,20 @@
 """
-The one place where an appliance error becomes an HTTP response, in the shape OpenAI clients parse.
+The one place where an appliance error becomes an HTTP response, in the shape its client parses.
 """
 
-import json
+import math
 from dataclasses import dataclass
 from http import HTTPStatus
 
 from starlette.responses import Response
 
 from appliance import errors
+from appliance.serving.dialects.errors import ErrorText
+from appliance.serving.dialects.routes import dialect_at
 
 RETRY_SECONDS = 2
+LONGEST_RETRY_SECONDS = 120
+"""OpenAI's clients take a longer wait for none at all, and ask again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,21 @@ RENDERINGS: dict[type[errors.ApplianceError], Rendering] = {
     errors.InvalidApiKeyError: Rendering(
         status=HTTPStatus.UNAUTHORIZED, kind="authentication_error", code="invalid_api_key"
     ),
+    errors.HeadTooLargeError: Rendering(
+        status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, kind="invalid_request_error", code="head_too_large"
+    ),
+    errors.RequestTooSlowError: Rendering(
+        status=HTTPStatus.REQUEST_TIMEOUT,
+        kind="invalid_request_error",
+        code="request_too_slow",
+        retryable=True,
+    ),
+    errors.TooManyConnectionsError: Rendering(
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        kind="server_error",
+        code="too_many_connections",
+        retryable=True,
+    ),
     errors.ModelNotFoundError: Rendering(
         status=HTTPStatus.NOT_FOUND, kind="invalid_request_error", code="model_not_found"
     ),
@@ -46,14 +65,56 @@ RENDERINGS: dict[type[errors.ApplianceError], Rendering] = {
     errors.WorkerNotFoundError: Rendering(
         status=HTTPStatus.NOT_FOUND, kind="invalid_request_error", code="worker_not_found"
     ),
+    errors.StoredFileNotFoundError: Rendering(
+        status=HTTPStatus.NOT_FOUND, kind="invalid_request_error", code="file_not_found"
+    ),
+    errors.BatchNotFoundError: Rendering(
+        status=HTTPStatus.NOT_FOUND, kind="invalid_request_error", code="batch_not_found"
+    ),
+    errors.BatchConflictError: Rendering(
+        status=HTTPStatus.CONFLICT, kind="invalid_request_error", code="batch_conflict"
+    ),
+    errors.StorageQuotaError: Rendering(
+        status=HTTPStatus.FORBIDDEN, kind="invalid_request_error", code="storage_quota_exceeded"
+    ),
+    errors.StorageUnavailableError: Rendering(
+        status=HTTPStatus.SERVICE_UNAVAILABLE, kind="server_error", code="storage_unavailable", retryable=True
+    ),
     errors.ControlRefusedError: Rendering(
         status=HTTPStatus.CONFLICT, kind="invalid_request_error", code="control_refused"
     ),
     errors.ControlUnavailableError: Rendering(
         status=HTTPStatus.SERVICE_UNAVAILABLE, kind="server_error", code="control_unavailable", retryable=True
     ),
+    errors.TenantNotFoundError: Rendering(
+        status=HTTPStatus.NOT_FOUND, kind="invalid_request_error", code="tenant_not_found"
+    ),
+    errors.TenantConflictError: Rendering(
+        status=HTTPStatus.CONFLICT, kind="invalid_request_error", code="tenant_conflict"
+    ),
+    errors.TenantsUnavailableError: Rendering(
+        status=HTTPStatus.SERVICE_UNAVAILABLE, kind="server_error", code="tenants_unavailable", retryable=True
+    ),
     errors.NoWorkerAvailableError: Rendering(
         status=HTTPStatus.SERVICE_UNAVAILABLE, kind="server_error", code="no_worker_available", retryable=True
+    ),
+    errors.AtCapacityError: Rendering(
+        status=HTTPStatus.TOO_MANY_REQUESTS, kind="rate_limit_error", code="at_capacity", retryable=True
+    ),
+    errors.LimitReachedError: Rendering(
+        status=HTTPStatus.TOO_MANY_REQUESTS,
+        kind="rate_limit_error",
+        code=errors.LimitReachedError.code,
+        retryable=True,
+    ),
+    errors.RequestOverLimitError: Rendering(
+        status=HTTPStatus.TOO_MANY_REQUESTS, kind="rate_limit_error", code=errors.RequestOverLimitError.code
+    ),
+    errors.BudgetUsedUpError: Rendering(
+        status=HTTPStatus.TOO_MANY_REQUESTS, kind="insufficient_quota", code=errors.BudgetUsedUpError.code
+    ),
+    errors.LimitsUnavailableError: Rendering(
+        status=HTTPStatus.SERVICE_UNAVAILABLE, kind="server_error", code="limits_unavailable", retryable=True
     ),
     errors.WorkerFailedError: Rendering(
         status=HTTPStatus.BAD_GATEWAY, kind="server_error", code="worker_failed", retryable=True
@@ -76,35 +137,43 @@ def rendering_of(error: errors.ApplianceError) -> Rendering:
     return next((RENDERINGS[kind] for kind in type(error).__mro__ if kind in RENDERINGS), UNEXPECTED)
 
 
-def render(error: errors.ApplianceError) -> Response:
-    """The response for a deliberate error."""
+def render(error: errors.ApplianceError, path: str = "") -> Response:
+    """The response for a deliberate error to a request for `path`."""
     rendering = rendering_of(error)
     message = UNEXPECTED_MESSAGE if rendering is UNEXPECTED else str(error)
     if isinstance(error, errors.InvalidRequestError):
-        return error_response(rendering, message, code=error.code, param=error.param)
-    return error_response(rendering, message)
+        return error_response(rendering, message, path, code=error.code, param=error.param)
+    if isinstance(error, errors.LimitReachedError):
+        return error_response(rendering, message, path, retry_seconds=error.retry_seconds)
+    return error_response(rendering, message, path)
 
 
 def error_response(
-    rendering: Rendering, message: str, *, code: str | None = None, param: str | None = None
+    rendering: Rendering,
+    message: str,
+    path: str = "",
+    *,
+    code: str | None = None,
+    param: str | None = None,
+    retry_seconds: float | None = None,
 ) -> Response:
-    """A response with all four members of an OpenAI error, and word on whether to retry."""
-    content = {
-        "error": {
-            "message": message,
-            "type": rendering.kind,
-            "param": param,
-            "code": code or rendering.code,
-        }
-    }
+    """A response in the shape that clients of `path` parse, and word on whether to retry."""
+    error = ErrorText(
+        status=rendering.status,
+        kind=rendering.kind,
+        message=message,
+        param=param,
+        code=code or rendering.code,
+    )
     headers = {"x-should-retry": "true" if rendering.retryable else "false"}
-    if rendering.retryable:
+    if retry_seconds is not None:
+        headers["Retry-After"] = str(min(LONGEST_RETRY_SECONDS, max(1, math.ceil(retry_seconds))))
+    elif rendering.retryable:
         headers["Retry-After"] = str(RETRY_SECONDS)
     if rendering.status is HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(
-        # Escaped: a message may quote half a surrogate pair, which UTF-8 cannot hold.
-        json.dumps(content),
+        dialect_at(path).error_body(error),
         status_code=rendering.status,
         media_type="application/json",
         headers=headers,

@@ -6,13 +6,17 @@ Pure ASGI: a middleware that wraps responses would buffer or re-schedule streams
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.api.errors import Rendering, render, rendering_of
-from appliance.errors import BodyTooLargeError
+from appliance.errors import ApplianceError, AtCapacityError, BodyTooLargeError
+from appliance.serving.dialects.routes import ANTHROPIC
+from appliance.tenancy import Tenant
 
 CLIENT_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 DRAIN_BYTES = 8
@@ -21,11 +25,21 @@ DRAIN_SECONDS = 10.0
 
 
 class RequestIdentity:
-    """Give each request an id of ours, and echo the client's own if it sent a sane one."""
+    """
+    Give each request an id of ours, and echo the client's own if it sent a sane one.
 
-    def __init__(self, app: ASGIApp, new_request_id: Callable[[], str]) -> None:
+    Answers to a tenant, whatever they are, also say what is left of its limits.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        new_request_id: Callable[[], str],
+        limit_headers: Callable[[Tenant, str | None], dict[str, str]],
+    ) -> None:
         self._app = app
         self._new_request_id = new_request_id
+        self._limit_headers = limit_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -35,64 +49,149 @@ class RequestIdentity:
         request_id = self._new_request_id()
         given = Headers(scope=scope).get("x-request-id", "")
         client_request_id = given if CLIENT_ID.match(given) else None
-        scope.setdefault("state", {}).update(request_id=request_id, client_request_id=client_request_id)
+        state = scope.setdefault("state", {})
+        state.update(request_id=request_id, client_request_id=client_request_id)
+
+        is_anthropic = scope["path"].startswith(ANTHROPIC)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("x-request-id", client_request_id or request_id)
+                if "caller" in state:
+                    told = self._limit_headers(state["caller"].tenant, state.get("model"))
+                    for name, value in told.items():
+                        headers.append(name, value)
+                if is_anthropic:
+                    headers["request-id"] = client_request_id or request_id
             await send(message)
 
         await self._app(scope, receive, send_with_id)
 
 
 class BodyLimit:
-    """Refuse bodies over the limit without keeping them in memory."""
+    """
+    Refuse bodies over the limit, and those for which there is no room beside the others.
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, count: Callable[[Rendering], None]) -> None:
+    A body takes room from its first byte until its request has been answered, however long that takes.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_body_bytes: int,
+        max_bodies_bytes: int,
+        count: Callable[[Rendering], None],
+        larger: Mapping[str, int],
+    ) -> None:
+        """
+        Wrap an application.
+
+        Args:
+            app: sees only bodies within the limit.
+            max_body_bytes: the limit.
+            max_bodies_bytes: the limit of all of them together.
+            count: told of each refusal.
+            larger: the limits of paths that read their body piece by piece, so that it takes no room.
+        """
         self._app = app
         self._count = count
         self._max_body_bytes = max_body_bytes
+        self._larger = larger
+        self._room = _Room(max_bodies_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        larger = self._larger.get(scope["path"])
+        most = self._max_body_bytes if larger is None else larger
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdigit() and int(declared) > self._max_body_bytes:
-            await self._refuse(scope, receive, send)
+        if declared.isdigit() and int(declared) > most:
+            await self._refuse(_too_large(most), most, scope, receive, send)
             return
-        received = 0
-
-        async def receive_counted() -> Message:
-            nonlocal received
-            message = await receive()
-            if message["type"] == "http.request":
-                received += len(message.get("body", b""))
-                if received > self._max_body_bytes:
-                    raise self._too_large()
-            return message
-
-        await self._app(scope, receive_counted, send)
-
-    def _too_large(self) -> BodyTooLargeError:
-        return BodyTooLargeError(f"The body is larger than {self._max_body_bytes} bytes. Send a smaller one.")
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A client that is still sending would meet a closed connection and never read the answer,
-        # so a bounded amount of what it sends is read and dropped first.
-        dropped, more = 0, True
+        refusal: ApplianceError | None = None
+        body = _Body(self._room if larger is None else None, most, receive)
         try:
+            await self._app(scope, body.receive, send)
+        except _RefusedBodyError as refused:
+            refusal = refused.error
+        finally:
+            self._room.held_bytes -= body.held_bytes
+        if refusal is not None:
+            await self._refuse(refusal, most, scope, receive, send)
+
+    async def _refuse(
+        self, error: ApplianceError, most: int, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer at once, and then read and drop some of what the client is still sending."""
+        self._count(rendering_of(error))
+        response = render(error, scope["path"])
+        response.headers["connection"] = "close"
+        await send(
+            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        )
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        # Closed now, the connection would be reset under a client that sends, and it would never read why.
+        dropped, more = 0, True
+        with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                while more and dropped < DRAIN_BYTES * self._max_body_bytes:
+                while more and dropped < DRAIN_BYTES * most:
                     message = await receive()
                     more = bool(message.get("more_body", False))
                     dropped += len(message.get("body", b""))
-        except TimeoutError:
-            pass
-        error = self._too_large()
-        self._count(rendering_of(error))
-        response = render(error)
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@dataclass(slots=True)
+class _Room:
+    """What the bodies of all requests take up together."""
+
+    max_bytes: int
+    held_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Body:
+    """One body on its way in, counted; without a room it takes up none."""
+
+    room: _Room | None
+    max_bytes: int
+    source: Receive
+    received_bytes: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes of the room."""
+        return self.received_bytes if self.room is not None else 0
+
+    async def receive(self) -> Message:
+        """ASGI's `receive`, as long as the body is within its bounds."""
+        message = await self.source()
+        if message["type"] == "http.request":
+            size = len(message.get("body", b""))
+            self.received_bytes += size
+            if self.room is not None:
+                self.room.held_bytes += size
+            if self.received_bytes > self.max_bytes:
+                raise _RefusedBodyError(_too_large(self.max_bytes))
+            if self.room is not None and self.room.held_bytes > self.room.max_bytes:
+                raise _RefusedBodyError(_no_room())
+        return message
+
+
+class _RefusedBodyError(Exception):
+    """A body that must not be read on; passes through whatever was reading it."""
+
+    def __init__(self, error: ApplianceError) -> None:
+        super().__init__()
+        self.error = error
+
+
+def _too_large(most: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"The body is larger than {most} bytes. Send a smaller one.")
+
+
+def _no_room() -> AtCapacityError:
+    return AtCapacityError("Other requests take up all the memory they may. Try again in a moment.")

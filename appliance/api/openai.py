@@ -1,5 +1,7 @@
 """
-The OpenAI routes: an explicit list, each parsed as far as the gateway must read it.
+The routes of models: an explicit list, each parsed as far as the gateway must read it.
+
+What a route needs, and how it reads and writes, is said in `serving.dialects`.
 """
 
 import ipaddress
@@ -16,11 +18,13 @@ from starlette.types import Receive, Scope, Send
 from appliance.api.auth import tenant_caller
 from appliance.api.services import Services
 from appliance.api.streaming import relay_call
-from appliance.call import SPECULATION_HEADER, Call
+from appliance.call import PRIORITY_HEADER, SPECULATION_HEADER, Call
 from appliance.errors import InvalidRequestError, ModelNotFoundError
 from appliance.members import Member, parse_members
+from appliance.serving.dialects import routes
+from appliance.serving.dialects.policy import may_call
 from appliance.serving.worker import ServedModel
-from appliance.tenancy import Caller, SpeculationPolicy
+from appliance.tenancy import Caller, PriorityClass, SpeculationPolicy
 
 METRICS_HEADER = "X-Appliance-Metrics"
 
@@ -36,9 +40,9 @@ class Relayed:
     gateway does to answer.
     """
 
-    def __init__(self, needs: str) -> None:
-        """Take the member a body must have."""
-        self._needs = needs
+    def __init__(self, route: routes.Route) -> None:
+        """Take what the route is."""
+        self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -48,27 +52,27 @@ class Relayed:
         body = await _read(receive)
         if body is None:
             return
-        call = parse_call(request, caller, body, needs=self._needs)
+        salted = not services.settings.share_prefix_cache
+        call = parse_call(request, caller, body, self._route, salted=salted)
+        scope["state"]["model"] = call.model
         services.gateway.admit(call)
         await relay_call(services.gateway, call, receive, send)
 
 
-router.routes += [
-    Route("/v1/chat/completions", Relayed("messages"), methods=["POST"]),
-    Route("/v1/completions", Relayed("prompt"), methods=["POST"]),
-]
+router.routes += [Route(path, Relayed(route), methods=["POST"]) for path, route in routes.ROUTES.items()]
 
 
 async def _read(receive: Receive) -> bytes | None:
     """The whole body, or None if the client left before it had sent it."""
-    parts: list[bytes] = []
+    before = bytearray()  # not a list, which takes forty bytes for each of one that comes alone
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        parts.append(message.get("body", b""))
+        part: bytes = message.get("body", b"")
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return bytes(before + part) if before else part
+        before += part
 
 
 @router.get("/v1/models")
@@ -79,7 +83,7 @@ async def list_models(request: Request, caller: TenantCaller) -> Response:
     return JSONResponse(
         {
             "object": "list",
-            "data": [_model(served) for served in models if caller.tenant.may_use(served.name)],
+            "data": [_model(served) for served in models if may_call(caller, served)],
         }
     )
 
@@ -89,19 +93,28 @@ async def get_model(request: Request, name: str, caller: TenantCaller) -> Respon
     """One model this key may use."""
     services: Services = request.app.state.services
     served = services.pool.models().get(name)
-    if served is None or not caller.tenant.may_use(name):
+    if served is None or not may_call(caller, served):
         message = f"The model `{name}` does not exist or you do not have access to it."
         raise ModelNotFoundError(message)
     return JSONResponse(_model(served))
 
 
-def parse_call(request: Request, caller: Caller, body: bytes, *, needs: str) -> Call:
+def parse_call(
+    request: Request, caller: Caller, body: bytes, route: routes.Route, *, salted: bool = True
+) -> Call:
     """
     Read what the gateway acts on; everything else is the worker's to judge.
 
+    Args:
+        request: its headers and ids; the body is given apart.
+        caller: whose it is.
+        body: as it came.
+        route: what was called.
+        salted: whether workers keep apart what they cache of this tenant's prompts.
+
     Raises:
-        InvalidRequestError: not UTF-8 JSON; `model`, `stream`, `stream_options` or the member the
-            route lives on is missing or of the wrong type; or a header of ours has no value we know.
+        InvalidRequestError: not UTF-8 JSON; `model`, `stream` or what the route lives on is missing
+            or of the wrong type; or a header of ours has no value we know.
     """
     try:
         text = body.decode()
@@ -113,30 +126,29 @@ def parse_call(request: Request, caller: Caller, body: bytes, *, needs: str) -> 
     if not isinstance(model, str) or not model:
         message = "`model` must name a model; GET /v1/models lists them."
         raise InvalidRequestError(message, param="model", code="missing_model")
-    if needs not in members:
-        message = f"`{needs}` is missing."
-        raise InvalidRequestError(message, param=needs, code="missing_required_parameter")
-    stream = _member(members, "stream")
+    missing = route.missing(members)
+    if missing is not None:
+        message = f"`{missing}` is missing."
+        raise InvalidRequestError(message, param=missing, code="missing_required_parameter")
+    stream = _member(members, "stream") if route.dialect.streams else None
     if stream is not None and not isinstance(stream, bool):
         message = "`stream` must be true or false."
         raise InvalidRequestError(message, param="stream")
-    options = _member(members, "stream_options")
-    if options is not None and not isinstance(options, dict):
-        message = "`stream_options` must be an object."
-        raise InvalidRequestError(message, param="stream_options")
     return Call(
         request_id=request.scope["state"]["request_id"],
         client_request_id=request.scope["state"]["client_request_id"],
         caller=caller,
-        route=request.scope["path"],
+        route=route.path,
         model=model,
         text=text,
         members=members,
         is_stream=stream is True,
-        wants_usage=(options or {}).get("include_usage") is True,
+        wants_usage=route.dialect.wants_usage(members),
         client=address_class(request.client.host if request.client else ""),
+        priority=_priority(request.scope["headers"], caller.tenant.priority),
         speculation=SpeculationPolicy(_choice(request.scope["headers"], SPECULATION_HEADER, "auto", "off")),
         wants_metrics=_choice(request.scope["headers"], METRICS_HEADER, "off", "on") == "on",
+        salted=salted,
     )
 
 
@@ -153,14 +165,21 @@ def address_class(host: str) -> str:
     return "private" if address.is_private else "public"
 
 
-def _choice(headers: Sequence[tuple[bytes, bytes]], name: str, usual: str, other: str) -> str:
+def _priority(headers: Sequence[tuple[bytes, bytes]], own: PriorityClass) -> PriorityClass:
+    """The tenant's class, or a lower one that was asked for."""
+    asked = PriorityClass(_choice(headers, PRIORITY_HEADER, own, *PriorityClass))
+    return max(own, asked, key=list(PriorityClass).index)
+
+
+def _choice(headers: Sequence[tuple[bytes, bytes]], name: str, usual: str, *others: str) -> str:
     """The value of a header of ours; sent twice it must say the same."""
     wanted = name.lower().encode()
     values = {value.strip().lower().decode("latin-1") for given, value in headers if given == wanted}
     if not values:
         return usual
-    if not values <= {usual, other} or len(values) > 1:
-        message = f"The header `{name}` must be `{usual}` or `{other}`."
+    if not values <= {usual, *others} or len(values) > 1:
+        known = " or ".join(f"`{each}`" for each in dict.fromkeys((usual, *others)))
+        message = f"The header `{name}` must be {known}."
         raise InvalidRequestError(message, param=name)
     return values.pop()
 

@@ -22,7 +22,7 @@ async def healthz() -> Response:
 async def readyz(request: Request) -> Response:
     """Whether a request would be served now, what is missing if not, and what needs to be looked at."""
     services: Services = request.app.state.services
-    health = services.audit_health()
+    health, late = services.audit_health(), services.tenants_warning()
     checks = {
         "audit": health.problem(services.audit.state().failure) or "ok",
         "workers": "ok" if services.pool.any_healthy() else "no worker is healthy",
@@ -32,7 +32,7 @@ async def readyz(request: Request) -> Response:
         {
             "status": "ready" if ready else "not_ready",
             "checks": checks,
-            "warnings": list(health.warnings),
+            "warnings": [*health.warnings, *([late] if late else [])],
         },
         status_code=200 if ready else 503,
     )

@@ -10,13 +10,18 @@ from appliance.attribution import Attribution
 from appliance.audit.content.retention import Retention
 from appliance.audit.durability.health import AuditHealth
 from appliance.audit.log import AuditLog
+from appliance.batch.batches import Batches
+from appliance.batch.files import Files
 from appliance.gateway import Gateway
+from appliance.identity.authenticator import Authenticator
 from appliance.logs import Logger
 from appliance.metrics import Metrics
 from appliance.override import OverrideStore
+from appliance.register.registrar import Registrar
 from appliance.serving.pool import WorkerPool
 from appliance.settings import ApiSettings
 from appliance.tenancy import TenantDirectory
+from appliance.worker_list import WorkerList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +30,9 @@ class Services:
 
     settings: ApiSettings
     tenants: TenantDirectory
+    identity: Authenticator
     pool: WorkerPool
+    workers: WorkerList
     gateway: Gateway
     audit: AuditLog
     """The log itself; requests are recorded by way of the gateway."""
@@ -40,5 +47,13 @@ class Services:
     version: str
     audit_health: Callable[[], AuditHealth] = AuditHealth
     """Where entries are kept now, free space, the log's own check; without one, all is well."""
+    registrar: Registrar | None = None
+    """Changes tenants and keys; None where they are not in a database."""
+    tenants_warning: Callable[[], str | None] = lambda: None
+    """Why the tenants in force may be out of date; None while they are not."""
     retention: Retention | None = None
     """Erases kept content; None where none is kept."""
+    files: Files | None = None
+    """Files of tenants; None where none are kept."""
+    batches: Batches | None = None
+    """Batches of tenants; None where none are run."""

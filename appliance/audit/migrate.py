@@ -6,11 +6,11 @@ receipt and checkpoint given out before still verifies.  Fails closed: a source 
 the copy, or is damaged, ends it with an error, and what it left in the target is to be dropped.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from sqlalchemy import Engine, Table, func, insert, select, tuple_
+from sqlalchemy import Engine, Table, func, insert, select, tuple_, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.audit.checkpoint import parse_body, parse_note
@@ -26,15 +26,26 @@ from appliance.errors import (
     AuditVerificationError,
     ConfigurationError,
 )
+from appliance.limits.tables import limit_books
+from appliance.tenancy.tables import api_keys, tenancy_generation, tenants
 
 ROWS = 200
 """Rows of the other tables copied together; one of them may hold megabytes of content."""
-_BESIDE = tuple(
-    table for table in metadata.sorted_tables if table not in {audit_leaves, audit_head, audit_schema}
+_BESIDE = (
+    *(table for table in metadata.sorted_tables if table not in {audit_leaves, audit_head, audit_schema}),
+    tenants,
+    api_keys,
+    limit_books,
 )
 
 
-def copy_log(source_url: str, target_url: str, *, progress: Callable[[int, int], None]) -> Head:
+def copy_log(
+    source_url: str,
+    target_url: str,
+    *,
+    progress: Callable[[int, int], None],
+    also: Sequence[Table] = (),
+) -> Head:
     """
     Copy a log that nobody writes into an empty database; return its head.
 
@@ -42,6 +53,7 @@ def copy_log(source_url: str, target_url: str, *, progress: Callable[[int, int],
         source_url: the database to read.
         target_url: a database that has its tables and no entry.
         progress: told how many entries of how many are copied, now and then.
+        also: further tables of the database, which the log knows nothing of.
 
     Raises:
         ConfigurationError: a URL cannot be used, or the target is not empty.
@@ -57,13 +69,15 @@ def copy_log(source_url: str, target_url: str, *, progress: Callable[[int, int],
         stack.callback(writer.dispose)
         reader = opened.execution_options(writes=False)
         try:
-            _require_empty(target, writer)
+            beside = (*_BESIDE, *also)
+            _require_empty(target, writer, beside)
             head = source.head()
             signed = _signed_roots(reader, head)
             _copy_leaves(source, target, head, signed, progress)
-            for table in _BESIDE:
+            for table in beside:
                 _copy_table(reader, writer, table)
                 _compare_counts(reader, writer, table)
+            _note_tenants(writer)
         except SQLAlchemyError as error:
             raise AuditUnavailableError(f"the log could not be copied: {first_line(error)}") from error
         if source.head() != head:
@@ -77,11 +91,11 @@ def copy_log(source_url: str, target_url: str, *, progress: Callable[[int, int],
     return head
 
 
-def _require_empty(target: SqlAuditStore, writer: Engine) -> None:
+def _require_empty(target: SqlAuditStore, writer: Engine, beside: Sequence[Table]) -> None:
     with writer.begin() as connection:
         filled = [
             table.name
-            for table in (audit_leaves, *_BESIDE)
+            for table in (audit_leaves, *beside)
             if connection.scalar(select(func.count()).select_from(table))
         ]
     if filled or target.head().size:
@@ -151,6 +165,13 @@ def _copy_table(reader: Engine, writer: Engine, table: Table) -> None:
     for rows in _chunks(reader, table):
         with writer.begin() as connection:
             connection.execute(insert(table), rows)
+
+
+def _note_tenants(writer: Engine) -> None:
+    """Have it known that there are tenants: on an empty database a first start would make some."""
+    with writer.begin() as connection:
+        if connection.scalar(select(func.count()).select_from(tenants)):
+            connection.execute(update(tenancy_generation).values(generation=1))
 
 
 def _compare_counts(reader: Engine, writer: Engine, table: Table) -> None:

@@ -21,16 +21,22 @@ class EntryType(StrEnum):
     REQUEST_OUTCOME = "request.outcome"
     REQUEST_ABORTED = "request.aborted"
     REQUEST_DENIED = "request.denied"
+    FILE_CREATED = "file.created"
+    FILE_DELETED = "file.deleted"
+    BATCH_CREATED = "batch.created"
+    BATCH_ENDED = "batch.ended"
     SPECULATION_CHANGED = "speculation.changed"
     SPECULATION_OVERRIDDEN = "speculation.overridden"
     WORKER_STARTED = "worker.started"
     WORKER_STOPPED = "worker.stopped"
     WORKER_RECYCLED = "worker.recycled"
+    WORKER_DRAINED = "worker.drained"
     WORKER_FAILED = "worker.failed"
     DRAFT_PROMOTED = "draft.promoted"
     DRAFT_ROLLED_BACK = "draft.rolled_back"
     TENANT_CREATED = "tenant.created"
     TENANT_CHANGED = "tenant.changed"
+    TENANT_DELETED = "tenant.deleted"
     KEY_CREATED = "key.created"
     KEY_REVOKED = "key.revoked"
     KEY_ROTATED = "key.rotated"
@@ -49,7 +55,7 @@ class EntryType(StrEnum):
     @property
     def closes_request(self) -> bool:
         """Whether it ends the request that a `request.intent` began."""
-        return self in {EntryType.REQUEST_OUTCOME, EntryType.REQUEST_ABORTED}
+        return self is EntryType.REQUEST_OUTCOME or self is EntryType.REQUEST_ABORTED
 
 
 class Kind(StrEnum):
@@ -116,10 +122,14 @@ def _payload(what: str) -> tuple[Field, ...]:
 
 _REQUEST_ID = _text("request_id", "the request, as named by the gateway; never reused")
 _TENANT = _text("tenant", "tenant the key belongs to")
-_KEY_ID = _text("key_id", "public part of the API key")
+_KEY_ID = _text(
+    "key_id", "public part of the API key; `jwt:` or `cert:` and a digest for tokens and certificates"
+)
 _ROUTE = _text("route", "route of the API, such as `/v1/chat/completions`")
 _MODEL = _text("model", "served model name")
 _WORKER = _text("worker", "id of the worker")
+_FILE = _text("file", "id of the file")
+_BATCH = _text("batch", "id of the batch")
 _GATEWAY = _text("gateway", "gateway that writes, by the name it keeps; it ends what it began")
 _WEIGHTS = _text("weights", "digest of the target model's weights")
 _DRAFT = _text("draft", "digest of the draft model's weights")
@@ -166,6 +176,11 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 _GATEWAY,
                 _text("client_request_id", "the client's own id of the request, as it sent it"),
                 _text("end_user", "keyed pseudonym (HMAC) of the `user` the client named"),
+                _text(
+                    "batch",
+                    "batch it is a line of; its `custom_id` is the client's own id, if short and plain",
+                ),
+                _count("batch_line", "line of the batch's input file, from 1"),
                 *_payload("the request body as it came"),
             ),
         ),
@@ -185,6 +200,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 "worker_failed",
                 "worker_refused",
                 "timed_out",
+                "not_admitted",
             ),
             _STATUS,
             _count("duration_ms", "from the request's arrival to its end"),
@@ -205,6 +221,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 _text("finish_reason", "why the model stopped"),
                 _count("ttft_ms", "from the request's arrival to the first byte of the answer"),
                 _count("retries", "workers tried before the one that answered"),
+                _count("queued_ms", "how long it waited for a worker with room; missing where it did not"),
                 _text("template", "label of the prompt template: a keyed hash, never the template"),
                 _text("context_bucket", "range of prompt lengths, in tokens, such as `1k-2k`"),
                 _text(
@@ -240,6 +257,55 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _text("reason", "error code the client was given"),
             _STATUS,
             *_maybe(_TENANT, _KEY_ID, _CLIENT),
+        ),
+        EntryType.FILE_CREATED: _schema(
+            "Content came into the building's keeping, or a batch put it out: from here on it lies on a "
+            "disk.",
+            _TENANT,
+            _KEY_ID,
+            _FILE,
+            _text("purpose", "requests of a batch, or what came of one", "batch", "batch_output"),
+            _count("bytes", "its size, as the tenant sees it"),
+            _flag("encrypted", "whether it lies there encrypted, under a key of its own"),
+            *_maybe(_BATCH),
+        ),
+        EntryType.FILE_DELETED: _schema(
+            "A file is gone, with its key if it had one; written before its bytes are removed, and again if "
+            "a crash interrupted that.",
+            _TENANT,
+            _FILE,
+            _text(
+                "reason",
+                "why: its tenant said so, its time had come, the tenant's content was erased, or the tenant "
+                "keeps too much already",
+                "deleted",
+                "expired",
+                "erased",
+                "refused",
+            ),
+            *_maybe(_KEY_ID),
+        ),
+        EntryType.BATCH_CREATED: _schema(
+            "Somebody left many requests to be run later under this key; their intents name the batch.",
+            _TENANT,
+            _KEY_ID,
+            _BATCH,
+            _text("file", "id of the file with its requests"),
+            _ROUTE,
+        ),
+        EntryType.BATCH_ENDED: _schema(
+            "Says how a batch ended and where its results are; written before they can be read, and again "
+            "if a crash interrupted that.",
+            _TENANT,
+            _BATCH,
+            _text("outcome", "how it ended", "completed", "failed", "expired", "cancelled"),
+            _count("requests", "requests in its input, as far as they were counted"),
+            _count("completed", "requests that were answered"),
+            _count("failed", "requests that were refused, failed, or were not run to their end"),
+            *_maybe(
+                _text("output_file", "id of the file with the answers"),
+                _text("error_file", "id of the file with the errors"),
+            ),
         ),
         EntryType.SPECULATION_CHANGED: _schema(
             "A change of speculation mode changes how tokens are made; ties later outcomes to the decision.",
@@ -296,6 +362,14 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 _text("note", "why, in the operator's words, at most 200 characters"),
             ),
         ),
+        EntryType.WORKER_DRAINED: _schema(
+            "An operator kept requests away from a worker, or let it have them again; without it, why others "
+            "carried its load would be a guess.  The gateway that is asked writes it before it is in force.",
+            _WORKER,
+            _flag("drained", "whether requests are kept away from now on"),
+            _ACTOR,
+            *_maybe(_text("note", "why, in the operator's words, at most 200 characters")),
+        ),
         EntryType.WORKER_FAILED: _schema(
             "A worker ended or went silent by itself: the failure record that regulators ask for.",
             _WORKER,
@@ -329,6 +403,11 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
         ),
         EntryType.TENANT_CHANGED: _schema(
             "Limits, models or policy of a tenant changed.", _TENANT, _CHANGES, _ACTOR
+        ),
+        EntryType.TENANT_DELETED: _schema(
+            "Nobody is served under this name from here on; a later tenant of the same name is another.",
+            _TENANT,
+            _ACTOR,
         ),
         EntryType.KEY_CREATED: _schema(
             "A new credential exists; every request names the key it came with.",

@@ -17,8 +17,8 @@ from appliance.database import first_line, open_database
 from appliance.errors import AuditUnavailableError
 
 VERSION_TABLE = "audit_migrations"
-NEWEST = "0001"
-KNOWN = ("0001",)
+NEWEST = "0004"
+KNOWN = ("0001", "0002", "0003", "0004")
 UPGRADE_SECONDS = 600.0
 
 _versions = Table(VERSION_TABLE, MetaData(), Column("version_num", Text))
@@ -35,6 +35,12 @@ _RIGHTS = {
     VERSION_TABLE: "SELECT",
     "control_lease": "SELECT, INSERT, UPDATE",
     "speculation_override": "SELECT, INSERT, UPDATE, DELETE",
+    "tenants": "SELECT, INSERT, UPDATE, DELETE",
+    "api_keys": "SELECT, INSERT, UPDATE, DELETE",
+    "tenancy_generation": "SELECT, UPDATE",
+    "limit_books": "SELECT, INSERT, UPDATE",
+    "batch_files": "SELECT, INSERT, UPDATE, DELETE",
+    "batches": "SELECT, INSERT, UPDATE, DELETE",
 }
 
 

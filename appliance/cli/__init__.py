@@ -4,6 +4,7 @@ The `appliance` command: reads settings, and turns deliberate errors into one li
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,9 @@ from appliance.cli.options import ConfigOption, DataOption, settings_from
 from appliance.cli.rotate import COMMANDS as ROTATION_COMMANDS
 from appliance.cli.speculation import commands as speculation_commands
 from appliance.cli.status import show_status
+from appliance.cli.tenants import commands as tenant_commands
 from appliance.cli.witness import commands as witness_commands
+from appliance.cli.workers import commands as worker_commands
 from appliance.errors import ApplianceError
 from appliance.run import Role, run_roles
 
@@ -41,7 +44,9 @@ audit_commands.add_typer(witness_commands, name="witness")
 cli.add_typer(audit_commands, name="audit")
 cli.add_typer(draft_commands, name="draft")
 cli.add_typer(key_commands, name="key")
+cli.add_typer(tenant_commands, name="tenant")
 cli.add_typer(speculation_commands, name="speculation")
+cli.add_typer(worker_commands, name="workers")
 
 HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
 PortOption = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 picks one.")]
@@ -62,8 +67,8 @@ def up(
 ) -> None:
     """Run gateway, control and one worker on this machine."""
     worker = _worker_overrides(model, draft, no_draft=no_draft)
-    settings = settings_from(config, data, api={"host": host, "port": port}, worker=worker)
-    run_roles(settings, frozenset({Role.GATEWAY, Role.WORKER}))
+    read = partial(settings_from, config, data, api={"host": host, "port": port}, worker=worker)
+    run_roles(read, frozenset({Role.GATEWAY, Role.WORKER}))
 
 
 @cli.command()
@@ -74,8 +79,8 @@ def gateway(
     port: PortOption = None,
 ) -> None:
     """Run the gateway in front of the workers in `pool.urls`."""
-    settings = settings_from(config, data, api={"host": host, "port": port})
-    run_roles(settings, frozenset({Role.GATEWAY}))
+    read = partial(settings_from, config, data, api={"host": host, "port": port})
+    run_roles(read, frozenset({Role.GATEWAY}))
 
 
 @cli.command()
@@ -90,8 +95,8 @@ def worker(
 ) -> None:
     """Run one vLLM worker and keep it running."""
     overrides = _worker_overrides(model, draft, no_draft=no_draft)
-    settings = settings_from(config, data, worker={**overrides, "host": host, "port": port})
-    run_roles(settings, frozenset({Role.WORKER}))
+    read = partial(settings_from, config, data, worker={**overrides, "host": host, "port": port})
+    run_roles(read, frozenset({Role.WORKER}))
 
 
 @cli.command()

@@ -14,6 +14,7 @@ import aiohttp
 from appliance.errors import ConfigurationError
 from appliance.installation import locate
 from appliance.settings import Settings
+from appliance.tls import command_context
 
 TIMEOUT_SECONDS = 15.0
 """Longer than the gateway waits for its audit log and its database."""
@@ -70,9 +71,10 @@ async def open_admin(
     Hold connections to the gateway at `url`, by default the one the settings describe.
 
     Raises:
-        ConfigurationError: there is no admin key to be read.
+        ConfigurationError: there is no admin key to be read, or a certificate in the settings is unusable.
     """
-    base = (url or f"http://{settings.api.host}:{settings.api.port}").rstrip("/")
+    scheme = "https" if settings.tls.certificate_file else "http"
+    base = (url or f"{scheme}://{settings.api.host}:{settings.api.port}").rstrip("/")
     key_file = locate(settings).admin_key
     try:
         key = key_file.read_text(encoding="utf-8").strip()
@@ -81,5 +83,9 @@ async def open_admin(
         message = f"cannot read the admin key {key_file} ({reason}): name its directory with --data"
         raise ConfigurationError(message) from error
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-    async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
+    encrypted = base.startswith("https:")
+    connector = aiohttp.TCPConnector(
+        ssl=command_context(settings.tls, is_own=url is None) if encrypted else True
+    )
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session:
         yield AdminApi(base, key, session)

@@ -12,6 +12,7 @@ from appliance.audit.gateway_name import GatewayName
 from appliance.audit.migrate import copy_log
 from appliance.audit.schema import grants as grants_sql
 from appliance.audit.schema import upgrade_database
+from appliance.batch.tables import metadata
 from appliance.cli.options import ConfigOption, DataOption, settings_from
 from appliance.errors import ConfigurationError
 from appliance.installation import locate
@@ -59,7 +60,9 @@ def migrate(
             bar.length = max(total, 1)
             bar.update(done - bar.pos)
 
-        head = copy_log(source or installation.database_url, to, progress=progress)
+        head = copy_log(
+            source or installation.database_url, to, progress=progress, also=metadata.sorted_tables
+        )
     typer.echo(
         f"copied {head.size} entries; set audit.database_url to the new database and start the gateways"
     )

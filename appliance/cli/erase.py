@@ -270,7 +270,7 @@ def _tenant_key(settings: Settings, key_id: str, purpose: Purpose) -> bytes:
 def _show_erased(erased: dict[str, Any]) -> None:
     typer.echo(
         f"{erased['tenant']}: {erased['payloads']} payloads erased, {len(erased['keys'])} keys destroyed, "
-        f"entries {', '.join(map(str, erased['entries'])) or 'none'}"
+        f"{erased.get('files', 0)} files removed, entries {', '.join(map(str, erased['entries'])) or 'none'}"
     )
 
 

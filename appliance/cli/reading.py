@@ -9,14 +9,13 @@ insists with `--unrecorded`.
 
 import asyncio
 import os
-import pwd
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
 
+from appliance.account import account_name
 from appliance.audit.reading import MAX_PURPOSE_CHARACTERS, Reading, record
 from appliance.audit.store import AuditStore
 from appliance.cli.admin import open_admin
@@ -58,7 +57,9 @@ class Reader:
             )
         if start == end:
             return
-        reading = Reading(account=_account(), operation=operation, start=start, end=end, purpose=self.purpose)
+        reading = Reading(
+            account=account_name(), operation=operation, start=start, end=end, purpose=self.purpose
+        )
         if self.url is not None and self._through_gateway(reading):
             return
         try:
@@ -89,12 +90,3 @@ class Reader:
             typer.echo(f"appliance: {error}; this command records the reading instead", err=True)
             return False
         return True
-
-
-def _account(uid: Callable[[], int] = os.getuid) -> str:
-    """Name of the account this process runs as: the kernel's word, not the environment's."""
-    number = uid()
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"uid-{number}"

@@ -2,12 +2,11 @@
 `appliance audit rotate-key`: hand the log over to a new signing key.
 """
 
-import os
-import pwd
 import time
 
 import typer
 
+from appliance.account import account_name
 from appliance.audit.gateway_name import GatewayName
 from appliance.audit.rotation import Rotated, rotate_keys
 from appliance.audit.sealed import SealedHead
@@ -54,7 +53,7 @@ def _rotate(settings: Settings, installation: Installation, gateway: str) -> Rot
             origin=settings.audit.origin,
             sealed=SealedHead(installation.sealed_head),
             gateway=gateway,
-            actor=f"cli:{pwd.getpwuid(os.getuid()).pw_name}",
+            actor=f"cli:{account_name()}",
             clock=clock,
         )
     finally:

@@ -17,15 +17,25 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from appliance.errors import WorkerFailedError
+from appliance.errors import WorkerFailedError, WorkerUnreachableError
 from appliance.serving.connection import WorkerConnection
 from appliance.serving.usage import parse_answer, parse_usage
 from appliance.serving.worker import ServedModel, Worker
 
+OK = 200
+NOT_FOUND = 404
 IDLE_SECONDS = 4.0
 """Shorter than the 5 s after which a worker closes an idle connection: we must never send on one."""
-CANARY: dict[str, Any] = {"prompt": "1, 2, 3, 4,", "max_tokens": 8, "temperature": 0}
-"""A request whose answer nobody needs: greedy, and long enough for a draft to be verified."""
+CANARIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "1, 2, 3, 4,", "max_tokens": 8, "temperature": 0},
+    "/v1/embeddings": {"input": "1, 2, 3, 4,"},
+    "/score": {"queries": "1, 2", "documents": "3, 4"},
+}
+"""
+Requests whose answers nobody needs, the first of them greedy, and long enough for a draft to be verified.
+
+A worker has the route of the one task it was started for.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,8 @@ class WorkerClient:
 
         Raises:
             TimeoutError: no head came for so many seconds.
-            WorkerFailedError: the worker could not be reached or closed before it answered.
+            WorkerUnreachableError: no connection could be opened, so the worker has not seen the request.
+            WorkerFailedError: it closed before it answered.
         """
         address = _address(worker.url)
         connection = self._take_idle(worker.url) or await self._connect(address)
@@ -142,7 +153,7 @@ class WorkerClient:
                 )
         except (OSError, TimeoutError) as error:
             message = f"The worker could not be reached: {type(error).__name__}."
-            raise WorkerFailedError(message) from error
+            raise WorkerUnreachableError(message) from error
         return connection
 
     def _close(self) -> None:
@@ -160,6 +171,7 @@ class WorkerClient:
                     name=entry["id"],
                     max_model_len=entry.get("max_model_len"),
                     created=int(entry.get("created", 0)),
+                    parent=entry.get("parent"),
                 )
                 for entry in json.loads(page)["data"]
             )
@@ -182,43 +194,54 @@ class WorkerClient:
 
     async def canary(self, worker: Worker, model: str, timeout_seconds: float) -> int:
         """
-        Have a worker complete a fixed text, past the gateway; the number of tokens it made of it.
+        Have a worker do its task on a fixed text, past the gateway; the number of tokens in its answer.
+
+        Where it generates none, these are the prompt's.
 
         Raises:
-            WorkerFailedError: it refused, made none, or did not answer in time.
+            WorkerFailedError: it refused, counted none, or did not answer in time.
         """
-        path = "/v1/completions"
-        text = await self._ask("POST", worker, path, timeout_seconds, {"model": model, **CANARY})
-        tokens = parse_usage(parse_answer(text)).completion_tokens
+        status, path, text = NOT_FOUND, "", ""
+        for path, body in CANARIES.items():
+            status, text = await self._send("POST", worker, path, timeout_seconds, {"model": model, **body})
+            if status != NOT_FOUND:
+                break
+        _check(status, path)
+        usage = parse_usage(parse_answer(text))
+        tokens = usage.completion_tokens if path == "/v1/completions" else usage.prompt_tokens
         if not tokens:
             message = f"The worker answered {path} without a single token."
             raise WorkerFailedError(message)
         return tokens
 
     async def _get(self, worker: Worker, path: str, timeout_seconds: float) -> str:
-        return await self._ask("GET", worker, path, timeout_seconds)
+        status, text = await self._send("GET", worker, path, timeout_seconds)
+        _check(status, path)
+        return text
 
-    async def _ask(
+    async def _send(
         self,
         method: str,
         worker: Worker,
         path: str,
         timeout_seconds: float,
         body: dict[str, Any] | None = None,
-    ) -> str:
+    ) -> tuple[int, str]:
         timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         try:
             async with self._session.request(
                 method, worker.url + path, json=body, timeout=timeout, allow_redirects=False
             ) as response:
-                text = await response.text()
+                return response.status, await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:
             message = f"The worker could not be reached: {type(error).__name__}."
             raise WorkerFailedError(message) from error
-        if response.status != 200:  # noqa: PLR2004
-            message = f"The worker answered {response.status} to {path}."
-            raise WorkerFailedError(message)
-        return text
+
+
+def _check(status: int, path: str) -> None:
+    if status != OK:
+        message = f"The worker answered {status} to {path}."
+        raise WorkerFailedError(message)
 
 
 def _request(address: _Address, path: str, body: bytes, headers: dict[str, str]) -> bytes:

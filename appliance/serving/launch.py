@@ -31,6 +31,13 @@ NO_DOMAIN = "none.invalid"
 """An empty list would allow every domain; this one cannot exist (RFC 2606)."""
 OPENMP_LIBRARIES = ("libiomp", "libomp", "libgomp")
 
+TASK_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "generate": (),
+    "embed": ("--runner", "pooling", "--convert", "embed"),
+    "score": ("--runner", "pooling", "--convert", "classify"),
+}
+"""What makes vLLM serve the task of the settings, whatever the model was made for."""
+
 Schedule = tuple[tuple[int, int, int], ...]
 """Ranges of (first batch size, last batch size, draft tokens)."""
 
@@ -60,6 +67,7 @@ REFUSED = {
                 "--gpu-memory-utilization",
             ),
             *("--device-memory-utilization", "--pipeline-parallel-size", "-pp", "--kv-cache-memory-bytes"),
+            *("--runner", "--convert", "--task"),
         ),
         OWN,
     ),
@@ -88,6 +96,9 @@ REFUSED = {
     ),
     "--allowed-local-media-path": "it would let a request read files of this machine",
     "--trust-request-chat-template": "it would let a request run a template in the worker",
+    "--trust-request-mm-kwargs": "it would let a request change what an image costs the worker",
+    "--enable-prompt-embeds": "it would let a request have the worker unpack tensors",
+    "--enable-mm-embeds": "it would let a request have the worker unpack tensors",
     "--api-key": "the gateway checks keys and sends the worker none; and arguments are visible to everybody",
     "--ssl-keyfile": "gateway and control speak plain HTTP to a worker",
     "--ssl-certfile": "gateway and control speak plain HTTP to a worker",
@@ -153,6 +164,7 @@ def plan_launch(
     argv = [python, "-m", MODULE, "--model", str(target.path), "--served-model-name", name]
     argv += ["--host", settings.host, "--port", str(port)]
     argv += ["--dtype", choose_dtype(settings.dtype, device), "--generation-config", "vllm"]
+    argv += TASK_ARGUMENTS[settings.task]
     argv += ["--max-num-seqs", str(settings.max_num_seqs)]
     if settings.max_model_len is not None:
         argv += ["--max-model-len", str(settings.max_model_len)]
@@ -160,6 +172,10 @@ def plan_launch(
     if speculation is not None:
         argv += ["--speculative-config", json.dumps(speculation, separators=(",", ":"))]
         argv += ["--per-request-spec-decode-metrics", "summary"]
+    if settings.tool_call_parser is not None:
+        argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]
+    if settings.reasoning_parser is not None:
+        argv += ["--reasoning-parser", settings.reasoning_parser]
     argv += ["--enable-per-request-metrics", "--enable-prompt-tokens-details"]
     argv += ["--no-enable-log-requests", "--no-enable-log-outputs", "--no-log-error-stack"]
     argv += ["--disable-uvicorn-access-log", "--disable-fastapi-docs"]
@@ -190,7 +206,7 @@ def speculative_config(
     `num_speculative_tokens_per_batch_size` is always given where vLLM can change K: without it at
     start the scheduler has no table to steer by, and CUDA graphs exist for the K it names only.
     """
-    if settings.method == "none":
+    if settings.method == "none" or settings.task != "generate":
         return None
     tokens = settings.draft_tokens
     schedule = draft_token_schedule(settings)

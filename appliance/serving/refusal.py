@@ -1,30 +1,51 @@
 """
 A worker's error in the shape OpenAI clients expect, with the worker's own words kept.
 
-vLLM sends `code` as a number, and some errors without the `error` envelope.
+vLLM sends `code` as a number, and some errors without the `error` envelope.  How the result looks in
+each family is the business of `serving.dialects`.
 """
 
 import json
 from typing import Any
 
+from appliance.serving.dialects.errors import ErrorText
+
 SERVER_ERROR = 500
 CLIENT_ERROR = 400
+TOO_LONG = (
+    "maximum context length",
+    "longer than the maximum model length",
+    "exceeds the max_model_len",
+)
+"""How vLLM says on one route or another that a prompt does not fit."""
+NOT_FOUND = 404
+NO_ROUTE = "Not Found"
+"""What the worker's web framework says of a path that it does not serve."""
 
 
-def normalise_error(text: str, status: int) -> str:
-    """Return the JSON of `{"error": {message, type, param, code}}` for a worker's error body."""
+def worker_error(text: str, status: int) -> ErrorText:
+    """
+    Read a worker's error, whatever its shape.
+
+    Args:
+        text: the body, or the data of a frame.
+        status: HTTP status, or what it would have been.
+    """
     inner = _inner(text)
     message = str(inner.get("message") or inner.get("detail") or f"The worker answered {status}.")
     code, param = inner.get("code"), inner.get("param")
-    if "maximum context length" in message or "longer than the maximum model length" in message:
+    if any(words in message for words in TOO_LONG):
         code = "context_length_exceeded"
-    content = {
-        "message": message,
-        "type": "server_error" if status >= SERVER_ERROR else "invalid_request_error",
-        "param": param if isinstance(param, str) else None,
-        "code": code if isinstance(code, str) else None,
-    }
-    return json.dumps({"error": content})  # escaped: half a surrogate pair has no UTF-8
+    if status == NOT_FOUND and message == NO_ROUTE:
+        message = "This model does not serve this route: its worker was started for another task."
+        code = "route_not_served"
+    return ErrorText(
+        status=status,
+        kind="server_error" if status >= SERVER_ERROR else "invalid_request_error",
+        message=message,
+        param=param if isinstance(param, str) else None,
+        code=code if isinstance(code, str) else None,
+    )
 
 
 def _inner(text: str) -> dict[str, Any]:
@@ -34,5 +55,5 @@ def _inner(text: str) -> dict[str, Any]:
         return {"message": text.strip()[:2000]}
     if not isinstance(content, dict):
         return {}
-    inner = content.get("error", content)
+    inner = content.get("error") or content
     return inner if isinstance(inner, dict) else {"message": str(inner)}

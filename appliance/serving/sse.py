@@ -5,7 +5,6 @@ Both functions look for a key with its quotes bare.  Inside any JSON string a qu
 completion that talks about `"usage":` cannot be mistaken for the member itself.
 """
 
-import json
 import re
 
 SEPARATOR = b"\n\n"
@@ -76,9 +75,3 @@ def finish_reason(frames: bytes) -> str | None:
     """The last finish reason given in a run of frames."""
     found = _FINISH.findall(frames)
     return found[-1].decode() if found else None
-
-
-def error_frame(message: str, code: str) -> bytes:
-    """The last frame of a stream that failed."""
-    content = {"message": message, "type": "server_error", "param": None, "code": code}
-    return f"data: {json.dumps({'error': content})}\n\n".encode()

@@ -10,11 +10,19 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any
 
 from appliance.members import Member
 
-CHAT_ROUTE = "/v1/chat/completions"
+CHATS = MappingProxyType(
+    {"/v1/chat/completions": "", "/v1/responses": "instructions", "/v1/messages": "system"}
+)
+"""Routes whose messages go through the model's chat template, and where a system text may stand beside
+them."""
+RAW_ROUTE = "/v1/completions"
+NO_TEMPLATE = "none"
+SYSTEM_ROLES = ("system", "developer")
 LABEL_BYTES = 4
 READ_CHARACTERS = 2000
 """How much of a raw prompt is searched for markers."""
@@ -33,22 +41,25 @@ def template_of(route: str, members: Mapping[str, Member], *, key: bytes) -> str
     Label the template of a request; equal templates have equal labels under one key.
 
     `chat-` and a hash of the chat template, its arguments, whether tools are given and the system
-    message; `raw-` and a hash of the markers a text prompt holds, each once, in the order they are
-    met; `raw-plain` for a text without markers; `raw-tokens` for anything but text.
+    message, the same whichever API it came by; `raw-` and a hash of the markers a text prompt holds, each
+    once, in the order they are met; `raw-plain` for a text without markers; `raw-tokens` for anything but
+    text; `none` on routes that generate nothing.
 
     Args:
         route: path of the API.
         members: of the request's body, whatever their types.
         key: secret the hash is made with, 16 to 64 bytes.
     """
-    if route == CHAT_ROUTE:
+    if route in CHATS:
         decides = [
             _value(members, "chat_template"),
             _value(members, "chat_template_kwargs") or None,
             bool(_value(members, "tools")),
-            _system_text(_value(members, "messages")),
+            _system_text(members, CHATS[route]),
         ]
         return f"chat-{_hash(decides, key)}"
+    if route != RAW_ROUTE:
+        return NO_TEMPLATE
     prompt = _value(members, "prompt")
     if isinstance(prompt, list) and prompt:
         prompt = prompt[0]
@@ -64,12 +75,20 @@ def _hash(content: Any, key: bytes) -> str:  # noqa: ANN401 - decoded JSON
     return blake2b(text.encode(), digest_size=LABEL_BYTES, key=key).hexdigest()
 
 
-def _system_text(messages: Any) -> str | None:  # noqa: ANN401 - decoded JSON
+def _system_text(members: Mapping[str, Member], beside: str) -> str | None:
+    """What the first system message says."""
+    given = _value(members, beside)
+    if given:
+        return _text(given)
+    messages = _value(members, "messages") or _value(members, "input")
     for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, dict) and message.get("role") in ("system", "developer"):
-            content = message.get("content")
-            return content if isinstance(content, str) else "".join(_texts(content))
+        if isinstance(message, dict) and message.get("role") in SYSTEM_ROLES:
+            return _text(message.get("content"))
     return None
+
+
+def _text(content: Any) -> str:  # noqa: ANN401 - decoded JSON
+    return content if isinstance(content, str) else "".join(_texts(content))
 
 
 def _texts(parts: Any) -> Iterable[str]:  # noqa: ANN401 - decoded JSON

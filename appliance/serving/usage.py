@@ -39,7 +39,7 @@ def parse_answer(text: str) -> dict[str, Member]:
         WorkerFailedError: it is not a JSON object.
     """
     try:
-        return parse_members(text)
+        return parse_members(text, bounded=False)
     except InvalidRequestError as error:
         message = "The worker's answer is not JSON."
         raise WorkerFailedError(message) from error
@@ -54,24 +54,35 @@ def first_finish_reason(members: Mapping[str, Member]) -> str | None:
     return None
 
 
-def parse_usage(members: Mapping[str, Member]) -> Usage:
-    """Read the counts out of an answer's members; what is absent or malformed counts as unsaid."""
-    usage = _object(members["usage"].value) if "usage" in members else {}
-    metrics = _object(members["metrics"].value) if "metrics" in members else {}
-    drafting = _object(metrics.get("speculative_decoding"))
+def parse_usage(
+    members: Mapping[str, Member], *, prompt: str = "prompt_tokens", completion: str = "completion_tokens"
+) -> Usage:
+    """
+    Read the counts out of an answer's members; what is absent or malformed counts as unsaid.
+
+    Args:
+        members: of the answer.
+        prompt: what the prompt's tokens are called in `usage`.
+        completion: what the answer's are.
+    """
+    usage = object_of(members["usage"].value) if "usage" in members else {}
+    metrics = object_of(members["metrics"].value) if "metrics" in members else {}
+    drafting = object_of(metrics.get("speculative_decoding"))
     return Usage(
-        prompt_tokens=_count(usage.get("prompt_tokens")) or 0,
-        completion_tokens=_count(usage.get("completion_tokens")) or 0,
+        prompt_tokens=count_of(usage.get(prompt)) or 0,
+        completion_tokens=count_of(usage.get(completion)) or 0,
         estimated=not usage,
-        drafts=_count(drafting.get("num_spec_steps")),
-        draft_tokens=_count(drafting.get("num_draft_tokens")),
-        accepted_tokens=_count(drafting.get("num_accepted_draft_tokens")),
+        drafts=count_of(drafting.get("num_spec_steps")),
+        draft_tokens=count_of(drafting.get("num_draft_tokens")),
+        accepted_tokens=count_of(drafting.get("num_accepted_draft_tokens")),
     )
 
 
-def _object(value: Any) -> Mapping[str, Any]:  # noqa: ANN401 - decoded JSON
+def object_of(value: object) -> Mapping[str, Any]:
+    """A decoded object, or an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
 
-def _count(value: Any) -> int | None:  # noqa: ANN401 - decoded JSON
+def count_of(value: object) -> int | None:
+    """A decoded count, or None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

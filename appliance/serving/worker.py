@@ -49,6 +49,8 @@ class ServedModel:
     """Longest context in tokens."""
     created: int
     """Unix time, as the worker reports it."""
+    parent: str | None = None
+    """Model it adapts; None for one that is no LoRA adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,10 @@ class WorkerSnapshot:
     admission: Admission = Admission.ADMITTED
     avoided: bool = False
     """Set where drafts do not pay and cannot be switched off: any other worker is taken first."""
+    drained: bool = False
+    """Set while an operator keeps requests away from it."""
+    leaving: bool = False
+    """Set once it is listed no longer: it finishes what it has, then it is forgotten."""
 
     @property
     def speculates(self) -> bool:
@@ -84,7 +90,7 @@ class WorkerSnapshot:
     @property
     def takes_requests(self) -> bool:
         """Whether the gateway may send it a request."""
-        return self.healthy and self.admission is Admission.ADMITTED
+        return self.healthy and self.admission is Admission.ADMITTED and not self.drained and not self.leaving
 
     def serves(self, model: str) -> bool:
         """Whether the worker answers to this model name."""

@@ -15,7 +15,7 @@ from appliance.audit.store import SqlAuditStore
 from tests.fakes import FakeWorker, until
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
-SHARED = ("audit.key", "tenants.yaml", "control.token")
+SHARED = ("audit.key", "control.token")
 PATIENCE_SECONDS = 120
 
 

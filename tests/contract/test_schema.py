@@ -15,7 +15,10 @@ from appliance.audit import migrations, schema, tables
 from appliance.audit.merkle import CompactRange
 from appliance.audit.registry import EntryType
 from appliance.audit.store import Head
+from appliance.batch import tables as batch
 from appliance.errors import AuditUnavailableError
+from appliance.limits import tables as limits
+from appliance.tenancy import tables as tenancy
 from tests.grower import Grower
 
 READ = EntryType.AUDIT_READ
@@ -49,7 +52,8 @@ INSERT INTO audit_schema VALUES (1);
 def _everything():
     """Every table the program works with, by what the program says about it."""
     together = MetaData()
-    for metadata in (tables.metadata, lease._metadata, override._metadata):
+    ours = (tables, tenancy, limits, batch)
+    for metadata in (*(each.metadata for each in ours), lease._metadata, override._metadata):
         for table in metadata.sorted_tables:
             table.to_metadata(together)
     return together

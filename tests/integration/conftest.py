@@ -23,8 +23,9 @@ import httpx
 import openai
 import pytest
 from multidict import CIMultiDict
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
+from appliance.admission import AdmissionControl
 from appliance.api.services import Services
 from appliance.app import create_app
 from appliance.attribution import Attribution
@@ -39,6 +40,9 @@ from appliance.capture import open_content
 from appliance.changes import ChangeLog
 from appliance.control import ControlLoop, ControlParts
 from appliance.gateway import Gateway, GatewayPolicy
+from appliance.identity.authenticator import Authenticator
+from appliance.identity.files import keep_renewed
+from appliance.identity.provider import open_provider
 from appliance.lease import SoleLease
 from appliance.logs import configure_logs
 from appliance.metrics import Metrics, observe_audit
@@ -46,6 +50,7 @@ from appliance.override import SqlOverrideStore
 from appliance.recycle import RecycleParts, Recycler
 from appliance.server import Server, bind, make_server
 from appliance.serving.client import WorkerClient
+from appliance.serving.discovery import Discovery
 from appliance.serving.pool import WorkerPool
 from appliance.serving.restart import RestartClient
 from appliance.serving.speculation import SpeculationClient
@@ -53,13 +58,20 @@ from appliance.serving.worker import Worker, WorkerId
 from appliance.settings import (
     DEMO_DRAFT,
     DEMO_TARGET,
+    AdmissionSettings,
     ApiSettings,
     AuditSettings,
     LogSettings,
     MonitorSettings,
+    OidcSettings,
+    PoolSettings,
     RecycleSettings,
+    Settings,
+    TlsSettings,
 )
 from appliance.tenancy import ContentPolicy, SpeculationPolicy, Tenant, TenantDirectory, make_key
+from appliance.tls import open_tls
+from appliance.worker_list import WorkerList
 from tests.fakes import CONTROL_TOKEN, FakeWorker, StallingStore, until
 
 RANDOM = random.Random(31)
@@ -69,8 +81,9 @@ ADMIN_KEY, STORED_ADMIN_KEY = make_key(RANDOM.randbytes(37), admin=True)
 CAREFUL_KEY, STORED_CAREFUL_KEY = make_key(RANDOM.randbytes(37))
 ARCHIVE_KEY, STORED_ARCHIVE_KEY = make_key(RANDOM.randbytes(37))
 NOTARY_KEY, STORED_NOTARY_KEY = make_key(RANDOM.randbytes(37))
+NARROW_KEY, STORED_NARROW_KEY = make_key(RANDOM.randbytes(37), models=("other",))
 TENANTS = (
-    Tenant(name="acme", keys=(STORED_KEY,)),
+    Tenant(name="acme", keys=(STORED_KEY, STORED_NARROW_KEY)),
     Tenant(name="scoped", models=("other",), keys=(STORED_SCOPED_KEY,)),
     Tenant(name="operator", models=(), keys=(STORED_ADMIN_KEY,)),
     Tenant(name="careful", keys=(STORED_CAREFUL_KEY,), speculation=SpeculationPolicy.OFF),
@@ -112,6 +125,8 @@ class Running:
     key: str = KEY
     scoped_key: str = SCOPED_KEY
     """Of a tenant that may use the model `other` only."""
+    narrow_key: str = NARROW_KEY
+    """Of a tenant that may use every model, and itself for the model `other` only."""
     admin_key: str = ADMIN_KEY
     careful_key: str = CAREFUL_KEY
     """Of a tenant whose requests must not be speculated."""
@@ -211,7 +226,10 @@ Serve = Callable[..., Awaitable[Running]]
 
 @pytest.fixture
 async def serve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    wrote: Callable[[str, str], None],
 ) -> AsyncIterator[Serve]:
     """Start a gateway in front of some workers; at the end, verify its whole log."""
     caplog.set_level(logging.DEBUG)
@@ -220,16 +238,36 @@ async def serve(
     signer = load_signing_key(tmp_path / "audit.key", AuditSettings().origin)
     async with AsyncExitStack() as stack:
 
-        async def start(*workers: FakeWorker, audit: dict | None = None, **settings: Any) -> Running:
+        async def start(
+            *workers: FakeWorker,
+            audit: dict | None = None,
+            tls: TlsSettings | None = None,
+            oidc: OidcSettings | None = None,
+            admission: AdmissionSettings | None = None,
+            routing: PoolSettings | None = None,
+            **settings: Any,
+        ) -> Running:
             api = ApiSettings(port=0, drain_seconds=1, **settings)
             running = await stack.enter_async_context(
-                _running(list(workers), api, AuditSettings(**(audit or {})), tmp_path, monkeypatch)
+                _running(
+                    list(workers),
+                    api,
+                    AuditSettings(**(audit or {})),
+                    tmp_path,
+                    monkeypatch,
+                    tls=tls or TlsSettings(),
+                    oidc=oidc or OidcSettings(),
+                    admission=admission or AdmissionSettings(),
+                    routing=routing or PoolSettings(),
+                )
             )
             started.append(running)
             return running
 
         yield start
     for running in started:
+        wrote("operator log", running.log.getvalue())
+        wrote("metrics", generate_latest(running.metrics.registry).decode())
         export_log(running.store, tmp_path / "export", vkey=signer.vkey)
         with closing(SqlPayloadStore(f"sqlite:///{tmp_path / 'audit.db'}")) as payloads:
             export_payloads(payloads, tmp_path / "export")
@@ -251,6 +289,11 @@ async def _running(
     audit_settings: AuditSettings,
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    tls: TlsSettings,
+    oidc: OidcSettings,
+    admission: AdmissionSettings,
+    routing: PoolSettings,
 ) -> AsyncIterator[Running]:
     metrics = Metrics(CollectorRegistry())
     store = StallingStore(SqlAuditStore(f"sqlite:///{directory / 'audit.db'}"))
@@ -292,6 +335,13 @@ async def _running(
         attribution = Attribution(label_key=bytes(16), clock=time.monotonic, min_drafts=1)
         gateway = Gateway(
             pool=pool,
+            admission=AdmissionControl(
+                pool=pool,
+                settings=admission,
+                pool_settings=routing,
+                metrics=metrics,
+                clock=time.monotonic,
+            ),
             client=client,
             audit=audit,
             attribution=attribution,
@@ -335,10 +385,26 @@ async def _running(
             wall_clock=wall_clock,
         )
         await control.tick()
+        tenants = TenantDirectory(TENANTS)
+        provider = open_provider(oidc, logger=logger, clock=wall_clock)
+        encryption = open_tls(tls, logger=logger, clock=wall_clock)
+        renewing = asyncio.create_task(
+            keep_renewed([part for part in (provider, encryption) if part is not None], seconds=0.05)
+        )
+        stack.callback(renewing.cancel)
         services = Services(
             settings=api,
-            tenants=TenantDirectory(TENANTS),
+            tenants=tenants,
+            identity=Authenticator(tenants, provider=provider, tls=tls),
             pool=pool,
+            workers=WorkerList(
+                pool=pool,
+                discovery=Discovery(pool=pool, urls=(), discover=None, seconds=5.0, logger=logger),
+                settings=Settings(),
+                read_settings=Settings,
+                record=audit.append,
+                logger=logger,
+            ),
             gateway=gateway,
             audit=audit,
             attribution=attribution,
@@ -351,8 +417,8 @@ async def _running(
             version="test",
             retention=content.retention,
         )
-        server = make_server(create_app(services), api)
-        url = await stack.enter_async_context(_listening(server, api))
+        server = make_server(create_app(services), api, tls=encryption, metrics=metrics)
+        url = await stack.enter_async_context(_listening(server, api, "https" if encryption else "http"))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         openai_client = await stack.enter_async_context(
             openai.AsyncOpenAI(
@@ -381,13 +447,13 @@ async def _running(
 
 
 @asynccontextmanager
-async def _listening(server: Server, api: ApiSettings) -> AsyncIterator[str]:
+async def _listening(server: Server, api: ApiSettings, scheme: str) -> AsyncIterator[str]:
     listener = bind(api)
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener]))
         host, port = listener.getsockname()[:2]
         try:
             await until(lambda: server.started)
-            yield f"http://{host}:{port}"
+            yield f"{scheme}://{host}:{port}"
         finally:
             server.should_exit = True

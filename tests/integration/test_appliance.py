@@ -279,6 +279,8 @@ def test_metrics_carry_acceptance_and_no_foreign_names(appliance, client):
     time.sleep(3)
     text = client.with_options(timeout=10)._client.get(appliance.url + "/metrics").text
     assert "appliance_acceptance_length{" in text
+    # What the worker says it batches, and the headroom.
+    assert 'appliance_worker_places{worker="worker-1"} 72.0' in text
     assert "vllm:" not in text
     assert "read_lines" not in text
 

@@ -444,7 +444,7 @@ async def test_a_text_can_be_shown_to_be_the_one_of_a_digest(running, tmp_path):
     (running.directory / "admin.key").write_text(running.admin_key)
     reply = await running.post(chat(stream=True), key=running.notary_key)
     outcome = await running.outcome()
-    file = tmp_path / "answer"
+    file = tmp_path / "answer.kept-by-the-client"
     words = ["audit", "check", outcome["request_id"], str(file), "--part", "response"]
     words += ["--data", str(running.directory), "--url", running.url]
     file.write_bytes(reply.body)

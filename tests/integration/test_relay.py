@@ -16,6 +16,7 @@ import yarl
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from appliance.serving.dialects.policy import salt_of
 from tests.fakes import MODEL, SPECULATION, USAGE, FakeWorker, chat, frame_of, text, until
 
 CHAT = "/v1/chat/completions"
@@ -23,6 +24,12 @@ TEXT = "/v1/completions"
 DONE = b"data: [DONE]\n\n"
 USAGE_FRAME = frame_of({"id": "c", "choices": [], "usage": USAGE})
 BOTH = pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (TEXT, text())], ids=["chat", "text"])
+
+
+def salted(body: bytes) -> bytes:
+    """Return a body of the first tenant as a worker gets it."""
+    opening = body.index(b"{") + 1
+    return body[:opening] + f'"cache_salt":"{salt_of("acme", None)}",'.encode() + body[opening:]
 
 
 def frames(stream: bytes) -> list[bytes]:
@@ -79,14 +86,14 @@ async def test_the_body_reaches_the_worker_byte_for_byte(running):
         rb' "seed":1e2,"unknown_to_us": {"a":[null,-0.0]}}'
     ) % "é😀".encode()
     await running.post(body)
-    assert running.worker.bodies == [body]
+    assert running.worker.bodies == [salted(body)]
 
 
 async def test_usage_is_asked_for_on_a_stream_and_nothing_else_is_changed(running):
     """`stream_options` is added in front, the rest is byte-identical."""
     body = rb'{ "model":"demo","messages":[] , "stream": true, "temperature" : 1.00}'
     await running.post(body)
-    assert running.worker.bodies == [rb'{"stream_options":{"include_usage": true},' + body[1:]]
+    assert running.worker.bodies == [salted(rb'{"stream_options":{"include_usage": true},' + body[1:])]
 
 
 async def test_stream_options_that_ask_for_nothing_are_replaced_in_place(running):
@@ -94,7 +101,7 @@ async def test_stream_options_that_ask_for_nothing_are_replaced_in_place(running
     body = b'{"model":"demo","messages":[],"stream_options" :  %s ,"stream":true}'
     for given in (b"null", b"{}", b'{"include_usage":false}'):
         reply = await running.post(body % given)
-        assert running.worker.bodies.pop() == body % b'{"include_usage": true}'
+        assert running.worker.bodies.pop() == salted(body % b'{"include_usage": true}')
         assert USAGE_FRAME not in reply.body
 
 
@@ -111,7 +118,7 @@ async def test_the_usage_frame_is_kept_for_a_client_that_asked(running):
     """As the worker sent it, without `metrics`, before the end; the body was not touched."""
     body = json.dumps(chat(stream=True, stream_options={"include_usage": True})).encode()
     reply = await running.post(body)
-    assert running.worker.bodies == [body]
+    assert running.worker.bodies == [salted(body)]
     assert frames(reply.body)[-2:] == [USAGE_FRAME, DONE]
     assert b"metrics" not in reply.body
 
@@ -511,7 +518,9 @@ async def test_a_wrong_key_is_refused_and_told_nothing(running):
         {"Authorization": f"Bearer {running.key[:12]}{wrong}"},
         {"Authorization": f"Bearer {running.key}x"},
         {"Authorization": f"Bearer {running.key.removeprefix('sk-')}"},
-        {"X-Api-Key": running.key},
+        {"X-Api-Key": running.key[:-1] + "!"},
+        {"Authorization": "Bearer eyJhbGciOiJub25lIn0.e30."},
+        {"Authorization": f"Bearer {running.key}", "X-Api-Key": running.scoped_key},
     ]
     routes = [("POST", CHAT), ("POST", TEXT), ("GET", "/v1/models"), ("GET", "/v1/models/demo")]
     bodies = set()
@@ -538,7 +547,7 @@ async def test_an_admin_key_cannot_call_models_and_a_tenants_key_cannot_administ
 
 
 async def test_a_forbidden_model_reads_like_one_that_does_not_exist(running):
-    """A key learns nothing about models it may not use; both refusals are in the log."""
+    """A key learns nothing about models it or its tenant may not use; both refusals are in the log."""
     replies = [
         await running.post({**chat(), "model": name}, key=running.scoped_key) for name in (MODEL, "none")
     ]
@@ -555,13 +564,21 @@ async def test_a_forbidden_model_reads_like_one_that_does_not_exist(running):
 
 
 async def test_a_key_sees_only_the_models_it_may_use(running):
-    """The list is the tenant's, not the pool's."""
-    mine, others = [
+    """The list is the tenant's and the key's, not the pool's."""
+    mine, others, narrow = [
         json.loads((await running.get("/v1/models", key=key)).body)
-        for key in (running.key, running.scoped_key)
+        for key in (running.key, running.scoped_key, running.narrow_key)
     ]
     assert [model["id"] for model in mine["data"]] == [MODEL]
-    assert others == {"object": "list", "data": []}
+    assert others == narrow == {"object": "list", "data": []}
+
+
+async def test_a_narrowed_key_reaches_none_of_its_tenants_other_models(running):
+    """What the tenant may use, another of its keys reaches all the same."""
+    refused = await running.post(chat(), key=running.narrow_key)
+    assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+    assert (await running.get(f"/v1/models/{MODEL}", key=running.narrow_key)).status == 404
+    assert (await running.post(chat())).status == 200
 
 
 MALFORMED = [
@@ -638,9 +655,9 @@ async def test_the_largest_body_allowed_is_allowed(serve):
 
 
 UNLISTED = (
-    "/", "/v1", "/v1/embeddings", "/v1/chat/completions/", "/v1/completions/", "/metrics/", "/healthz/",
+    "/", "/v1", "/v1/embeddings/", "/v1/chat/completions/", "/v1/completions/", "/metrics/", "/healthz/",
     "/docs",
-    "/redoc", "/tokenize", "/v1/load_lora_adapter", "/v1/chat/../chat/completions", "//v1/models",
+    "/redoc", "/tokenizer_info", "/v1/load_lora_adapter", "/v1/chat/../chat/completions", "//v1/models",
     "/health", "/version",
 )  # fmt: skip
 

@@ -273,26 +273,27 @@ def test_without_the_plugin_requests_go_to_a_target_only_worker(tmp_path):
             )
         )
         admin = Admin(gateway)
-        wait_for(lambda: admin.worker("pool-1")["healthy"] and admin.worker("pool-2")["healthy"], seconds=60)
-        assert admin.worker("pool-1")["reason"] == "not_controllable"
-        assert admin.worker("pool-1")["problems"]
+        drafts, target = (worker.url.removeprefix("http://") for worker in (drafting, plain))
+        wait_for(lambda: admin.worker(drafts)["healthy"] and admin.worker(target)["healthy"], seconds=60)
+        assert admin.worker(drafts)["reason"] == "not_controllable"
+        assert admin.worker(drafts)["problems"]
         for fields, headers in (
             ({"min_p": 0.1, "temperature": 1}, {}),
             ({}, {"X-Appliance-Speculation": "off"}),
         ):
             status, _ = complete(gateway, headers, **fields)
             assert status == 200
-            assert last_outcome(tmp_path)["worker"] == "pool-2"
+            assert last_outcome(tmp_path)["worker"] == target
         with Traffic(gateway, clients=2, prompt=noise()).running() as traffic:
-            wait_for(lambda: admin.worker("pool-1")["avoided"], seconds=120)
+            wait_for(lambda: admin.worker(drafts)["avoided"], seconds=120)
         assert not traffic.failures
         change = next(c for c in admin.changes() if c["avoided"])
-        assert (change["worker"], change["reason"]) == ("pool-1", "not_controllable")
-        if admin.worker("pool-1")["avoided"]:
+        assert (change["worker"], change["reason"]) == (drafts, "not_controllable")
+        if admin.worker(drafts)["avoided"]:
             complete(gateway)
-            assert last_outcome(tmp_path)["worker"] == "pool-2"
+            assert last_outcome(tmp_path)["worker"] == target
         plain.stop()
-        wait_for(lambda: not admin.worker("pool-2")["healthy"], seconds=60)
+        wait_for(lambda: not admin.worker(target)["healthy"], seconds=60)
         status, _ = complete(gateway)
         assert status == 200, "an avoided worker is better than none"
     assert verify_log(tmp_path / "data") == 0

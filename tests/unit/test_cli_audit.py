@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from appliance.account import account_name
 from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.cli import cli
-from appliance.cli.reading import _account
 from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.settings import AuditSettings
 
@@ -153,7 +153,7 @@ def test_a_gateway_that_is_not_there_hides_no_reading(data):
 
 def test_an_account_without_a_name_is_recorded_by_its_number():
     """A process in a container may run as a number that no file knows."""
-    assert _account(lambda: 2**31 - 7) == f"uid-{2**31 - 7}"
+    assert account_name(lambda: 2**31 - 7) == f"uid-{2**31 - 7}"
 
 
 def test_insisting_does_not_hide_a_reading(data):

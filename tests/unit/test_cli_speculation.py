@@ -27,12 +27,14 @@ from appliance.cli import cli
 from appliance.cli.duration import SECONDS_IN, parse_duration, show_duration
 from appliance.cli.speculation_view import render, show_ranges
 from appliance.errors import ConfigurationError
+from appliance.identity.authenticator import Authenticator
+from appliance.logs import configure_logs
 from appliance.metrics import Metrics
 from appliance.override import SqlOverrideStore
 from appliance.server import bind, make_server
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId
-from appliance.settings import ApiSettings
+from appliance.settings import ApiSettings, LogSettings
 from appliance.speculation import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.watch import Watch
@@ -83,20 +85,23 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     settings = ApiSettings(port=0)
     listener = bind(settings)
     pool.add(Worker(worker_id=WorkerId("w1"), url="http://w1"))
+    tenants = TenantDirectory((Tenant(name="operator", keys=(STORED_ADMIN_KEY,)),))
     with closing(SqlOverrideStore(f"sqlite:///{tmp_path / 'audit.db'}")) as overrides:
         audit_log: Any = audit
         app = create_app(
             Services(
                 settings=settings,
-                tenants=TenantDirectory((Tenant(name="operator", keys=(STORED_ADMIN_KEY,)),)),
+                tenants=tenants,
+                identity=Authenticator(tenants),
                 pool=pool,
+                workers=NOTHING,
                 gateway=NOTHING,
                 audit=audit_log,
                 attribution=attribution,
                 control=control,
                 overrides=overrides,
                 metrics=Metrics(CollectorRegistry()),
-                logger=NOTHING,
+                logger=configure_logs(LogSettings(level="error"), terminal=False),
                 clock=time.time,  # noqa: TID251 - a composition root
                 new_request_id=lambda: "ours",
                 version="test",

@@ -72,6 +72,10 @@ def test_an_error_on_the_wire_has_all_four_members(kind: type[errors.ApplianceEr
         (errors.WorkerNotFoundError, 404, "worker_not_found"),
         (errors.ControlRefusedError, 409, "control_refused"),
         (errors.BodyTooLargeError, 413, "body_too_large"),
+        (errors.LimitReachedError, 429, "rate_limit_exceeded"),
+        (errors.RequestOverLimitError, 429, "request_over_limit"),
+        (errors.BudgetUsedUpError, 429, "insufficient_quota"),
+        (errors.LimitsUnavailableError, 503, "limits_unavailable"),
         (errors.WorkerFailedError, 502, "worker_failed"),
         (errors.NoWorkerAvailableError, 503, "no_worker_available"),
         (errors.ControlUnavailableError, 503, "control_unavailable"),
@@ -93,10 +97,18 @@ def test_a_client_is_told_whether_to_try_again(kind: type[errors.ApplianceError]
     if RENDERINGS[kind].retryable:
         assert response.headers["x-should-retry"] == "true"
         assert 0 < int(response.headers["retry-after"]) == RETRY_SECONDS <= 120
-        assert response.status_code in {502, 503}
+        assert response.status_code in {408, 429, 502, 503}
     else:
         assert response.headers["x-should-retry"] == "false"
         assert "retry-after" not in response.headers
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (61.0, "61"), (4 * 3600.0, "120")])
+def test_a_limit_says_when_to_come_back_and_never_after_more_than_two_minutes(seconds: float, header: str):
+    """OpenAI's clients take a longer wait for none; the message has the whole of it."""
+    for kind in (errors.LimitReachedError, errors.BudgetUsedUpError):
+        response = render(kind("x", limit="tokens_per_day", retry_seconds=seconds))
+        assert response.headers["retry-after"] == header
 
 
 def test_an_invalid_request_names_the_parameter_and_its_own_code():

@@ -82,9 +82,10 @@ def leaf_of(entry_type: EntryType, fields: dict) -> bytes:
     st.integers(0, 5),
     st.floats(0, 1e6),
     st.none() | st.sampled_from(ForbiddenBy),
+    st.floats(0, 1e4),
 )
 def test_every_outcome_can_be_written_to_the_log(
-    outcome, usage, served, first, finish, retries, seconds, forbidden_by
+    outcome, usage, served, first, finish, retries, seconds, forbidden_by, queued
 ):
     """Whatever happened, the fields fit the schema: no request can end in an entry that is refused."""
     record = exchange(
@@ -93,6 +94,7 @@ def test_every_outcome_can_be_written_to_the_log(
         finish_reason=finish,
         retries=retries,
         forbidden_by=forbidden_by,
+        queued=queued,
     )
     record.first_content = None if first is None else 100.0 + first
     record.ends(outcome, status=200)
@@ -120,6 +122,12 @@ def test_an_end_names_the_content_that_was_kept(outcome: Outcome):
     assert (entry_type, fields["outcome"]) == (EntryType.REQUEST_OUTCOME, str(outcome))
     assert fields.items() >= KEPT.items()
     assert leaf_of(entry_type, fields)
+
+
+def test_an_outcome_says_how_long_the_request_waited_for_a_worker():
+    """Only where it did."""
+    assert "queued_ms" not in exchange().fields(101.0)
+    assert exchange(queued=1.5).fields(103.0)["queued_ms"] == 1500
 
 
 def test_every_outcome_is_in_the_registry():
@@ -202,6 +210,14 @@ def test_without_usage_frames_are_counted_as_an_estimate():
     assert record.first_content == 101.0
 
 
+def test_a_prompt_that_is_known_and_an_answer_that_is_not_make_an_estimate():
+    """As Anthropic's streams count: the prompt at the beginning, the answer at the end."""
+    record = exchange(usage=Usage(prompt_tokens=7, estimated=True))
+    record.saw_frames(3, 101.0)
+    assert record.final_usage == Usage(prompt_tokens=7, completion_tokens=3, estimated=True)
+    assert record.used_tokens("", {}) == 10
+
+
 def test_what_the_worker_says_is_better_than_an_estimate():
     """Usage wins over frames."""
     record = exchange(usage=Usage(prompt_tokens=7, completion_tokens=10))
@@ -213,6 +229,8 @@ def test_overhead_is_the_time_not_spent_waiting_for_the_worker():
     """And never below zero, whatever the clock did."""
     assert exchange(dispatched=101.0, answered=108.0).overhead_seconds(110.0) == pytest.approx(3.0)
     assert exchange(dispatched=101.0, answered=120.0).overhead_seconds(110.0) == 0.0
+    queued = exchange(dispatched=103.0, answered=108.0, queued=2.0)
+    assert queued.overhead_seconds(110.0) == pytest.approx(3.0)
 
 
 def test_the_log_line_has_only_fields_that_are_allowed():

@@ -1,7 +1,6 @@
 """Promises of `appliance.installation`: what a first start creates, and that a second one changes nothing."""
 
 import os
-import random
 import stat
 from pathlib import Path
 
@@ -10,16 +9,12 @@ import pytest
 from appliance.errors import ConfigurationError
 from appliance.installation import (
     Installation,
-    add_key,
     load_control_token,
-    load_tenants,
     locate,
     prepare,
     write_private,
-    write_tenants,
 )
 from appliance.settings import AuditSettings, DataSettings, Settings
-from appliance.tenancy import Tenant, TenantDirectory, make_key
 
 
 def located(directory: Path) -> Installation:
@@ -27,9 +22,9 @@ def located(directory: Path) -> Installation:
     return locate(Settings(data=DataSettings(directory=directory)))
 
 
-def start(installation: Installation) -> dict[str, str]:
+def start(installation: Installation) -> None:
     """Prepare with a stand-in for the signing key, which the audit log makes."""
-    return prepare(installation, create_signing_key=lambda path: path.write_text("key made just now"))
+    prepare(installation, create_signing_key=lambda path: path.write_text("key made just now"))
 
 
 def mode(path: Path) -> int:
@@ -49,59 +44,26 @@ def installation(tmp_path: Path) -> Installation:
 
 
 def test_a_first_start_creates_what_it_needs(installation: Installation):
-    """Directory, signing key, control token, tenants, admin key and a place for logs."""
+    """Directory, signing key, control token and a place for logs."""
     start(installation)
     assert installation.directory.is_dir()
     assert installation.logs.is_dir()
     assert installation.signing_key.read_text() == "key made just now"
     assert len(bytes.fromhex(load_control_token(installation))) == 32
-    assert [tenant.name for tenant in load_tenants(installation)] == ["operator", "demo"]
 
 
-def test_a_first_start_shows_its_keys_and_they_work(installation: Installation):
-    """The admin key opens the admin API, the demo key opens the models."""
-    shown = start(installation)
-    directory = TenantDirectory(load_tenants(installation))
-    assert set(shown) == {"admin", "demo tenant"}
-    assert directory.authenticate(shown["admin"]).key.admin
-    demo = directory.authenticate(shown["demo tenant"])
-    assert (demo.tenant.name, demo.key.admin, demo.tenant.may_use("any")) == ("demo", False, True)
-
-
-def test_the_admin_key_is_kept_for_commands_on_this_machine(installation: Installation):
-    """The file holds the admin key and nothing else."""
-    shown = start(installation)
-    assert installation.admin_key.read_text().strip() == shown["admin"]
-
-
-def test_a_tenants_key_is_kept_nowhere(installation: Installation):
-    """After the first start the demo key exists only where it was shown."""
-    shown = start(installation)
-    assert not [
-        path
-        for path, content in contents(installation.directory).items()
-        if shown["demo tenant"].encode() in content
-    ]
-
-
-def test_the_admin_tenant_may_use_no_model(installation: Installation):
-    """An admin key that leaks cannot be used to read or make completions."""
-    start(installation)
-    assert not load_tenants(installation)[0].may_use("demo")
-
-
-def test_a_second_start_shows_nothing_and_changes_nothing(installation: Installation):
-    """Keys are shown once, and stay valid."""
+def test_a_second_start_changes_nothing(installation: Installation):
+    """What was made stays as it is."""
     start(installation)
     before = contents(installation.directory)
-    assert start(installation) == {}
+    start(installation)
     assert contents(installation.directory) == before
 
 
 def test_every_installation_has_keys_of_its_own(tmp_path: Path):
-    """There is no default key."""
-    first, second = start(located(tmp_path / "a")), start(located(tmp_path / "b"))
-    assert not set(first.values()) & set(second.values())
+    """There is no default token."""
+    for name in ("a", "b"):
+        start(located(tmp_path / name))
     tokens = {load_control_token(located(tmp_path / name)) for name in ("a", "b")}
     assert len(tokens) == 2
 
@@ -115,7 +77,6 @@ def test_only_the_owner_can_read_what_is_secret(installation: Installation, umas
     finally:
         os.umask(before)
     assert (mode(installation.directory), mode(installation.logs)) == (0o700, 0o700)
-    assert (mode(installation.tenants), mode(installation.admin_key)) == (0o600, 0o600)
     assert mode(installation.control_token) == 0o600
 
 
@@ -123,7 +84,7 @@ def test_nothing_is_left_behind_by_the_check_for_writing(installation: Installat
     """No probe and no temporary file."""
     start(installation)
     names = {path.name for path in installation.directory.iterdir()}
-    assert names == {"audit.key", "control.token", "tenants.yaml", "admin.key", "logs"}
+    assert names == {"audit.key", "control.token", "logs"}
 
 
 def test_a_directory_that_cannot_be_made_is_a_configuration_error(tmp_path: Path):
@@ -150,27 +111,12 @@ def test_a_directory_that_cannot_be_written_is_a_configuration_error(tmp_path: P
         start(located(tmp_path))
 
 
-@pytest.mark.parametrize("crashed_after", ["audit.key", "admin.key"])
-def test_a_start_that_crashed_half_way_is_completed_by_the_next(
-    installation: Installation, crashed_after: str
-):
-    """What exists is kept, what is missing is made, and the keys shown are the ones in force."""
-    installation.directory.mkdir(parents=True)
-    installation.signing_key.write_text("an older key")
-    if crashed_after == "admin.key":
-        write_private(installation.admin_key, "an admin key nobody was told\n")
-    shown = start(installation)
-    assert installation.signing_key.read_text() == "an older key"
-    assert installation.admin_key.read_text().strip() == shown["admin"]
-    assert TenantDirectory(load_tenants(installation)).authenticate(shown["admin"])
-
-
 def test_an_installation_from_before_control_gets_its_token(installation: Installation):
-    """Tenants and keys are there already; only the token is made, and kept from then on."""
+    """The rest is there already; only the token is made, and kept from then on."""
     start(installation)
     installation.control_token.unlink()
     before = contents(installation.directory)
-    assert start(installation) == {}
+    start(installation)
     token = load_control_token(installation)
     start(installation)
     assert load_control_token(installation) == token
@@ -220,40 +166,6 @@ def test_a_token_that_cannot_be_read_stops_the_start(installation: Installation)
     with pytest.raises(ConfigurationError, match=r"cannot read the control token") as caught:
         load_control_token(installation)
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_tenants_file_says_how_to_get_one(installation: Installation):
-    """The message names the file and the command."""
-    with pytest.raises(ConfigurationError, match="appliance up"):
-        load_tenants(installation)
-
-
-def test_a_malformed_tenants_file_stops_the_start(installation: Installation):
-    """A broken file is never replaced by a fresh one."""
-    start(installation)
-    write_private(installation.tenants, "tenants: {")
-    with pytest.raises(ConfigurationError):
-        load_tenants(installation)
-    assert start(installation) == {}
-    assert installation.tenants.read_text() == "tenants: {"
-
-
-def test_a_key_is_added_to_its_tenant_and_no_other(installation: Installation):
-    """The other tenants, and the tenant's other keys, stay as they were."""
-    start(installation)
-    before = load_tenants(installation)
-    _, key = make_key(random.Random(3).randbytes(37))
-    write_tenants(installation, add_key(before, "demo", key))
-    after = load_tenants(installation)
-    assert after[0] == before[0]
-    assert after[1].keys == (*before[1].keys, key)
-    assert after[1].models == before[1].models
-
-
-def test_a_key_for_a_new_name_makes_a_tenant():
-    """The tenant is added at the end."""
-    _, key = make_key(random.Random(3).randbytes(37))
-    assert add_key((Tenant(name="a"),), "b", key) == (Tenant(name="a"), Tenant(name="b", keys=(key,)))
 
 
 def test_a_private_file_replaces_one_that_others_could_read(tmp_path: Path):

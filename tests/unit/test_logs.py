@@ -1,12 +1,14 @@
 """Promises of `appliance.logs`: what is not on the list is not in the log."""
 
 import json
+import logging
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.logs import ALLOWED, configure_logs, keep_allowed
+from appliance.errors import AuditUnavailableError
+from appliance.logs import ALLOWED, LibraryHandler, configure_logs, keep_allowed
 from appliance.settings import LogSettings
 
 SECRET = "the patient's name is"
@@ -75,21 +77,57 @@ def test_events_below_the_level_are_not_written(capsys: pytest.CaptureFixture):
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
-def test_a_crash_is_logged_with_its_traceback_and_without_local_variables(
+def test_a_crash_is_logged_with_its_traceback_and_without_any_value(
     capsys: pytest.CaptureFixture, style: str
 ):
-    """A traceback helps the operator; the values in it could be somebody's prompt."""
+    """A traceback helps the operator; local variables and foreign words could be somebody's prompt."""
     logger = configure_logs(LogSettings(format=style), terminal=style == "console")
 
     def crash(prompt: str) -> None:
-        assert prompt
-        raise ValueError("no details")
+        try:
+            {}[prompt]
+        except KeyError as error:
+            raise ExceptionGroup(prompt, [ValueError(prompt)]) from error
 
     try:
         crash(SECRET)
-    except ValueError as error:
-        logger.error("request_crashed", error=type(error).__name__, exc_info=error)  # noqa: TRY400
+    except ExceptionGroup:
+        logger.exception("request_crashed")
     output = capsys.readouterr().err
-    assert "crash" in output
-    assert "no details" in output
+    for expected in ("in crash", "test_logs.py", "KeyError", "Which led to", "ExceptionGroup", "ValueError"):
+        assert expected in output
+    assert SECRET not in output
+
+
+@pytest.mark.parametrize(
+    ("error", "is_shown"),
+    [
+        (AuditUnavailableError("the disk is full"), True),
+        (OSError(28, "the disk is full"), True),
+        (ValueError("the disk is full"), False),
+    ],
+)
+def test_words_are_logged_where_they_are_known_to_be_safe(
+    capsys: pytest.CaptureFixture, error: Exception, is_shown: bool
+):
+    """Our own errors may be shown to clients, the system's speak of files; others quote what they met."""
+    configure_logs(LogSettings(format="json"), terminal=False).error("crashed", exc_info=error)
+    line = json.loads(capsys.readouterr().err)
+    assert ("the disk is full" in line["exception"]) is is_shown
+    assert type(error).__name__ in line["exception"]
+
+
+def test_what_a_library_logs_is_an_event_without_its_text(capsys: pytest.CaptureFixture):
+    """Where it was logged and what was raised; a task nobody awaited would print its exception's words."""
+    handler = LibraryHandler(configure_logs(LogSettings(format="json"), terminal=False))
+    library = logging.Logger("asyncio")  # noqa: LOG001 - one that no other test meets
+    library.addHandler(handler)
+    library.info(SECRET)
+    library.error("never retrieved: %s", SECRET, exc_info=ValueError(SECRET))
+    library.critical(SECRET)
+    output = capsys.readouterr().err
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert [(line["event"], line["level"]) for line in lines] == [("library_logged", "error")] * 2
+    assert lines[0]["error"] == "ValueError"
+    assert all(line["detail"].startswith("asyncio, test_logs:") for line in lines)
     assert SECRET not in output

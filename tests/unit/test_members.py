@@ -2,13 +2,14 @@
 
 import json
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import InvalidRequestError
-from appliance.members import MAX_DEPTH, cut_member, parse_members, replace_member
+from appliance.members import MAX_DEPTH, MAX_MEMBERS, MAX_VALUES, cut_member, parse_members, replace_member
 
 SPACE = st.text(" \t\n\r", max_size=3)
 NUMBERS = st.sampled_from(
@@ -146,6 +147,53 @@ def test_nesting_is_limited(opening: str, closing: str):
     parse_members('{"a":' + opening * inner + "1" + closing * inner + "}")
     with pytest.raises(InvalidRequestError, match="deeper"):
         parse_members('{"a":' + opening * (inner + 1) + "1" + closing * (inner + 1) + "}")
+
+
+@pytest.mark.parametrize("value", ["0", '""', "[]", "{}"])
+def test_the_number_of_values_is_limited(value: str):
+    """A body of a few megabytes must not become gigabytes of lists; a worker's answer may be any size."""
+    many = f'{{"a":[{",".join([value] * (MAX_VALUES + 1))}]}}'
+    with pytest.raises(InvalidRequestError, match="1,000,000 values"):
+        parse_members(many)
+    assert len(parse_members(many, bounded=False)["a"].value) == MAX_VALUES + 1
+
+
+def test_commas_inside_strings_are_no_values():
+    """A prompt may be a table of any length."""
+    prompt = "1,2,[x],{y}\\n" * MAX_VALUES
+    assert len(parse_members(f'{{"prompt":"{prompt}"}}')["prompt"].value) == 12 * MAX_VALUES
+
+
+def test_the_number_of_members_is_limited():
+    """As many as allowed are read, one more is refused."""
+    members = [f'"m{number}":0' for number in range(MAX_MEMBERS + 1)]
+    assert len(parse_members("{" + ",".join(members[:-1]) + "}")) == MAX_MEMBERS
+    with pytest.raises(InvalidRequestError, match="1000 members"):
+        parse_members("{" + ",".join(members) + "}")
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        '"' + '\\"' * 1_000_000,
+        '"' * 2_000_001,
+        '"' + "\\" * 2_000_000,
+        '"' + "x[" * 1_000_000,
+        "[" * 900_000 + '"',
+        '"a' * 1_000_000 + "\\",
+    ],
+    ids=["escapes", "quotes", "backslashes", "one string", "openings", "odd quotes"],
+)
+def test_no_text_takes_more_than_its_length_in_time_and_memory(bomb: str):
+    """Each of these took one way of reading strings a time that grows with the square of the length."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError):
+            parse_members('{"a":[' + "[]," * MAX_DEPTH + bomb)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * len(bomb)
 
 
 def test_brackets_inside_strings_do_not_count_as_nesting():

@@ -236,10 +236,9 @@ async def test_a_worker_elsewhere_is_known_to_run_without_its_draft_and_why():
 async def test_nothing_is_restarted_while_the_gateway_has_requests_there():
     """What runs is finished."""
     world = World()
-    running = world.pool.occupy(A)
-    running.__enter__()
+    world.pool.begin(A)
     seen = []
-    world.at[10.0] = lambda: (seen.append(list(world.restarts)), running.__exit__(None, None, None))
+    world.at[10.0] = lambda: (seen.append(list(world.restarts)), world.pool.end(A))
     assert await world.recycle() is RecycleResult.RECYCLED
     assert seen == [[]]
     assert world.restarts == [True]
@@ -276,12 +275,11 @@ async def test_what_was_seen_before_the_last_request_ended_is_not_believed():
 async def test_a_look_older_than_our_own_last_request_is_not_believed():
     """The worker was seen idle while we still had a request there; it may have got another since."""
     world, told = World(), []
-    running = world.pool.occupy(A)
-    running.__enter__()
+    world.pool.begin(A)
 
     def ends():
         world.engines[A].running = 1
-        running.__exit__(None, None, None)
+        world.pool.end(A)
 
     world.at[10.3] = ends
     world.at[20.0] = lambda: (told.append(list(world.restarts)), setattr(world.engines[A], "running", 0))
@@ -294,8 +292,8 @@ async def test_a_drain_that_takes_too_long_ends_in_a_restart_all_the_same():
     world, restarted = World(), []
     world.at[DRAIN - 1] = lambda: restarted.append(list(world.restarts))
     world.at[DRAIN + 1] = lambda: restarted.append(list(world.restarts))
-    with world.pool.occupy(A):
-        assert await world.recycle() is RecycleResult.RECYCLED
+    world.pool.begin(A)
+    assert await world.recycle() is RecycleResult.RECYCLED
     assert restarted == [[], [True]]
 
 
@@ -442,8 +440,8 @@ async def test_a_refused_recycling_touches_nothing():
 async def test_a_recycling_given_up_leaves_the_pool_honest(steps):
     """Before the restart the worker takes requests again; after it, not until somebody tried it."""
     world = World()
-    world.pool.occupy(A).__enter__()  # never ends, so the drain runs into its limit
-    world.at[2.0] = lambda: world.pool.in_flight.update({A: 0})
+    world.pool.begin(A)
+    world.at[2.0] = lambda: world.pool.end(A)
     task = world.recycler.begin(A, with_draft=True, reason=Reason.COLLAPSED)
     for _ in range(steps):
         await asyncio.sleep(0)
@@ -487,6 +485,23 @@ def test_the_only_worker_is_never_recycled():
     assert "only one" in refusal([snapshot("a")], A)
 
 
+def test_a_worker_that_leaves_is_not_recycled():
+    """It would never come back."""
+    assert "leaving" in refusal([snapshot("a", leaving=True), snapshot("b")], A)
+
+
+@pytest.mark.parametrize(("at", "result"), [(0.0, RecycleResult.NOT_RESTARTED), (8.0, RecycleResult.FAILED)])
+async def test_a_worker_that_leaves_meanwhile_ends_its_recycling(at, result):
+    """Its address is gone from the list, so whoever comes back there is a new worker."""
+    world = World()
+    world.brings = [Engine(answers=False)]
+    world.at[at] = lambda: (world.pool.leave(A), world.engines.pop(A))
+    world.pool.begin(A)
+    world.at[0.1] = lambda: world.pool.end(A)
+    assert await world.recycler.recycle(A, with_draft=True, reason=Reason.COLLAPSED) is result
+    assert world.pool.snapshot(A) is None
+
+
 def test_an_unknown_worker_is_not_recycled():
     """The name may be a slip."""
     assert refusal([snapshot("b")], A) == "there is no worker a"
@@ -498,6 +513,8 @@ def test_an_unknown_worker_is_not_recycled():
         ({"healthy": False}, "worker b is down"),
         ({"admission": Admission.DRAINING}, "worker b is being recycled"),
         ({"admission": Admission.CANARY}, "worker b is not admitted"),
+        ({"drained": True}, "worker b is drained"),
+        ({"leaving": True}, "only one"),
         ({"models": ("other",)}, "last one that serves demo"),
         ({"models": ()}, "last one that serves demo"),
     ],

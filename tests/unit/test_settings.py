@@ -238,3 +238,41 @@ def test_no_variable_can_crash_the_start(name: tuple[str, str], text: str):
         assert "\n" not in str(error)  # noqa: PT017 - both ways are fine
     else:
         assert isinstance(settings, BaseModel)
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "words"),
+    [
+        ("tls", {"certificate_file": "c.pem"}, "come together"),
+        ("tls", {"key_file": "c.key"}, "come together"),
+        ("tls", {"command_key_file": "c.key"}, "come together"),
+        ("tls", {"client_ca_file": "ca.pem"}, "needs TLS"),
+        ("tls", {"require_client_certificate": "true"}, "client_ca_file"),
+        ("tls", {"client_tenants": {"cn:a": "a"}}, "client_ca_file"),
+        (
+            "tls",
+            {
+                "certificate_file": "c.pem", "key_file": "c.key", "client_ca_file": "ca.pem",
+                "client_tenants": {"billing": "a"},
+            },
+            "starts with",
+        ),
+        ("oidc", {"jwks_file": "k.json", "issuer": "i"}, "issuer and audience"),
+        ("oidc", {"jwks_file": "k.json", "audience": "a"}, "issuer and audience"),
+        ("oidc", {"admin_claim": "roles"}, "come together"),
+        ("oidc", {"admin_values": ["x"]}, "come together"),
+        ("oidc", {"algorithms": ["HS256"]}, "algorithms"),
+        ("oidc", {"algorithms": ["none"]}, "algorithms"),
+        ("oidc", {"algorithms": []}, "algorithms"),
+    ],
+)  # fmt: skip
+def test_settings_of_callers_that_would_not_hold_are_refused(section, fields, words):
+    """A start says so, rather than let in more, or fewer, than was meant."""
+    with pytest.raises(ConfigurationError, match=words):
+        load(**{section: fields})
+
+
+def test_tenants_of_groups_can_be_set_by_the_environment():
+    """As YAML in one variable."""
+    settings = load(environment={"APPLIANCE_OIDC__TENANTS": "{ward-7: hospital}"})
+    assert settings.oidc.tenants == {"ward-7": "hospital"}

@@ -71,6 +71,14 @@ def saw(role: WorkerRole, *kinds: WorkerEventKind, hard_off: bool = False, exit_
 UP = (WorkerEventKind.STARTING, WorkerEventKind.HEALTHY)
 
 
+@pytest.mark.parametrize("task", ["embed", "score"])
+def test_a_worker_that_generates_nothing_is_planned_without_a_draft(plan, tmp_path, task):
+    """The draft of the settings is neither judged nor read: it may be for another model."""
+    role, _, _ = plan(task=task, draft=tmp_path / "nowhere")
+    assert (role.worker.draft, role.worker.mode) == ("", SpeculationMode.TARGET_ONLY)
+    assert role._supervisor._plans._target_only is None
+
+
 def test_both_plans_differ_in_the_draft_alone(plan):
     """Same port, same environment, same target: a hard-off changes nothing else."""
     role, _, _ = plan()

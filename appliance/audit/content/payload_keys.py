@@ -35,7 +35,7 @@ _ULID_RANDOM_BYTES = 10
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _NAME = re.compile(
     rf"(?P<key_id>(?P<tenant>[a-z0-9][a-z0-9._-]*)\.(?P<ulid>[0-7][{_ALPHABET}]{{25}}))"
-    r"\.(?P<purpose>wrapping|commitment)(?P<retired>\.retired)?"
+    r"\.(?P<purpose>wrapping|commitment|file)(?P<retired>\.retired)?"
 )
 
 
@@ -46,6 +46,8 @@ class Purpose(StrEnum):
     """Wraps data keys."""
     COMMITMENT = "commitment"
     """Commits to content that is not kept."""
+    FILE = "file"
+    """Encrypts one stored file; destroyed with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,10 @@ class PayloadKeys:
             found = self._make(tenant, purpose, now_ms)
         self._cache[tenant, purpose] = found
         return found
+
+    def make(self, tenant: str, purpose: Purpose) -> TenantKey:
+        """Make a key that nothing else uses.  Durable on return; raises AuditKeyError."""
+        return self._make(tenant, purpose, int(self._clock() * 1000))
 
     def is_in_use(self, key_id: str, purpose: Purpose) -> bool:
         """Whether a key is there and its destruction has not begun."""

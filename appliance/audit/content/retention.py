@@ -279,8 +279,8 @@ def doomed_keys(
     Return the keys that an erasure has to destroy.
 
     Those that wrap what is erased (`key_ids`); with everything of a tenant all of its keys; and with
-    everything before a time all that were made before it, but for commitments only those that were
-    replaced before it.
+    everything before a time all that were made before it, those of files among them, but for
+    commitments only those that were replaced before it.
     """
     mine = keys.names(selection.tenant)
     if everything:
@@ -289,7 +289,8 @@ def doomed_keys(
     doomed = [
         name
         for name in mine
-        if name.purpose is Purpose.WRAPPING and (name.key_id in key_ids or name.made_ms < before_ms)
+        if (name.purpose is Purpose.WRAPPING and (name.key_id in key_ids or name.made_ms < before_ms))
+        or (name.purpose is Purpose.FILE and name.made_ms < before_ms)
     ]
     if not selection.requests:
         commitments = [name for name in mine if name.purpose is Purpose.COMMITMENT]

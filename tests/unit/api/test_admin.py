@@ -22,11 +22,13 @@ from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.store import SqlAuditStore
 from appliance.changes import SpeculationChange
+from appliance.identity.authenticator import Authenticator
+from appliance.logs import configure_logs
 from appliance.metrics import Metrics
 from appliance.override import Override, SqlOverrideStore
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId
-from appliance.settings import ApiSettings, AuditSettings
+from appliance.settings import ApiSettings, AuditSettings, LogSettings
 from appliance.speculation import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.watch import Watch
@@ -96,20 +98,23 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
         stack.callback(audit_store.release)
         attribution = Attribution(label_key=bytes(16), clock=time.monotonic, min_drafts=1)
         nothing: Any = None
+        tenants = TenantDirectory(
+            (Tenant(name="operator", keys=(STORED_ADMIN_KEY,)), Tenant(name="t", keys=(STORED_KEY,)))
+        )
         app = create_app(
             Services(
                 settings=ApiSettings(),
-                tenants=TenantDirectory(
-                    (Tenant(name="operator", keys=(STORED_ADMIN_KEY,)), Tenant(name="t", keys=(STORED_KEY,)))
-                ),
+                tenants=tenants,
+                identity=Authenticator(tenants),
                 pool=pool,
+                workers=nothing,
                 gateway=nothing,
                 audit=audit,
                 attribution=attribution,
                 control=control,
                 overrides=overrides,
                 metrics=Metrics(CollectorRegistry()),
-                logger=nothing,
+                logger=configure_logs(LogSettings(level="error"), terminal=False),
                 clock=lambda: now[0],
                 new_request_id=lambda: "ours",
                 version="test",

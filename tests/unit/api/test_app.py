@@ -14,6 +14,7 @@ from starlette.requests import Request
 from appliance.api.services import Services
 from appliance.app import create_app
 from appliance.errors import AuditEntryError
+from appliance.identity.authenticator import Authenticator
 from appliance.logs import configure_logs
 from appliance.metrics import Metrics
 from appliance.serving.pool import WorkerPool
@@ -26,8 +27,28 @@ ROUTES = {
     ("/metrics", "GET"),
     ("/v1/chat/completions", "POST"),
     ("/v1/completions", "POST"),
+    ("/v1/responses", "POST"),
+    ("/v1/messages", "POST"),
+    ("/v1/messages/count_tokens", "POST"),
+    ("/v1/embeddings", "POST"),
+    ("/rerank", "POST"),
+    ("/v1/rerank", "POST"),
+    ("/v2/rerank", "POST"),
+    ("/score", "POST"),
+    ("/v1/score", "POST"),
+    ("/tokenize", "POST"),
+    ("/detokenize", "POST"),
     ("/v1/models", "GET"),
     ("/v1/models/{name:path}", "GET"),
+    ("/v1/files", "POST"),
+    ("/v1/files", "GET"),
+    ("/v1/files/{file_id}", "GET"),
+    ("/v1/files/{file_id}", "DELETE"),
+    ("/v1/files/{file_id}/content", "GET"),
+    ("/v1/batches", "POST"),
+    ("/v1/batches", "GET"),
+    ("/v1/batches/{batch_id}", "GET"),
+    ("/v1/batches/{batch_id}/cancel", "POST"),
     ("/admin/v1/status", "GET"),
     ("/admin/v1/audit/reads", "POST"),
     ("/admin/v1/audit/erasures", "POST"),
@@ -35,10 +56,22 @@ ROUTES = {
     ("/admin/v1/audit/holds", "GET"),
     ("/admin/v1/audit/holds", "POST"),
     ("/admin/v1/audit/holds/releases", "POST"),
+    ("/admin/v1/tenants", "GET"),
+    ("/admin/v1/tenants", "POST"),
+    ("/admin/v1/tenants/{name}", "GET"),
+    ("/admin/v1/tenants/{name}", "PATCH"),
+    ("/admin/v1/tenants/{name}", "DELETE"),
+    ("/admin/v1/tenants/{name}/keys", "POST"),
+    ("/admin/v1/keys/{key_id}/rotate", "POST"),
+    ("/admin/v1/keys/{key_id}/revoke", "POST"),
     ("/admin/v1/speculation", "GET"),
     ("/admin/v1/speculation/events", "GET"),
     ("/admin/v1/speculation/override", "PUT"),
     ("/admin/v1/speculation/probe", "POST"),
+    ("/admin/v1/workers", "GET"),
+    ("/admin/v1/workers/reload", "POST"),
+    ("/admin/v1/workers/{worker}/drain", "POST"),
+    ("/admin/v1/workers/{worker}/undrain", "POST"),
     ("/admin/v1/workers/{worker}/recycle", "POST"),
     # FastAPI's own: a description of the routes above, without a page that loads scripts.
 }
@@ -68,7 +101,9 @@ def app(log: io.StringIO, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> 
         Services(
             settings=ApiSettings(),
             tenants=TenantDirectory(()),
+            identity=Authenticator(TenantDirectory(())),
             pool=WorkerPool(),
+            workers=nothing,
             gateway=nothing,
             audit=nothing,
             attribution=nothing,
@@ -129,7 +164,7 @@ def test_nobody_is_redirected(app: FastAPI):
 async def test_a_defect_of_ours_is_answered_logged_and_counted(
     app: FastAPI, log, metrics: Metrics, error: Exception
 ):
-    """The client gets an id and no detail; the log has the detail under that id."""
+    """The client gets an id and no detail; the log has the place under that id, and words of our own."""
 
     @app.get("/crash")
     async def crash(_request: Request) -> None:
@@ -146,7 +181,8 @@ async def test_a_defect_of_ours_is_answered_logged_and_counted(
         "ours",
         type(error).__name__,
     )
-    assert "a detail" in line["exception"]
+    assert "in crash" in line["exception"]
+    assert ("a detail" in line["exception"]) is isinstance(error, AuditEntryError)
     assert metrics.registry.get_sample_value("appliance_errors_total", {"code": "internal_error"}) == 1
 
 
@@ -174,3 +210,13 @@ async def test_refusals_are_counted_by_their_code(app: FastAPI, metrics: Metrics
     """So that an alert can tell wrong keys from a broken worker."""
     await get(app, "/v1/models")
     assert metrics.registry.get_sample_value("appliance_errors_total", {"code": "invalid_api_key"}) == 1
+
+
+async def test_a_wrong_method_is_told_the_right_ones(app: FastAPI):
+    """As RFC 9110 asks of a 405."""
+    status, headers, _ = await get(app, "/v1/chat/completions")
+    assert (status, headers["allow"]) == (405, "POST")
+    status, headers, _ = await get(app, "/admin/v1/speculation/override")
+    assert (status, headers["allow"]) == (405, "PUT")
+    status, headers, _ = await get(app, "/admin/v1/audit/erasures")
+    assert (status, headers["allow"]) == (405, "POST")

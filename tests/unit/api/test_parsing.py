@@ -10,8 +10,9 @@ from starlette.requests import Request
 from appliance.api.openai import address_class, parse_call
 from appliance.call import Call
 from appliance.errors import InvalidRequestError
+from appliance.serving.dialects.routes import ROUTES
 from appliance.serving.target_only import ForbiddenBy
-from appliance.tenancy import ApiKey, Caller, SpeculationPolicy, Tenant
+from appliance.tenancy import ApiKey, Caller, PriorityClass, SpeculationPolicy, Tenant
 
 CALLER = Caller(tenant=Tenant(name="acme"), key=ApiKey(key_id="aaaaaaaa", digest="0" * 64))
 OPTED_OUT = Caller(tenant=Tenant(name="careful", speculation=SpeculationPolicy.OFF), key=CALLER.key)
@@ -39,11 +40,14 @@ def request(host: str | None = "127.0.0.1", *headers: tuple[str, str]) -> Reques
 
 
 def parsed(
-    body: bytes | dict, needs: str = "messages", headers: Headers = (), caller: Caller = CALLER
+    body: bytes | dict,
+    headers: Headers = (),
+    caller: Caller = CALLER,
+    path: str = "/v1/chat/completions",
 ) -> Call:
     """Parse a body."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse_call(request("127.0.0.1", *headers), caller, data, needs=needs)
+    return parse_call(request("127.0.0.1", *headers), caller, data, ROUTES[path])
 
 
 def test_what_the_gateway_acts_on_is_read():
@@ -98,8 +102,35 @@ def test_a_stream_is_a_stream_only_when_asked_for(more: dict, is_stream: bool, w
 def test_what_is_wrong_is_named(body: bytes, param: str | None, code: str | None):
     """The parameter and a code that programs can act on."""
     with pytest.raises(InvalidRequestError) as caught:
-        parsed(body)
+        parsed(body).check_policy()
     assert (caught.value.param, caught.value.code) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "missing"),
+    [
+        ("/v1/embeddings", {}, "input"),
+        ("/v1/embeddings", {"messages": []}, None),
+        ("/v1/rerank", {"query": "x"}, "documents"),
+        ("/v1/score", {"queries": "x", "text_2": "y"}, "documents"),
+        ("/v1/score", {"text_1": "x", "text_2": "y"}, None),
+        ("/tokenize", {"messages": []}, None),
+        ("/detokenize", {}, "tokens"),
+    ],
+)
+def test_a_route_may_be_asked_in_more_ways_than_one(path: str, body: dict, missing: str | None):
+    """One of them has to be whole; what is missing of the first is named."""
+    if missing is None:
+        assert parsed({"model": "demo", **body}, path=path).route == path
+        return
+    with pytest.raises(InvalidRequestError, match=f"`{missing}`"):
+        parsed({"model": "demo", **body}, path=path)
+
+
+def test_a_route_that_does_not_stream_does_not_read_whether_to():
+    """The worker does not either."""
+    call = parsed({"model": "demo", "input": "x", "stream": True}, path="/v1/embeddings")
+    assert (call.is_stream, "stream_options" in call.worker_body()) == (False, False)
 
 
 @given(st.binary(max_size=60) | st.text('{}[]":,\\model smg', max_size=40).map(str.encode))
@@ -131,10 +162,8 @@ def test_an_address_is_told_by_its_class_only(host: str, expected: str):
 
 def test_a_request_without_an_address_is_of_unknown_origin():
     """A Unix socket has none."""
-    assert (
-        parse_call(request(None), CALLER, b'{"model":"m","messages":[]}', needs="messages").client
-        == "unknown"
-    )
+    body = b'{"model":"m","messages":[]}'
+    assert parse_call(request(None), CALLER, body, ROUTES["/v1/chat/completions"]).client == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -197,3 +226,43 @@ def test_a_header_of_ours_that_is_not_understood_is_refused_by_its_name(name: st
         parsed(PLAIN, headers=tuple((name, value) for value in values))
     assert caught.value.param == name
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("own", PriorityClass)
+@pytest.mark.parametrize("asked", [None, *PriorityClass])
+def test_a_request_may_ask_for_less_urgency_than_its_tenant_has_and_not_for_more(own, asked):
+    """`X-Appliance-Priority`; without it, the tenant's class."""
+    caller = Caller(tenant=Tenant(name="acme", priority=own), key=CALLER.key)
+    headers = (("X-Appliance-Priority", asked.upper()),) if asked else ()
+    order = list(PriorityClass)
+    expected = own if asked is None else order[max(order.index(own), order.index(asked))]
+    assert parsed(PLAIN, headers=headers, caller=caller).priority is expected
+
+
+@pytest.mark.parametrize("values", [("urgent",), ("",), ("batch", "interactive")])
+def test_a_priority_we_do_not_know_is_refused(values):
+    """A slip must not make a request wait longer, or shorter, than was meant."""
+    with pytest.raises(InvalidRequestError, match="`interactive`") as caught:
+        parsed(PLAIN, headers=tuple(("X-Appliance-Priority", value) for value in values))
+    assert caught.value.param == "X-Appliance-Priority"
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "expected"),
+    [
+        (
+            b'{"model":"demo","messages":[{"role":"user"}],"seed":1}',
+            "/v1/chat/completions",
+            '[{"role":"user"}]',
+        ),
+        (b'{"prompt":"once","model":"demo"}', "/v1/completions", '"once"'),
+        (
+            b'{"model":"demo","query":"x","documents":["y"]}',
+            "/v1/rerank",
+            '{"model":"demo","query":"x","documents":["y"]}',
+        ),
+    ],
+)
+def test_what_a_worker_may_have_seen_before_is_what_was_said(body, path, expected):
+    """Byte for byte, without the members around it, which differ from turn to turn."""
+    assert parsed(body, path=path).beginning() == expected

@@ -77,6 +77,33 @@ def test_starts_the_demo_on_a_cpu():
     )
 
 
+def test_tool_calls_and_reasoning_are_read_by_the_parsers_of_the_settings():
+    """With a tool call parser, models may choose tools by themselves as well."""
+    added = [
+        word
+        for word in plan(tool_call_parser="hermes", reasoning_parser="qwen3").argv
+        if word not in plan().argv
+    ]
+    assert added == [
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *("--reasoning-parser", "qwen3"),
+    ]
+
+
+@pytest.mark.parametrize(("task", "convert"), [("embed", "embed"), ("score", "classify")])
+def test_a_worker_that_generates_nothing_has_no_draft(task: str, convert: str):
+    """Golden: whatever the settings say of a draft, which by default is one."""
+    assert plan(task=task, served_name="demo").argv == (
+        *PYTHON,
+        *("--served-model-name", "demo", "--host", "127.0.0.1", "--port", "8000"),
+        *("--dtype", "float32", "--generation-config", "vllm"),
+        *("--runner", "pooling", "--convert", convert, "--max-num-seqs", "64"),
+        *("--kv-cache-memory-bytes", "1073741824", "--enforce-eager"),
+        *REPORTING,
+        *QUIET,
+    )
+
+
 def test_starts_eight_gpus():
     """Golden: tensor parallel over all GPUs of a node, compiled, with the model's own type."""
     argv = plan(EIGHT_GPUS, tensor_parallel_size=8, max_num_seqs=256, max_model_len=131072).argv

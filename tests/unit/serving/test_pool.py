@@ -1,6 +1,8 @@
 """Promises of `appliance.serving.pool`: who may be chosen, and how busy they are."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,16 @@ DEMO = ServedModel(name="demo", max_model_len=2048, created=1)
 def looked_at(pool: WorkerPool, worker: Worker) -> None:
     """Store a good look at a worker."""
     pool.update(replace(pool.snapshot(worker.worker_id), healthy=True, models=(DEMO,)))
+
+
+@contextmanager
+def occupied(pool: WorkerPool, worker_id: WorkerId) -> Iterator[None]:
+    """Have one request in flight with a worker."""
+    pool.begin(worker_id)
+    try:
+        yield
+    finally:
+        pool.end(worker_id)
 
 
 @pytest.fixture
@@ -78,9 +90,9 @@ def test_a_worker_that_is_down_still_has_its_models(pool: WorkerPool):
 
 def test_requests_are_counted_for_as_long_as_they_last(pool: WorkerPool):
     """In and out, also when they fail."""
-    with pool.occupy(A.worker_id), pool.occupy(A.worker_id):
+    with occupied(pool, A.worker_id), occupied(pool, A.worker_id):
         assert pool.in_flight == {"a": 2, "b": 0}
-    with pytest.raises(KeyError), pool.occupy(A.worker_id):
+    with pytest.raises(KeyError), occupied(pool, A.worker_id):
         raise KeyError
     assert pool.in_flight == {"a": 0, "b": 0}
 
@@ -88,7 +100,7 @@ def test_requests_are_counted_for_as_long_as_they_last(pool: WorkerPool):
 def test_a_replaced_worker_starts_anew_but_its_requests_still_count(pool: WorkerPool):
     """The same id at another address is unhealthy at first; what runs is still running."""
     looked_at(pool, A)
-    with pool.occupy(A.worker_id):
+    with occupied(pool, A.worker_id):
         pool.add(replace(A, url="http://127.0.0.1:3"))
         assert not pool.snapshot(A.worker_id).healthy
         assert pool.in_flight[A.worker_id] == 1
@@ -146,9 +158,9 @@ async def test_draining_ends_with_the_last_request(pool: WorkerPool):
     """Nothing new is sent, what runs is finished, and other workers go on."""
     looked_at(pool, A)
     looked_at(pool, B)
-    with pool.occupy(B.worker_id):
-        with pool.occupy(A.worker_id):
-            with pool.occupy(A.worker_id):
+    with occupied(pool, B.worker_id):
+        with occupied(pool, A.worker_id):
+            with occupied(pool, A.worker_id):
                 waiting = asyncio.ensure_future(pool.drain(A.worker_id))
                 await asyncio.sleep(0)
                 assert pool.snapshot(A.worker_id).admission is Admission.DRAINING
@@ -163,7 +175,7 @@ async def test_draining_ends_with_the_last_request(pool: WorkerPool):
 
 async def test_a_wait_for_draining_can_be_given_up(pool: WorkerPool):
     """The worker goes on draining, and the next wait ends all the same."""
-    with pool.occupy(A.worker_id):
+    with occupied(pool, A.worker_id):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await pool.drain(A.worker_id)
@@ -182,3 +194,84 @@ async def test_a_worker_nobody_knows_is_drained_at_once():
     pool.set_admission(A.worker_id, Admission.ADMITTED)
     pool.set_avoided(A.worker_id, True)
     assert pool.snapshots == ()
+
+
+def test_a_drained_worker_gets_nothing_until_it_is_let_in_again(pool: WorkerPool):
+    """Whatever its health and its restarts."""
+    looked_at(pool, A)
+    pool.set_drained(A.worker_id, True)
+    assert not pool.any_healthy()
+    looked_at(pool, A)
+    pool.add(replace(A, url="http://127.0.0.1:3"))
+    looked_at(pool, A)
+    pool.set_admission(A.worker_id, Admission.ADMITTED)
+    assert not pool.any_healthy()
+    pool.set_drained(A.worker_id, False)
+    assert pool.any_healthy()
+
+
+def test_a_worker_that_leaves_finishes_what_it_has():
+    """Then it is forgotten, and whoever wants to know is told."""
+    gone: list[WorkerId] = []
+    pool = WorkerPool(on_gone=gone.append)
+    pool.add(A)
+    looked_at(pool, A)
+    with occupied(pool, A.worker_id):
+        with occupied(pool, A.worker_id):
+            pool.leave(A.worker_id)
+            assert not pool.any_healthy()
+        assert (pool.models(), gone) == ({"demo": DEMO}, [])
+    assert (pool.snapshots, pool.in_flight, gone) == ((), {}, ["a"])
+
+
+def test_an_idle_worker_leaves_at_once(pool: WorkerPool):
+    """There is nothing to wait for; to leave twice is no error."""
+    pool.leave(A.worker_id)
+    pool.leave(A.worker_id)
+    assert [seen.worker for seen in pool.snapshots] == [B]
+
+
+def test_a_worker_that_is_listed_again_stays(pool: WorkerPool):
+    """Before it was forgotten; a look in between does not change that it leaves."""
+    looked_at(pool, A)
+    with occupied(pool, A.worker_id):
+        pool.leave(A.worker_id)
+        looked_at(pool, A)
+        assert not pool.any_healthy()
+        pool.stay(A.worker_id)
+        assert pool.any_healthy()
+    assert pool.snapshot(A.worker_id) is not None
+
+
+def test_every_change_that_may_make_room_is_told(pool: WorkerPool):
+    """A request that ended, a worker that came, was let in, or was seen healthy again."""
+    told: list[str] = []
+    pool.tell_of_room(lambda: told.append(now))
+    changes = {
+        "seen": lambda: looked_at(pool, A),
+        "ended": lambda: (pool.begin(A.worker_id), pool.end(A.worker_id)),
+        "admitted": lambda: pool.set_admission(A.worker_id, Admission.ADMITTED),
+        "undrained": lambda: pool.set_drained(A.worker_id, False),
+        "stays": lambda: pool.stay(A.worker_id),
+        "not avoided": lambda: pool.set_avoided(A.worker_id, False),
+    }
+    for now, change in changes.items():  # noqa: B007 - `told` reads it
+        change()
+    assert set(told) == set(changes)
+
+
+def test_every_change_of_a_snapshot_changes_the_version(pool: WorkerPool):
+    """What was made of the old ones is made anew."""
+    changes = (
+        lambda: pool.add(A),
+        lambda: looked_at(pool, A),
+        lambda: pool.report_unreachable(A.worker_id),
+        lambda: pool.set_admission(A.worker_id, Admission.CANARY),
+        lambda: pool.set_avoided(A.worker_id, True),
+        lambda: pool.set_drained(A.worker_id, True),
+        lambda: pool.leave(A.worker_id),
+    )
+    for change in changes:
+        before = pool.version
+        change()
+        assert pool.version > before

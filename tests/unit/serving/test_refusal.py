@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.serving.refusal import normalise_error
+from appliance.serving.dialects.errors import encode_error, openai_error
+from appliance.serving.refusal import worker_error
 
 JSON_VALUE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -16,6 +17,11 @@ JSON_VALUE = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+def normalise_error(text: str, status: int) -> str:
+    """Return a worker's error in the shape of OpenAI's."""
+    return encode_error(openai_error(worker_error(text, status)))
 
 
 def error_of(text: str, status: int = 400) -> dict:

@@ -18,6 +18,7 @@ from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_protocol import RESTART_FILE, RESTART_PATH, TOKEN_FILE
 from appliance.speculation import Reason
 from tests.fakes import MODEL, FakeWorker
+from tests.recorder import RECORDED_AT
 
 pytestmark = pytest.mark.usefixtures("loopback")
 NOWHERE = Worker(worker_id=WorkerId("w1"), url="http://127.0.0.1:9")
@@ -38,6 +39,21 @@ async def test_a_canary_is_a_small_greedy_completion():
     assert fake.paths == ["/v1/completions"]
     assert (asked["model"], asked["temperature"], asked["max_tokens"]) == (MODEL, 0, 8)
     assert "stream" not in asked
+
+
+@pytest.mark.parametrize(
+    ("lacks", "recorded", "tokens"),
+    [
+        (("/v1/completions",), "embeddings.json", 8),
+        (("/v1/completions", "/v1/embeddings"), "score.json", 17),
+    ],
+)
+async def test_a_worker_that_generates_nothing_is_tried_at_its_own_task(lacks, recorded, tokens):
+    """It lacks the routes of the others; what it counts is the prompt."""
+    answer = json.loads((RECORDED_AT / recorded).read_text(encoding="utf-8"))["body"]
+    async with FakeWorker(lacks=lacks, answer=answer.encode()).serving() as fake:
+        assert await canary(fake) == tokens
+    assert fake.paths == [*lacks, "/v1/embeddings" if len(lacks) == 1 else "/score"]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.errors import NoWorkerAvailableError
-from appliance.serving.router import TARGET_ONLY_PENALTY, has_target_only, pick, score
+from appliance.serving.router import (
+    AFFINITY_CHARACTERS,
+    TARGET_ONLY_PENALTY,
+    candidates,
+    has_target_only,
+    lightest,
+    no_worker,
+    score,
+)
 from appliance.serving.vllm_metrics import WorkerMetrics
 from appliance.serving.worker import Admission, ServedModel, Worker, WorkerId, WorkerSnapshot
 from appliance.speculation import NO_DRAFTS, SpeculationMode
@@ -49,6 +56,12 @@ def snapshot(
     )
 
 
+def pick(snapshots: list[WorkerSnapshot], in_flight: dict | None = None, **asked) -> str | None:
+    """Return who a request goes to; None for nobody."""
+    chosen = lightest(candidates("demo", snapshots, **asked), in_flight or {})
+    return chosen.worker.worker_id if chosen else None
+
+
 SNAPSHOTS = st.lists(
     st.builds(
         snapshot,
@@ -68,25 +81,23 @@ IN_FLIGHT = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 64))
 
 def test_the_only_worker_is_picked():
     """One healthy worker that serves the model is enough."""
-    assert pick("demo", [snapshot("a")], {}).worker_id == "a"
+    assert pick([snapshot("a")]) == "a"
 
 
 @pytest.mark.parametrize(
     "snapshots",
     [[], [snapshot("a", healthy=False)], [snapshot("a", models=("other",))], [snapshot("a", models=())]],
 )
-def test_without_a_candidate_there_is_an_error_to_retry_on(snapshots: list[WorkerSnapshot]):
+def test_without_a_candidate_there_is_nobody(snapshots: list[WorkerSnapshot]):
     """Unhealthy workers and those of other models are never picked."""
-    with pytest.raises(NoWorkerAvailableError):
-        pick("demo", snapshots, {})
+    assert pick(snapshots) is None
 
 
-def test_a_worker_that_failed_this_request_is_not_tried_again():
-    """A retry goes elsewhere, or nowhere."""
-    both = [snapshot("a"), snapshot("b")]
-    assert pick("demo", both, {}, tried=frozenset({WorkerId("a")})).worker_id == "b"
-    with pytest.raises(NoWorkerAvailableError):
-        pick("demo", both, {}, tried=frozenset({WorkerId("a"), WorkerId("b")}))
+@pytest.mark.parametrize(("may_speculate", "kind"), [(True, "No worker"), (False, "No target-only worker")])
+def test_the_error_says_what_kind_of_worker_is_missing(may_speculate: bool, kind: str):
+    """And names the model that was asked for."""
+    message = str(no_worker("demo", may_speculate=may_speculate))
+    assert message.startswith(f"{kind} is ready for demo")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +111,7 @@ def test_a_worker_that_failed_this_request_is_not_tried_again():
 )
 def test_the_worker_with_less_to_do_is_picked(lighter: WorkerMetrics, heavier: WorkerMetrics):
     """Waiting weighs more than running, a full cache more than either."""
-    assert pick("demo", [snapshot("a", load=heavier), snapshot("b", load=lighter)], {}).worker_id == "b"
+    assert pick([snapshot("a", load=heavier), snapshot("b", load=lighter)]) == "b"
 
 
 def test_our_own_requests_count_before_a_scrape_shows_them():
@@ -108,8 +119,8 @@ def test_our_own_requests_count_before_a_scrape_shows_them():
     both = [snapshot("a", load=metrics()), snapshot("b", load=metrics())]
     in_flight: dict[WorkerId, int] = {}
     for _ in range(10):
-        worker = pick("demo", both, in_flight)
-        in_flight[worker.worker_id] = in_flight.get(worker.worker_id, 0) + 1
+        worker_id = WorkerId(pick(both, in_flight))
+        in_flight[worker_id] = in_flight.get(worker_id, 0) + 1
     assert in_flight == {"a": 5, "b": 5}
 
 
@@ -122,66 +133,82 @@ def test_a_request_is_not_counted_twice():
 def test_equal_loads_are_decided_by_name():
     """The same values give the same choice, whatever the order."""
     both = [snapshot("b"), snapshot("a")]
-    assert pick("demo", both, {}).worker_id == pick("demo", both[::-1], {}).worker_id == "a"
+    assert pick(both) == pick(both[::-1]) == "a"
 
 
 @pytest.mark.parametrize("admission", [Admission.DRAINING, Admission.CANARY])
 def test_a_healthy_worker_that_is_not_admitted_gets_nothing(admission: Admission):
     """One that drains must become empty, and one that is tried out has not passed yet."""
-    with pytest.raises(NoWorkerAvailableError):
-        pick("demo", [snapshot("a", admission=admission)], {})
+    assert pick([snapshot("a", admission=admission)]) is None
 
 
 def test_a_request_that_must_not_be_speculated_goes_to_a_worker_without_a_draft():
     """However busy that one is."""
     both = [snapshot("a", speculates=True), snapshot("b", load=metrics(running=60, waiting=9))]
-    assert pick("demo", both, {}, may_speculate=False).worker_id == "b"
-    with pytest.raises(NoWorkerAvailableError, match="target-only"):
-        pick("demo", both[:1], {}, may_speculate=False)
+    assert pick(both, may_speculate=False) == "b"
+    assert pick(both[:1], may_speculate=False) is None
 
 
 def test_a_worker_with_a_draft_is_preferred_until_it_is_clearly_busier():
     """At equal load drafts help; a queue behind them does not."""
     drafting, plain = snapshot("b", speculates=True), snapshot("a")
-    assert pick("demo", [plain, drafting], {}).worker_id == "b"
+    assert pick([plain, drafting]) == "b"
     slightly = {WorkerId("b"): int(TARGET_ONLY_PENALTY) - 1}
-    assert pick("demo", [plain, drafting], slightly).worker_id == "b"
+    assert pick([plain, drafting], slightly) == "b"
     clearly = {WorkerId("b"): int(TARGET_ONLY_PENALTY) + 1}
-    assert pick("demo", [plain, drafting], clearly).worker_id == "a"
+    assert pick([plain, drafting], clearly) == "a"
 
 
 def test_a_worker_to_be_avoided_is_the_last_resort():
     """Its drafts cost more than they give, but an answer is better than none."""
     avoided = snapshot("a", avoided=True)
-    assert pick("demo", [avoided, snapshot("b", load=metrics(running=64, waiting=64))], {}).worker_id == "b"
-    assert pick("demo", [avoided], {}).worker_id == "a"
+    assert pick([avoided, snapshot("b", load=metrics(running=64, waiting=64))]) == "b"
+    assert pick([avoided]) == "a"
 
 
-@given(SNAPSHOTS, IN_FLIGHT, st.sets(st.sampled_from("abcdefgh")), st.booleans())
-def test_a_pick_is_always_open_untried_able_allowed_and_the_best_of_those(
-    snapshots: list[WorkerSnapshot], in_flight: dict[WorkerId, int], tried: set[WorkerId], may_speculate: bool
+@pytest.mark.parametrize("what", ["drained", "leaving"])
+def test_a_worker_that_is_drained_or_leaves_gets_nothing(what: str):
+    """It finishes what it has."""
+    assert pick([replace(snapshot("a"), **{what: True}), snapshot("b", load=metrics(running=9))]) == "b"
+
+
+def test_what_a_worker_has_seen_counts_as_less_load_up_to_a_point():
+    """At equal load it decides, against a little more it wins, against much more it loses."""
+    both = (snapshot("a"), snapshot("b"))
+    seen_by = {WorkerId("b"): 4 * AFFINITY_CHARACTERS}
+    for busy, expected in ((0, "b"), (3, "b"), (5, "a")):
+        chosen = lightest(both, {WorkerId("b"): busy}, seen_by=seen_by)
+        assert chosen.worker.worker_id == expected
+
+
+def test_what_a_worker_has_seen_does_not_make_one_to_be_avoided_the_first():
+    """Nor would any load of the others."""
+    both = (snapshot("a", avoided=True), snapshot("b", load=metrics(running=60)))
+    assert lightest(both, {}, seen_by={WorkerId("a"): 16384}).worker.worker_id == "b"
+
+
+@given(SNAPSHOTS, IN_FLIGHT, st.booleans())
+def test_a_pick_is_always_open_able_allowed_and_the_best_of_those(
+    snapshots: list[WorkerSnapshot], in_flight: dict[WorkerId, int], may_speculate: bool
 ):
-    """For any pool: the lightest of those that may serve, avoided ones last; an error if there is none."""
+    """For any pool: the lightest of those that may serve, avoided ones last; nobody if there is none."""
     able = [
         seen
         for seen in snapshots
         if seen.healthy
         and seen.admission is Admission.ADMITTED
         and seen.serves("demo")
-        and seen.worker.worker_id not in tried
         and (may_speculate or not seen.speculates)
     ]
-    asked = {"tried": frozenset(tried), "may_speculate": may_speculate}
-    try:
-        worker = pick("demo", snapshots, in_flight, **asked)
-    except NoWorkerAvailableError:
+    picked = lightest(candidates("demo", snapshots, may_speculate=may_speculate), in_flight)
+    if picked is None:
         assert not able
         return
-    (picked,) = [seen for seen in able if seen.worker is worker]
+    assert picked in able
     rivals = [seen for seen in able if not seen.avoided] or able
     assert picked in rivals
     assert score(picked, in_flight) == min(score(seen, in_flight) for seen in rivals)
-    assert pick("demo", snapshots[::-1], in_flight, **asked) is worker
+    assert lightest(candidates("demo", snapshots[::-1], may_speculate=may_speculate), in_flight) is picked
 
 
 @pytest.mark.parametrize(

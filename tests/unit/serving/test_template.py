@@ -11,8 +11,10 @@ from appliance.members import parse_members
 from appliance.serving.template import template_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 KEY = bytes(range(16))
-LABEL = re.compile(r"chat-[0-9a-f]{8}|raw-[0-9a-f]{8}|raw-plain|raw-tokens")
+LABEL = re.compile(r"chat-[0-9a-f]{8}|raw-[0-9a-f]{8}|raw-plain|raw-tokens|none")
+CHATS = (CHAT, RESPONSES, MESSAGES)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (
@@ -22,7 +24,13 @@ JSON = st.recursive(
     max_leaves=8,
 )
 BODIES = st.dictionaries(
-    st.sampled_from(["messages", "prompt", "chat_template", "chat_template_kwargs", "tools"]), JSON
+    st.sampled_from(
+        [
+            *("messages", "input", "instructions", "system"),
+            *("prompt", "chat_template", "chat_template_kwargs", "tools"),
+        ]
+    ),
+    JSON,
 )
 
 
@@ -42,12 +50,13 @@ def raw(prompt: object) -> str:
     return label(TEXT, {"prompt": prompt})
 
 
-@given(BODIES, st.sampled_from([CHAT, TEXT]))
+@given(BODIES, st.sampled_from([*CHATS, TEXT, "/v1/embeddings", "/tokenize"]))
 def test_any_body_has_a_label_of_the_documented_form(body: dict, route: str):
     """Labels fail open: a request never fails for one, and is always found again under the same one."""
     first = label(route, body)
     assert LABEL.fullmatch(first)
-    assert first.startswith("chat-") == (route == CHAT)
+    assert first.startswith("chat-") == (route in CHATS)
+    assert first.startswith("raw-") == (route == TEXT)
     assert label(route, dict(reversed(body.items()))) == first
 
 
@@ -82,6 +91,16 @@ def test_a_system_message_in_parts_is_the_same_as_in_one():
     """Clients spell it either way, and a developer is a system by another name."""
     assert chat([{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]) == chat()
     assert label(CHAT, {"messages": [{"role": "developer", "content": "Be brief."}]}) == chat()
+
+
+@pytest.mark.parametrize("text", ["Be brief.", [{"type": "text", "text": "Be "}, {"text": "brief."}]])
+def test_one_system_text_has_one_label_by_whichever_api_it_comes(text: object):
+    """The worker makes the same prompt of it."""
+    turn = {"role": "user", "content": "hello"}
+    assert label(MESSAGES, {"system": text, "messages": [turn]}) == chat()
+    assert label(RESPONSES, {"instructions": text, "input": "hello"}) == chat()
+    assert label(RESPONSES, {"input": [{"role": "developer", "content": text}, turn]}) == chat()
+    assert label(MESSAGES, {"messages": [turn]}) == label(CHAT, {"messages": [turn], "system": text})
 
 
 def test_a_label_cannot_be_guessed_without_the_key():

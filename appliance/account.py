@@ -1,0 +1,16 @@
+"""
+Who runs this process, for the audit log.
+"""
+
+import os
+import pwd
+from collections.abc import Callable
+
+
+def account_name(uid: Callable[[], int] = os.getuid) -> str:
+    """Name of the account this process runs as: the kernel's word, not the environment's."""
+    number = uid()
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"uid-{number}"

@@ -1,0 +1,111 @@
+"""
+OpenAI's batch API: many requests left here in a file, to be run while there is idle capacity.
+"""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from appliance.api.auth import tenant_caller
+from appliance.api.body import read_members
+from appliance.api.errors import UNEXPECTED, UNEXPECTED_MESSAGE, error_response, render
+from appliance.api.openai import address_class
+from appliance.api.paging import page, parse_window
+from appliance.api.services import Services
+from appliance.batch.batch import Batch, BatchProblem
+from appliance.batch.batches import Batches
+from appliance.batch.order import parse_order
+from appliance.errors import ApplianceError, RouteNotFoundError
+from appliance.tenancy import Caller
+
+PATH = "/v1/batches"
+MOST_BATCHES, USUAL_BATCHES = 100, 20
+_MOMENTS = (
+    "in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at",
+    "cancelled_at",
+)  # fmt: skip
+
+router = APIRouter()
+TenantCaller = Annotated[Caller, Depends(tenant_caller)]
+
+
+@router.post(PATH)
+async def create_batch(request: Request, caller: TenantCaller) -> Response:
+    """Leave a batch here."""
+    order = parse_order(await read_members(request))
+    client = address_class(request.client.host if request.client else "")
+    return JSONResponse(show_batch(await _batches(request).create(caller, order, client=client)))
+
+
+@router.get(PATH)
+async def list_batches(request: Request, caller: TenantCaller) -> Response:
+    """The tenant's batches, newest first."""
+    window = parse_window(request, usual=USUAL_BATCHES, most=MOST_BATCHES)
+    return page(await _batches(request).list(caller.tenant.name, window), window, show_batch)
+
+
+@router.get(f"{PATH}/{{batch_id}}")
+async def get_batch(request: Request, batch_id: str, caller: TenantCaller) -> Response:
+    """How far one batch is."""
+    return JSONResponse(show_batch(await _batches(request).get(caller.tenant.name, batch_id)))
+
+
+@router.post(f"{PATH}/{{batch_id}}/cancel")
+async def cancel_batch(request: Request, batch_id: str, caller: TenantCaller) -> Response:
+    """Stop a batch; what is done can be read."""
+    return JSONResponse(show_batch(await _batches(request).cancel(caller.tenant.name, batch_id)))
+
+
+def show_batch(batch: Batch) -> dict[str, Any]:
+    """A batch as OpenAI's clients read it."""
+    moments = {f"{status}_at": moment for status, moment in batch.moments.items()}
+    errors = {"object": "list", "data": [_show_problem(problem) for problem in batch.errors]}
+    return {
+        "id": batch.batch_id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": errors if batch.errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": str(batch.status),
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": batch.created_at,
+        "expires_at": batch.expires_at,
+        **{name: moments.get(name) for name in _MOMENTS},
+        "request_counts": {
+            "total": batch.counts.total,
+            "completed": batch.counts.completed,
+            "failed": batch.counts.failed,
+        },
+        "metadata": dict(batch.metadata) or None,
+    }
+
+
+def render_line(error: Exception, path: str) -> tuple[int, str, bool]:
+    """Status and body of what a line of a batch for `path` gets for an error; whether to try it again."""
+    if isinstance(error, ApplianceError):
+        response = render(error, path)
+    else:
+        response = error_response(UNEXPECTED, UNEXPECTED_MESSAGE, path)
+    should_retry = response.headers["x-should-retry"] == "true"
+    return response.status_code, bytes(response.body).decode(), should_retry
+
+
+def _show_problem(problem: BatchProblem) -> dict[str, Any]:
+    return {
+        "code": problem.code,
+        "message": problem.message,
+        "param": problem.param,
+        "line": problem.line,
+    }
+
+
+def _batches(request: Request) -> Batches:
+    services: Services = request.app.state.services
+    if services.batches is None:
+        raise RouteNotFoundError("This gateway runs no batches.")
+    return services.batches

@@ -1,0 +1,123 @@
+"""
+OpenAI's files API, for files with requests of batches and with what came of them.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from appliance.api.auth import tenant_caller
+from appliance.api.paging import page, parse_window
+from appliance.api.services import Services
+from appliance.api.upload import UploadForm
+from appliance.batch.files import Files, Upload
+from appliance.batch.order import parse_expiry
+from appliance.batch.stored_file import Purpose, StoredFile, clean_filename
+from appliance.errors import InvalidRequestError, RouteNotFoundError
+from appliance.tenancy import Caller
+
+PATH = "/v1/files"
+MOST_FILES, USUAL_FILES = 10_000, 10_000
+
+router = APIRouter()
+TenantCaller = Annotated[Caller, Depends(tenant_caller)]
+
+
+@router.post(PATH)
+async def upload(request: Request, caller: TenantCaller) -> Response:
+    """Take a file in."""
+    files = _files(request)
+    form = UploadForm(request.headers.get("content-type", ""))
+    receiving = await files.receive(caller)
+    try:
+        async for data in request.stream():
+            if found := form.feed(data):
+                await receiving.write(found)
+        form.end()
+        stored = await files.keep(receiving, _read_upload(form))
+    except BaseException:
+        await files.discard(receiving)
+        raise
+    return JSONResponse(show_file(stored))
+
+
+@router.get(PATH)
+async def list_files(request: Request, caller: TenantCaller) -> Response:
+    """The tenant's files, newest first unless told otherwise."""
+    window = parse_window(request, usual=USUAL_FILES, most=MOST_FILES)
+    purpose = request.query_params.get("purpose")
+    return page(await _files(request).list(caller.tenant.name, window, purpose), window, show_file)
+
+
+@router.get(f"{PATH}/{{file_id}}")
+async def get_file(request: Request, file_id: str, caller: TenantCaller) -> Response:
+    """One file."""
+    return JSONResponse(show_file(await _files(request).get(caller.tenant.name, file_id)))
+
+
+@router.get(f"{PATH}/{{file_id}}/content")
+async def get_content(request: Request, file_id: str, caller: TenantCaller) -> Response:
+    """What is in a file."""
+    files = _files(request)
+    stored = await files.get(caller.tenant.name, file_id)
+    pieces = files.read(stored)
+    # Whatever is wrong with the file shows at its first piece, while the status can still say it.
+    first = await anext(pieces, b"")
+
+    async def content() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    headers = {"content-length": str(stored.size), "cache-control": "no-store"}
+    return StreamingResponse(content(), media_type="application/octet-stream", headers=headers)
+
+
+@router.delete(f"{PATH}/{{file_id}}")
+async def delete_file(request: Request, file_id: str, caller: TenantCaller) -> Response:
+    """Delete a file for good."""
+    await _files(request).delete(caller, file_id)
+    return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+
+
+def show_file(stored: StoredFile) -> dict[str, Any]:
+    """A file as OpenAI's clients read it."""
+    return {
+        "id": stored.file_id,
+        "object": "file",
+        "bytes": stored.size,
+        "created_at": stored.created_at,
+        "expires_at": stored.expires_at,
+        "filename": stored.filename,
+        "purpose": str(stored.purpose),
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def _read_upload(form: UploadForm) -> Upload:
+    if form.fields.get("purpose") != Purpose.BATCH:
+        raise InvalidRequestError(
+            "`purpose` must be `batch`: other files are not kept here.", param="purpose"
+        )
+    anchor = form.fields.get("expires_after[anchor]")
+    seconds = form.fields.get("expires_after[seconds]")
+    expiry = None
+    if anchor is not None or seconds is not None:
+        number = int(seconds) if seconds and seconds.isascii() and seconds.isdigit() else seconds
+        expiry = {"anchor": anchor, "seconds": number}
+    return Upload(
+        filename=clean_filename(form.filename or ""),
+        purpose=Purpose.BATCH,
+        kept_seconds=parse_expiry(expiry, "expires_after"),
+    )
+
+
+def _files(request: Request) -> Files:
+    services: Services = request.app.state.services
+    if services.files is None:
+        raise RouteNotFoundError("This gateway keeps no files.")
+    return services.files

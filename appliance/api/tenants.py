@@ -1,0 +1,192 @@
+"""
+Tenants and keys for operators: what `appliance tenant` and `appliance key` do, over HTTP.
+
+A change is in the audit log before it is made, and in force here before it is answered; other
+gateways see it when they next look.  No answer holds a digest, and only the one that makes a key
+holds the key.
+"""
+
+import secrets
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from appliance.api.auth import admin_caller
+from appliance.api.body import read_members
+from appliance.api.services import Services
+from appliance.errors import ConfigurationError, InvalidRequestError, TenantsUnavailableError
+from appliance.register.registrar import Edit, Registrar
+from appliance.tenancy import KEY_BYTES, Caller, Tenant, make_key
+from appliance.tenancy.edits import (
+    add_key,
+    change_tenant,
+    create_tenant,
+    delete_tenant,
+    merge_patch,
+    revoke_key,
+    rotate_key,
+)
+from appliance.tenancy.file import describe_key, encode_policy, parse_models
+from appliance.tenancy.moments import parse_moment
+from appliance.tenancy.roster import find_key, find_tenant
+
+OVERLAP_SECONDS = 24 * 3600
+LONGEST_OVERLAP_SECONDS = 365 * 86400
+REASON_CHARACTERS = 200
+
+router = APIRouter()
+AdminCaller = Annotated[Caller, Depends(admin_caller)]
+
+
+@router.get("/tenants")
+async def list_tenants(request: Request, _caller: AdminCaller) -> Response:
+    """Every tenant with its policy, its limits and the public part of its keys."""
+    roster = await _registrar(request).roster()
+    now = _now(request)
+    return _answer({"tenants": [_shown(tenant, now) for tenant in roster.tenants]})
+
+
+@router.post("/tenants")
+async def create(request: Request, caller: AdminCaller) -> Response:
+    """Create a tenant; members are as in the tenants file, and `name`."""
+    members = await read_members(request)
+    name = members.pop("name", None)
+    if not isinstance(name, str):
+        raise InvalidRequestError("`name` must be the new tenant's name.", param="name")
+    policy = merge_patch({}, members)
+    return await _apply(request, caller, name, lambda tenants: create_tenant(tenants, name, policy), 201)
+
+
+@router.get("/tenants/{name}")
+async def show(request: Request, name: str, _caller: AdminCaller) -> Response:
+    """One tenant."""
+    roster = await _registrar(request).roster()
+    return _answer(_shown(find_tenant(roster.tenants, name), _now(request)))
+
+
+@router.patch("/tenants/{name}")
+async def change(request: Request, name: str, caller: AdminCaller) -> Response:
+    """Change what the body names (RFC 7396: null stands for the default)."""
+    patch = await read_members(request)
+    return await _apply(request, caller, name, lambda tenants: change_tenant(tenants, name, patch))
+
+
+@router.delete("/tenants/{name}")
+async def delete(request: Request, name: str, caller: AdminCaller) -> Response:
+    """Remove a tenant and all its keys."""
+    await _registrar(request).apply(lambda tenants: delete_tenant(tenants, name), actor=caller.key.key_id)
+    return _answer({"name": name, "deleted": True})
+
+
+@router.post("/tenants/{name}/keys")
+async def make(request: Request, name: str, caller: AdminCaller) -> Response:
+    """Make a key and answer with it, this once."""
+    members = await read_members(request, "models", "expires_at", "admin")
+    admin, models, now = members.get("admin", False), members.get("models"), int(_now(request))
+    if not isinstance(admin, bool):
+        raise InvalidRequestError("`admin` must be true or false.", param="admin")
+    try:
+        text, key = make_key(
+            secrets.token_bytes(KEY_BYTES),
+            admin=admin,
+            models=None if models is None else parse_models("the key", models),
+            created_at=now,
+            expires_at=_expiry(members),
+        )
+    except ConfigurationError as error:
+        raise InvalidRequestError(f"{error}.") from error
+    return await _apply_key(request, caller, text, key.key_id, lambda tenants: add_key(tenants, name, key))
+
+
+@router.post("/keys/{key_id}/rotate")
+async def rotate(request: Request, key_id: str, caller: AdminCaller) -> Response:
+    """Make a key that takes another's place and answer with it, this once; the old one ends later."""
+    members = await read_members(request, "overlap_seconds", "expires_at")
+    overlap, now = members.get("overlap_seconds", OVERLAP_SECONDS), int(_now(request))
+    if (
+        not isinstance(overlap, int)
+        or isinstance(overlap, bool)
+        or not 0 <= overlap <= LONGEST_OVERLAP_SECONDS
+    ):
+        message = f"`overlap_seconds` must be a whole number from 0 to {LONGEST_OVERLAP_SECONDS}."
+        raise InvalidRequestError(message, param="overlap_seconds")
+    text, key = make_key(secrets.token_bytes(KEY_BYTES), created_at=now, expires_at=_expiry(members))
+    return await _apply_key(
+        request,
+        caller,
+        text,
+        key.key_id,
+        lambda tenants: rotate_key(tenants, key_id, key, now=now, overlap_seconds=overlap),
+    )
+
+
+@router.post("/keys/{key_id}/revoke")
+async def revoke(request: Request, key_id: str, caller: AdminCaller) -> Response:
+    """End a key for good."""
+    reason = (await read_members(request, "reason")).get("reason")
+    if reason is not None and not (
+        isinstance(reason, str) and len(reason) <= REASON_CHARACTERS and reason.isprintable()
+    ):
+        message = f"`reason` must be one line of at most {REASON_CHARACTERS} characters."
+        raise InvalidRequestError(message, param="reason")
+    now = _now(request)
+    roster = await _registrar(request).apply(
+        lambda tenants: revoke_key(tenants, key_id, now=int(now)), actor=caller.key.key_id, reason=reason
+    )
+    return _answer(_shown_key(roster.tenants, key_id, now))
+
+
+async def _apply(request: Request, caller: Caller, name: str, edit: Edit, status: int = 200) -> Response:
+    try:
+        roster = await _registrar(request).apply(edit, actor=caller.key.key_id)
+    except ConfigurationError as error:
+        raise InvalidRequestError(f"{error}.") from error
+    return _answer(_shown(find_tenant(roster.tenants, name), _now(request)), status)
+
+
+async def _apply_key(request: Request, caller: Caller, text: str, key_id: str, edit: Edit) -> Response:
+    roster = await _registrar(request).apply(edit, actor=caller.key.key_id)
+    return _answer({"key": text, **_shown_key(roster.tenants, key_id, _now(request))}, 201)
+
+
+def _shown(tenant: Tenant, now: float) -> dict[str, Any]:
+    keys = [_shown_key((tenant,), key.key_id, now) for key in tenant.keys]
+    return {"name": tenant.name, **encode_policy(tenant), "keys": keys}
+
+
+def _shown_key(tenants: tuple[Tenant, ...], key_id: str, now: float) -> dict[str, Any]:
+    tenant, key = find_key(tenants, key_id)
+    return {
+        "key_id": key_id,
+        "tenant": tenant.name,
+        "admin": key.admin,
+        "in_force": key.opens_at(now) and not tenant.disabled,
+        **describe_key(key),
+    }
+
+
+def _expiry(members: dict[str, Any]) -> int | None:
+    if members.get("expires_at") is None:
+        return None
+    try:
+        return parse_moment("`expires_at`", members["expires_at"])
+    except ConfigurationError as error:
+        raise InvalidRequestError(f"{error}.", param="expires_at") from error
+
+
+def _answer(content: dict[str, Any], status: int = 200) -> Response:
+    return JSONResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
+
+
+def _now(request: Request) -> float:
+    services: Services = request.app.state.services
+    return services.clock()
+
+
+def _registrar(request: Request) -> Registrar:
+    services: Services = request.app.state.services
+    if services.registrar is None:
+        raise TenantsUnavailableError("This gateway has no database of tenants.")
+    return services.registrar

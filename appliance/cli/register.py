@@ -1,0 +1,78 @@
+"""
+Tenants and keys as commands change them: in the database itself, whether or not a gateway runs.
+
+The command writes the audit entry and the change; gateways that run see it when they next look,
+which takes about a second.  It fails closed: what cannot be recorded is not changed.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from appliance.account import account_name
+from appliance.audit.append import append_entry
+from appliance.audit.registry import EntryType
+from appliance.cli.audit import open_store
+from appliance.cli.duration import SECONDS_IN, parse_duration
+from appliance.installation import locate
+from appliance.register.registrar import Edit, Registrar
+from appliance.settings import Settings
+from appliance.tenancy.moments import parse_moment
+from appliance.tenancy.roster import Roster
+from appliance.tenancy.store import SqlTenantStore
+
+CLOCK: Callable[[], float] = time.time  # noqa: TID251 - commands are composition roots
+
+
+def read_roster(settings: Settings) -> Roster:
+    """
+    All tenants and keys there are.
+
+    Raises:
+        ConfigurationError: there is no database where the settings say.
+        TenantsUnavailableError: it cannot be read.
+    """
+    with _open_register(settings) as registrar:
+        return asyncio.run(registrar.roster())
+
+
+def change_roster(settings: Settings, edit: Edit, *, reason: str | None = None) -> Roster:
+    """
+    Make one change, and return what is in force then.
+
+    Raises:
+        ApplianceError: why it was not made.
+    """
+    with _open_register(settings) as registrar:
+        return asyncio.run(registrar.apply(edit, actor=f"cli:{account_name()}", reason=reason))
+
+
+def parse_expiry(text: str | None, now: float) -> int | None:
+    """
+    When something ends: after a while such as `90d`, or at a date, or a date and time in UTC.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if text is None:
+        return None
+    if text[-1:] in SECONDS_IN and text[:-1].isdigit():
+        return int(now) + parse_duration(text)
+    return parse_moment("--expires", text)
+
+
+def parse_names(text: str) -> list[str]:
+    """The names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@contextmanager
+def _open_register(settings: Settings) -> Iterator[Registrar]:
+    with open_store(settings) as log, closing(SqlTenantStore(locate(settings).database_url)) as store:
+
+        async def record(entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - as the registry has it
+            append_entry(log, entry_type, fields, origin=settings.audit.origin, clock=CLOCK)
+
+        yield Registrar(store=store, record=record)

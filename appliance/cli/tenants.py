@@ -1,0 +1,211 @@
+"""
+`appliance tenant`: who may call, which models, how urgently, how much.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from appliance.cli.keys import show_state
+from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.register import CLOCK, change_roster, parse_names, read_roster
+from appliance.errors import ConfigurationError
+from appliance.installation import write_private
+from appliance.tenancy import encode_tenants, parse_tenants
+from appliance.tenancy.edits import change_tenant, create_tenant, delete_tenant, import_tenants, merge_patch
+from appliance.tenancy.file import describe_key, encode_policy
+from appliance.tenancy.roster import find_tenant
+
+STANDARD_STREAM = Path("-")
+NO_LIMIT = "none"
+
+commands = typer.Typer(help="Tenants: who may call, and how much.", no_args_is_help=True)
+NameArgument = Annotated[str, typer.Argument(help="Name of the tenant.")]
+ModelsOption = Annotated[
+    str | None, typer.Option("--models", help="Models it may use: a,b; '*' for all, '' for none.")
+]
+SpeculationOption = Annotated[str | None, typer.Option("--speculation", help="auto or off.")]
+ContentOption = Annotated[
+    str | None, typer.Option("--content", help="What is kept of its content: none, digest or encrypted.")
+]
+PriorityOption = Annotated[str | None, typer.Option("--priority", help="interactive, standard or batch.")]
+MayOption = Annotated[
+    str | None, typer.Option("--may", help="What it may ask for: priority,lora,remote_media; '' for none.")
+]
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit", help="requests_per_minute=60, or MODEL:tokens_per_day=10000; none lifts it; repeatable."
+    ),
+]
+
+
+@commands.command()
+def create(
+    name: NameArgument,
+    models: ModelsOption = None,
+    speculation: SpeculationOption = None,
+    content: ContentOption = None,
+    priority: PriorityOption = None,
+    may: MayOption = None,
+    limit: LimitOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Create a tenant; `appliance key create` then makes keys for it."""
+    members = merge_patch({}, _members(models, speculation, content, priority, may, limit))
+    change_roster(settings_from(config, data), lambda tenants: create_tenant(tenants, name, members))
+    typer.echo(f"{name} is created; `appliance key create {name}` makes a key for it")
+
+
+@commands.command(name="set")
+def change(
+    name: NameArgument,
+    models: ModelsOption = None,
+    speculation: SpeculationOption = None,
+    content: ContentOption = None,
+    priority: PriorityOption = None,
+    may: MayOption = None,
+    limit: LimitOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Change what is named of a tenant, and leave the rest as it is."""
+    _change(config, data, name, _members(models, speculation, content, priority, may, limit))
+    typer.echo(f"{name} is changed")
+
+
+@commands.command()
+def disable(name: NameArgument, config: ConfigOption = None, data: DataOption = None) -> None:
+    """Let none of a tenant's keys open anything until it is enabled."""
+    _change(config, data, name, {"disabled": True})
+    typer.echo(f"{name} is disabled")
+
+
+@commands.command()
+def enable(name: NameArgument, config: ConfigOption = None, data: DataOption = None) -> None:
+    """Let a disabled tenant's keys work again."""
+    _change(config, data, name, {"disabled": False})
+    typer.echo(f"{name} is enabled")
+
+
+@commands.command()
+def delete(
+    name: NameArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Remove a tenant and all its keys; what the audit log says of it stays."""
+    if not yes:
+        typer.confirm(f"Remove the tenant {name} and all its keys?", abort=True)
+    change_roster(settings_from(config, data), lambda tenants: delete_tenant(tenants, name))
+    typer.echo(f"{name} is removed")
+
+
+@commands.command(name="list")
+def list_tenants(config: ConfigOption = None, data: DataOption = None) -> None:
+    """List tenants: name, state, priority, models, keys in force."""
+    now = CLOCK()
+    for tenant in read_roster(settings_from(config, data)).tenants:
+        state = "disabled" if tenant.disabled else "enabled"
+        keys = sum(key.opens_at(now) for key in tenant.keys)
+        models = ", ".join(tenant.models) or "no model"
+        count = "1 key" if keys == 1 else f"{keys} keys"
+        typer.echo(f"{tenant.name}\t{state}\t{tenant.priority}\t{models}\t{count}")
+
+
+@commands.command()
+def show(name: NameArgument, config: ConfigOption = None, data: DataOption = None) -> None:
+    """Print all that is known of a tenant, as YAML; never a digest or a key."""
+    tenant, now = find_tenant(read_roster(settings_from(config, data)).tenants, name), CLOCK()
+    keys = [
+        {"key_id": key.key_id, "admin": key.admin, "state": show_state(key, now), **describe_key(key)}
+        for key in tenant.keys
+    ]
+    shown = {"name": tenant.name, **encode_policy(tenant), "keys": keys}
+    typer.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
+
+
+@commands.command(name="import")
+def import_file(
+    file: Annotated[Path, typer.Argument(help="The tenants file (YAML); - for standard input.")],
+    prune: Annotated[  # noqa: FBT002
+        bool, typer.Option("--prune", help="Remove tenants and keys that are not in the file.")
+    ] = False,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Make tenants and keys what a file says of them; the same file again changes nothing."""
+    wanted = parse_tenants(_read(file))
+    changed = change_roster(
+        settings_from(config, data),
+        lambda tenants: import_tenants(tenants, wanted, prune=prune, now=CLOCK()),
+    )
+    typer.echo(f"{len(wanted)} tenants are as {file} has them; there are {len(changed.tenants)} in all")
+
+
+@commands.command()
+def export(
+    file: Annotated[
+        Path, typer.Argument(help="File to write, readable by its owner only; - for standard output.")
+    ] = STANDARD_STREAM,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Write all tenants as `import` reads them: with digests of keys, which open nothing."""
+    text = encode_tenants(read_roster(settings_from(config, data)).tenants)
+    if file == STANDARD_STREAM:
+        typer.echo(text, nl=False)
+        return
+    try:
+        write_private(file, text)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {file} ({error.strerror})") from error
+
+
+def _change(config: Path | None, data: Path | None, name: str, members: dict[str, Any]) -> None:
+    change_roster(settings_from(config, data), lambda tenants: change_tenant(tenants, name, members))
+
+
+def _members(
+    models: str | None,
+    speculation: str | None,
+    content: str | None,
+    priority: str | None,
+    may: str | None,
+    limits: list[str] | None,
+) -> dict[str, Any]:
+    """What the command line names, as members of the tenants file."""
+    named: dict[str, Any] = {
+        "models": None if models is None else parse_names(models),
+        "speculation": speculation,
+        "content": content,
+        "priority": priority,
+        "may": None if may is None else parse_names(may),
+        "limits": _limits(limits) if limits else None,
+    }
+    return {member: value for member, value in named.items() if value is not None}
+
+
+def _limits(words: list[str]) -> dict[str, Any]:
+    limits: dict[str, Any] = {}
+    for word in words:
+        left, _, value = word.rpartition("=")
+        model, _, name = left.rpartition(":")
+        if not name or (value != NO_LIMIT and not (value.isascii() and value.isdigit())):
+            message = f"--limit {word}: write requests_per_minute=60, or MODEL:requests_per_minute=none"
+            raise ConfigurationError(message)
+        bounds = limits.setdefault("by_model", {}).setdefault(model, {}) if model else limits
+        bounds[name] = None if value == NO_LIMIT else int(value)
+    return limits
+
+
+def _read(file: Path) -> str:
+    try:
+        return sys.stdin.read() if file == STANDARD_STREAM else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the tenants file {file}: {error}") from error

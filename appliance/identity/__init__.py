@@ -1,0 +1,1 @@
+"""Who is calling: API keys, tokens of an identity provider, client certificates."""

@@ -1,0 +1,45 @@
+"""
+Why a caller was not believed: one answer for clients, a reason for operators.
+
+Every refusal reads alike on the wire, so that nobody learns from it which part was right.  The reason
+is a word from a closed list, for the log and the metrics; it never holds anything the caller sent.
+"""
+
+from enum import StrEnum
+
+from appliance.errors import InvalidApiKeyError
+from appliance.tenancy.directory import REFUSAL
+
+
+class Reason(StrEnum):
+    """What was wrong."""
+
+    NO_CREDENTIAL = "no_credential"
+    CREDENTIALS_DISAGREE = "credentials_disagree"
+    API_KEY = "api_key"
+    """Unknown, malformed, revoked or expired."""
+    TOKENS_NOT_ACCEPTED = "tokens_not_accepted"
+    TOKEN_MALFORMED = "token_malformed"  # noqa: S105 - a word for the log
+    TOKEN_ALGORITHM = "token_algorithm"  # noqa: S105 - as above
+    TOKEN_KEY_UNKNOWN = "token_key_unknown"  # noqa: S105 - as above
+    TOKEN_SIGNATURE = "token_signature"  # noqa: S105 - as above
+    TOKEN_EXPIRED = "token_expired"  # noqa: S105 - as above
+    TOKEN_NOT_YET_VALID = "token_not_yet_valid"  # noqa: S105 - as above
+    TOKEN_ISSUER = "token_issuer"  # noqa: S105 - as above
+    TOKEN_AUDIENCE = "token_audience"  # noqa: S105 - as above
+    TOKEN_CLAIM_MISSING = "token_claim_missing"  # noqa: S105 - as above
+    TOKEN_TENANT = "token_tenant"  # noqa: S105 - as above
+    """Its claim leads to no tenant, to one that does not exist, or to several."""
+    CERTIFICATE_MISSING = "certificate_missing"
+    CERTIFICATE_TENANT = "certificate_tenant"
+    """Its names lead to no tenant, to one that does not exist, or to several."""
+    CERTIFICATE_OF_ANOTHER = "certificate_of_another"
+    """The key or token belongs to another tenant than the certificate."""
+
+
+class RefusedCallerError(InvalidApiKeyError):
+    """A caller who was not believed; the words are always the same, `reason` is for operators."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(REFUSAL)
+        self.reason = reason

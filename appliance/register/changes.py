@@ -1,0 +1,93 @@
+"""
+What the audit log says of a change of tenants and keys: names and ids, never a key or a digest.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from appliance.audit.registry import EntryType
+from appliance.tenancy.file import POLICY
+from appliance.tenancy.keys import ApiKey
+from appliance.tenancy.tenant import Tenant
+
+Value = str | bool | list[str]
+_REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One entry: its type, and its fields but for who did it."""
+
+    type: EntryType
+    fields: Mapping[str, Value]
+
+
+def changes_between(
+    before: tuple[Tenant, ...], after: tuple[Tenant, ...], *, reason: str | None = None
+) -> tuple[Change, ...]:
+    """
+    Every difference between two states, in the order it is recorded; none where there is none.
+
+    Args:
+        before: all tenants as they were.
+        after: all tenants as they are to be.
+        reason: why, for the keys that are revoked.
+    """
+    old = {tenant.name: tenant for tenant in before}
+    new = {tenant.name: tenant for tenant in after}
+    found: list[Change] = []
+    for name, tenant in new.items():
+        was = old.get(name)
+        if was is None:
+            found.append(_change(EntryType.TENANT_CREATED, tenant=name, models=list(tenant.models)))
+        elif changed := [member for member in POLICY if getattr(was, member) != getattr(tenant, member)]:
+            found.append(_change(EntryType.TENANT_CHANGED, tenant=name, changes=changed))
+        found += _of_keys(name, was.keys if was else (), tenant.keys, reason)
+    for name, tenant in old.items():
+        if name not in new:
+            found += _of_keys(name, tenant.keys, (), reason)
+            found.append(_change(EntryType.TENANT_DELETED, tenant=name))
+    return tuple(found)
+
+
+def _of_keys(
+    tenant: str, before: tuple[ApiKey, ...], after: tuple[ApiKey, ...], reason: str | None
+) -> Iterator[Change]:
+    old = {key.key_id: key for key in before}
+    new = {key.key_id: key for key in after}
+    rotated = {key.replaces for key_id, key in new.items() if key_id not in old}
+    for key_id, key in new.items():
+        was = old.get(key_id)
+        if was is None and key.replaces in old:
+            yield _change(
+                EntryType.KEY_ROTATED, tenant=tenant, key_id=key_id, previous_key_id=str(key.replaces)
+            )
+        elif was is None:
+            yield _change(EntryType.KEY_CREATED, tenant=tenant, key_id=key_id, admin=key.admin)
+        elif changed := _changed(was, key, ignored={"rotated_at", "expires_at"} if key_id in rotated else ()):
+            yield _change(EntryType.TENANT_CHANGED, tenant=tenant, changes=changed)
+        if key.revoked_at is not None and (was is None or was.revoked_at is None):
+            yield _revoked(tenant, key_id, reason)
+    for key_id, was in old.items():
+        if key_id not in new and was.revoked_at is None:
+            yield _revoked(tenant, key_id, reason or _REMOVED)
+        elif key_id not in new:
+            yield _change(EntryType.TENANT_CHANGED, tenant=tenant, changes=[f"keys.{key_id}"])
+
+
+def _changed(was: ApiKey, key: ApiKey, *, ignored: set[str] | tuple[()]) -> list[str]:
+    """What is different beside a revocation, which has an entry of its own."""
+    return [
+        f"keys.{key.key_id}.{field.name}"
+        for field in fields(ApiKey)
+        if field.name not in {"revoked_at", *ignored} and getattr(was, field.name) != getattr(key, field.name)
+    ]
+
+
+def _revoked(tenant: str, key_id: str, reason: str | None) -> Change:
+    why = {} if reason is None else {"reason": reason}
+    return _change(EntryType.KEY_REVOKED, tenant=tenant, key_id=key_id, **why)
+
+
+def _change(type_: EntryType, **values: Value) -> Change:
+    return Change(type=type_, fields=values)

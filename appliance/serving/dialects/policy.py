@@ -1,0 +1,124 @@
+"""
+What a request may not ask of a worker, and what it gets instead.
+
+vLLM reads more members than OpenAI's API has.  Most are harmless and pass; those below would let a
+client run code in the worker, have it call other machines, or learn of another tenant's prompts.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from hashlib import blake2b
+
+from appliance.errors import InvalidRequestError
+from appliance.members import Member
+from appliance.serving.dialects.dialect import value_of
+from appliance.serving.dialects.media import refuse_media
+from appliance.serving.worker import ServedModel
+from appliance.tenancy import Caller, Permission
+
+REFUSED = {
+    "chat_template": "a template is code, which the worker would run",
+    "kv_transfer_params": "it would connect the worker with other machines",
+    "ec_transfer_params": "it would connect the worker with other machines",
+    "vllm_xargs": "it reaches into extensions of the worker",
+    "mm_processor_kwargs": "it changes what an image costs the worker",
+    "media_io_kwargs": "it changes what an image costs the worker",
+    "prompt_embeds": "the worker would have to unpack it; send text or tokens",
+}
+"""Members nobody may give, and why; null gives nothing."""
+TEMPLATE_ARGUMENTS = "chat_template_kwargs"
+PRIORITY = "priority"
+SALT = "cache_salt"
+SALT_BYTES = 16
+ORDER_REMOVED = "priority_removed"
+"""In the audit log: the request named a priority of its own, and its tenant may not."""
+_LOOKED_AT = frozenset({*REFUSED, TEMPLATE_ARGUMENTS, SALT})
+
+
+def refuse_forbidden(
+    members: Mapping[str, Member], may: frozenset[Permission], *, carriers: tuple[str, ...]
+) -> None:
+    """
+    Refuse what no worker is asked for.
+
+    Args:
+        members: of the request.
+        may: what its tenant may.
+        carriers: members that may hold images, sound or video.
+
+    Raises:
+        InvalidRequestError: with the member's name and why.
+    """
+    if not _LOOKED_AT.isdisjoint(members):
+        _refuse_members(members)
+    for name in carriers:
+        if name in members:
+            refuse_media(members[name].value, name, remote=Permission.REMOTE_MEDIA in may)
+
+
+def _refuse_members(members: Mapping[str, Member]) -> None:
+    for name, why in REFUSED.items():
+        if value_of(members, name) is not None:
+            raise _refusal(name, why)
+    arguments = value_of(members, TEMPLATE_ARGUMENTS)
+    if isinstance(arguments, dict) and arguments.get("chat_template") is not None:
+        raise _refusal(f"{TEMPLATE_ARGUMENTS}.chat_template", REFUSED["chat_template"])
+    salt = value_of(members, SALT)
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        message = f"`{SALT}` must be a text that is not empty."
+        raise InvalidRequestError(message, param=SALT)
+
+
+def may_call(caller: Caller, served: ServedModel) -> bool:
+    """Whether a caller may use a model; an adapter is one only for who may have any, or has it by name."""
+    tenant = caller.tenant
+    if served.parent is not None and served.name not in tenant.models and Permission.LORA not in tenant.may:
+        return False
+    return caller.may_use(served.name)
+
+
+def policy_edits(
+    members: Mapping[str, Member], may: frozenset[Permission], *, tenant: str, salted: bool
+) -> dict[str, str | None]:
+    """
+    What policy changes in a body.
+
+    Args:
+        members: of the request.
+        may: what its tenant may.
+        tenant: its name.
+        salted: whether the worker is to keep apart what it caches of this tenant's prompts.
+    """
+    edits: dict[str, str | None] = {}
+    if PRIORITY in members and Permission.PRIORITY not in may:
+        edits[PRIORITY] = None
+    if salted:
+        given = value_of(members, SALT)
+        edits[SALT] = f'"{salt_of(tenant, given if isinstance(given, str) else None)}"'
+    return edits
+
+
+def policy_verdicts(members: Mapping[str, Member], may: frozenset[Permission]) -> list[str]:
+    """What the audit log says of `policy_edits`."""
+    return [ORDER_REMOVED] if PRIORITY in members and Permission.PRIORITY not in may else []
+
+
+@lru_cache(maxsize=1024)
+def salt_of(tenant: str, given: str | None) -> str:
+    """
+    The salt of a request's blocks in the prefix cache: two tenants never have the same.
+
+    A worker answers sooner what it has in its cache, so with one cache for all a tenant could find out
+    what others have asked.  No secret is needed, because clients never choose the salt: what they send
+    is mixed in.  vLLM takes up to 128 characters.
+    """
+    digest = blake2b(tenant.encode(), digest_size=SALT_BYTES, person=b"cache salt")
+    if given is not None:
+        digest.update(b"\0" + given.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _refusal(name: str, why: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"`{name}` is not accepted: {why}. Leave it out.", param=name, code="parameter_not_allowed"
+    )

@@ -1,0 +1,153 @@
+"""
+OpenAI's Responses, without state: every request brings all of its conversation.
+
+Frames are named events.  The one that ends a stream carries the whole response, counts included.
+vLLM 0.32 keeps nothing by default but its own default for `store` is true, and it can be told to keep
+answers in its memory for ever: the gateway says `store: false` for whoever says nothing.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+from appliance.errors import InvalidRequestError
+from appliance.members import Member, cut_member, replace_member
+from appliance.serving.dialects.dialect import (
+    Answered,
+    Dialect,
+    Sorted,
+    data_of,
+    event_frame,
+    event_of,
+    refuse_state,
+    value_of,
+    with_data,
+    word_of,
+)
+from appliance.serving.dialects.edits import Edits
+from appliance.serving.dialects.errors import ErrorText, openai_error
+from appliance.serving.refusal import SERVER_ERROR, worker_error
+from appliance.serving.usage import Usage, object_of, parse_answer, parse_usage
+
+ENDS = (b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled")
+FAILED = b"response.failed"
+ERROR = b"error"
+_SEQUENCE = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,9})\b')
+CLIENT_TOOLS = frozenset({"function", "custom", "namespace"})
+"""Tools that the client itself runs."""
+SEND_ALL = "Send the whole conversation in `input`."
+
+
+class Responses(Dialect):
+    """`/v1/responses`."""
+
+    generates = True
+    streams = True
+
+    def check(self, members: Mapping[str, Member]) -> None:
+        """Nothing may refer to what was kept, ask to keep it, or need a server's own tools."""
+        refuse_state(members, "store", "Leave it out or send false.")
+        refuse_state(members, "background", "Leave it out; use `stream` for long answers.")
+        for name in ("previous_response_id", "conversation"):
+            refuse_state(members, name, SEND_ALL)
+        tools = value_of(members, "tools")
+        for tool in tools if isinstance(tools, list) else ():
+            kind = tool.get("type") if isinstance(tool, dict) else None
+            if isinstance(kind, str) and kind not in CLIENT_TOOLS:
+                # vLLM would answer as if it had not been asked for.
+                message = f"`tools`: there is no `{kind[:64]}` here. Leave it out, or offer a `function`."
+                raise InvalidRequestError(message, param="tools", code="unsupported_parameter")
+
+    def edits(self, members: Mapping[str, Member], *, is_stream: bool) -> Edits:  # noqa: ARG002 - as the base
+        """Nothing is kept by default either."""
+        return {} if value_of(members, "store") is False else {"store": "false"}
+
+    def read_answer(self, text: str, *, wants_metrics: bool) -> Answered:
+        """Counts and drafts, and how the response ended."""
+        members = parse_answer(text)
+        return Answered(
+            text=text if wants_metrics else cut_member(text, members, "metrics"),
+            usage=_usage(members),
+            finish_reason=_finish_reason(members),
+        )
+
+    def needs_care(self, frames: bytes) -> bool:
+        """The events that end a stream; content that names one is looked at for nothing."""
+        return b"event: error" in frames or any(b"event: " + event in frames for event in ENDS)
+
+    def sort(self, frames: Iterable[bytes], *, wants_usage: bool, wants_metrics: bool) -> Sorted:  # noqa: ARG002
+        """Hold back the end; everything before it is content."""
+        passed = b""
+        for frame in frames:
+            event = event_of(frame)
+            if event in ENDS:
+                text = data_of(frame)
+                outer = parse_answer(text)
+                response = _response(text, outer)
+                members = parse_answer(response)
+                if "metrics" in members and not wants_metrics:
+                    cut = replace_member(text, outer, "response", cut_member(response, members, "metrics"))
+                    frame = with_data(frame, cut)  # noqa: PLW2901 - the same event
+                return Sorted(
+                    passed=passed,
+                    held=frame,
+                    usage=_usage(members),
+                    finish_reason=_finish_reason(members),
+                    is_end=True,
+                    has_failed=event == FAILED,
+                )
+            if event == ERROR:
+                error = worker_error(data_of(frame), SERVER_ERROR)
+                held = _error_event(error, next(iter(_sequences(frame)), 0))
+                return Sorted(passed=passed, held=held, is_end=True, has_failed=True)
+            passed += frame
+        return Sorted(passed=passed)
+
+    def count_pieces(self, frames: bytes) -> int:
+        """Deltas; the other events only frame them."""
+        return frames.count(b".delta\ndata:")
+
+    def error_frame(self, error: ErrorText, *, after: bytes = b"") -> bytes:
+        """The `error` event, numbered as the next one."""
+        *_, last = (-1, *_sequences(after))
+        return _error_event(error, last + 1)
+
+
+def _error_event(error: ErrorText, sequence: int) -> bytes:
+    """
+    An `error` event: its members as OpenAI documents them, and again below `error`.
+
+    The second is how OpenAI sends it; its Python client raises on that and on nothing else.
+    """
+    content = {
+        "type": "error",
+        "code": error.code,
+        "message": error.message,
+        "param": error.param,
+        "sequence_number": sequence,
+        **openai_error(error),
+    }
+    return event_frame("error", json.dumps(content))
+
+
+def _sequences(frames: bytes) -> list[int]:
+    """The numbers of events.  Quotes inside content are escaped, so none of them is a text's."""
+    return [int(digits) for digits in _SEQUENCE.findall(frames)]
+
+
+def _usage(members: Mapping[str, Member]) -> Usage:
+    return parse_usage(members, prompt="input_tokens", completion="output_tokens")
+
+
+def _response(text: str, members: Mapping[str, Member]) -> str:
+    """The text of the whole response in an event that ends a stream."""
+    member = members.get("response")
+    if member is None or not isinstance(member.value, dict):
+        return "{}"
+    return text[member.value_start : member.end]
+
+
+def _finish_reason(members: Mapping[str, Member]) -> str | None:
+    """`completed`, `failed` and so on, or why it is incomplete."""
+    reason = object_of(value_of(members, "incomplete_details")).get("reason") or value_of(members, "status")
+    return word_of(reason)

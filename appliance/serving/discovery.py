@@ -1,0 +1,209 @@
+"""
+Which workers there are: a list of base URLs, and a host name that stands for many.
+
+    settings ─┐
+              ├─► wanted ─► changes ─► pool: new ones join, those that are gone leave
+    DNS ──────┘
+
+A new worker gets requests once the control loop has found it healthy and it has listed its models; one
+that is gone finishes what it has.  A worker is named by its address, so that it has the same name on every
+gateway and after every restart.  Workers that this process started itself are none of this file's business.
+
+Fails by holding still: a name that does not resolve leaves the workers as they are.  A whole service that
+is gone shows in their health soon enough; a resolver that is gone must not take them along.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from appliance.errors import ConfigurationError
+from appliance.logs import Logger
+from appliance.serving.pool import WorkerPool
+from appliance.serving.worker import Worker, WorkerId
+
+Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
+"""Gives the addresses of a host name, IPv4 and IPv6, for a port; fails with `OSError`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A host name with a worker at each of its addresses."""
+
+    host: str
+    port: int
+
+    def url_of(self, address: str) -> str:
+        """Base URL of the worker at an address."""
+        host = f"[{address}]" if ipaddress.ip_address(address).version == IPV6 else address
+        return f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What is different from before, by worker id."""
+
+    joined: tuple[WorkerId, ...]
+    left: tuple[WorkerId, ...]
+
+
+IPV6 = 6
+HTTP_PORT = 80
+
+
+def worker_at(url: str) -> Worker:
+    """
+    The worker at a base URL, named by its address.
+
+    Raises:
+        ConfigurationError: it is no base URL.
+    """
+    url = url.rstrip("/")
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        message = f"pool.urls: {url!r} is no base URL, such as http://10.0.0.5:8000"
+        raise ConfigurationError(message)
+    name = url.partition("://")[2].rpartition("@")[2].replace("/", "-")
+    return Worker(worker_id=WorkerId(name), url=url)
+
+
+def parse_service(url: str) -> Service:
+    """
+    Read `pool.discover`.
+
+    Raises:
+        ConfigurationError: it is not `http://name:port`.
+    """
+    try:
+        parts = urlsplit(url.rstrip("/"))
+        port = parts.port or HTTP_PORT
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    if parts.scheme != "http" or not parts.hostname or parts.path or parts.query or parts.username:
+        message = f"pool.discover: {url!r} is not of the form http://name:port"
+        raise ConfigurationError(message)
+    return Service(host=parts.hostname, port=port)
+
+
+def workers_at(urls: Iterable[str]) -> dict[WorkerId, Worker]:
+    """The workers at these base URLs, each once; raises as `worker_at` does."""
+    workers = (worker_at(url) for url in urls)
+    return {worker.worker_id: worker for worker in workers}
+
+
+async def resolve(host: str, port: int) -> tuple[str, ...]:
+    """Ask the system's resolver, which in Kubernetes is the cluster's."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return tuple(sorted({str(address[4][0]) for address in found}))
+
+
+class Discovery:
+    """Keeps the listed workers of a pool as the settings and the resolver say."""
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        urls: Iterable[str],
+        discover: str | None,
+        seconds: float,
+        logger: Logger,
+        resolve: Resolve = resolve,
+    ) -> None:
+        """
+        Take the listed workers in; those behind a name come with `run`.
+
+        Args:
+            pool: where workers join and leave.
+            urls: base URLs of workers.
+            discover: base URL whose host name stands for many, if there is one.
+            seconds: time between two resolutions.
+            logger: told of who joins and leaves.
+            resolve: how a name becomes addresses.
+
+        Raises:
+            ConfigurationError: a URL is none.
+        """
+        self._pool = pool
+        self._listed = workers_at(urls)
+        self._found: dict[WorkerId, Worker] = {}
+        self._service = parse_service(discover) if discover else None
+        self._seconds = seconds
+        self._logger = logger
+        self._resolve = resolve
+        self._known: dict[WorkerId, Worker] = {}
+        self._is_failing = False
+        self._asked_anew = asyncio.Event()
+        self._apply()
+
+    def replace(self, urls: Iterable[str], discover: str | None) -> Changes:
+        """
+        Take over another list, all of it or nothing; a name is resolved anew at once.
+
+        Raises:
+            ConfigurationError: a URL is none; everything stays as it is.
+        """
+        listed, service = workers_at(urls), parse_service(discover) if discover else None
+        self._listed = listed
+        if service != self._service:
+            self._service, self._found, self._is_failing = service, {}, False
+        self._asked_anew.set()
+        return self._apply()
+
+    async def run(self) -> None:
+        """Resolve again and again, until cancelled."""
+        while True:
+            self._asked_anew.clear()
+            if self._service is not None:
+                await self.look(self._service)
+            try:
+                async with asyncio.timeout(self._seconds if self._service is not None else None):
+                    await self._asked_anew.wait()
+            except TimeoutError:
+                continue
+
+    async def look(self, service: Service) -> Changes:
+        """Resolve the name once; where that fails everything stays as it is."""
+        try:
+            async with asyncio.timeout(max(self._seconds, 1.0)):
+                addresses = await self._resolve(service.host, service.port)
+            found = workers_at(service.url_of(address) for address in addresses)
+        except (OSError, TimeoutError, ValueError, ConfigurationError) as error:
+            self._tell_failure(f"{type(error).__name__}: {error}")
+            return Changes(joined=(), left=())
+        if not found:
+            self._tell_failure("it has no address")
+            return Changes(joined=(), left=())
+        if service != self._service:
+            return Changes(joined=(), left=())  # another one was configured meanwhile
+        if self._is_failing:
+            self._is_failing = False
+            self._logger.info("discovery_recovered", host=service.host, count=len(found))
+        self._found = found
+        return self._apply()
+
+    def _apply(self) -> Changes:
+        wanted = {**self._listed, **self._found}
+        joined = tuple(each for each, worker in wanted.items() if self._known.get(each) != worker)
+        left = tuple(worker_id for worker_id in self._known if worker_id not in wanted)
+        for worker_id in joined:
+            seen = self._pool.snapshot(worker_id)
+            if seen is None or seen.worker.url != wanted[worker_id].url:
+                self._pool.add(wanted[worker_id])
+            self._pool.stay(worker_id)
+            self._logger.info("worker_joined", worker=worker_id)
+        for worker_id in left:
+            self._pool.leave(worker_id)
+            self._logger.info("worker_leaves", worker=worker_id)
+        self._known = wanted
+        return Changes(joined=joined, left=left)
+
+    def _tell_failure(self, reason: str) -> None:
+        """Once, not at each look."""
+        if not self._is_failing:
+            self._is_failing = True
+            host = self._service.host if self._service is not None else ""
+            self._logger.warning("discovery_failed", host=host, error=reason)

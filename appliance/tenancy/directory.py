@@ -1,0 +1,71 @@
+"""
+All tenants in memory: whose key a request came with, looked up without any I/O.
+
+What is known is replaced as a whole, in one assignment: a request sees either all of a change or
+nothing of it.  Expiry is looked at with every request, so it needs nobody to tell us.
+"""
+
+import hmac
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from appliance.errors import InvalidApiKeyError
+from appliance.tenancy.keys import KEY_FORMAT, ApiKey, digest_key
+from appliance.tenancy.tenant import Tenant
+
+REFUSAL = "Incorrect API key provided. Send your key as `Authorization: Bearer sk-...`."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The tenant a request belongs to, and the key it came with."""
+
+    tenant: Tenant
+    key: ApiKey
+
+    def may_use(self, model: str) -> bool:
+        """Whether both tenant and key are scoped to `model`."""
+        return self.tenant.may_use(model) and self.key.may_use(model)
+
+
+class TenantDirectory:
+    """All tenants, looked up by name, and by the key id that every key carries in clear."""
+
+    def __init__(
+        self,
+        tenants: Iterable[Tenant] = (),
+        *,
+        clock: Callable[[], float] = time.time,  # noqa: TID251 - it is the argument
+    ) -> None:
+        self._clock = clock
+        self.replace(tenants)
+
+    def replace(self, tenants: Iterable[Tenant]) -> None:
+        """Forget all tenants and keys, and know these."""
+        self.tenants = tuple(tenants)
+        served = [tenant for tenant in self.tenants if not tenant.disabled]
+        self._by_name = {tenant.name: tenant for tenant in served}
+        self._by_key = {
+            key.key_id: Caller(tenant=tenant, key=key) for tenant in served for key in tenant.keys
+        }
+
+    def tenant(self, name: str) -> Tenant | None:
+        """The tenant of this name; None where there is none, or it is disabled."""
+        return self._by_name.get(name)
+
+    def authenticate(self, presented: str | None) -> Caller:
+        """
+        Return whose key this is.
+
+        Raises:
+            InvalidApiKeyError: always with the same words, whatever was wrong.
+        """
+        match = KEY_FORMAT.match(presented or "")
+        caller = self._by_key.get(match["key_id"]) if match else None
+        # The comparison runs for unknown keys too, so that timing does not tell which ids exist.
+        expected = caller.key.digest if caller else "0" * 64
+        matches = hmac.compare_digest(digest_key(presented or ""), expected)
+        if caller is None or not matches or not caller.key.opens_at(self._clock()):
+            raise InvalidApiKeyError(REFUSAL)
+        return caller

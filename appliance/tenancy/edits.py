@@ -1,0 +1,175 @@
+"""
+What can be done to tenants and keys: each function returns all tenants as they are afterwards.
+
+Pure: the store compares and writes.  A revocation is final, and a rotation is never taken back by
+a file that does not know of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from appliance.errors import TenantConflictError
+from appliance.tenancy.file import encode_policy, parse_policy
+from appliance.tenancy.keys import ApiKey
+from appliance.tenancy.roster import find_key, find_tenant, has_admin
+from appliance.tenancy.tenant import Tenant
+
+Tenants = tuple[Tenant, ...]
+
+
+def create_tenant(tenants: Tenants, name: str, members: Mapping[str, Any]) -> Tenants:
+    """
+    Add a tenant without keys; `members` are as in the tenants file.
+
+    Raises:
+        ConfigurationError: a member cannot be understood.
+        TenantConflictError: there is one of this name.
+    """
+    created = parse_policy(name, members)
+    if any(tenant.name == name for tenant in tenants):
+        raise TenantConflictError(f"There is a tenant {name!r} already.")
+    return (*tenants, created)
+
+
+def change_tenant(tenants: Tenants, name: str, patch: Mapping[str, Any]) -> Tenants:
+    """
+    Change what `patch` names and leave the rest (RFC 7396: null stands for the default).
+
+    Raises:
+        TenantNotFoundError: there is no such tenant.
+        ConfigurationError: a member cannot be understood.
+    """
+    tenant = find_tenant(tenants, name)
+    changed = parse_policy(name, merge_patch(encode_policy(tenant), patch))
+    return _with(tenants, changed.with_keys(tenant.keys))
+
+
+def delete_tenant(tenants: Tenants, name: str) -> Tenants:
+    """
+    Remove a tenant and all its keys.
+
+    Raises:
+        TenantNotFoundError: there is no such tenant.
+    """
+    gone = find_tenant(tenants, name)
+    return tuple(tenant for tenant in tenants if tenant is not gone)
+
+
+def add_key(tenants: Tenants, name: str, key: ApiKey) -> Tenants:
+    """
+    Give a tenant one more key.
+
+    Raises:
+        TenantNotFoundError: there is no such tenant.
+    """
+    tenant = find_tenant(tenants, name)
+    return _with(tenants, tenant.with_keys((*tenant.keys, key)))
+
+
+def rotate_key(
+    tenants: Tenants, key_id: str, successor: ApiKey, *, now: int, overlap_seconds: int
+) -> Tenants:
+    """
+    Let another key take a key's place, which goes on to open what it does for the overlap.
+
+    The successor opens what the key does; it expires when its maker says or, without a word, after
+    as long as the key was made for.
+
+    Raises:
+        TenantNotFoundError: there is no such key.
+        TenantConflictError: it has a successor, or opens nothing any more.
+    """
+    tenant, key = find_key(tenants, key_id)
+    if key.rotated_at is not None:
+        raise TenantConflictError(f"The key {key_id} has been rotated already: rotate its successor.")
+    if not key.opens_at(now):
+        raise TenantConflictError(f"The key {key_id} opens nothing any more: create another.")
+    expires_at = successor.expires_at
+    if expires_at is None and key.expires_at is not None:
+        expires_at = now + key.expires_at - (now if key.created_at is None else key.created_at)
+    retired = replace(key, rotated_at=now, expires_at=_earliest(key.expires_at, now + overlap_seconds))
+    taking_over = replace(
+        successor, admin=key.admin, models=key.models, replaces=key_id, expires_at=expires_at
+    )
+    keys = tuple(retired if each is key else each for each in tenant.keys)
+    return _with(tenants, tenant.with_keys((*keys, taking_over)))
+
+
+def revoke_key(tenants: Tenants, key_id: str, *, now: int) -> Tenants:
+    """
+    End a key for good; one that was revoked before stays as it is.
+
+    Raises:
+        TenantNotFoundError: there is no such key.
+    """
+    tenant, key = find_key(tenants, key_id)
+    revoked = replace(key, revoked_at=_earliest(key.revoked_at, now))
+    return _with(tenants, tenant.with_keys(tuple(revoked if each is key else each for each in tenant.keys)))
+
+
+def import_tenants(tenants: Tenants, wanted: Tenants, *, prune: bool, now: float) -> Tenants:
+    """
+    Make tenants and keys what a file says of them; with `prune`, remove what it does not name.
+
+    Raises:
+        TenantConflictError: a key of the file is known under another tenant, digest or purpose, or
+            pruning would leave no key for the admin API.
+    """
+    known = {key.key_id: (tenant.name, key) for tenant in tenants for key in tenant.keys}
+    merged = {} if prune else {tenant.name: tenant for tenant in tenants}
+    for tenant in wanted:
+        keys = {} if prune or tenant.name not in merged else _by_id(merged[tenant.name])
+        for key in tenant.keys:
+            owner, stored = known.get(key.key_id, (tenant.name, key))
+            if (owner, stored.digest, stored.admin) != (tenant.name, key.digest, key.admin):
+                raise TenantConflictError(
+                    f"The key {key.key_id} of tenant {tenant.name} is known with another tenant, digest or "
+                    "purpose: make a new key."
+                )
+            keys[key.key_id] = _import_key(stored, key)
+        merged[tenant.name] = tenant.with_keys(tuple(keys.values()))
+    if prune and not has_admin(merged.values(), now):
+        raise TenantConflictError(
+            "The file has no admin key that is in force, so nobody could open the admin API: add one."
+        )
+    return tuple(merged.values())
+
+
+def merge_patch(target: object, patch: object) -> Any:  # noqa: ANN401 - JSON
+    """Return `target` with `patch` applied as RFC 7396 has it."""
+    if not isinstance(patch, Mapping):
+        return patch
+    merged = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patch(merged.get(name), value)
+    return merged
+
+
+def _import_key(stored: ApiKey, wanted: ApiKey) -> ApiKey:
+    expires_at = wanted.expires_at
+    if stored.rotated_at is not None:
+        expires_at = _earliest(stored.expires_at, expires_at)
+    return replace(
+        wanted,
+        created_at=stored.created_at if wanted.created_at is None else wanted.created_at,
+        replaces=stored.replaces if wanted.replaces is None else wanted.replaces,
+        expires_at=expires_at,
+        rotated_at=_earliest(stored.rotated_at, wanted.rotated_at),
+        revoked_at=_earliest(stored.revoked_at, wanted.revoked_at),
+    )
+
+
+def _with(tenants: Tenants, changed: Tenant) -> Tenants:
+    return tuple(changed if tenant.name == changed.name else tenant for tenant in tenants)
+
+
+def _by_id(tenant: Tenant) -> dict[str, ApiKey]:
+    return {key.key_id: key for key in tenant.keys}
+
+
+def _earliest(*moments: int | None) -> int | None:
+    return min((moment for moment in moments if moment is not None), default=None)

@@ -1,0 +1,73 @@
+"""
+API keys: made here, shown once, kept only as SHA-256 digests.
+
+A plain digest is enough because a key is 256 random bits: there is nothing to guess.
+"""
+
+import base64
+import hashlib
+import re
+from dataclasses import dataclass
+
+KEY_BYTES = 37
+"""Random bytes that `make_key` takes: 5 for the id, 32 for the secret."""
+KEY_FORMAT = re.compile(r"^sk-(?P<key_id>[a-z2-7]{8})-(?P<secret>[A-Za-z0-9_-]{43})$")
+KEY_ID_FORMAT = re.compile(r"[a-z2-7]{8}")
+DIGEST_FORMAT = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key as it is stored: its public id, the digest of the whole key, and what it opens until when."""
+
+    key_id: str
+    digest: str
+    admin: bool = False
+    """Whether it opens the admin API; such a key cannot call models."""
+    models: tuple[str, ...] | None = None
+    """The only models of its tenant that it opens; None for all of them."""
+    created_at: int | None = None
+    """Unix time; None where nobody wrote it down."""
+    expires_at: int | None = None
+    """Unix time from which on it opens nothing; None for never."""
+    replaces: str | None = None
+    """Id of the key that it was made to replace."""
+    rotated_at: int | None = None
+    """Unix time at which another key was made to replace it."""
+    revoked_at: int | None = None
+    """Unix time at which it was revoked, for good."""
+
+    def opens_at(self, now: float) -> bool:
+        """Whether it opens anything at this Unix time."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+    def may_use(self, model: str) -> bool:
+        """Whether it opens `model`, if its tenant may use that."""
+        return self.models is None or model in self.models
+
+
+def make_key(
+    random_bytes: bytes,
+    *,
+    admin: bool = False,
+    models: tuple[str, ...] | None = None,
+    created_at: int | None = None,
+    expires_at: int | None = None,
+) -> tuple[str, ApiKey]:
+    """Turn 37 random bytes into a key to show once and the form to store."""
+    key_id = base64.b32encode(random_bytes[:5]).decode().lower()
+    secret = base64.urlsafe_b64encode(random_bytes[5:KEY_BYTES]).rstrip(b"=").decode()
+    key = f"sk-{key_id}-{secret}"
+    return key, ApiKey(
+        key_id=key_id,
+        digest=digest_key(key),
+        admin=admin,
+        models=models,
+        created_at=created_at,
+        expires_at=expires_at,
+    )
+
+
+def digest_key(key: str) -> str:
+    """SHA-256 of a key, in hex."""
+    return hashlib.sha256(key.encode()).hexdigest()

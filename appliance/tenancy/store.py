@@ -1,0 +1,156 @@
+"""
+Where tenants and keys are kept: the audit log's database, SQLite file or PostgreSQL.
+
+Every change is one transaction that first moves the generation on from what the change was made
+of, so of two changes at once one is refused and made anew.  Fails with an error, always; what that
+means for serving is the caller's to say.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Row, Table, delete, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from appliance.database import first_line, open_database
+from appliance.errors import ConfigurationError, TenantConflictError, TenantsUnavailableError
+from appliance.tenancy.file import encode_policy, parse_policy
+from appliance.tenancy.keys import ApiKey
+from appliance.tenancy.roster import Roster, in_order
+from appliance.tenancy.tables import api_keys, tenancy_generation, tenants
+from appliance.tenancy.tenant import Tenant
+
+BUSY_SECONDS = 5.0
+_AS_JSON = ("models", "may", "limits")
+
+
+class TenantStore(Protocol):
+    """Where tenants are kept; every method may raise `TenantsUnavailableError`."""
+
+    def generation(self) -> int:
+        """Number of changes so far: cheap to ask for, again and again."""
+
+    def read(self) -> Roster:
+        """All tenants and keys."""
+
+    def write(self, before: Roster, after: tuple[Tenant, ...]) -> Roster:
+        """
+        Keep `after` in place of `before`; durable on return.
+
+        Raises:
+            TenantConflictError: what is kept is not `before` any more.
+        """
+
+
+class SqlTenantStore:
+    """
+    Tenants in a SQL database whose tables are there, by SQLAlchemy URL.
+
+    Raises:
+        ConfigurationError: the URL cannot be used at all.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
+        self._reader = self._engine.execution_options(writes=False)
+
+    def close(self) -> None:
+        """Give back every connection."""
+        self._engine.dispose()
+
+    def generation(self) -> int:  # noqa: D102 - see the protocol
+        with self._errors("read"), self._reader.begin() as connection:
+            return _read_generation(connection)
+
+    def read(self) -> Roster:  # noqa: D102
+        with self._errors("read"), self._reader.begin() as connection:
+            # First: whoever changes something in between makes this older than it is, never newer,
+            # so the next look or the comparison in `write` notices.
+            generation = _read_generation(connection)
+            keys: dict[str, list[ApiKey]] = {}
+            for row in connection.execute(select(api_keys)):
+                keys.setdefault(row.tenant, []).append(_decode_key(row))
+            rows = connection.execute(select(tenants))
+            found = [_decode_tenant(row, keys.get(row.name, [])) for row in rows]
+        return Roster(generation=generation, tenants=in_order(found))
+
+    def write(self, before: Roster, after: tuple[Tenant, ...]) -> Roster:  # noqa: D102
+        old, new = (_rows(each) for each in (before.tenants, after))
+        move = (
+            update(tenancy_generation)
+            .where(tenancy_generation.c.generation == before.generation)
+            .values(generation=before.generation + 1)
+        )
+        with self._errors("written"), self._engine.begin() as connection:
+            if connection.execute(move).rowcount != 1:
+                raise TenantConflictError("Somebody else changed the tenants at the same time. Try again.")
+            for table in (tenants, api_keys):
+                _replace_rows(connection, table, old[table], new[table])
+        # A crash before this line: the change is made or not, and its entry in the log is there.
+        return Roster(generation=before.generation + 1, tenants=in_order(after))
+
+    @contextmanager
+    def _errors(self, verb: str) -> Iterator[None]:
+        """Whatever the database says, or holds, becomes one of our errors."""
+        try:
+            yield
+        except SQLAlchemyError as error:
+            message = f"the tenants could not be {verb}: {first_line(error)}"
+            raise TenantsUnavailableError(message) from error
+        except (ConfigurationError, ValueError, TypeError) as error:
+            message = f"the tenants in the database cannot be understood: {error}"
+            raise TenantsUnavailableError(message) from error
+
+
+def _read_generation(connection: Connection) -> int:
+    return int(connection.execute(select(tenancy_generation.c.generation)).scalar_one())
+
+
+def _rows(all_tenants: tuple[Tenant, ...]) -> dict[Table, dict[str, dict[str, Any]]]:
+    """Rows of both tables, by primary key."""
+    return {
+        tenants: {tenant.name: _encode_tenant(tenant) for tenant in all_tenants},
+        api_keys: {
+            key.key_id: _encode_key(tenant.name, key) for tenant in all_tenants for key in tenant.keys
+        },
+    }
+
+
+def _replace_rows(
+    connection: Connection, table: Table, old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]
+) -> None:
+    (primary,) = table.primary_key.columns
+    for name in old.keys() - new.keys():
+        connection.execute(delete(table).where(primary == name))
+    for name, row in new.items():
+        if name not in old:
+            connection.execute(insert(table).values(row))
+        elif row != old[name]:
+            connection.execute(update(table).where(primary == name).values(row))
+
+
+def _encode_tenant(tenant: Tenant) -> dict[str, Any]:
+    policy = encode_policy(tenant)
+    return {"name": tenant.name, **policy, **{name: json.dumps(policy[name]) for name in _AS_JSON}}
+
+
+def _decode_tenant(row: Row[Any], keys: list[ApiKey]) -> Tenant:
+    policy = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
+    name = policy.pop("name")
+    policy |= {member: json.loads(policy[member]) for member in _AS_JSON}
+    return parse_policy(name, policy).with_keys(tuple(keys))
+
+
+def _encode_key(tenant: str, key: ApiKey) -> dict[str, Any]:
+    columns = [column.name for column in api_keys.columns if column.name != "tenant"]
+    row = {name: getattr(key, name) for name in columns}
+    return {"tenant": tenant, **row, "models": None if key.models is None else json.dumps(key.models)}
+
+
+def _decode_key(row: Row[Any]) -> ApiKey:
+    values = dict(row._mapping)  # noqa: SLF001 - as above
+    del values["tenant"]
+    models = values.pop("models")
+    return ApiKey(models=None if models is None else tuple(json.loads(models)), **values)

@@ -1,0 +1,46 @@
+"""
+The tables of tenants and keys, as the newest of `appliance.audit.migrations` leaves them.
+
+Lists and limits are JSON text, written and read like the tenants file.  Times are Unix time.
+"""
+
+from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, Table, Text
+
+metadata = MetaData()
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("models", Text, nullable=False),
+    Column("speculation", Text, nullable=False),
+    Column("content", Text, nullable=False),
+    Column("priority", Text, nullable=False),
+    Column("may", Text, nullable=False),
+    Column("limits", Text, nullable=False),
+    Column("disabled", Boolean, nullable=False),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("key_id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("admin", Boolean, nullable=False),
+    Column("models", Text),
+    Column("replaces", Text),
+    Column("created_at", BigInteger),
+    Column("expires_at", BigInteger),
+    Column("rotated_at", BigInteger),
+    Column("revoked_at", BigInteger),
+)
+
+# One row.  Every change adds one to it, so whoever polls it reads the rest only after a change; and it
+# is compared before it is changed, so two changes at once cannot undo each other.
+tenancy_generation = Table(
+    "tenancy_generation",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("generation", BigInteger, nullable=False),
+)

@@ -1,0 +1,43 @@
+"""
+What storms are run against: the gateway of the integration tests, in the test's process, and one of its
+own, whose memory can be measured.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.process import ApplianceProcess
+from tests.abuse.victim import Victim
+from tests.fakes import FakeWorker
+from tests.integration.conftest import running, serve
+
+__all__ = ["running", "serve", "start"]
+
+Start = Callable[..., Awaitable[Victim]]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Start a gateway process in front of a scripted worker in this process; settings of `api` by name."""
+    async with AsyncExitStack() as stack:
+
+        async def starting(worker: FakeWorker, **api: Any) -> Victim:
+            await stack.enter_async_context(worker.serving())
+            environment = {f"APPLIANCE_API__{name.upper()}": str(value) for name, value in api.items()}
+            environment |= {
+                "APPLIANCE_POOL__URLS": json.dumps([worker.url]),
+                "APPLIANCE_API__DRAIN_SECONDS": "1",
+                "APPLIANCE_AUDIT__LOW_DISK_BYTES": "0",
+            }
+            process = ApplianceProcess("gateway", data=tmp_path / "data", environment=environment)
+            stack.push_async_callback(asyncio.to_thread, process.__exit__)
+            await asyncio.to_thread(process.wait_ready)
+            return Victim(process, worker)
+
+        yield starting

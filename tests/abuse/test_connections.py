@@ -1,0 +1,271 @@
+"""
+Storms of connections, heads and bodies: each is bounded in memory and time, and others are served meanwhile.
+
+Every bound is generous, and of the kind that an unbounded gateway misses by a factor, not by a little.
+"""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+import aiohttp
+import pytest
+
+from tests.abuse.victim import MIB, PATIENT, allow_open_files, close_all, reset, wait_closed
+from tests.fakes import FakeWorker, chat, until
+
+IDLE = 10_000
+SPARE_FILES = 1000
+"""What both processes need beside the connections of a storm."""
+DRIP_SECONDS = 0.2
+
+
+def opened(victim, count: int) -> list[socket.socket]:
+    """So many connections that say nothing."""
+    connections: list[socket.socket] = []
+    try:
+        while len(connections) < count:
+            connections.append(victim.connect())
+    except BaseException:
+        close_all(connections)
+        raise
+    return connections
+
+
+def drip(connections: Iterable[socket.socket], seconds: float) -> list[bytes]:
+    """Send a byte now and then on each until it is closed; what was said on those that were."""
+    left, said = list(connections), []
+    deadline = time.monotonic() + seconds
+    while left and time.monotonic() < deadline:
+        time.sleep(DRIP_SECONDS)
+        for connection in [*left]:
+            connection.setblocking(False)
+            heard: bytes | None = None
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    connection.send(b"x")
+                    heard = connection.recv(65536)
+                except ConnectionError:
+                    heard = b""
+            if heard is not None:
+                left.remove(connection)
+                said.append(heard)
+                connection.close()
+    close_all(left)
+    return said
+
+
+def pour(connection: socket.socket, piece: bytes, most_bytes: int) -> int:
+    """Send the same piece over and over until the other side has had enough; how many bytes it took."""
+    sent = 0
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        while sent < most_bytes:
+            connection.sendall(piece)
+            sent += len(piece)
+    return sent
+
+
+async def test_ten_thousand_idle_connections_cost_little_and_keep_nobody_out(start):
+    """Also where there may be no more; and what the first ten thousand took is used again by the second."""
+    allow_open_files(IDLE + SPARE_FILES)
+    victim = await start(FakeWorker(), max_connections=IDLE)
+    await victim.serves_others()
+    growth: list[int] = []
+    before = victim.resident_bytes
+    for _ in range(2):
+        connections = await asyncio.to_thread(opened, victim, IDLE)
+        try:
+            await victim.serves_others(told_to_wait=True)
+            growth.append(victim.peak_bytes - before)
+        finally:
+            close_all(connections)
+        await until(lambda: victim.open_files < IDLE / 10, 30)
+    assert growth[0] < IDLE * 64 * 1024
+    assert growth[1] < 1.5 * growth[0] + 16 * MIB
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+async def test_whoever_sends_a_request_byte_by_byte_is_cut_off(start, part: str):
+    """Five hundred at once, each always about to send the rest."""
+    slow = 500
+    victim = await start(FakeWorker(), head_seconds=2, body_seconds=2)
+    before = victim.resident_bytes
+    connections = await asyncio.to_thread(opened, victim, slow)
+    beginning = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: " if part == "head" else victim.head(10**6)
+    )
+    for connection in connections:
+        connection.sendall(beginning)
+    started = time.monotonic()
+    dripping = asyncio.create_task(asyncio.to_thread(drip, connections, 60))
+    await victim.serves_others()
+    said = await dripping
+    assert len(said) == slow, (
+        f"{slow - len(said)} of {slow} were still served after {time.monotonic() - started:.0f} s"
+    )
+    assert victim.resident_bytes - before < 64 * MIB
+    assert victim.worker.bodies == [victim.worker.bodies[0]], (
+        "a worker was asked by somebody who asked nothing"
+    )
+    await victim.serves_others()
+
+
+HEADS: dict[str, tuple[bytes, bytes]] = {
+    "a line without end": (b"GET /healthz HTTP/1.1\r\nX: ", b"x" * 65536),
+    "lines without end": (b"GET /healthz HTTP/1.1\r\n", b"a: b\r\n" * 10_000),
+    "a path without end": (b"GET /", b"x" * 65536),
+    "a method without end": (b"", b"X" * 65536),
+    "names without end": (b"GET /healthz HTTP/1.1\r\n", b"x" * 65536),
+    "empty lines without end": (b"", b"\r\n" * 30_000),
+    "a chunk size without end": (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;",
+        b"x" * 65536,
+    ),
+    "trailers without end": (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+        b"a: b\r\n" * 10_000,
+    ),
+}
+
+
+@pytest.mark.parametrize("beginning", HEADS.values(), ids=HEADS.keys())
+async def test_a_head_without_end_is_ended(start, beginning: tuple[bytes, bytes]):
+    """Eight at once, each willing to send a quarter of a gigabyte."""
+    victim = await start(FakeWorker(), head_seconds=5, body_seconds=5)
+    await victim.serves_others()
+    before = victim.resident_bytes
+    victim.forget_peak()
+    connections = await asyncio.to_thread(opened, victim, 8)
+    for connection in connections:
+        connection.sendall(beginning[0])
+    storm = [asyncio.to_thread(pour, connection, beginning[1], 256 * MIB) for connection in connections]
+    taken = asyncio.gather(*storm)
+    await victim.serves_others()
+    most = max(await taken)
+    close_all(connections)
+    assert victim.peak_bytes - before < 64 * MIB
+    # What the gateway does not read stays in the kernel's buffers, a few megabytes of each connection.
+    assert most < 128 * MIB, "it went on reading"
+    await victim.serves_others()
+
+
+def chunk(size: int) -> bytes:
+    """A chunk of a chunked body."""
+    return b"%x\r\n" % size + b" " * size + b"\r\n"
+
+
+BODIES: dict[str, tuple[int | None, bytes]] = {
+    "declared": (10**10, b" " * 65536),
+    "chunked": (None, chunk(65536)),
+    "in chunks of a byte": (None, chunk(1) * 10_000),
+}
+
+
+@pytest.mark.parametrize("key", [None, "sk-aaaaaaaa-" + "A" * 43], ids=["tenant", "stranger"])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+async def test_a_body_without_end_is_ended(start, body: tuple[int | None, bytes], key: str | None):
+    """Eight at once, whether or not they have a key; the limit is a megabyte."""
+    victim = await start(FakeWorker(), max_body_bytes=MIB, body_seconds=5)
+    await victim.serves_others()
+    before = victim.resident_bytes
+    victim.forget_peak()
+    connections = await asyncio.to_thread(opened, victim, 8)
+    for connection in connections:
+        connection.sendall(victim.head(body[0], key=key))
+    taken = asyncio.gather(*(asyncio.to_thread(pour, one, body[1], 1024 * MIB) for one in connections))
+    await victim.serves_others()
+    most = max(await taken)
+    close_all(connections)
+    assert victim.peak_bytes - before < 64 * MIB
+    assert most < 512 * MIB, "it went on reading"
+    await victim.serves_others()
+
+
+async def test_bodies_that_are_large_together_are_bounded_together(start):
+    """Each within its limit, and room for two: others are told to come back, and then there is room."""
+    victim = await start(FakeWorker(head_seconds=2), max_body_bytes=MIB, max_bodies_bytes=2 * MIB)
+    body = chat(padding="x" * (MIB * 9 // 10))
+
+    async def ask() -> tuple[int, str | None]:
+        async with session.post(f"{victim.process.url}/v1/chat/completions", json=body) as answer:
+            content = await answer.json()
+            return answer.status, content["error"]["code"] if "error" in content else None
+
+    headers = {"Authorization": f"Bearer {victim.process.key}"}
+    async with aiohttp.ClientSession(headers=headers, timeout=PATIENT) as session:
+        for _ in range(2):
+            answers = await asyncio.gather(*(ask() for _ in range(6)))
+            assert set(answers) == {(200, None), (429, "at_capacity")}
+            # Those that come together take room from each other, so at times there is only one.
+            assert answers.count((200, None)) <= 2
+
+
+async def test_requests_sent_without_reading_any_answer_are_not_all_taken(start):
+    """A client that pipelines is served in turn; one that never reads is not read either."""
+    victim = await start(FakeWorker(), stalled_seconds=2)
+    before = victim.resident_bytes
+    connections = [victim.connect(receive_bytes=4096) for _ in range(8)]
+    request = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 1000
+    storm = asyncio.gather(*(asyncio.to_thread(pour, one, request, 256 * MIB) for one in connections))
+    await victim.serves_others()
+    assert max(await storm) < 256 * MIB
+    close_all(connections)
+    assert victim.resident_bytes - before < 64 * MIB
+    await victim.serves_others()
+
+
+async def test_clients_that_vanish_by_the_thousand_leave_nothing_behind(start):
+    """Asked and gone at once: no request stays open, no file, no memory."""
+    victim = await start(FakeWorker(head_seconds=0.2))
+    await victim.serves_others()
+    files, before = victim.open_files, victim.resident_bytes
+    rounds, each = 10, 100
+
+    def vanish() -> None:
+        connections = opened(victim, each)
+        for connection in connections:
+            connection.sendall(victim.request(stream=True))
+        for connection in connections:
+            reset(connection)
+
+    for _ in range(rounds):
+        await asyncio.to_thread(vanish)
+    await victim.serves_others()
+    intents = await asyncio.to_thread(victim.entries, "request.intent")
+    ends = await victim.outcomes(len(intents), 60)
+    assert {end["outcome"] for end in ends} <= {"completed", "client_gone"}
+    assert sorted(end["request_id"] for end in ends) == sorted(intent["request_id"] for intent in intents)
+    await until(lambda: victim.open_files <= files + 20, 30)
+    assert victim.resident_bytes - before < 64 * MIB
+
+
+REFUSALS: dict[str, tuple[Callable, tuple[bytes, ...]]] = {
+    "a large declared body": (lambda victim: victim.head(10**9), (b"413",)),
+    "too many headers": (
+        lambda _: b"GET /healthz HTTP/1.1\r\n" + b"a: b\r\n" * 2000 + b"\r\n",
+        (b"431",),
+    ),
+    "a header too long": (
+        lambda _: b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+        (b"431",),
+    ),
+    "no HTTP": (
+        lambda _: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(600) + b"\r\n\r\n",
+        (b"400",),
+    ),
+}
+
+
+@pytest.mark.parametrize(("what", "statuses"), REFUSALS.values(), ids=REFUSALS.keys())
+async def test_what_is_refused_at_the_door_is_told_so_in_the_usual_shape(start, what, statuses):
+    """A status, four keys, and then the connection is closed."""
+    victim = await start(FakeWorker(), head_seconds=5, body_seconds=5)
+    connection = await asyncio.to_thread(victim.connect)
+    connection.sendall(what(victim))
+    said = await asyncio.to_thread(wait_closed, connection)
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.split()[1] in statuses
+    for key in (b'"error"', b'"message"', b'"type"', b'"param"', b'"code"'):
+        assert key in body

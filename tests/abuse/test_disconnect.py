@@ -1,0 +1,161 @@
+"""
+A client that leaves: the worker stops at once, whatever was asked and however the client went.
+"""
+
+import asyncio
+import json
+import socket
+import statistics
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from demo.process import ApplianceProcess
+from tests.abuse.victim import Victim, close_all, reset
+from tests.fakes import FakeWorker, until
+
+CROWD = 50
+ATTEMPTS = 3
+
+
+@pytest.mark.parametrize("leave", [socket.socket.close, reset], ids=["closed", "reset"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+async def test_fifty_that_leave_at_once_stop_fifty_generations(start, stream: bool, leave: Callable):
+    """Each is in the log as gone, with the tokens it was sent; nothing is left in flight."""
+    worker = FakeWorker(pieces=["x"] * 3000, pause_seconds=0.02)
+    victim = await start(worker)
+    crowd = [await asyncio.to_thread(victim.connect) for _ in range(CROWD)]
+    for connection in crowd:
+        connection.sendall(victim.request(stream=stream))
+    await until(lambda: len(worker.bodies) == CROWD, 30)
+    if stream:
+        for connection in crowd:
+            await asyncio.to_thread(read_first_frame, connection)
+    for connection in crowd:
+        leave(connection)
+    await until(lambda: worker.aborted == CROWD, 10)
+    ends = await victim.outcomes(CROWD)
+    assert [end["outcome"] for end in ends] == ["client_gone"] * CROWD
+    assert all(end["tokens_estimated"] for end in ends)
+    # Of a plain answer the worker says nothing before its end, so nobody outside of it knows how far it was.
+    assert all((end["completion_tokens"] > 0) == stream for end in ends)
+    worker.pieces, worker.pause_seconds = ["x"], 0.0
+    # The scripted worker shares this process, and may have been too busy to be looked at.
+    await victim.serves_others(told_to_wait=True)
+    page = await asyncio.to_thread(fetch, f"{victim.process.url}/metrics")
+    assert sample(page, 'appliance_requests_in_flight{model="demo"}') == 0
+
+
+async def test_whoever_leaves_while_others_stream_harms_none_of_them(start):
+    """Neighbours on the same worker get every frame."""
+    worker = FakeWorker(pieces=[f"token {number} " for number in range(100)], pause_seconds=0.01)
+    victim = await start(worker)
+    crowd = [await asyncio.to_thread(victim.connect) for _ in range(20)]
+    for connection in crowd:
+        connection.sendall(victim.request(stream=True))
+    await until(lambda: len(worker.bodies) == len(crowd), 30)
+    close_all(crowd[::2])
+    said = await asyncio.gather(*(asyncio.to_thread(read_stream, one) for one in crowd[1::2]))
+    expected = b"".join(worker.frames("/v1/chat/completions", {}))
+    assert set(said) == {expected}
+    ends = await victim.outcomes(len(crowd))
+    assert sorted(end["outcome"] for end in ends) == ["client_gone"] * 10 + ["completed"] * 10
+
+
+def read_first_frame(connection: socket.socket) -> None:
+    """Read on until some of the answer is there, and not only its head."""
+    said = b""
+    while b"data: " not in said:
+        said += (piece := connection.recv(65536))
+        assert piece, "the stream broke off"
+
+
+def read_stream(connection: socket.socket) -> bytes:
+    """The body of a chunked answer."""
+    said = bytearray()
+    while not said.endswith(b"0\r\n\r\n"):
+        piece = connection.recv(65536)
+        assert piece, "the stream broke off"
+        said += piece
+    connection.close()
+    _, _, rest = bytes(said).partition(b"\r\n\r\n")
+    body = b""
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        if not int(size, 16):
+            return body
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+
+
+def fetch(url: str, key: str = "") -> str:
+    """Get a page."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return response.read().decode()
+
+
+def sample(page: str, name: str) -> float:
+    """The value of a metric, whose name may be without its labels; the sum over all of them."""
+    values = [float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name)]
+    assert values, f"{name} is not on the page"
+    return sum(values)
+
+
+@pytest.fixture(scope="module")
+def appliance(tmp_path_factory) -> Iterator[ApplianceProcess]:
+    """The appliance as a user gets it, with a real worker on the demo pair."""
+    data = tmp_path_factory.mktemp("disconnect") / "data"
+    with ApplianceProcess("up", data=data, environment={"APPLIANCE_MONITOR__CONTROL": "observe"}) as process:
+        yield process
+
+
+@pytest.mark.worker
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+def test_a_real_worker_stops_within_a_second(appliance, stream: bool):
+    """Its own count of running requests falls to nothing, and the log says what had been made by then."""
+    victim = Victim(appliance, FakeWorker())
+    admin_key = (appliance.data / "admin.key").read_text().strip()
+    status = json.loads(fetch(f"{appliance.url}/admin/v1/status", admin_key))
+    metrics = status["workers"][0]["url"] + "/metrics"
+
+    def running() -> float:
+        return sample(fetch(metrics), "vllm:num_requests_running")
+
+    body = {
+        "model": "demo-coder",
+        "prompt": "import os\n\ndef read_lines(path):\n    ",
+        "max_tokens": 1900,
+        "stream": stream,
+        "ignore_eos": True,
+    }
+    data = json.dumps(body).encode()
+    before = len(victim.entries("request.outcome"))
+    took = []
+    for _ in range(ATTEMPTS):
+        connection = victim.connect()
+        connection.sendall(victim.head(len(data), path="/v1/completions") + data)
+        wait_for(lambda: running() == 1)
+        if stream:
+            connection.recv(65536)
+            connection.recv(65536)
+        started = time.monotonic()
+        connection.close()
+        wait_for(lambda: running() == 0)
+        took.append(time.monotonic() - started)
+    wait_for(lambda: len(victim.entries("request.outcome")) == before + ATTEMPTS)
+    ends = victim.entries("request.outcome")[before:]
+    assert [end["outcome"] for end in ends] == ["client_gone"] * ATTEMPTS
+    assert all(end["tokens_estimated"] for end in ends)
+    assert all((end["completion_tokens"] > 0) == stream for end in ends)
+    assert all(end["completion_tokens"] < body["max_tokens"] / 2 for end in ends)
+    assert statistics.median(took) < 1, took
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Look again and again until it is true."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.01)

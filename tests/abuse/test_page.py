@@ -1,0 +1,54 @@
+"""
+The page about abuse against the settings and the code it speaks of.
+"""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from appliance.api.errors import RENDERINGS
+from appliance.settings import Settings
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "limits-of-abuse.md"
+ROW = re.compile(
+    r"^\| (?P<against>[^|`]+) \| `(?P<bound>[\w.]+)` \| (?P<default>[\w.]+) \| (?P<beyond>[^|]+) \|$"
+)
+ROWS = [row for row in map(ROW.match, PAGE.read_text(encoding="utf-8").splitlines()) if row]
+
+
+def default_of(name: str) -> float:
+    """The default of a setting, or the value of a constant by its module."""
+    where, _, field = name.rpartition(".")
+    if where in Settings.model_fields:
+        return float(getattr(getattr(Settings(), where), field))
+    return float(getattr(importlib.import_module(where), field))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["bound"])
+def test_each_bound_is_what_the_page_says(row):
+    """Its default, and the status and code of what lies beyond it."""
+    assert default_of(row["bound"]) == float(row["default"])
+    for status, code in re.findall(r"(\d{3}) `(\w+)`", row["beyond"]):
+        known = {(str(int(rendering.status)), rendering.code) for rendering in RENDERINGS.values()}
+        assert (status, code) in known or code in {"invalid_json", "invalid_http"}, code
+
+
+def test_the_page_tells_of_every_bound_of_the_api():
+    """A limit that is added to the API's settings is a line of the table."""
+    limits = {
+        f"api.{name}"
+        for name in type(Settings().api).model_fields
+        if name.startswith("max_") or name.endswith("_seconds")
+    }
+    assert limits - {row["bound"] for row in ROWS} == {"api.keep_alive_seconds", "api.drain_seconds"}
+
+
+def test_each_storm_is_where_the_page_says():
+    """The files of the second table exist, and none is left out."""
+    named = set(re.findall(r"`(test_\w+\.py)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert named == {path.name for path in Path(__file__).parent.glob("test_*.py")} - {
+        "test_page.py",
+        "test_leaks.py",
+    }

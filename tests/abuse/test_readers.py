@@ -1,0 +1,130 @@
+"""
+Clients that read slowly or not at all: the worker is held back, nothing piles up, and in the end they are
+cut off.
+"""
+
+import asyncio
+import socket
+import time
+
+import pytest
+from aiohttp import web
+
+from tests.abuse.victim import MIB, Victim, close_all, wait_closed
+from tests.fakes import MODEL, FakeWorker, frame_of, until
+
+FRAME = frame_of(
+    {
+        "id": "c",
+        "object": "chat.completion.chunk",
+        "model": MODEL,
+        "choices": [{"index": 0, "delta": {"content": "x" * 65_000}}],
+    }
+)
+DONE = b"data: [DONE]\n\n"
+FRAMES = 2000
+"""Of each stream, some 130 MB: many times what the kernel keeps on the way."""
+READERS = 8
+
+
+class CountingWorker(FakeWorker):
+    """Streams more than anybody waits for, and counts what was taken from it."""
+
+    taken_frames = 0
+
+    async def stream(self, request: web.Request, asked: dict) -> web.StreamResponse:
+        """Write as fast as the connection takes it."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(FRAMES):
+            await response.write(FRAME)
+            self.taken_frames += 1
+        await response.write(DONE)
+        self.completed += 1
+        return response
+
+    async def is_held_back(self) -> None:
+        """Wait until nobody takes anything any more."""
+        before = -1
+        while before != self.taken_frames or not before:
+            before = self.taken_frames
+            await asyncio.sleep(1)
+
+
+def ask(victim: Victim) -> socket.socket:
+    """Ask for a stream, and leave it unread."""
+    connection = victim.connect(receive_bytes=16_384)
+    connection.sendall(victim.request(stream=True))
+    return connection
+
+
+def read_to_end(
+    connection: socket.socket, *, most: int = MIB, pause: float = 0.0, seconds: float = 60.0
+) -> bytes:
+    """Read a stream until it is over, or for so long."""
+    said, deadline = bytearray(), time.monotonic() + seconds
+    while not said.endswith(b"0\r\n\r\n") and time.monotonic() < deadline:
+        piece = connection.recv(most)
+        if not piece:
+            break
+        said += piece
+        time.sleep(pause)
+    return bytes(said)
+
+
+async def test_what_nobody_reads_stays_with_the_worker(start):
+    """Eight streams of 130 MB: the gateway keeps next to nothing of them, and none of them is harmed."""
+    worker = CountingWorker()
+    victim = await start(worker)
+    await victim.serves_others()
+    before = victim.resident_bytes
+    victim.forget_peak()
+    readers = [await asyncio.to_thread(ask, victim) for _ in range(READERS)]
+    await worker.is_held_back()
+    assert worker.taken_frames < READERS * FRAMES / 2, "the worker was not held back"
+    assert victim.peak_bytes - before < 96 * MIB
+    await victim.serves_others()
+    said = await asyncio.to_thread(read_to_end, readers[0])
+    assert said.count(FRAME) >= FRAMES * 0.9, "frames are missing"
+    assert said.replace(b"\r\n", b"").count(b"data: ") == FRAMES + 1
+    assert DONE in said
+    close_all(readers)
+    ends = await victim.outcomes(READERS + 2)
+    assert sorted(end["outcome"] for end in ends) == ["client_gone"] * (READERS - 1) + ["completed"] * 3
+    assert victim.peak_bytes - before < 96 * MIB
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+async def test_whoever_reads_nothing_is_cut_off(start, stream: bool):
+    """The worker is told to stop, and the log says what had been delivered by then."""
+    worker = CountingWorker(answer=b'{"choices":[],"padding":"%s"}' % (b"x" * 32 * MIB))
+    victim = await start(worker, stalled_seconds=2)
+    files = victim.open_files
+    with victim.connect(receive_bytes=16_384) as connection:
+        connection.sendall(victim.request(stream=stream))
+        (end,) = await victim.outcomes(1, 60)
+        # The last it gives up is the client's connection; its worker's may be kept for the next request.
+        await until(lambda: victim.open_files <= files + 1, 30)
+        said = await asyncio.to_thread(wait_closed, connection)
+    if stream:
+        assert DONE not in said
+        assert (end["outcome"], end["status"], end["tokens_estimated"]) == ("client_gone", 499, True)
+        assert 0 < end["completion_tokens"] < FRAMES
+        await until(lambda: worker.aborted, 10)
+    else:
+        assert len(said) < 32 * MIB, "all of it was kept for a client that does not read"
+
+
+async def test_whoever_reads_slowly_is_served(start):
+    """Although the kernel, which keeps megabytes, takes nothing from the gateway for many seconds."""
+    worker = CountingWorker()
+    victim = await start(worker, stalled_seconds=1)
+    connection = await asyncio.to_thread(ask, victim)
+    said = await asyncio.to_thread(read_to_end, connection, most=16_384, pause=0.2, seconds=12)
+    assert len(said) > MIB / 4
+    assert worker.aborted == 0
+    said = await asyncio.to_thread(read_to_end, connection)
+    assert DONE in said
+    connection.close()
+    (end,) = await victim.outcomes(1)
+    assert end["outcome"] == "completed"

@@ -1,0 +1,109 @@
+"""
+One appliance for all clients: a gateway with a worker that chats on the demo pair and one that embeds.
+"""
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.audit.entry import decode
+from appliance.audit.store import SqlAuditStore
+from demo.process import ApplianceProcess
+from tests.integration.worker_process import WorkerProcess
+
+collect_ignore = ["python"]
+
+CHAT_MODEL = "demo-coder"
+EMBEDDING_MODEL = "demo-embedder"
+START_SECONDS = 240
+COMPACT = json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})
+"""Where a space would be as right as what comes next, a very small model writes spaces for good."""
+LIMITED = {"name": "limited", "limits": {"requests_per_minute": 3}}
+"""A tenant whose fourth request within a minute is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """An appliance that answers, and the keys to it."""
+
+    url: str
+    data: Path
+    key: str
+    admin_key: str
+    limited_key: str
+    """Of the tenant `LIMITED`."""
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Both workers start side by side."""
+    directory = tmp_path_factory.mktemp("clients")
+    with ExitStack() as stack:
+        embedder = WorkerProcess(
+            directory / "embedder",
+            "--no-draft",
+            environment={
+                "APPLIANCE_WORKER__TASK": "embed",
+                "APPLIANCE_WORKER__SERVED_NAME": EMBEDDING_MODEL,
+            },
+        )
+        stack.callback(embedder.stop)
+        settings = {
+            "APPLIANCE_POOL__URLS": json.dumps([embedder.url]),
+            "APPLIANCE_WORKER__TOOL_CALL_PARSER": "hermes",
+            "APPLIANCE_WORKER__EXTRA_ARGUMENTS": json.dumps(["--structured-outputs-config", COMPACT]),
+            # Its other way of holding a model to a tool's schema knows nothing of `COMPACT`.
+            "VLLM_ENFORCE_STRICT_TOOL_CALLING": "0",
+            # Steered, a worker may change between two requests how many tokens it drafts, and with the
+            # shape of its steps the rounding.
+            "APPLIANCE_MONITOR__CONTROL": "observe",
+        }
+        process = stack.enter_context(ApplianceProcess("up", data=directory / "up", environment=settings))
+        embedder.wait_healthy()
+        admin_key = (process.data / "admin.key").read_text(encoding="utf-8").strip()
+        _wait_for_models(process.url, process.key)
+        _post(process.url, admin_key, "/admin/v1/tenants", LIMITED)
+        limited_key = _post(process.url, admin_key, "/admin/v1/tenants/limited/keys", {})["key"]
+        yield Served(
+            url=process.url,
+            data=process.data,
+            key=process.key,
+            admin_key=admin_key,
+            limited_key=limited_key,
+        )
+    assert process.process.returncode == 0, "".join(process.output)
+
+
+def audit_entries(served: Served) -> list[dict[str, Any]]:
+    """Type and fields of everything in the audit log so far."""
+    with closing(SqlAuditStore(f"sqlite:///{served.data / 'audit.db'}")) as store:
+        return [{"type": leaf.type, **decode(leaf.leaf).fields} for leaf in store.leaves(0, 10**6)]
+
+
+def _wait_for_models(url: str, key: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while {CHAT_MODEL, EMBEDDING_MODEL} - {entry["id"] for entry in _get(url, key, "/v1/models")["data"]}:
+        assert time.monotonic() < deadline, "the workers did not both appear among the models"
+        time.sleep(0.5)
+
+
+def _get(url: str, key: str, path: str) -> Any:
+    return _send(urllib.request.Request(url + path), key)
+
+
+def _post(url: str, key: str, path: str, body: dict[str, Any]) -> Any:
+    return _send(urllib.request.Request(url + path, data=json.dumps(body).encode()), key)
+
+
+def _send(request: urllib.request.Request, key: str) -> Any:
+    request.add_header("Authorization", f"Bearer {key}")
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)

@@ -1,0 +1,138 @@
+"""
+Unmodified clients against a real worker: tests in their own environments, and what they were answered.
+
+A client's tests pass or fail as a whole here; their own report is shown when they fail.
+"""
+
+import os
+import re
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import CHAT_MODEL, EMBEDDING_MODEL, Served, audit_entries
+from tests.clients.contract import problems
+from tests.clients.pins import CLIENTS, HERE, Client, is_installed
+from tests.clients.tap import Exchange, Tap
+
+pytestmark = pytest.mark.worker
+
+ROOT = HERE.parents[1]
+SUITE_SECONDS = 300
+RETRIES = "x-stainless-retry-count"
+LEAVING_SECONDS = 20
+"""How long a request whose client left may take to be over."""
+SHOWN = 20
+"""Problems shown of many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What came of one client's tests."""
+
+    client: Client
+    status: int
+    output: str
+    exchanges: list[Exchange]
+
+
+@pytest.fixture(scope="module", params=CLIENTS, ids=lambda client: client.identity)
+def ran(
+    request: pytest.FixtureRequest, served: Served, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Run]:
+    """One client's tests, run once for all that is looked at afterwards."""
+    client: Client = request.param
+    if not is_installed(client.environment):
+        pytest.skip(f"{client.name} {client.version} IS NOT INSTALLED: `make clients` says why")
+    home = tmp_path_factory.mktemp(client.identity)
+    suite = HERE / client.suite
+    if client.environment == "node":
+        command = [client.executable, "--test", "--test-reporter=spec", suite]
+    else:
+        command = [client.executable, "-m", "pytest", "-c", suite.parent / "pytest.ini", suite]
+    with Tap(served.url) as tap:
+        done = subprocess.run(
+            list(map(str, command)),
+            cwd=ROOT,
+            env=environment(tap.url, served, home),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SUITE_SECONDS,
+            check=False,
+        )
+        yield Run(client=client, status=done.returncode, output=done.stdout, exchanges=tap.exchanges())
+
+
+def environment(url: str, served: Served, home: Path) -> dict[str, str]:
+    """The variables the clients read for themselves, and nothing that points anywhere else."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_BASE": f"{url}/v1",
+        "OPENAI_API_KEY": served.key,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": served.key,
+        "CHAT_MODEL": CHAT_MODEL,
+        "EMBEDDING_MODEL": EMBEDDING_MODEL,
+        "LIMITED_KEY": served.limited_key,
+        # What would call home: a price list and a tracing service.
+        "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+        "LANGSMITH_TRACING": "false",
+    }
+
+
+def test_an_unmodified_client_works(ran):
+    """Every feature its tests try, by base URL and key alone."""
+    assert ran.status == 0, ran.output
+    assert not re.search(r"[1-9]\d* skipped|skipped [1-9]", ran.output), ran.output
+
+
+def test_its_answers_keep_to_the_public_document(ran):
+    """Each answer, each frame of each stream, each refusal."""
+    used = {exchange.path for exchange in ran.exchanges if exchange.status == 200}
+    assert ran.client.routes <= used
+    found = problems(ran.exchanges)
+    counted = Counter(found)
+    shown = "\n".join(f"{count} x {problem}" for problem, count in counted.most_common(SHOWN))
+    assert not found, f"{len(found)} problems in {len(ran.exchanges)} answers:\n{shown}"
+
+
+def test_it_had_no_reason_to_try_anything_again(ran):
+    """Refusals say that asking again is no use, and nothing failed."""
+    again = [exchange.path for exchange in ran.exchanges if exchange.asked.get(RETRIES, "0") != "0"]
+    assert again == []
+    assert [exchange.path for exchange in ran.exchanges if exchange.status >= 500] == []
+
+
+def test_no_answer_holds_the_key(ran, served):
+    """Neither in a header nor in a body, refusals of wrong keys included."""
+    for exchange in ran.exchanges:
+        assert served.key.encode() not in exchange.body
+        assert served.key not in str(exchange.headers)
+
+
+def test_what_clients_left_is_in_the_log(ran, served):
+    """Streams that were left and requests nobody waited for ended as `client_gone`, and none is open."""
+    left = [
+        exchange.headers["x-request-id"]
+        for exchange in ran.exchanges
+        if exchange.is_stream and not exchange.complete
+    ]
+    deadline = time.monotonic() + LEAVING_SECONDS
+    while True:
+        entries = audit_entries(served)
+        outcomes = {entry["request_id"]: entry for entry in entries if entry["type"] == "request.outcome"}
+        intents = {entry["request_id"] for entry in entries if entry["type"] == "request.intent"}
+        if intents <= set(outcomes) or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    assert intents <= set(outcomes)
+    assert [outcomes[request_id]["outcome"] for request_id in left] == ["client_gone"] * len(left)

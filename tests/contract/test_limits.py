@@ -1,0 +1,147 @@
+"""Limits over a real database: two processes stormed at once, one of them killed."""
+
+import time
+from zoneinfo import ZoneInfo
+
+import pytest
+from sqlalchemy import create_engine
+
+from appliance.audit.schema import upgrade_database
+from appliance.errors import LimitsUnavailableError
+from appliance.limits.book import Report, Terms, decode_book
+from appliance.limits.ledger import Asked, SqlLedger
+from appliance.limits.quota import quotas_of
+from appliance.tenancy.limits import Limits
+from tests.limits_process import LEASE_SECONDS, LIMITS, LimitsProcess
+from tests.postgres import private_postgres
+
+TERMS = Terms(lease_seconds=LEASE_SECONDS, renew_seconds=0.2, zone=ZoneInfo("UTC"))
+
+
+@pytest.fixture
+def ledger(url, open_store):
+    """Open the ledgers of several gateways on one database, which has its tables."""
+    open_store(url)
+    made = []
+
+    def make(name):
+        made.append(SqlLedger(url, gateway=name, terms=TERMS, clock=time.time))  # noqa: TID251 - a root
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def ask(limits, sequence=1, *needs, **told):
+    quotas = {quota.key: quota for quota in quotas_of(limits)}
+    return Asked(quotas=quotas, report=Report(sequence=sequence, waiting=needs, **told))
+
+
+def read_book(url, tenant):
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        book = connection.exec_driver_sql(
+            f"SELECT book FROM limit_books WHERE tenant = '{tenant}'"
+        ).scalar_one()
+    engine.dispose()
+    return decode_book(book)
+
+
+def test_what_one_gateway_holds_another_cannot_have(ledger):
+    """Each sees what the other was given, in one book."""
+    first, second = ledger("first"), ledger("second")
+    limits = Limits(concurrent_requests=3)
+    need = {"concurrent_requests": 1}
+    decisions = first.exchange({"acme": ask(limits, 1, need, need)})["acme"].decisions
+    assert [each.verdict for each in decisions] == ["granted", "granted"]
+    decisions = second.exchange({"acme": ask(limits, 1, need, need)})["acme"].decisions
+    assert [each.verdict for each in decisions] == ["granted", "waits"]
+
+
+def test_several_tenants_are_asked_for_at_once_and_kept_apart(ledger):
+    """New ones and known ones in one exchange."""
+    one = ledger("one")
+    need, limits = {"requests_per_minute": 1}, Limits(requests_per_minute=1)
+    one.exchange({"b": ask(limits, 1, need)})
+    replies = one.exchange({"c": ask(limits, 1, need), "a": ask(limits, 1, need), "b": ask(limits, 2, need)})
+    assert {tenant: reply.decisions[0].verdict for tenant, reply in replies.items()} == {
+        "a": "granted", "b": "refused", "c": "granted",
+    }  # fmt: skip
+
+
+def test_a_database_that_does_not_answer_is_an_error_of_ours(tmp_path):
+    """In one line; nothing was handed out."""
+    url = f"sqlite:///{tmp_path / 'nowhere' / 'audit.db'}"
+    broken = SqlLedger(url, gateway="one", terms=TERMS, clock=time.time)  # noqa: TID251 - a root
+    with pytest.raises(LimitsUnavailableError, match="cannot be reached") as caught:
+        broken.exchange({"acme": ask(Limits(requests_per_minute=1))})
+    assert "\n" not in str(caught.value)
+    broken.close()
+
+
+def fullest_minute(let):
+    """Most requests, and most tokens, of any minute."""
+    return max(
+        (
+            (len(minute), sum(each.tokens for each in minute))
+            for last in let
+            if (minute := [each for each in let if last.began - 60 < each.began <= last.began])
+        ),
+        default=(0, 0),
+    )
+
+
+def most_at_once(let):
+    changes = sorted([(each.began, 1) for each in let] + [(each.ended, -1) for each in let])
+    running = most = 0
+    for _, change in changes:
+        running += change
+        most = max(most, running)
+    return most
+
+
+def test_a_storm_on_two_gateways_one_of_them_killed_never_exceeds_a_limit(url, open_store, tmp_path):
+    """Clients leave in the middle of everything; afterwards nothing is held by anybody."""
+    open_store(url)
+    processes = [LimitsProcess(url, name, tmp_path / name, seed) for seed, name in enumerate(["one", "two"])]
+    for process in processes:
+        process.wait_ready()
+    time.sleep(1.5)
+    processes[0].kill()
+    time.sleep(2)
+    third = LimitsProcess(url, "three", tmp_path / "three", 3)
+    third.wait_ready()
+    time.sleep(LEASE_SECONDS + 1)
+    for process in (processes[1], third):
+        process.stop()
+    let = [each for process in (*processes, third) for each in process.let_in()]
+    requests, tokens = fullest_minute(let)
+    assert requests <= LIMITS.requests_per_minute
+    assert tokens <= LIMITS.tokens_per_minute
+    assert most_at_once(let) <= LIMITS.concurrent_requests
+    # It was a storm: what the dead gateway did not use is all that is missing.
+    assert requests > LIMITS.requests_per_minute / 2
+    assert most_at_once(let) > LIMITS.concurrent_requests / 2
+    book = read_book(url, "acme")
+    assert "one" not in book.leases
+    for lease in book.leases.values():
+        assert set(lease.held.values()) == {0}
+        assert lease.busy == {}
+
+
+def test_a_database_that_was_killed_is_found_again():
+    """Until then every exchange is an error of seconds; afterwards nothing is counted twice."""
+    limits, need = Limits(requests_per_minute=10), {"requests_per_minute": 1}
+    with private_postgres() as server:
+        upgrade_database(server.url)
+        ledger = SqlLedger(server.url, gateway="one", terms=TERMS, clock=time.time)  # noqa: TID251 - a root
+        ledger.exchange({"acme": ask(limits, 1, need)})
+        server.kill()
+        with pytest.raises(LimitsUnavailableError):
+            ledger.exchange({"acme": ask(limits, 2, spent={"requests_per_minute": {"": 1}})})
+        server.start()
+        resent = ask(limits, 2, spent={"requests_per_minute": {"": 1}}, is_resent=True)
+        free = [ledger.exchange({"acme": resent})["acme"].free["requests_per_minute"] for _ in range(2)]
+        ledger.close()
+    assert free == [9, 9]

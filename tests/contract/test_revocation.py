@@ -1,0 +1,153 @@
+"""Two real gateways on one database: what one is told, both do, without a restart."""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import time
+
+import aiohttp
+import pytest
+
+from appliance.audit.entry import decode
+from appliance.audit.schema import grants, upgrade_database
+from appliance.audit.store import SqlAuditStore
+from tests.contract.test_gateways_on_postgresql import BODY, SHARED, Gateway
+from tests.fakes import FakeWorker
+
+REVOKED_SECONDS = 5.0
+"""Ten times `tenants.poll_seconds`: a busy machine is slow, not wrong."""
+
+
+@pytest.fixture
+async def gateways(postgres, tmp_path):
+    """Two gateways in front of one worker, and the database they share as its owner."""
+    owner = postgres.new_database()
+    upgrade_database(owner)
+    database = owner.rpartition("/")[2]
+    role = f"gateways_of_{database}"
+    postgres.execute(f"CREATE ROLE {role} LOGIN; {grants(role)}", database=database)
+    url = postgres.url_of(database, role=role)
+    worker = FakeWorker()
+    async with worker.serving():
+        first, second = (Gateway(tmp_path / name, url, worker.url) for name in ("first", "second"))
+        await first.start()
+        second.directory.mkdir(mode=0o700)
+        for name in SHARED:
+            shutil.copy2(first.directory / name, second.directory / name)
+        await second.start()
+        yield first, second, url, owner
+        for gateway in (first, second):
+            assert await gateway.end(15) == 0
+
+
+async def command(gateway, url, *words):
+    """Run a command beside the running gateways; what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "appliance", *words, "--data", gateway.directory),
+        env={**os.environ, "APPLIANCE_AUDIT__DATABASE_URL": url},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    said, complaint = await process.communicate()
+    assert process.returncode == 0, complaint.decode()
+    return said.decode().strip()
+
+
+async def status(session, gateway, key):
+    headers = {"Authorization": f"Bearer {key}"}
+    async with session.post(f"{gateway.url}/v1/chat/completions", json=BODY, headers=headers) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def seconds_until(session, gateway, key, wanted):
+    """How long it takes until a key is answered with a status."""
+    started = time.monotonic()
+    async with asyncio.timeout(60):
+        while await status(session, gateway, key) != wanted:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.02)
+    return time.monotonic() - started
+
+
+async def ready(session, gateway):
+    async with session.get(f"{gateway.url}/readyz") as answer:
+        return json.loads(await answer.read())
+
+
+async def test_a_revoked_key_opens_nothing_on_every_gateway_and_the_log_says_who_did_it(gateways):
+    """By command and by admin API; new keys and disabled tenants likewise."""
+    first, second, url, _ = gateways
+    admin = {"Authorization": f"Bearer {(first.directory / 'admin.key').read_text().strip()}"}
+    async with aiohttp.ClientSession() as session:
+        key = await command(first, url, "key", "create", "demo")
+        for gateway in gateways[:2]:
+            await seconds_until(session, gateway, key, 200)
+        await command(second, url, "key", "revoke", key.split("-")[1], "--reason", "lost")
+        for gateway in gateways[:2]:
+            assert await seconds_until(session, gateway, key, 401) < REVOKED_SECONDS
+
+        path = f"{first.url}/admin/v1/tenants/demo/keys"
+        async with session.post(path, headers=admin) as answer:
+            made = await answer.json()
+        assert await status(session, first, made["key"]) == 200
+        await seconds_until(session, second, made["key"], 200)
+        path = f"{first.url}/admin/v1/keys/{made['key_id']}/revoke"
+        async with session.post(path, headers=admin) as answer:
+            assert answer.status == 200
+        assert await status(session, first, made["key"]) == 401
+        assert await seconds_until(session, second, made["key"], 401) < REVOKED_SECONDS
+        assert await status(session, second, first.key) == 200
+
+        async with session.patch(
+            f"{second.url}/admin/v1/tenants/demo", json={"disabled": True}, headers=admin
+        ) as answer:
+            assert answer.status == 200
+        assert await status(session, second, first.key) == 401
+        assert await seconds_until(session, first, first.key, 401) < REVOKED_SECONDS
+    store = SqlAuditStore(url)
+    entries = [decode(leaf.leaf) for leaf in store.leaves(0, 10_000)]
+    store.close()
+    said = [(str(entry.type), entry.fields["actor"]) for entry in entries if "actor" in entry.fields]
+    admin_id = admin["Authorization"].split("-")[1]
+    assert [(kind, actor if actor == admin_id else actor[:4]) for kind, actor in said] == [
+        ("tenant.created", "cli:"),
+        ("key.created", "cli:"),
+        ("tenant.created", "cli:"),
+        ("key.created", "cli:"),
+        ("key.created", "cli:"),
+        ("key.revoked", "cli:"),
+        ("key.created", admin_id),
+        ("key.revoked", admin_id),
+        ("tenant.changed", admin_id),
+    ]
+    for secret in (key, made["key"], first.key):
+        assert secret not in repr(entries)
+
+
+async def test_while_tenants_cannot_be_read_the_last_known_are_served_and_it_shows(gateways, execute):
+    """Serving does not depend on reading them; readiness and metrics say since when."""
+    first, second, url, owner = gateways
+    async with aiohttp.ClientSession() as session:
+        execute(owner, "ALTER TABLE tenancy_generation RENAME TO tenancy_elsewhere")
+
+        async def warned(expected):
+            async with asyncio.timeout(60):
+                while bool((await ready(session, second))["warnings"]) is not expected:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+
+        await warned(expected=True)
+        (warning,) = (await ready(session, second))["warnings"]
+        assert "tenants and keys are as they were" in warning
+        assert "could not be read" in warning
+        assert await status(session, second, first.key) == 200
+        async with session.get(f"{second.url}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        (age,) = [line for line in lines if line.startswith("appliance_tenants_age_seconds ")]
+        assert float(age.split()[1]) > 1
+        execute(owner, "ALTER TABLE tenancy_elsewhere RENAME TO tenancy_generation")
+        await warned(expected=False)
+        key = await command(first, url, "key", "create", "demo")
+        await seconds_until(session, second, key, 200)

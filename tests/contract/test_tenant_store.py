@@ -1,0 +1,166 @@
+"""Tenants and keys in both databases: what is written is read, and no change undoes another."""
+
+import threading
+from contextlib import closing
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from appliance.audit import schema
+from appliance.audit.append import append_entry
+from appliance.audit.migrate import copy_log
+from appliance.audit.registry import EntryType
+from appliance.audit.schema import grants
+from appliance.audit.store import Head
+from appliance.errors import TenantConflictError, TenantsUnavailableError
+from appliance.tenancy import Tenant, encode_tenants, parse_tenants
+from appliance.tenancy.edits import add_key, create_tenant, import_tenants, revoke_key
+from appliance.tenancy.roster import Roster, in_order
+from appliance.tenancy.store import SqlTenantStore
+from tests.grower import Grower
+from tests.unit.tenancy.states import ADMIN, STORED, TENANTS
+
+ACME = Tenant(name="acme", keys=(STORED,))
+
+
+@pytest.fixture
+def open_tenants(open_store):
+    """Open stores of tenants on databases that have their tables."""
+    opened = []
+
+    def open_(url):
+        opened.append(SqlTenantStore(url))
+        return opened[-1]
+
+    yield open_
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(url, open_store, open_tenants):
+    open_store(url)
+    return open_tenants(url)
+
+
+def test_nobody_is_there_at_first(store):
+    """And nobody has been: that is what makes a start the first one."""
+    assert store.read() == Roster(generation=0, tenants=())
+    assert store.generation() == 0
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TENANTS)
+def test_what_is_written_is_read_and_exported_and_imported_without_a_change(store, tenants):
+    """Policy, limits, keys and what happened to them, from whatever was there before."""
+    before = store.read()
+    written = store.write(before, tenants)
+    assert written == Roster(generation=before.generation + 1, tenants=tenants)
+    assert store.read() == written
+    exported = parse_tenants(encode_tenants(written.tenants))
+    emptied = store.write(written, ())
+    imported = import_tenants(emptied.tenants, exported, prune=False, now=0)
+    assert store.write(emptied, imported).tenants == store.read().tenants == tenants
+
+
+def test_of_two_changes_of_the_same_state_one_is_refused(url, store, open_tenants):
+    """The second one would undo the first."""
+    other, before = open_tenants(url), store.read()
+    other.write(before, (ACME,))
+    with pytest.raises(TenantConflictError):
+        store.write(before, (Tenant(name="mine"),))
+    assert store.read() == Roster(generation=1, tenants=(ACME,))
+
+
+def test_changes_from_many_sides_are_all_kept(url, store, open_tenants):
+    """Every change that was not refused is there in the end, and each moved the generation by one."""
+
+    def change(number):
+        mine = open_tenants(url)
+        for step in range(5):
+            while True:
+                before = mine.read()
+                after = create_tenant(before.tenants, f"t{number}-{step}", {})
+                try:
+                    mine.write(before, after)
+                    break
+                except TenantConflictError:
+                    continue
+
+    threads = [threading.Thread(target=change, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    roster = store.read()
+    assert (roster.generation, len(roster.tenants)) == (20, 20)
+
+
+def test_a_change_writes_nothing_but_what_changed(store, url, execute):
+    """A row that somebody else damaged is not written over by the way, and its damage is told."""
+    roster = store.write(store.read(), (ACME, Tenant(name="other")))
+    execute(url, "UPDATE tenants SET priority = 'urgent' WHERE name = 'other'")
+    store.write(roster, revoke_key(roster.tenants, STORED.key_id, now=5))
+    with pytest.raises(TenantsUnavailableError, match="priority must be interactive"):
+        store.read()
+
+
+@pytest.mark.parametrize("column", ["models", "may", "limits"])
+def test_what_nobody_can_understand_is_an_error_and_never_a_default(store, url, execute, column):
+    """A limit that cannot be read must not be no limit."""
+    store.write(store.read(), (ACME,))
+    execute(url, f"UPDATE tenants SET {column} = 'nonsense'")
+    with pytest.raises(TenantsUnavailableError, match="cannot be understood") as caught:
+        store.read()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_log_from_before_tenants_gets_their_tables(kind, request, open_store, open_tenants, monkeypatch):
+    """Entries stay; nobody is enrolled yet."""
+    if kind == "sqlite":
+        url = request.getfixturevalue("sqlite_url")
+    else:
+        url = request.getfixturevalue("postgres").new_database()
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "NEWEST", "0001")
+        patch.setattr(schema, "KNOWN", ("0001",))
+        schema.upgrade_database(url)
+        grower = Grower(open_store(url))
+        grower.append((EntryType.AUDIT_READ, None))
+    schema.upgrade_database(url)
+    assert open_store(url).head() == Head.of(grower.tree)
+    assert open_tenants(url).read() == Roster()
+
+
+def test_the_role_of_gateways_may_change_tenants(postgres, postgres_url, open_tenants, execute):
+    """The printed rights are enough; the number of changes can be moved, not removed."""
+    execute(postgres_url, "CREATE ROLE registrar LOGIN")
+    execute(postgres_url, grants("registrar"))
+    url = postgres.url_of(postgres_url.rpartition("/")[2], role="registrar")
+    store = open_tenants(url)
+    one = store.write(store.read(), (ACME,))
+    two = store.write(one, add_key(one.tenants, "acme", ADMIN))
+    store.write(two, ())
+    assert store.read() == Roster(generation=3)
+    with pytest.raises(Exception, match="permission denied"):
+        execute(url, "DELETE FROM tenancy_generation")
+
+
+def test_tenants_move_with_the_log(postgres, sqlite_url, open_store, open_tenants):
+    """Whoever changes to PostgreSQL keeps every key, and a start there is no first one."""
+    append_entry(
+        open_store(sqlite_url),
+        EntryType.TENANT_DELETED,
+        {"tenant": "old", "actor": "cli:me"},
+        origin="appliance.test/audit",
+        clock=lambda: 1_800_000_000.0,
+    )
+    store = open_tenants(sqlite_url)
+    written = store.write(store.read(), in_order((ACME, Tenant(name="operator", keys=(ADMIN,)))))
+    target = postgres.new_database()
+    schema.upgrade_database(target)
+    copy_log(sqlite_url, target, progress=lambda _done, _total: None)
+    with closing(SqlTenantStore(target)) as moved:
+        assert moved.read().tenants == written.tenants
+        assert moved.generation() > 0

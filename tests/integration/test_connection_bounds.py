@@ -1,0 +1,120 @@
+"""
+Promises of a gateway towards clients that do not behave, on real sockets.
+
+The clocks are short here; each look at the connections comes once a second.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.fakes import FakeWorker, chat, until
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n"
+PATIENCE = 15.0
+
+
+@asynccontextmanager
+async def connection(running) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, port = running.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def head(running) -> bytes:
+    return HEAD % running.key.encode()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, str]:
+    """Status and error code of an answer after which the connection ends."""
+    async with asyncio.timeout(PATIENCE):
+        data = await reader.read()
+    start, _, body = data.partition(b"\r\n\r\n")
+    return int(start.split(b" ")[1]), json.loads(body)["error"]["code"]
+
+
+async def trickle(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Send a byte now and then, until told that nobody listens."""
+    for byte in data:
+        writer.write(bytes([byte]))
+        await asyncio.sleep(0.1)
+
+
+async def test_headers_that_trickle_are_given_up(serve):
+    """A client that keeps sending a little is as late as one that sends nothing."""
+    running = await serve(FakeWorker(), head_seconds=1.0)
+    async with connection(running) as (reader, writer):
+        sending = asyncio.create_task(trickle(writer, head(running) + b"x" * 1000))
+        assert await answer(reader) == (408, "request_too_slow")
+        sending.cancel()
+    assert (await running.post(chat())).status == 200
+
+
+async def test_a_body_that_trickles_is_given_up_and_is_no_defect(serve):
+    """No worker is asked, nothing is recorded as a crash, and the connection's place is free again."""
+    running = await serve(FakeWorker(), body_seconds=1.0)
+    async with connection(running) as (reader, writer):
+        writer.write(head(running) + b"content-length: 100000\r\n\r\n")
+        sending = asyncio.create_task(trickle(writer, b"{" * 1000))
+        assert await answer(reader) == (408, "request_too_slow")
+        sending.cancel()
+    await until(lambda: not running.server.server_state.connections)
+    assert running.worker.bodies == []
+    assert not running.logged("request_crashed")
+
+
+async def test_a_flood_of_headers_is_answered_while_it_still_comes(serve):
+    """The client reads why, although it is not done sending."""
+    running = await serve(FakeWorker())
+    async with connection(running) as (reader, writer):
+        writer.write(head(running))
+        writer.writelines(b"x-%d: %s\r\n" % (number, b"y" * 1000) for number in range(500))
+        assert await answer(reader) == (431, "head_too_large")
+    page = running.metrics.registry
+    assert page.get_sample_value("appliance_errors_total", {"code": "head_too_large"}) == 1
+
+
+async def test_one_connection_too_many_is_told_so(serve):
+    """And those that were there go on."""
+    running = await serve(FakeWorker(), max_connections=2)
+    async with connection(running), connection(running) as (reader, writer):
+        await until(lambda: len(running.server.server_state.connections) == 2)
+        async with connection(running) as (over, over_writer):
+            over_writer.write(head(running) + b"\r\n")
+            assert await answer(over) == (503, "too_many_connections")
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 200 OK\r\n"
+    await until(lambda: not running.server.server_state.connections)
+    assert (await running.post(chat())).status == 200
+
+
+async def test_a_connection_without_a_request_is_closed(serve):
+    """Whether it never asked, or not again; without a word."""
+    running = await serve(FakeWorker(), idle_seconds=1)
+    async with connection(running) as (reader, _), connection(running) as (other, other_writer):
+        other_writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await other.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+        async with asyncio.timeout(PATIENCE):
+            assert await reader.read() == b""
+            await other.read()
+
+
+async def test_a_client_that_stops_reading_is_cut_off_and_its_worker_stops(serve):
+    """What it asked for does not wait in memory for it."""
+    worker = FakeWorker(pieces=["x" * 50_000] * 2000)
+    running = await serve(worker, stalled_seconds=1.0)
+    host, port = running.url.removeprefix("http://").split(":")
+    body = json.dumps(chat(stream=True)).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, (host, int(port)))
+        await loop.sock_sendall(client, head(running) + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: worker.aborted == 1, PATIENCE)
+    assert (await running.outcome())["outcome"] == "client_gone"

@@ -1,0 +1,145 @@
+"""
+What a request is charged for, however it ends, through the whole gateway on real sockets.
+
+The limits of several gateways, and of gateways that die, are in tests/contract.
+"""
+
+import asyncio
+import time
+from dataclasses import replace
+from zoneinfo import ZoneInfo
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from appliance.limits.book import Terms
+from appliance.limits.ledger import MemoryLedger
+from appliance.limits.limiter import Limiter
+from appliance.logs import configure_logs
+from appliance.metrics import Metrics
+from appliance.settings import LogSettings
+from appliance.tenancy.limits import Limits
+from tests.fakes import USAGE, FakeWorker, chat, until
+
+TERMS = Terms(lease_seconds=10.0, renew_seconds=0.1, zone=ZoneInfo("UTC"))
+BUDGET = 100_000
+USED = USAGE["total_tokens"]
+
+
+class LimitedTenants(Limiter):
+    """Gives every tenant the same limits."""
+
+    limits = Limits(tokens_per_day=BUDGET, concurrent_requests=2, requests_per_minute=1000)
+
+    def take(self, tenant, *request):
+        return super().take(replace(tenant, limits=self.limits), *request)
+
+    async def wait(self, tenant, *request):
+        return await super().wait(replace(tenant, limits=self.limits), *request)
+
+    def headers(self, tenant, model=None):
+        return super().headers(replace(tenant, limits=self.limits), model)
+
+    def holding(self, key):
+        return self._lanes["acme"].share.holdings[key]
+
+    @property
+    def charged(self):
+        """Tokens of the day that are gone for good, with nothing under way."""
+        return BUDGET - self.holding("tokens_per_day").remaining(self._clock())
+
+    @property
+    def under_way(self):
+        return self.holding("concurrent_requests").in_use if self._lanes else 0
+
+
+@pytest.fixture
+async def limited(serve):
+    """A gateway in front of one worker, with limits, and those."""
+    running = await serve(FakeWorker())
+    gateway = running.server.config.app.state.services.gateway
+    limiter = gateway.limits = LimitedTenants(
+        ledger=MemoryLedger(gateway="one", terms=TERMS, clock=time.time),  # noqa: TID251 - a root
+        terms=TERMS,
+        guess_tokens=512,
+        part_alone=0.0,
+        clock=time.monotonic,
+        wall_clock=time.time,  # noqa: TID251 - as above
+        metrics=Metrics(CollectorRegistry()),
+        logger=configure_logs(LogSettings(level="error"), terminal=False),
+    )
+    task = asyncio.create_task(limiter.run())
+    yield running, limiter
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_is_charged_what_the_worker_counted(limited, stream):
+    """And not what was reserved for it."""
+    running, limiter = limited
+    for number in range(1, 4):
+        assert (await running.post(chat(stream=stream))).status == 200
+        await until(lambda expected=number * USED: limiter.charged == expected)
+    assert limiter.under_way == 0
+
+
+async def test_an_answer_nobody_counted_is_charged_by_its_prompt_and_frames(limited):
+    """A client that left in the middle is not served for nothing."""
+    running, limiter = limited
+    running.worker.pieces = ["x "] * 200
+    running.worker.pause_seconds = 0.02
+    async with running.asking(chat(stream=True)) as response:
+        for _ in range(5):
+            await response.content.readuntil(b"\n\n")
+        assert limiter.under_way == 1
+    await until(lambda: limiter.under_way == 0)
+    await until(lambda: 10 < limiter.charged < 300)
+
+
+async def test_a_client_that_leaves_while_it_waits_gives_its_place_back(limited):
+    """Whatever it waited for."""
+    running, limiter = limited
+    running.worker.head_seconds = 30
+    for _ in range(3):
+        waiting = [asyncio.create_task(running.post(chat())) for _ in range(2)]
+        await until(lambda: limiter.under_way == 2)
+        assert (await running.post(chat())).status == 429
+        for task in waiting:
+            task.cancel()
+        await until(lambda: limiter.under_way == 0)
+
+
+@pytest.mark.parametrize("worker", [{"status": 400}, {"status": 500}, {"breaks_before_answer": True}])
+async def test_a_request_that_no_worker_answered_costs_no_tokens(limited, worker):
+    """Nor does it keep its place."""
+    running, limiter = limited
+    for name, value in worker.items():
+        setattr(running.worker, name, value)
+    assert (await running.post(chat())).status >= 400
+    await until(lambda: limiter.charged == 0)
+    assert limiter.under_way == 0
+
+
+async def test_a_request_that_the_audit_log_refuses_costs_no_tokens(limited):
+    """It was reserved for before the log was asked."""
+    running, limiter = limited
+    running.store.refused = {"request.intent"}
+    assert (await running.post(chat())).status == 503
+    running.store.release()
+    await until(lambda: limiter.under_way == 0)
+    assert (await running.post(chat())).status == 200
+
+
+async def test_a_refused_request_reaches_no_worker_and_is_in_the_log(limited):
+    """With the code that its client was given."""
+    running, limiter = limited
+    limiter.limits = Limits(requests_per_minute=1)
+    first, second = await running.post(chat()), await running.post(chat())
+    assert (first.status, second.status) == (200, 429)
+    assert second.error["code"] == "rate_limit_exceeded"
+    assert len(running.worker.bodies) == 1
+    await until(lambda: running.entries("request.denied"))
+    (denied,) = running.entries("request.denied")
+    assert (denied["reason"], denied["status"], denied["tenant"]) == ("rate_limit_exceeded", 429, "acme")

@@ -1,0 +1,386 @@
+"""
+Promises of admission and routing, on real sockets: who waits, who is told what, and what a dead worker costs.
+"""
+
+import asyncio
+import json
+import signal
+from dataclasses import dataclass, replace
+
+import aiohttp
+import pytest
+
+from appliance.serving.worker import WorkerId
+from appliance.settings import AdmissionSettings, PoolSettings
+from demo.process import ApplianceProcess
+from tests.fakes import FakeWorker, chat, until
+from tests.integration.scripted_worker import ScriptedProcess
+
+CHAT = "/v1/chat/completions"
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+PIECES = [f"token {number} " for number in range(80)]
+STREAMS = 50
+
+
+@dataclass
+class Ended:
+    """How a request ended for its client."""
+
+    request_id: str
+    status: int
+    body: bytes
+
+    @property
+    def error(self) -> str | None:
+        """The code of the error it ended with, if it did."""
+        if self.status == 200 and self.body.startswith((b"data:", b": ")):
+            last = self.body.removesuffix(b"\n\n").rpartition(b"\n\n")[2].removeprefix(b"data: ")
+            return json.loads(last)["error"]["code"] if b'"error"' in last else None
+        return None if self.status == 200 else json.loads(self.body)["error"]["code"]
+
+
+async def client(running, **more) -> Ended:
+    """Ask, and read to the end."""
+    async with running.asking(chat(**more)) as response:
+        return Ended(response.headers["x-request-id"], response.status, await response.read())
+
+
+async def stream_of(running, began: list[None]) -> Ended:
+    """Ask for a stream, note its first frame, and read to the end."""
+    async with running.asking(chat(stream=True)) as response:
+        first = await response.content.readuntil(b"\n\n")
+        began.append(None)
+        rest = await response.read()
+        return Ended(response.headers["x-request-id"], response.status, first + rest)
+
+
+async def test_of_two_workers_one_may_die_under_load(serve):
+    """Only streams that had begun on it fail, each with an error event; everything else succeeds."""
+    script = {"pieces": PIECES, "pause_seconds": 0.05}
+    doomed, survivor = ScriptedProcess(**script), ScriptedProcess(**script)
+    running = await serve(doomed, survivor, admission=AdmissionSettings(worker_requests=30))
+    began: list[None] = []
+    streams = [asyncio.ensure_future(stream_of(running, began)) for _ in range(STREAMS)]
+    held = [
+        asyncio.ensure_future(client(running, stream=number % 2 == 0, hold_seconds=0.8))
+        for number in range(20)
+    ]
+    await until(lambda: sum(running.pool.in_flight.values()) == 60, 10)
+    assert running.metrics.registry.get_sample_value("appliance_queue_requests", {"priority": "standard"}) > 0
+    await until(lambda: len(began) == STREAMS, 20)
+    await doomed.kill()
+    late = [asyncio.ensure_future(client(running, stream=number % 2 == 0)) for number in range(20)]
+    async with asyncio.timeout(60):
+        ended = await asyncio.gather(*streams, *held, *late)
+    outcomes = await until_recorded(running, len(ended))
+    failed = [each for each in ended if each.error is not None]
+    begun = FakeWorker(pieces=PIECES).frames(CHAT, {})[0]
+    assert failed
+    for each in failed:
+        outcome = outcomes[each.request_id]
+        assert (outcome["worker"], outcome["outcome"], each.error) == ("w1", "worker_failed", "worker_failed")
+        assert each.status == 200
+        assert each.body.startswith(begun)
+        assert DONE not in each.body
+    for each in ended:
+        if each not in failed:
+            assert each.status == 200
+            assert outcomes[each.request_id]["outcome"] == "completed"
+    whole = b"".join(FakeWorker(pieces=PIECES).frames(CHAT, {}))
+    complete = [each for each in ended[:STREAMS] if each.error is None]
+    assert {each.body for each in complete} == {whole}
+    assert len(failed) < STREAMS
+    assert any(outcomes[each.request_id]["retries"] for each in ended[STREAMS : STREAMS + 20])
+    assert running.pool.in_flight == {"w1": 0, "w2": 0}
+
+
+async def until_recorded(running, count: int) -> dict[str, dict]:
+    """Wait until so many requests have ended; how each did."""
+    await until(lambda: len(running.entries("request.outcome")) >= count)
+    return {entry["request_id"]: entry for entry in running.entries("request.outcome")}
+
+
+# Who waits.
+
+
+async def waiting(running) -> None:
+    """Return once a request waits."""
+    value = running.metrics.registry.get_sample_value
+    await until(lambda: value("appliance_queue_requests", {"priority": "standard"}))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_waits_until_a_worker_has_room(serve, stream):
+    """It is answered as if nothing had been, and the log says how long it waited."""
+    running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1))
+    running.worker.head_seconds = 0.2
+    first = asyncio.ensure_future(client(running))
+    await until(lambda: running.worker.bodies)
+    second = asyncio.ensure_future(client(running, stream=stream))
+    await waiting(running)
+    assert len(running.worker.bodies) == 1
+    assert ((await first).status, (await second).status) == (200, 200)
+    outcomes = await until_recorded(running, 2)
+    assert "queued_ms" not in outcomes[first.result().request_id]
+    assert outcomes[second.result().request_id]["queued_ms"] > 0
+    assert outcomes[second.result().request_id]["outcome"] == "completed"
+
+
+async def test_what_is_too_much_is_refused_before_it_is_begun(serve):
+    """429 with `Retry-After`; the log has one entry of it, and the worker never hears of it."""
+    running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1, queue_requests=0))
+    running.worker.head_seconds = 0.2
+    first = asyncio.ensure_future(client(running))
+    await until(lambda: running.worker.bodies)
+    reply = await running.post(chat(stream=True))
+    assert (reply.status, reply.error["code"]) == (429, "at_capacity")
+    assert 0 < int(reply.headers["Retry-After"]) <= 120
+    assert reply.headers["x-should-retry"] == "true"
+    assert (await first).status == 200
+    await until(lambda: running.entries("request.denied"))
+    (denied,) = running.entries("request.denied")
+    assert (denied["reason"], denied["status"]) == ("at_capacity", 429)
+    assert len(running.entries("request.intent")) == len(running.worker.bodies) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_waits_too_long_is_told_so(serve, stream):
+    """429 while nothing was sent."""
+    running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1, wait_seconds=0.2))
+    running.worker.head_seconds = 1.0
+    first = asyncio.ensure_future(client(running))
+    await until(lambda: running.worker.bodies)
+    reply = await running.post(chat(stream=stream))
+    assert (reply.status, reply.error["code"]) == (429, "at_capacity")
+    outcome = await running.outcome(1)
+    assert (outcome["outcome"], outcome["status"]) == ("not_admitted", 429)
+    assert (await first).status == 200
+
+
+async def test_a_stream_that_waits_long_is_kept_alive(serve):
+    """Comments until there is room, then the stream as the worker sends it."""
+    running = await serve(
+        FakeWorker(), admission=AdmissionSettings(worker_requests=1), keep_alive_seconds=0.1
+    )
+    running.worker.head_seconds = 0.6
+    first = asyncio.ensure_future(client(running))
+    await until(lambda: running.worker.bodies)
+    async with running.asking(chat(stream=True)) as response:
+        assert response.status == 200
+        assert response.headers["x-appliance-audit"]
+        assert await response.content.readuntil(b"\n\n") == KEEP_ALIVE
+        body = await response.read()
+    frames = [frame + b"\n\n" for frame in body.split(b"\n\n")[:-1]]
+    assert b"".join(frame for frame in frames if frame != KEEP_ALIVE) == b"".join(
+        running.worker.frames(CHAT, {})
+    )
+    assert (await first).status == 200
+
+
+async def test_a_kept_alive_stream_that_waits_too_long_ends_with_an_error(serve):
+    """Its head is out, so the last frame says it."""
+    running = await serve(
+        FakeWorker(), admission=AdmissionSettings(worker_requests=1, wait_seconds=0.4), keep_alive_seconds=0.1
+    )
+    running.worker.head_seconds = 1.0
+    first = asyncio.ensure_future(client(running))
+    await until(lambda: running.worker.bodies)
+    ended = await client(running, stream=True)
+    assert (ended.status, ended.error) == (200, "at_capacity")
+    assert ended.body.startswith(KEEP_ALIVE)
+    assert DONE not in ended.body
+    outcome = await running.outcome(1)
+    assert (outcome["outcome"], outcome["status"]) == ("not_admitted", 429)
+    assert (await first).status == 200
+
+
+async def test_a_kept_alive_stream_that_the_worker_refuses_ends_with_its_words(serve):
+    """The worker's status cannot be said any more; its message can."""
+    running = await serve(
+        FakeWorker(), admission=AdmissionSettings(worker_requests=1), keep_alive_seconds=0.1
+    )
+    running.worker.head_seconds = 0.5
+    first = asyncio.ensure_future(client(running))
+    await until(lambda: running.worker.bodies)
+    second = asyncio.ensure_future(client(running, stream=True))
+    await waiting(running)
+    running.worker.status = 400
+    ended = await second
+    assert ended.status == 200
+    last = ended.body.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
+    assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "bad"
+    outcomes = await until_recorded(running, 2)
+    assert outcomes[ended.request_id]["outcome"] == "worker_refused"
+    assert (await first).status == 400
+
+
+async def test_a_kept_alive_stream_whose_worker_dies_before_its_answer_goes_to_another(serve):
+    """Comments are no part of an answer: another worker can still write all of it."""
+    dying, other = FakeWorker(head_seconds=0.5), FakeWorker(head_seconds=1.5)
+    running = await serve(
+        dying, other, admission=AdmissionSettings(worker_requests=1), keep_alive_seconds=0.1
+    )
+    firsts = [asyncio.ensure_future(client(running)) for _ in range(2)]
+    await until(lambda: dying.bodies and other.bodies)
+    third = asyncio.ensure_future(client(running, stream=True))
+    await waiting(running)
+    dying.breaks_before_answer, other.head_seconds = True, 0.0
+    ended = await third
+    assert (ended.status, ended.error) == (200, None)
+    assert ended.body.startswith(KEEP_ALIVE)
+    assert ended.body.endswith(b"".join(other.frames(CHAT, {})))
+    outcome = (await until_recorded(running, 3))[ended.request_id]
+    assert (outcome["outcome"], outcome["worker"], outcome["retries"]) == ("completed", "w2", 1)
+    assert [each.status for each in await asyncio.gather(*firsts)] == [200, 200]
+
+
+async def test_a_client_that_leaves_while_it_waits_is_out_of_the_queue(serve):
+    """It takes no place, and the log says that it left."""
+    running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1))
+    running.worker.head_seconds = 0.5
+    first = asyncio.ensure_future(client(running))
+    await until(lambda: running.worker.bodies)
+    gone = asyncio.ensure_future(client(running))
+    await waiting(running)
+    gone.cancel()
+    outcome = await running.outcome(1)
+    assert (outcome["outcome"], outcome["status"]) == ("client_gone", 499)
+    assert "worker" not in outcome
+    assert (await first).status == 200
+    assert len(running.worker.bodies) == 1
+    assert running.pool.in_flight == {"w1": 0}
+
+
+async def test_whoever_asks_for_less_urgency_waits_longer(serve):
+    """The header lowers a tenant's class, and never raises it."""
+    running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1, batch_share=0.0))
+    running.worker.head_seconds = 0.2
+    first = asyncio.ensure_future(client(running))
+    await until(lambda: running.worker.bodies)
+    order: list[str] = []
+
+    async def ask(priority: str) -> None:
+        reply = await running.post(chat(seed=len(order)), x_appliance_priority=priority)
+        assert reply.status == 200
+        order.append(priority)
+
+    value = running.metrics.registry.get_sample_value
+    batch = asyncio.ensure_future(ask("batch"))
+    await until(lambda: value("appliance_queue_requests", {"priority": "batch"}))
+    others = asyncio.gather(*(ask(priority) for priority in ("interactive", "standard")))
+    await until(lambda: value("appliance_queue_requests", {"priority": "standard"}) == 2)
+    await asyncio.gather(first, batch, others)
+    assert order[-1] == "batch"
+    assert (await running.post(chat(), x_appliance_priority="urgent")).status == 400
+
+
+# Which worker.
+
+
+async def test_a_worker_that_keeps_failing_is_left_alone_for_a_while(serve):
+    """Its health page is fine, its answers are not: after a few it gets none."""
+    running = await serve(
+        FakeWorker(status=500), FakeWorker(), routing=PoolSettings(breaker_failures=3, breaker_seconds=60.0)
+    )
+    for _ in range(8):
+        assert (await running.post(chat())).status == 200
+    bad, good = running.workers
+    assert (len(bad.bodies), len(good.bodies)) == (3, 8)
+    value = running.metrics.registry.get_sample_value
+    assert value("appliance_worker_breaker_open", {"worker": "w1"}) == 1
+
+
+async def test_a_request_that_breaks_workers_breaks_two_at_most(serve):
+    """Tried once more where it may have done harm, and no more."""
+    running = await serve(*(FakeWorker(breaks_before_answer=True) for _ in range(3)))
+    reply = await running.post(chat())
+    assert (reply.status, reply.error["code"]) == (502, "worker_failed")
+    assert sum(len(worker.bodies) for worker in running.workers) == 2
+
+
+async def test_workers_that_cannot_be_reached_cost_nothing_to_pass_over(serve):
+    """However many: the request has not been seen by any."""
+    running = await serve(*(FakeWorker() for _ in range(4)))
+    for number in (1, 2, 3):
+        seen = running.pool.snapshot(WorkerId(f"w{number}"))
+        running.pool.update(replace(seen, worker=replace(seen.worker, url="http://127.0.0.1:9")))
+    reply = await running.post(chat())
+    assert reply.status == 200
+    assert (await running.outcome())["retries"] == 3
+
+
+async def test_a_drained_worker_finishes_its_streams_and_gets_no_more(serve):
+    """The admin API, with requests under way."""
+    running = await serve(FakeWorker(pieces=["x"] * 20, pause_seconds=0.05), FakeWorker())
+    first = asyncio.ensure_future(client(running, stream=True))
+    await until(lambda: running.worker.bodies)
+    running.pool.set_drained(WorkerId("w1"), True)
+    for _ in range(3):
+        assert (await running.post(chat())).status == 200
+    assert [len(worker.bodies) for worker in running.workers] == [1, 3]
+    ended = await first
+    assert (ended.status, ended.error) == (200, None)
+    assert ended.body.endswith(DONE)
+
+
+# Workers come and go.
+
+
+async def test_a_running_gateway_takes_over_another_list_of_workers(tmp_path):
+    """At SIGHUP and at an order; names are resolved; a mistake in the file changes nothing."""
+    file = tmp_path / "settings.yaml"
+
+    def write(pool: dict) -> None:
+        file.write_text(json.dumps({"pool": {"discover_seconds": 0.2, **pool}}), encoding="utf-8")
+
+    async with (
+        FakeWorker().serving() as first,
+        FakeWorker().serving() as second,
+        aiohttp.ClientSession() as session,
+    ):
+        write({"urls": [first.url]})
+        process = ApplianceProcess("gateway", "--config", str(file), data=tmp_path / "data")
+        try:
+            await asyncio.to_thread(process.wait_ready)
+            admin = (tmp_path / "data" / "admin.key").read_text(encoding="utf-8").strip()
+
+            async def ask(method: str, path: str) -> tuple[int, dict]:
+                headers = {"Authorization": f"Bearer {admin}"}
+                async with session.request(
+                    method, f"{process.url}/admin/v1/{path}", headers=headers
+                ) as answer:
+                    return answer.status, await answer.json()
+
+            async def ready() -> set[str]:
+                _, answer = await ask("GET", "workers")
+                return {each["url"] for each in answer["workers"] if each["takes_requests"]}
+
+            async def until_ready(*urls: str) -> None:
+                async with asyncio.timeout(20):
+                    while await ready() != set(urls):  # noqa: ASYNC110 - it is in another process
+                        await asyncio.sleep(0.05)
+
+            await until_ready(first.url)
+            write({"urls": [first.url, second.url]})
+            process.process.send_signal(signal.SIGHUP)
+            await until_ready(first.url, second.url)
+            write({"urls": [first.url], "discover": second.url.replace("127.0.0.1", "localhost")})
+            status, answer = await ask("POST", "workers/reload")
+            assert (status, answer) == (200, {"joined": [], "left": [second.url.removeprefix("http://")]})
+            await until_ready(first.url, second.url)
+            write({"urls": ["nonsense"]})
+            status, answer = await ask("POST", "workers/reload")
+            assert (status, answer["error"]["code"]) == (409, "control_refused")
+            assert await ready() == {first.url, second.url}
+            status, answer = await ask("POST", f"workers/{first.url.removeprefix('http://')}/drain")
+            assert (status, answer["drained"]) == (202, True)
+            async with session.post(
+                process.url + CHAT, json=chat(), headers={"Authorization": f"Bearer {process.key}"}
+            ) as reply:
+                assert reply.status == 200
+            assert (len(first.bodies), len(second.bodies)) == (0, 1)
+        finally:
+            assert await asyncio.to_thread(process.stop) == 0, "".join(process.output)
+            assert process.process.stdout is not None
+            process.process.stdout.close()

@@ -1,0 +1,278 @@
+"""Promises of the admin API for tenants and keys: recorded, in force when answered, and nothing told."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from appliance.api.services import Services
+from appliance.app import create_app
+from appliance.audit.store import SqlAuditStore
+from appliance.errors import AuditUnavailableError, InvalidApiKeyError
+from appliance.identity.authenticator import Authenticator
+from appliance.logs import configure_logs
+from appliance.metrics import Metrics
+from appliance.register.registrar import Registrar
+from appliance.serving.pool import WorkerPool
+from appliance.settings import ApiSettings, LogSettings
+from appliance.tenancy import Tenant, TenantDirectory, digest_key
+from appliance.tenancy.roster import Roster
+from appliance.tenancy.store import SqlTenantStore
+from tests.unit.tenancy.states import ADMIN, ADMIN_KEY, KEY, STORED
+
+NOW = 1_800_000_000.5
+NOTHING: Any = None
+ROUTES = [
+    ("GET", "/admin/v1/tenants"),
+    ("POST", "/admin/v1/tenants"),
+    ("GET", "/admin/v1/tenants/acme"),
+    ("PATCH", "/admin/v1/tenants/acme"),
+    ("DELETE", "/admin/v1/tenants/acme"),
+    ("POST", "/admin/v1/tenants/acme/keys"),
+    ("POST", f"/admin/v1/keys/{STORED.key_id}/rotate"),
+    ("POST", f"/admin/v1/keys/{STORED.key_id}/revoke"),
+]
+TENANTS = (Tenant(name="acme", keys=(STORED,)), Tenant(name="operator", models=(), keys=(ADMIN,)))
+
+
+@dataclass(kw_only=True)
+class Admin:
+    """The admin API, its database and log, and a client that has the admin key."""
+
+    client: httpx.AsyncClient
+    directory: TenantDirectory
+    store: SqlTenantStore
+    recorded: list[dict[str, Any]]
+    failures: list[Exception]
+    now: list[float]
+
+    async def ask(self, method: str, path: str, status: int = 200, **body: Any) -> dict[str, Any]:
+        """Ask, and return what was answered; errors have the shape clients know."""
+        content = json.dumps(body) if body else None
+        response = await self.client.request(method, f"/admin/v1/{path}", content=content)
+        assert response.status_code == status, response.text
+        answer: dict[str, Any] = response.json()
+        if status >= 400:
+            assert list(answer) == ["error"]
+            assert list(answer["error"]) == ["message", "type", "param", "code"]
+            return answer["error"]
+        assert response.headers["cache-control"] == "no-store"
+        return answer
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
+    url = f"sqlite:///{tmp_path / 'audit.db'}"
+    SqlAuditStore(url).close()
+    recorded: list[dict[str, Any]] = []
+    failures: list[Exception] = []
+    now = [NOW]
+
+    async def record(entry_type: str, **fields: Any) -> None:
+        if failures:
+            raise failures.pop()
+        recorded.append({"type": str(entry_type), **fields})
+
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(closing(SqlTenantStore(url)))
+        directory = TenantDirectory(store.write(Roster(), TENANTS).tenants, clock=lambda: now[0])
+        app = create_app(
+            Services(
+                settings=ApiSettings(),
+                tenants=directory,
+                identity=Authenticator(directory),
+                pool=WorkerPool(),
+                workers=NOTHING,
+                gateway=NOTHING,
+                audit=NOTHING,
+                attribution=NOTHING,
+                control=NOTHING,
+                overrides=NOTHING,
+                metrics=Metrics(CollectorRegistry()),
+                logger=configure_logs(LogSettings(level="error"), terminal=False),
+                clock=lambda: now[0],
+                new_request_id=lambda: "ours",
+                version="test",
+                registrar=Registrar(
+                    store=store, record=record, adopt=lambda roster: directory.replace(roster.tenants)
+                ),
+            )
+        )
+        client = await stack.enter_async_context(
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app),
+                base_url="http://appliance",
+                headers={"Authorization": f"Bearer {ADMIN_KEY}"},
+            )
+        )
+        yield Admin(
+            client=client, directory=directory, store=store, recorded=recorded, failures=failures, now=now
+        )
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize("key", ["", KEY, "nonsense"], ids=["none", "tenant", "nonsense"])
+async def test_nothing_is_shown_or_done_without_an_admin_key(admin: Admin, method, path, key):
+    response = await admin.client.request(method, path, headers={"Authorization": f"Bearer {key}"}, json={})
+    assert response.status_code == 401
+    assert (admin.recorded, admin.store.generation()) == ([], 1)
+
+
+async def test_a_tenant_is_created_shown_changed_and_deleted(admin: Admin):
+    limits = {"requests_per_minute": 60, "by_model": {"demo": {"concurrent_requests": 2}}}
+    created = await admin.ask("POST", "tenants", 201, name="new", models=["demo"], limits=limits)
+    assert created == {
+        "name": "new",
+        "models": ["demo"],
+        "speculation": "auto",
+        "content": "none",
+        "priority": "standard",
+        "may": [],
+        "limits": limits,
+        "disabled": False,
+        "keys": [],
+    }
+    assert await admin.ask("GET", "tenants/new") == created
+    listed = await admin.ask("GET", "tenants")
+    assert [tenant["name"] for tenant in listed["tenants"]] == ["acme", "new", "operator"]
+    changed = await admin.ask("PATCH", "tenants/new", limits={"requests_per_minute": None}, priority="batch")
+    assert changed == {**created, "priority": "batch", "limits": {"by_model": limits["by_model"]}}
+    assert await admin.ask("DELETE", "tenants/new") == {"name": "new", "deleted": True}
+    assert (await admin.ask("GET", "tenants/new", 404))["code"] == "tenant_not_found"
+    assert admin.recorded == [
+        {"type": "tenant.created", "tenant": "new", "models": ["demo"], "actor": ADMIN.key_id},
+        {"type": "tenant.changed", "tenant": "new", "changes": ["priority", "limits"], "actor": ADMIN.key_id},
+        {"type": "tenant.deleted", "tenant": "new", "actor": ADMIN.key_id},
+    ]
+
+
+async def test_a_key_is_shown_once_works_at_once_and_is_nowhere_else(admin: Admin):
+    made = await admin.ask(
+        "POST", "tenants/acme/keys", 201, models=["demo"], expires_at="2027-12-31T00:00:00Z"
+    )
+    key = made.pop("key")
+    assert made == {
+        "key_id": key.split("-")[1],
+        "tenant": "acme",
+        "admin": False,
+        "in_force": True,
+        "models": ["demo"],
+        "created_at": "2027-01-15T08:00:00Z",
+        "expires_at": "2027-12-31T00:00:00Z",
+    }
+    caller = admin.directory.authenticate(key)
+    assert (caller.may_use("demo"), caller.may_use("other")) == (True, False)
+    said = json.dumps([await admin.ask("GET", "tenants"), admin.recorded])
+    for secret in (key, key[12:], digest_key(key), STORED.digest, ADMIN.digest):
+        assert secret not in said
+
+
+async def test_a_rotated_key_and_its_successor_work_side_by_side_for_a_while(admin: Admin):
+    made = await admin.ask("POST", f"keys/{STORED.key_id}/rotate", 201, overlap_seconds=60)
+    assert made["replaces"] == STORED.key_id
+    for key in (KEY, made["key"]):
+        assert admin.directory.authenticate(key).tenant.name == "acme"
+    admin.now[0] += 60
+    assert admin.directory.authenticate(made["key"]).tenant.name == "acme"
+    with pytest.raises(InvalidApiKeyError):
+        admin.directory.authenticate(KEY)
+    again = await admin.ask("POST", f"keys/{STORED.key_id}/rotate", 409)
+    assert (again["code"], "rotated already" in again["message"]) == ("tenant_conflict", True)
+    assert [entry["type"] for entry in admin.recorded] == ["key.rotated"]
+
+
+async def test_a_revoked_key_opens_nothing_once_it_is_answered(admin: Admin):
+    revoked = await admin.ask("POST", f"keys/{STORED.key_id}/revoke", reason="lost")
+    assert (revoked["in_force"], revoked["revoked_at"]) == (False, "2027-01-15T08:00:00Z")
+    with pytest.raises(InvalidApiKeyError):
+        admin.directory.authenticate(KEY)
+    assert admin.recorded == [
+        {
+            "type": "key.revoked",
+            "tenant": "acme",
+            "key_id": STORED.key_id,
+            "reason": "lost",
+            "actor": ADMIN.key_id,
+        }
+    ]
+
+
+async def test_the_keys_of_a_disabled_tenant_are_not_in_force(admin: Admin):
+    shown = await admin.ask("PATCH", "tenants/acme", disabled=True)
+    assert [key["in_force"] for key in shown["keys"]] == [False]
+    with pytest.raises(InvalidApiKeyError):
+        admin.directory.authenticate(KEY)
+
+
+async def test_what_cannot_be_recorded_is_refused_and_not_done(admin: Admin):
+    admin.failures.append(AuditUnavailableError("the disk is full"))
+    error = await admin.ask("POST", f"keys/{STORED.key_id}/revoke", 503)
+    assert error["code"] == "audit_unavailable"
+    assert admin.directory.authenticate(KEY)
+    assert admin.store.generation() == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "words"),
+    [
+        ("POST", "tenants", {"name": "acme"}, 409, "already"),
+        ("POST", "tenants", {"name": 5}, 400, "name"),
+        ("POST", "tenants", {"name": "A b"}, 400, "tenant name 'A b'"),
+        ("POST", "tenants", {"name": "x", "keys": []}, 400, "keys is not known here"),
+        ("POST", "tenants", {"name": "x", "limits": {"tokens_per_day": -1}}, 400, "tokens_per_day"),
+        ("POST", "tenants", {"name": "x", "models": ["\ud800"]}, 400, "models must be a list of names"),
+        ("PATCH", "tenants/nobody", {"disabled": True}, 404, "no tenant 'nobody'"),
+        ("PATCH", "tenants/acme", {"disabled": 1}, 400, "disabled must be true or false"),
+        ("DELETE", "tenants/nobody", {}, 404, "no tenant 'nobody'"),
+        ("POST", "tenants/nobody/keys", {}, 404, "no tenant 'nobody'"),
+        ("POST", "tenants/acme/keys", {"models": "demo"}, 400, "models must be a list"),
+        ("POST", "tenants/acme/keys", {"admin": "yes"}, 400, "admin"),
+        ("POST", "tenants/acme/keys", {"expires_at": 1}, 400, "expires_at"),
+        ("POST", "tenants/acme/keys", {"secret": 1}, 400, "secret"),
+        ("POST", "keys/nonsense/rotate", {}, 404, "no key with this id"),
+        ("POST", f"keys/{KEY}/revoke", {}, 404, "no key with this id"),
+        ("POST", f"keys/{STORED.key_id}/rotate", {"overlap_seconds": -1}, 400, "overlap_seconds"),
+        ("POST", f"keys/{STORED.key_id}/rotate", {"overlap_seconds": True}, 400, "overlap_seconds"),
+        ("POST", f"keys/{STORED.key_id}/revoke", {"reason": "two\nlines"}, 400, "reason"),
+        ("POST", f"keys/{STORED.key_id}/revoke", {"reason": "x" * 201}, 400, "reason"),
+    ],
+)
+async def test_a_slip_is_answered_with_what_is_wrong_and_changes_nothing(
+    admin: Admin, method, path, body, status, words
+):
+    error = await admin.ask(method, path, status, **body)
+    assert words in error["message"]
+    assert KEY[12:] not in error["message"]
+    assert (admin.recorded, admin.store.generation()) == ([], 1)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+MEMBERS = st.sampled_from(
+    ["name", "models", "speculation", "content", "priority", "may", "limits", "disabled", "keys", "admin"]
+)
+
+
+async def test_no_body_is_an_internal_error(admin: Admin):
+    @given(st.sampled_from(ROUTES), st.dictionaries(MEMBERS | st.text(max_size=5), JSON, max_size=3))
+    def look(route: tuple[str, str], body: dict[str, Any]) -> None:
+        method, path = route
+        if method != "DELETE":
+            bodies.append((method, path, body))
+
+    bodies: list[tuple[str, str, dict[str, Any]]] = []
+    look()
+    for method, path, body in bodies:
+        response = await admin.client.request(method, path, content=json.dumps(body))
+        assert response.status_code < 500, (method, path, body, response.text)

@@ -1,0 +1,80 @@
+"""A form with a file, however it is cut into pieces, and what is no such form."""
+
+import pytest
+
+from appliance.api.upload import LONGEST_FIELD, MOST_PARTS, UploadForm
+from appliance.errors import InvalidRequestError
+
+TYPE = "multipart/form-data; boundary=cut"
+CONTENT = b'{"a": 1}\r\n--cu\r\n--cutter\n' + bytes(range(256))
+
+
+def part(name, value, filename=None):
+    named = f'; filename="{filename}"' if filename is not None else ""
+    head = f'--cut\r\nContent-Disposition: form-data; name="{name}"{named}\r\nContent-Type: x/y\r\n\r\n'
+    return head.encode() + value + b"\r\n"
+
+
+def form(*parts):
+    return b"".join(parts) + b"--cut--\r\n"
+
+
+def read(body, step=1_000_000, content_type=TYPE):
+    upload = UploadForm(content_type)
+    found = b"".join(upload.feed(body[start : start + step]) for start in range(0, len(body), step))
+    upload.end()
+    return upload, found
+
+
+WHOLE = form(part("purpose", b"batch"), part("file", CONTENT, "in.jsonl"), part("later", b"x"))
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 64, 10_000])
+def test_a_file_comes_out_as_it_went_in(step):
+    """Also where it holds what looks like the end of a part."""
+    upload, found = read(WHOLE, step)
+    assert found == CONTENT
+    assert upload.filename == "in.jsonl"
+    assert upload.fields == {"purpose": "batch", "later": "x"}
+
+
+def test_an_empty_file_is_a_file():
+    """Whoever reads it says what is wrong with it."""
+    upload, found = read(form(part("file", b"", "x")))
+    assert (upload.filename, found) == ("x", b"")
+
+
+@pytest.mark.parametrize("end", range(1, len(WHOLE) - 4, 23))
+def test_a_form_that_was_cut_off_is_no_form(end):
+    """Half a file must not be taken for a whole one."""
+    with pytest.raises(InvalidRequestError):
+        read(WHOLE[:end])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (form(part("purpose", b"batch")), "file"),
+        (form(part("file", b"not a file")), "file"),
+        (form(part("file", b"a", "a"), part("file", b"b", "b")), "file"),
+        (form(part("file", b"a", "a"), part("purpose", b"x" * (LONGEST_FIELD + 1))), None),
+        (form(*(part(str(number), b"") for number in range(MOST_PARTS + 1))), None),
+        (form(b"--cut\r\n" + b"X-Long: " + b"x" * 100_000 + b"\r\n\r\n\r\n"), None),
+        (b"no form at all", None),
+    ],
+)
+def test_anything_else_is_refused(body, param):
+    """Bounded in parts, fields and headers; one file, and not none."""
+    with pytest.raises(InvalidRequestError) as caught:
+        read(body)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["", "application/json", "multipart/form-data", "multipart/form-data; boundary=" + "x" * 300],
+)
+def test_another_kind_of_body_is_refused_before_it_is_read(content_type):
+    """With what to send instead."""
+    with pytest.raises(InvalidRequestError):
+        UploadForm(content_type)

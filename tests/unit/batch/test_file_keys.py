@@ -1,0 +1,56 @@
+"""Which erasures destroy the keys of files: of everything before a time, not of named requests."""
+
+import os
+
+import pytest
+
+from appliance.audit.content.payload_keys import PayloadKeys, Purpose
+from appliance.audit.content.payloads import Selection
+from appliance.audit.content.retention import doomed_keys
+
+EARLY_MS, LATE_MS = 1_000_000, 2_000_000
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def made(tmp_path):
+    """The key directory, and two keys of files of one tenant and one of another."""
+    clock = Clock()
+    keys = PayloadKeys(tmp_path / "k", master_key=None, key_days=7, clock=clock, random_bytes=os.urandom)
+    clock.now = EARLY_MS / 1000
+    early, theirs = keys.make("acme", Purpose.FILE), keys.make("other", Purpose.FILE)
+    clock.now = LATE_MS / 1000
+    return keys, early.key_id, keys.make("acme", Purpose.FILE).key_id, theirs.key_id
+
+
+def doomed(keys, *, before_ms=0, requests=(), everything=False):
+    selection = Selection(tenant="acme", requests=requests, before_ms=before_ms)
+    return {name.key_id for name in doomed_keys(keys, selection, (), everything=everything)}
+
+
+def test_everything_before_a_time_takes_the_files_from_before_it(made):
+    """And no others, and none of another tenant."""
+    keys, early, late, _ = made
+    assert doomed(keys, before_ms=EARLY_MS) == set()
+    assert doomed(keys, before_ms=EARLY_MS + 1) == {early}
+    assert doomed(keys, before_ms=LATE_MS + 1) == {early, late}
+
+
+def test_everything_takes_all_files_and_named_requests_take_none(made):
+    """A request is not in a file of its own."""
+    keys, early, late, _ = made
+    assert doomed(keys, everything=True) == {early, late}
+    assert doomed(keys, requests=("0" * 26,), before_ms=LATE_MS + 1) == set()
+
+
+def test_each_file_has_a_key_of_its_own_that_seals_nothing_else(made):
+    """Content beside the log never comes under the key of a file."""
+    keys, early, late, theirs = made
+    assert len({early, late, theirs}) == 3
+    assert keys.current("acme", Purpose.WRAPPING).key_id not in {early, late}

@@ -1,0 +1,235 @@
+"""Promises of `appliance.serving.dialects.policy` and `media`: what a request may not ask of a worker."""
+
+import json
+import re
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import InvalidRequestError
+from appliance.members import parse_members
+from appliance.serving.dialects.edits import edit_members
+from appliance.serving.dialects.policy import REFUSED, may_call, policy_edits, refuse_forbidden, salt_of
+from appliance.serving.dialects.routes import ROUTES
+from appliance.serving.worker import ServedModel
+from appliance.tenancy import ApiKey, Caller, Permission, Tenant
+
+NOBODY: frozenset[Permission] = frozenset()
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
+ELSEWHERE = [
+    "http://10.0.0.1/a.png",
+    "https://example.org/a.png",
+    "file:///etc/passwd",
+    "ftp://x",
+    " data:,",
+    "",
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "image_url", "url", "content", "source", "uuid", "output", "text"]),
+            inner,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+def check(path: str, body: dict, may: frozenset[Permission] = NOBODY) -> None:
+    """Hold a body against the policy of a route."""
+    members = parse_members(json.dumps({"model": "demo", **body}))
+    refuse_forbidden(members, may, carriers=ROUTES[path].carriers)
+
+
+def refused(path: str, body: dict, may: frozenset[Permission] = NOBODY) -> InvalidRequestError:
+    """Return how a body is refused."""
+    with pytest.raises(InvalidRequestError) as refusal:
+        check(path, body, may)
+    assert "\n" not in str(refusal.value)
+    return refusal.value
+
+
+def chat(part: object) -> dict:
+    """Return a chat with one part beside the question."""
+    return {"messages": user({"type": "text", "text": "what is this"}, part)}
+
+
+def user(*parts: object) -> list[dict]:
+    """Return a conversation of one message."""
+    return [{"role": "user", "content": list(parts)}]
+
+
+def brought(url: object) -> list[tuple[str, dict]]:
+    """Return every way to bring a URL."""
+    picture = {"type": "image_url", "image_url": {"url": url}}
+    block = {"type": "image", "source": {"type": "url", "url": url}}
+    item = {"type": "input_image", "image_url": url}
+    return [
+        ("/v1/chat/completions", chat(picture)),
+        ("/v1/chat/completions", chat({"image_url": url})),
+        ("/v1/chat/completions", chat({"type": "audio_url", "audio_url": {"url": url}})),
+        ("/v1/chat/completions", chat({"type": "video_url", "video_url": {"url": url}})),
+        ("/v1/responses", {"input": user(item)}),
+        ("/v1/responses", {"input": user({"type": "input_file", "file_url": url})}),
+        ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "c", "output": [item]}]}),
+        ("/v1/messages", chat(block)),
+        ("/v1/messages", {"messages": user({"type": "tool_result", "tool_use_id": "t", "content": [block]})}),
+        ("/v1/messages", {"messages": [], "system": [block]}),
+        ("/v1/messages/count_tokens", chat(block)),
+        ("/v1/embeddings", {"input": [user(picture)]}),
+        ("/v1/embeddings", chat(picture)),
+        ("/v1/rerank", {"query": "q", "documents": [{"content": [picture]}]}),
+        ("/score", {"queries": {"content": [picture]}, "documents": "d"}),
+        ("/tokenize", chat(picture)),
+    ]
+
+
+@pytest.mark.parametrize("url", ELSEWHERE)
+def test_a_url_that_a_worker_would_fetch_is_refused_wherever_it_stands(url: str):
+    """On every route that takes media, however deep."""
+    for path, body in brought(url):
+        error = refused(path, body)
+        assert (error.code, "`data:`" in str(error)) == ("media_url_not_allowed", True), path
+
+
+@pytest.mark.parametrize("url", [PICTURE, PICTURE.replace("data", "DATA"), None])
+def test_what_the_request_brings_itself_passes(url: str | None):
+    """Data URLs are content."""
+    for path, body in brought(url):
+        if url is not None or "source" not in json.dumps(body):
+            check(path, body)
+
+
+def test_a_tenant_that_may_have_media_fetched_is_not_held_up():
+    """The worker's own list of allowed domains still is."""
+    for path, body in brought("https://example.org/a.png"):
+        check(path, body, frozenset({Permission.REMOTE_MEDIA}))
+
+
+def test_a_url_that_nobody_fetches_is_content():
+    """In a text, in a tool's arguments, in a citation."""
+    link = "https://example.org/a.png"
+    check("/v1/chat/completions", {"messages": [{"role": "user", "content": link}]})
+    check("/v1/chat/completions", chat({"type": "text", "text": link}))
+    check(
+        "/v1/messages",
+        chat({"type": "tool_use", "id": "t", "name": "open", "input": {"url": link, "image_url": link}}),
+    )
+    cited = {"type": "output_text", "text": "x", "annotations": [{"type": "url_citation", "url": link}]}
+    check("/v1/responses", {"input": [{"role": "assistant", "content": [cited]}]})
+    check("/v1/responses", {"input": link})
+
+
+@pytest.mark.parametrize("may", [NOBODY, frozenset(Permission)])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_embeds", "image_embeds": "AAAA"},
+        {"image_embeds": "AAAA"},
+        {"type": "prompt_embeds", "data": "AAAA"},
+        {"type": "audio_embeds", "audio_embeds": {"a": "AAAA"}},
+        {"type": "image_url", "image_url": None, "uuid": "somebody-elses"},
+        {"type": "image_url", "image_url": {"url": PICTURE}, "uuid": "mine"},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}, "uuid": "mine"},
+    ],
+)
+def test_tensors_and_names_of_other_requests_media_are_refused(part: dict, may: frozenset[Permission]):
+    """A worker would unpack the first, and give out by the second what another tenant sent."""
+    assert refused("/v1/chat/completions", chat(part), may).code == "parameter_not_allowed"
+
+
+def test_a_message_may_have_an_id_of_its_own():
+    """Only a part's is looked up."""
+    check("/v1/chat/completions", {"messages": [{"role": "user", "content": "x", "uuid": "mine"}]})
+
+
+@given(JSON, st.sampled_from(sorted(ROUTES)))
+def test_any_content_is_judged_without_a_crash(content: object, path: str):
+    """What is of no shape we know is the worker's to refuse."""
+    for carrier in ROUTES[path].carriers:
+        with suppress(InvalidRequestError):
+            check(path, {carrier: content})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_members_that_reach_into_the_worker_are_refused_for_everybody(name: str):
+    """By name, with the reason; null asks for nothing."""
+    error = refused("/v1/chat/completions", {"messages": [], name: {"x": 1}}, frozenset(Permission))
+    assert (error.param, error.code) == (name, "parameter_not_allowed")
+    assert REFUSED[name] in str(error)
+    check("/v1/chat/completions", {"messages": [], name: None})
+
+
+def test_a_template_is_not_taken_by_the_back_door():
+    """Arguments of the model's own template pass; one of them could be a template."""
+    check("/v1/chat/completions", {"messages": [], "chat_template_kwargs": {"enable_thinking": False}})
+    error = refused("/v1/responses", {"input": "x", "chat_template_kwargs": {"chat_template": "{{ 1 }}"}})
+    assert error.param == "chat_template_kwargs.chat_template"
+
+
+def edited(
+    body: dict, may: frozenset[Permission] = NOBODY, *, tenant: str = "acme", salted: bool = True
+) -> dict:
+    """Return a body as a worker gets it."""
+    text = json.dumps({"model": "demo", **body})
+    members = parse_members(text)
+    edits = policy_edits(members, may, tenant=tenant, salted=salted)
+    return json.loads(edit_members(text, members, edits))
+
+
+def test_a_priority_of_its_own_reaches_the_worker_only_from_who_may():
+    """Nobody jumps the queue by asking."""
+    assert "priority" not in edited({"priority": -5})
+    assert edited({"priority": -5}, frozenset({Permission.PRIORITY}))["priority"] == -5
+
+
+def test_tenants_share_nothing_in_a_workers_cache():
+    """Each has its own salt, the same for all its requests, on every gateway."""
+    assert edited({})["cache_salt"] == edited({"seed": 1})["cache_salt"]
+    assert edited({})["cache_salt"] != edited({}, tenant="other")["cache_salt"]
+    assert "cache_salt" not in edited({}, salted=False)
+
+
+def test_a_clients_own_salt_divides_its_tenants_cache_and_opens_no_others():
+    """What it sends is mixed in, never taken over."""
+    mine, theirs = salt_of("acme", None), salt_of("other", None)
+    assert len({mine, theirs, salt_of("acme", "a"), salt_of("acme", "b"), salt_of("acme", theirs)}) == 5
+    assert edited({"cache_salt": theirs})["cache_salt"] not in (mine, theirs)
+    assert edited({"cache_salt": None})["cache_salt"] == mine
+
+
+@given(st.text(min_size=1), st.none() | st.text(min_size=1))
+def test_any_salt_is_one_that_vllm_takes(tenant: str, given_salt: str | None):
+    """At most 128 characters and none it forbids."""
+    assert re.fullmatch(r"[0-9a-f]{32}", salt_of(tenant, given_salt))
+
+
+@pytest.mark.parametrize("salt", ["", 5, ["x"], {}])
+def test_a_salt_that_is_no_text_is_refused(salt: object):
+    """It would otherwise be dropped without a word."""
+    assert refused("/v1/completions", {"prompt": "x", "cache_salt": salt}).param == "cache_salt"
+
+
+@pytest.mark.parametrize(
+    ("tenant", "may"),
+    [
+        (Tenant(name="acme"), False),
+        (Tenant(name="acme", may=frozenset({Permission.LORA})), True),
+        (Tenant(name="acme", models=("tuned",)), True),
+        (Tenant(name="acme", models=("demo",), may=frozenset({Permission.LORA})), False),
+        (Tenant(name="acme", models=(), may=frozenset({Permission.LORA})), False),
+    ],
+)
+def test_an_adapter_is_for_who_may_have_any_or_has_it_by_name(tenant: Tenant, may: bool):
+    """A tenant that may use every model may not use adapters by that alone."""
+    adapter = ServedModel(name="tuned", max_model_len=None, created=0, parent="demo")
+    caller = Caller(tenant=tenant, key=ApiKey(key_id="abcd2345", digest=""))
+    assert may_call(caller, adapter) is may
+    base = ServedModel(name="demo", max_model_len=None, created=0)
+    assert may_call(caller, base) is tenant.may_use("demo")
+    narrow = Caller(tenant=tenant, key=ApiKey(key_id="abcd2345", digest="", models=("other",)))
+    assert not may_call(narrow, base)

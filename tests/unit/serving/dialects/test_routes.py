@@ -1,0 +1,40 @@
+"""Promises of `appliance.serving.dialects.routes`: the list says all about a route, and so do the docs."""
+
+from pathlib import Path
+
+import pytest
+
+from appliance.serving.dialects.errors import ErrorText
+from appliance.serving.dialects.policy import REFUSED
+from appliance.serving.dialects.routes import ROUTES, dialect_at
+
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "openai-api.md"
+EVERY = pytest.mark.parametrize("path", ROUTES)
+
+
+@EVERY
+def test_what_may_hold_messages_is_looked_through(path: str):
+    """A route that takes messages takes images in them."""
+    route = ROUTES[path]
+    for name in ("messages", "input", "query", "documents"):
+        assert name not in {member for names in route.needs for member in names} or name in route.carriers
+
+
+@EVERY
+def test_an_error_of_ours_looks_like_the_routes_own(path: str):
+    """Before and after the route is known."""
+    error = ErrorText(status=404, kind="invalid_request_error", message="m")
+    assert ROUTES[path].dialect.error_body(error) == dialect_at(path).error_body(error)
+
+
+@EVERY
+def test_a_stream_is_of_text_that_is_generated(path: str):
+    """What generates nothing has nothing to stream."""
+    assert ROUTES[path].dialect.streams == ROUTES[path].dialect.generates
+
+
+def test_the_docs_name_every_route_and_every_refusal():
+    """A client's developer finds out why without asking."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name in (*ROUTES, *REFUSED, "media_url_not_allowed", "parameter_not_allowed", "route_not_served"):
+        assert name in page, name

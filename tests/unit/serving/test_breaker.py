@@ -1,0 +1,97 @@
+"""Promises of `appliance.serving.breaker`: a rest for a worker that keeps failing, then one try."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.serving.breaker import CLOSED, LONGEST_DOUBLINGS, Breaker, BreakerPolicy, BreakerState
+
+POLICY = BreakerPolicy(failures=3, seconds=5.0)
+
+
+def opened(now: float = 0.0) -> Breaker:
+    """Return a breaker that has just opened."""
+    breaker = CLOSED
+    for _ in range(POLICY.failures):
+        assert breaker.allows(now)
+        breaker = breaker.failed(now, POLICY)
+    return breaker
+
+
+def test_it_opens_after_failures_in_a_row():
+    """And lets nothing through for its time."""
+    breaker = opened()
+    assert breaker.state(0.0) is BreakerState.OPEN
+    assert not breaker.allows(4.9)
+
+
+def test_an_answer_in_between_starts_the_count_anew():
+    """Requests that no worker can answer do not close one for the others."""
+    breaker = CLOSED
+    for _ in range(10):
+        for _ in range(POLICY.failures - 1):
+            breaker = breaker.failed(0.0, POLICY)
+        breaker = breaker.succeeded()
+    assert breaker is CLOSED
+
+
+def test_after_its_time_one_request_tries():
+    """The others wait for what becomes of it."""
+    breaker = opened()
+    assert breaker.state(5.0) is BreakerState.HALF_OPEN
+    assert breaker.allows(5.0)
+    breaker = breaker.begun(5.0, POLICY)
+    assert not breaker.allows(5.1)
+    assert breaker.succeeded().allows(5.1)
+
+
+def test_a_trial_that_fails_doubles_the_rest():
+    """Up to a limit."""
+    breaker, now, rests = opened(), 5.0, []
+    for _ in range(LONGEST_DOUBLINGS + 3):
+        assert breaker.allows(now)
+        breaker = breaker.begun(now, POLICY).failed(now, POLICY)
+        assert not breaker.allows(now)
+        rests.append(breaker.until - now)
+        now = breaker.until
+    assert rests[:3] == [10.0, 20.0, 40.0]
+    assert rests[-1] == rests[-2] == 5.0 * 2**LONGEST_DOUBLINGS
+
+
+def test_a_trial_whose_client_left_is_followed_by_another():
+    """Nobody reports what became of it, so it counts for a while only."""
+    breaker = opened().begun(5.0, POLICY)
+    assert not breaker.allows(9.9)
+    assert breaker.allows(10.0)
+
+
+def test_failures_that_were_on_their_way_do_not_lengthen_the_rest():
+    """Fifty requests that fail together are one failure of the worker."""
+    breaker = opened()
+    for _ in range(50):
+        breaker = breaker.failed(0.1, POLICY)
+    assert breaker.until == 5.0
+    assert breaker.trials_failed == 0
+
+
+def test_a_request_to_a_closed_worker_changes_nothing():
+    """The usual case makes no new value."""
+    assert CLOSED.begun(1.0, POLICY) is CLOSED
+    assert CLOSED.succeeded() is CLOSED
+
+
+@given(st.lists(st.tuples(st.sampled_from(["begin", "fail", "answer"]), st.floats(0, 30)), max_size=80))
+def test_it_always_lets_something_through_again(history: list[tuple[str, float]]):
+    """Whatever happens, there is a time from which a request is let through, and it is not far."""
+    breaker, now = CLOSED, 0.0
+    for event, pause in history:
+        now += pause
+        if event == "begin":
+            breaker = breaker.begun(now, POLICY)
+        elif event == "fail":
+            breaker = breaker.failed(now, POLICY)
+        else:
+            breaker = breaker.succeeded()
+            assert breaker.allows(now)
+        assert breaker.allows(now + POLICY.seconds * 2**LONGEST_DOUBLINGS)
+        assert breaker.is_closed is (breaker.state(now) is BreakerState.CLOSED)
+        assert breaker.is_closed or breaker.failures >= POLICY.failures

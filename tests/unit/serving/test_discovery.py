@@ -1,0 +1,226 @@
+"""Promises of `appliance.serving.discovery`: workers come and go without a restart, and never by accident."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import ConfigurationError
+from appliance.serving.discovery import Discovery, parse_service, resolve, worker_at
+from appliance.serving.pool import WorkerPool
+from tests.fakes import until
+
+SERVICE = "http://workers.llm.svc:8000"
+
+
+class Names:
+    """A resolver that answers as it is told, and can fail."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = addresses
+        self.error: Exception | None = None
+        self.asked: list[tuple[str, int]] = []
+
+    async def __call__(self, host: str, port: int) -> tuple[str, ...]:
+        self.asked.append((host, port))
+        if self.error is not None:
+            raise self.error
+        return self.addresses
+
+
+SILENT = structlog.wrap_logger(structlog.ReturnLogger())
+
+
+def discovery(
+    pool: WorkerPool, *urls: str, names: Names | None = None, seconds: float = 5.0, logger=SILENT
+) -> Discovery:
+    """Return the discovery of a pool."""
+    return Discovery(
+        pool=pool,
+        urls=urls,
+        discover=SERVICE if names is not None else None,
+        seconds=seconds,
+        logger=logger,
+        resolve=names or Names(),
+    )
+
+
+def ids(pool: WorkerPool) -> list[str]:
+    """Return who is in the pool and stays."""
+    return [seen.worker.worker_id for seen in pool.snapshots if not seen.leaving]
+
+
+def test_listed_workers_are_there_from_the_start_and_unhealthy():
+    """They get requests once they were found healthy, and not before."""
+    pool = WorkerPool()
+    discovery(pool, "http://10.0.0.1:8000/", "http://10.0.0.2:8000", "http://10.0.0.1:8000")
+    assert ids(pool) == ["10.0.0.1:8000", "10.0.0.2:8000"]
+    assert [seen.worker.url for seen in pool.snapshots] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
+    assert not pool.any_healthy()
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("http://10.0.0.1:8000/", "10.0.0.1:8000"),
+        ("http://[fd00::1]:8000", "[fd00::1]:8000"),
+        ("https://worker.example/models/a", "worker.example-models-a"),
+        ("http://user:secret@worker.example:1", "worker.example:1"),
+    ],
+)
+def test_a_worker_is_named_by_its_address(url: str, name: str):
+    """On every gateway alike; the name fits a path of the admin API and holds no secret."""
+    assert worker_at(url).worker_id == name
+
+
+@pytest.mark.parametrize(
+    "url", ["", "10.0.0.1:8000", "ftp://10.0.0.1", "http://", "http://a?x=1", "http://a#b"]
+)
+def test_what_is_no_base_url_is_refused(url: str):
+    """In one line that names it."""
+    with pytest.raises(ConfigurationError, match=r"pool\.urls"):
+        worker_at(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "workers:8000", "https://workers:8000", "http://workers:8000/v1", "http://a:b", "http://u@a:1"],
+)
+def test_what_is_no_service_is_refused(url: str):
+    """Certificates are made out to names, so there is no TLS to bare addresses."""
+    with pytest.raises(ConfigurationError, match=r"pool\.discover"):
+        parse_service(url)
+
+
+def test_a_new_list_is_taken_over_whole_or_not_at_all():
+    """A mistake in one line changes nothing."""
+    pool = WorkerPool()
+    workers = discovery(pool, "http://a:1", "http://b:1")
+    with pytest.raises(ConfigurationError):
+        workers.replace(["http://c:1", "nonsense"], None)
+    assert ids(pool) == ["a:1", "b:1"]
+    changes = workers.replace(["http://b:1", "http://c:1"], None)
+    assert (changes.joined, changes.left) == (("c:1",), ("a:1",))
+    assert ids(pool) == ["b:1", "c:1"]
+
+
+def test_a_worker_that_is_gone_finishes_what_it_has():
+    """It is in the pool until then, without new requests."""
+    pool = WorkerPool()
+    workers = discovery(pool, "http://a:1")
+    pool.begin("a:1")
+    workers.replace([], None)
+    assert pool.snapshot("a:1").leaving
+    pool.end("a:1")
+    assert pool.snapshot("a:1") is None
+
+
+def test_a_worker_that_is_listed_again_before_it_left_stays():
+    """Its place, its health and its requests are kept."""
+    pool = WorkerPool()
+    workers = discovery(pool, "http://a:1")
+    pool.update(replace(pool.snapshot("a:1"), healthy=True))
+    pool.begin("a:1")
+    workers.replace([], None)
+    workers.replace(["http://a:1"], None)
+    pool.end("a:1")
+    assert pool.snapshot("a:1").takes_requests
+
+
+def test_a_worker_that_answers_elsewhere_now_is_another_one():
+    """The same name with TLS: nothing is sent to it before it was looked at."""
+    pool = WorkerPool()
+    workers = discovery(pool, "http://a:1")
+    pool.update(replace(pool.snapshot("a:1"), healthy=True))
+    changes = workers.replace(["https://a:1"], None)
+    assert (changes.joined, changes.left) == (("a:1",), ())
+    assert pool.snapshot("a:1").worker.url == "https://a:1"
+    assert not pool.any_healthy()
+
+
+def test_workers_of_others_are_left_alone():
+    """The one that this process started is not in any list."""
+    pool = WorkerPool()
+    pool.add(worker_at("http://own:1"))
+    workers = discovery(pool, "http://a:1")
+    workers.replace([], None)
+    assert ids(pool) == ["own:1"]
+
+
+async def test_a_name_stands_for_a_worker_at_each_address():
+    """A and AAAA records alike, beside those that are listed."""
+    pool, names = WorkerPool(), Names("10.0.0.1", "fd00::1")
+    workers = discovery(pool, "http://a:1", names=names)
+    await workers.look(parse_service(SERVICE))
+    assert names.asked == [("workers.llm.svc", 8000)]
+    assert ids(pool) == ["a:1", "10.0.0.1:8000", "[fd00::1]:8000"]
+    assert pool.snapshot("[fd00::1]:8000").worker.url == "http://[fd00::1]:8000"
+    names.addresses = ("10.0.0.2",)
+    changes = await workers.look(parse_service(SERVICE))
+    assert (changes.joined, changes.left) == (("10.0.0.2:8000",), ("10.0.0.1:8000", "[fd00::1]:8000"))
+    assert ids(pool) == ["a:1", "10.0.0.2:8000"]
+
+
+@pytest.mark.parametrize("error", [OSError("no such host"), TimeoutError(), UnicodeError("label too long")])
+async def test_a_resolver_that_fails_changes_nothing(error: Exception):
+    """Nor does an answer without an address; it is said once, and once again when it is over."""
+    pool, names, log = WorkerPool(), Names("10.0.0.1"), structlog.testing.LogCapture()
+    workers = discovery(pool, names=names, logger=structlog.wrap_logger(None, processors=[log]))
+    service = parse_service(SERVICE)
+    await workers.look(service)
+    names.error = error
+    await workers.look(service)
+    names.error, names.addresses = None, ()
+    await workers.look(service)
+    assert ids(pool) == ["10.0.0.1:8000"]
+    names.addresses = ("10.0.0.1",)
+    await workers.look(service)
+    said = [entry["event"] for entry in log.entries]
+    assert said == ["worker_joined", "discovery_failed", "discovery_recovered"]
+
+
+async def test_the_name_is_resolved_again_and_again_and_at_a_reload():
+    """Every few seconds, and at once when the list is replaced."""
+    pool, names = WorkerPool(), Names("10.0.0.1")
+    workers = discovery(pool, names=names, seconds=0.02)
+    running = asyncio.ensure_future(workers.run())
+    try:
+        await until(lambda: len(names.asked) >= 3)
+        names.addresses = ("10.0.0.2",)
+        workers.replace(["http://a:1"], SERVICE)
+        await until(lambda: ids(pool) == ["a:1", "10.0.0.2:8000"])
+        workers.replace(["http://a:1"], None)
+        assert ids(pool) == ["a:1"]
+        asked = len(names.asked)
+        await asyncio.sleep(0.05)
+        assert len(names.asked) <= asked + 1
+        assert ids(pool) == ["a:1"]
+    finally:
+        running.cancel()
+
+
+async def test_an_answer_for_a_name_that_is_configured_no_longer_is_dropped():
+    """The reload came while the resolver was still thinking."""
+    pool, names = WorkerPool(), Names("10.0.0.1")
+    workers = discovery(pool, names=names)
+    workers.replace([], None)
+    await workers.look(parse_service(SERVICE))
+    assert ids(pool) == []
+
+
+async def test_the_systems_resolver_gives_addresses():
+    """As they are put into URLs."""
+    assert set(await resolve("localhost", 80)) <= {"127.0.0.1", "::1"}
+
+
+@given(st.lists(st.sets(st.sampled_from("abcd")), max_size=10))
+def test_the_pool_is_always_as_the_newest_list_says(lists: list[set[str]]):
+    """Whatever came before, when nothing is in flight."""
+    pool = WorkerPool()
+    workers = discovery(pool)
+    for names in lists:
+        workers.replace([f"http://{name}:1" for name in names], None)
+        assert {seen.worker.worker_id for seen in pool.snapshots} == {f"{name}:1" for name in names}

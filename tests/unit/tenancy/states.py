@@ -1,0 +1,84 @@
+"""
+Tenants and keys of every kind, made up by hypothesis, and some of fixed values.
+"""
+
+from types import MappingProxyType
+
+from hypothesis import strategies as st
+
+from appliance.tenancy import (
+    NAME_FORMAT,
+    ContentPolicy,
+    Limits,
+    Permission,
+    PriorityClass,
+    SpeculationPolicy,
+    Tenant,
+    make_key,
+)
+from appliance.tenancy.limits import BOUNDS, LARGEST
+from appliance.tenancy.moments import LATEST
+from appliance.tenancy.roster import in_order
+
+KEY, STORED = make_key(b"a" * 37)
+OTHER_KEY, OTHER = make_key(b"b" * 37)
+ADMIN_KEY, ADMIN = make_key(b"c" * 37, admin=True)
+
+NAMES = st.from_regex(NAME_FORMAT, fullmatch=True).filter(lambda name: not name.endswith("\n"))
+MODEL = st.text(min_size=1, max_size=20).filter(str.isprintable)
+MODELS = st.lists(MODEL, max_size=3).map(tuple)
+MOMENTS = st.none() | st.integers(0, LATEST)
+KEY_IDS = st.from_regex(r"[a-z2-7]{8}", fullmatch=True)
+
+
+def _key(raw, admin, models, replaces, moments):
+    _, key = make_key(raw, admin=admin, models=models)
+    created_at, expires_at, rotated_at, revoked_at = moments
+    return type(key)(
+        key_id=key.key_id,
+        digest=key.digest,
+        admin=admin,
+        models=models,
+        replaces=replaces,
+        created_at=created_at,
+        expires_at=expires_at,
+        rotated_at=rotated_at,
+        revoked_at=revoked_at,
+    )
+
+
+KEYS = st.builds(
+    _key,
+    st.binary(min_size=37, max_size=37),
+    st.booleans(),
+    st.none() | MODELS,
+    st.none() | KEY_IDS,
+    st.tuples(MOMENTS, MOMENTS, MOMENTS, MOMENTS),
+)
+_BOUNDS = st.fixed_dictionaries({}, optional={name: st.integers(0, LARGEST) for name in BOUNDS})
+LIMITS = st.builds(
+    lambda bounds, by_model: Limits(**bounds, by_model=MappingProxyType(by_model)),
+    _BOUNDS,
+    st.dictionaries(MODEL, _BOUNDS.map(lambda bounds: Limits(**bounds)), max_size=2),
+)
+TENANT = st.builds(
+    Tenant,
+    name=NAMES,
+    models=MODELS,
+    keys=st.lists(KEYS, max_size=3).map(tuple),
+    speculation=st.sampled_from(SpeculationPolicy),
+    content=st.sampled_from(ContentPolicy),
+    priority=st.sampled_from(PriorityClass),
+    may=st.frozensets(st.sampled_from(Permission)),
+    limits=LIMITS,
+    disabled=st.booleans(),
+)
+
+
+def _distinct(tenants):
+    ids = [key.key_id for tenant in tenants for key in tenant.keys]
+    return len(ids) == len(set(ids))
+
+
+TENANTS = st.lists(TENANT, unique_by=lambda tenant: tenant.name, max_size=3).filter(_distinct).map(in_order)
+"""All tenants of an appliance, in the order a store gives them."""

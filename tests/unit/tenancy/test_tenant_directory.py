@@ -1,0 +1,154 @@
+"""Promises of keys and the directory: keys open what they should, as long as they should."""
+
+import string
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import InvalidApiKeyError
+from appliance.tenancy import KEY_FORMAT, ApiKey, Caller, Tenant, TenantDirectory, digest_key, make_key
+from tests.unit.tenancy.states import ADMIN, KEY, OTHER, OTHER_KEY, STORED
+
+NOW = 1_800_000_000
+DIRECTORY = TenantDirectory((Tenant(name="demo", keys=(STORED,)),))
+
+
+def directory(*tenants, now=NOW):
+    return TenantDirectory(tenants, clock=lambda: now)
+
+
+def refusal(of, key):
+    with pytest.raises(InvalidApiKeyError) as caught:
+        of.authenticate(key)
+    return str(caught.value)
+
+
+@given(st.binary(min_size=37, max_size=37), st.booleans())
+def test_a_made_key_has_the_documented_form_and_is_stored_as_a_digest_only(raw, admin):
+    """A key carries its id in clear; what is stored has the id, the digest and no secret."""
+    key, stored = make_key(raw, admin=admin)
+    match = KEY_FORMAT.fullmatch(key)
+    assert match is not None
+    assert (stored.key_id, stored.digest, stored.admin) == (match["key_id"], digest_key(key), admin)
+    assert match["secret"] not in repr(stored)
+
+
+def test_a_key_opens_its_own_tenant():
+    """The caller of a valid key is the tenant that holds it, with that key."""
+    caller = DIRECTORY.authenticate(KEY)
+    assert (caller.tenant.name, caller.key) == ("demo", STORED)
+
+
+def test_every_key_of_a_tenant_opens_it():
+    """Rotation needs two keys valid at once."""
+    both = TenantDirectory((Tenant(name="demo", keys=(STORED, OTHER)),))
+    assert {both.authenticate(key).key.key_id for key in (KEY, OTHER_KEY)} == {STORED.key_id, OTHER.key_id}
+
+
+@pytest.mark.parametrize(
+    "presented",
+    [
+        None, "", "sk-", "Bearer", KEY[:-1], KEY + "A", KEY.upper(), OTHER_KEY, KEY[:12] + OTHER_KEY[12:],
+        KEY + "\n",
+        "sk-é", "sk-aaaaaaaa-" + "é" * 43, " " + KEY, STORED.digest,
+    ],
+)  # fmt: skip
+def test_whatever_is_wrong_with_a_key_the_words_are_the_same(presented):
+    """Missing, malformed, unknown and wrong keys cannot be told apart."""
+    assert refusal(DIRECTORY, presented) == refusal(DIRECTORY, None)
+
+
+@pytest.mark.parametrize(
+    "tenant",
+    [
+        Tenant(name="demo", keys=(replace(STORED, revoked_at=NOW - 1),)),
+        Tenant(name="demo", keys=(replace(STORED, expires_at=NOW),)),
+        Tenant(name="demo", keys=(replace(STORED, expires_at=NOW - 1, rotated_at=NOW - 2),)),
+        Tenant(name="demo", keys=(STORED,), disabled=True),
+    ],
+    ids=["revoked", "expires now", "expired", "disabled"],
+)
+def test_a_key_that_is_not_in_force_is_refused_like_an_unknown_one(tenant):
+    """Whoever has an old key learns nothing about why it does not work."""
+    assert refusal(directory(tenant), KEY) == refusal(DIRECTORY, None)
+
+
+def test_a_key_works_until_the_second_it_expires():
+    """Expiry is looked at with every request, by this gateway's own clock."""
+    now = [NOW - 0.001]
+    running = TenantDirectory(
+        (Tenant(name="demo", keys=(replace(STORED, expires_at=NOW),)),), clock=lambda: now[0]
+    )
+    assert running.authenticate(KEY).tenant.name == "demo"
+    now[0] += 0.001
+    refusal(running, KEY)
+
+
+@given(st.text())
+def test_any_text_as_a_key_is_refused_and_never_an_internal_error(presented):
+    """A client controls the header: whatever is in it, the answer is a refusal."""
+    refusal(DIRECTORY, presented.encode("utf-8", "replace").decode("latin-1"))
+
+
+def test_the_words_of_a_refusal_hold_no_part_of_the_key():
+    """A key that was mistyped by one letter must not end up in a log by way of its error."""
+    words = refusal(DIRECTORY, KEY[:-1] + ("A" if KEY[-1] != "A" else "B"))
+    assert KEY[12:20] not in words
+    assert STORED.key_id not in words
+
+
+def test_what_is_replaced_is_replaced_as_a_whole():
+    """Keys and names that are not in the new state open nothing, those that are do."""
+    changing = directory(Tenant(name="old", keys=(STORED,)))
+    changing.replace((Tenant(name="new", keys=(OTHER,)),))
+    assert changing.authenticate(OTHER_KEY).tenant.name == "new"
+    refusal(changing, KEY)
+    assert (changing.tenant("old"), changing.tenant("new").keys) == (None, (OTHER,))
+    assert [tenant.name for tenant in changing.tenants] == ["new"]
+
+
+def test_a_disabled_tenant_is_known_and_not_served():
+    """Tokens and certificates that name it open nothing either."""
+    tenant = Tenant(name="demo", disabled=True)
+    assert directory(tenant).tenant("demo") is None
+    assert directory(tenant).tenants == (tenant,)
+
+
+@pytest.mark.parametrize(
+    ("models", "asked", "allowed"),
+    [
+        (("*",), "any", True),
+        (("a", "b"), "b", True),
+        (("a",), "b", False),
+        ((), "a", False),
+        (("a",), "*", False),
+    ],
+)
+def test_a_tenant_may_use_the_models_it_is_scoped_to(models, asked, allowed):
+    """Named models, or all with `*`; an empty list allows none."""
+    assert Tenant(name="t", models=models).may_use(asked) is allowed
+
+
+@pytest.mark.parametrize(
+    ("tenant", "key", "allowed"),
+    [
+        (("*",), None, True),
+        (("a",), None, True),
+        (("*",), ("a",), True),
+        (("*",), ("b",), False),
+        (("*",), (), False),
+        (("b",), ("a",), False),
+    ],
+)
+def test_a_key_narrows_its_tenant_and_never_widens_it(tenant, key, allowed):
+    """Both have to allow a model."""
+    caller = Caller(tenant=Tenant(name="t", models=tenant), key=replace(STORED, models=key))
+    assert caller.may_use("a") is allowed
+
+
+def test_key_ids_hold_only_letters_and_digits_that_are_safe_in_a_file_name():
+    """Base 32 in lower case."""
+    assert set(STORED.key_id) <= set(string.ascii_lowercase + "234567")
+    assert isinstance(ADMIN, ApiKey)

@@ -1,0 +1,134 @@
+"""Promises of the watch: changes made elsewhere hold here, and a lost database changes nothing."""
+
+import asyncio
+
+import pytest
+import structlog
+
+from appliance.errors import InvalidApiKeyError, TenantsUnavailableError
+from appliance.tenancy import Tenant, TenantDirectory
+from appliance.tenancy.roster import Roster
+from appliance.tenancy.watch import LATE_SECONDS, TenantWatch
+from tests.fakes import until
+from tests.unit.tenancy.states import KEY, STORED
+
+ACME = Tenant(name="acme", keys=(STORED,))
+
+
+class MemoryTenantStore:
+    """A store that can be told to fail, and counts what it is asked."""
+
+    def __init__(self):
+        self.roster = Roster(generation=1, tenants=(ACME,))
+        self.failure = None
+        self.reads = 0
+        self.during_read = lambda: None
+
+    def generation(self):
+        if self.failure:
+            raise TenantsUnavailableError(self.failure)
+        return self.roster.generation
+
+    def read(self):
+        self.reads += 1
+        found = self.roster
+        self.during_read()
+        return found
+
+
+@pytest.fixture
+def store():
+    return MemoryTenantStore()
+
+
+@pytest.fixture
+def now():
+    return [1000.0]
+
+
+@pytest.fixture
+def directory():
+    return TenantDirectory()
+
+
+@pytest.fixture
+def logged():
+    return []
+
+
+@pytest.fixture
+def watch(store, directory, now, logged):
+    logger = structlog.wrap_logger(
+        structlog.ReturnLogger(),
+        processors=[lambda _logger, _level, event: logged.append(event["event"]) or ""],
+        wrapper_class=structlog.make_filtering_bound_logger(0),
+    )
+    return TenantWatch(store=store, directory=directory, logger=logger, clock=lambda: now[0], seconds=0.001)
+
+
+async def test_a_change_made_elsewhere_is_in_force_after_the_next_look(watch, store, directory):
+    """New keys open, keys that are gone do not."""
+    await watch.look()
+    assert directory.authenticate(KEY).tenant.name == "acme"
+    store.roster = Roster(generation=2)
+    await watch.look()
+    with pytest.raises(InvalidApiKeyError):
+        directory.authenticate(KEY)
+    assert watch.generation == 2
+
+
+async def test_while_nothing_changes_nothing_but_a_number_is_read(watch, store):
+    """A look costs one row, however many keys there are."""
+    for _ in range(5):
+        await watch.look()
+    assert store.reads == 1
+
+
+async def test_a_database_that_was_put_back_is_followed(watch, store, directory):
+    """Its generation is a smaller one; what it has is what counts."""
+    await watch.look()
+    store.roster = Roster(generation=0)
+    await watch.look()
+    assert (directory.tenants, watch.generation) == ((), 0)
+
+
+async def test_a_lost_database_changes_nothing_and_is_told(watch, store, directory, now, logged):
+    """What was read last stays in force; operators see since when, and that it is over."""
+    await watch.look()
+    store.failure = "disk I/O error"
+    for _ in range(3):
+        await watch.look()
+    assert directory.authenticate(KEY).tenant.name == "acme"
+    assert watch.warning is None
+    now[0] += LATE_SECONDS + 2
+    assert watch.warning == "tenants and keys are as they were 7 s ago: disk I/O error"
+    assert watch.age_seconds == 7
+    store.failure = None
+    await watch.look()
+    assert (watch.warning, watch.age_seconds) == (None, 0)
+    assert logged == ["tenants_not_read", "tenants_read_again"]
+
+
+async def test_a_database_that_does_not_answer_at_all_is_told(watch, now):
+    """A look that hangs is noticed by the clock alone."""
+    await watch.look()
+    now[0] += 60
+    assert watch.warning == "tenants and keys are as they were 60 s ago: the database does not answer"
+
+
+async def test_a_look_never_undoes_a_change_made_here_meanwhile(watch, store, directory):
+    """What was read while this gateway wrote is older than what it wrote."""
+    store.during_read = lambda: watch.adopt(Roster(generation=2))
+    await watch.look()
+    assert (watch.generation, directory.tenants) == (2, ())
+
+
+async def test_it_looks_again_and_again(watch, store):
+    """Until it is cancelled."""
+    running = asyncio.create_task(watch.run())
+    await until(lambda: watch.generation == 1)
+    store.roster = Roster(generation=7)
+    await until(lambda: watch.generation == 7)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
