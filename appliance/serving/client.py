@@ -119,10 +119,20 @@ class WorkerClient:
             WorkerFailedError: it closed before it answered.
         """
         address = _address(worker.url)
-        connection = self._take_idle(worker.url) or await self._connect(address)
+        request = _request(address, path, body, headers)
+        kept = self._take_idle(worker.url)
+        connection = kept or await self._connect(address)
         try:
-            connection.ask(_request(address, path, body, headers))
-            await connection.read_head(seconds)
+            connection.ask(request)
+            try:
+                await connection.read_head(seconds)
+            except WorkerFailedError as lost:
+                if kept is None or connection.has_heard:
+                    raise
+                # Most likely closed for having been idle, just when the request was on its way.
+                connection = await self._connect_again(address, lost)
+                connection.ask(request)
+                await connection.read_head(seconds)
             yield Answer(connection.status, connection.content_type, connection)
         finally:
             if connection.finish():
@@ -142,6 +152,13 @@ class WorkerClient:
                 return connection
             connection.abort()
         return None
+
+    async def _connect_again(self, address: _Address, lost: WorkerFailedError) -> WorkerConnection:
+        try:
+            return await self._connect(address)
+        except WorkerUnreachableError:
+            # Not unreachable: it may have seen the request, and be gone because of it.
+            raise lost from None
 
     async def _connect(self, address: _Address) -> WorkerConnection:
         if address.tls and self._tls is None:

@@ -47,6 +47,8 @@ class WorkerConnection(asyncio.Protocol):
         self.is_complete = False
         """Whether the whole answer has arrived."""
         self._is_asked = False
+        self.has_heard = False
+        """Whether anything came since it was asked."""
 
     @property
     def is_usable(self) -> bool:
@@ -149,6 +151,7 @@ class WorkerConnection(asyncio.Protocol):
             # Said without being asked: nothing after it could be told from an answer.
             self.abort()
             return
+        self.has_heard = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
