@@ -2,7 +2,8 @@
 What the audit log can take, and what it costs a request: `make bench-audit`.
 
 Without arguments: appends per second, on SQLite and with one, two and four writers on PostgreSQL,
-then the cost of `strict` against no audit log.  `--large N` measures a log of N entries instead,
+then the cost of `strict` against no audit log, with a worker that answers at once and with a real one.
+`--large N` measures a log of N entries instead,
 `--soak SECONDS` drives a gateway at full speed for so long.  Results are files; nothing is asserted
 but that no entry is lost, and figures are written with the machine they were measured on.
 """
@@ -39,7 +40,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audit")
     add = parser.add_argument
-    add("--only", choices=["appends", "serving"], help="one of the two usual measurements")
+    add("--only", choices=["appends", "serving", "worker"], help="one of the usual measurements")
     add("--databases", nargs="+", choices=["sqlite", "postgresql"], help="default: what is installed")
     add("--writers", nargs="+", type=int, default=[1, 2, 4], help="on PostgreSQL (default 1 2 4)")
     add("--requests-under-way", type=int, default=16, help="in each writer (default 16)")
@@ -55,7 +56,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def measure_usual(options: argparse.Namespace, provenance: Provenance) -> None:
-    if options.only != "serving":
+    if options.only in {None, "appends"}:
         databases = options.databases or appends.available()
         lines = []
         for found in appends.measure(databases, options.writers, options.requests_under_way, options.seconds):
@@ -63,10 +64,15 @@ def measure_usual(options: argparse.Namespace, provenance: Provenance) -> None:
             say(f"{found.database}, {found.writers} writers: {found.entries_per_second:,.0f} entries/s")
         title = f"Appending, {options.requests_under_way} requests under way in each writer"
         write(options.out, provenance, "appends", title, appends.table(lines), appends.document(lines))
-    if options.only != "appends":
+    if options.only in {None, "serving"}:
         cases = serving.measure(options.rounds, options.requests)
         title = f"`strict` against no audit log, {options.rounds} rounds of {options.requests} requests"
         write(options.out, provenance, "serving", title, serving.table(cases), serving.document(cases))
+    if options.only in {None, "worker"}:
+        rounds, requests = options.rounds, options.requests // 10
+        cases = serving.measure_on_worker(rounds, requests)
+        title = f"The same on a real worker, {rounds} rounds of {requests} answers of 32 tokens"
+        write(options.out, provenance, "worker", title, serving.table(cases), serving.document(cases))
 
 
 def measure_large(options: argparse.Namespace, provenance: Provenance) -> None:

@@ -6,29 +6,38 @@ one and to the other alternate, and which comes first alternates too, so that wh
 machine does falls on both.  Ratios are made within a round, and their median is reported.
 """
 
-import asyncio
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import uvloop
 
 from benchmarks.audit.figures import Times, markdown, times
-from benchmarks.gateway.upstream import upstream
+from benchmarks.gateway.client import Target, drive
+from benchmarks.gateway.contenders import free_port
+from benchmarks.gateway.upstream import MODEL, upstream
 from demo.process import ApplianceProcess
 
 MOST_ADDED_MS = 0.7
 LEAST_RATIO = 0.75
 """The goal: at most 0.7 ms more to the first token at p50, at most a quarter fewer requests."""
 STRICT, NONE = "strict", "none"
-BODY = {"model": "bench", "messages": [{"role": "user", "content": "x" * 400}]}
+BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 400}]}
+CODE: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Write a Python function that adds two numbers."}],
+    "max_tokens": 32,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+"""Each answer is as long as every other, so that only the gateways differ."""
+FAST, SLOW = (1, 16), (1, 4)
+"""Requests at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +83,27 @@ class Segments:
 
 
 def measure(rounds: int, requests: int) -> list[Serving]:
-    """Start both gateways and measure every case."""
+    """Start both gateways in front of a stand-in that answers at once, and measure every case."""
     with upstream(0.0) as worker, _gateway(worker, NONE) as none, _gateway(worker, STRICT) as strict:
-        return uvloop.run(_measure({NONE: none, STRICT: strict}, rounds, requests))
+        return uvloop.run(_measure({NONE: none, STRICT: strict}, BODY, FAST, rounds, requests))
+
+
+def measure_on_worker(rounds: int, requests: int) -> list[Serving]:
+    """The same in front of a real worker with the demo pair, which the appliance starts beside them."""
+    port = free_port()
+    environment = {
+        "APPLIANCE_WORKER__PORT": str(port),
+        "APPLIANCE_WORKER__SERVED_NAME": MODEL,
+        "APPLIANCE_LOG__LEVEL": "warning",
+    }
+    worker = f"http://127.0.0.1:{port}"
+    with (
+        tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch,
+        ApplianceProcess("up", data=Path(scratch), environment=environment),
+        _gateway(worker, NONE) as none,
+        _gateway(worker, STRICT) as strict,
+    ):
+        return uvloop.run(_measure({NONE: none, STRICT: strict}, CODE, SLOW, rounds, requests))
 
 
 @contextmanager
@@ -90,40 +117,42 @@ def _gateway(worker: str, audit: str) -> Iterator[ApplianceProcess]:
         )
 
 
-async def _measure(gateways: dict[str, ApplianceProcess], rounds: int, requests: int) -> list[Serving]:
-    cases = [(stream, concurrency) for stream in (False, True) for concurrency in (1, 16)]
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        return [
-            await _case(session, gateways, rounds, requests, concurrency, stream=stream)
-            for stream, concurrency in cases
-        ]
+async def _measure(
+    gateways: dict[str, ApplianceProcess],
+    body: dict[str, Any],
+    concurrencies: tuple[int, ...],
+    rounds: int,
+    requests: int,
+) -> list[Serving]:
+    cases = [(stream, concurrency) for stream in (False, True) for concurrency in concurrencies]
+    targets = {name: Target(name=name, url=found.url, key=found.key) for name, found in gateways.items()}
+    return [
+        await _case(targets, {**body, "stream": stream}, rounds, requests, concurrency)
+        for stream, concurrency in cases
+    ]
 
 
 async def _case(
-    session: aiohttp.ClientSession,
-    gateways: dict[str, ApplianceProcess],
+    targets: dict[str, Target],
+    body: dict[str, Any],
     rounds: int,
     requests: int,
     concurrency: int,
-    *,
-    stream: bool,
 ) -> Serving:
-    found = {name: Segments(first_bytes=[], per_second=[]) for name in gateways}
-    for gateway in gateways.values():
-        await _segment(session, gateway, requests // 4 + 1, concurrency, stream=stream)  # to warm up
+    found = {name: Segments(first_bytes=[], per_second=[]) for name in targets}
+    for target in targets.values():
+        await drive(target, requests // 4 + 1, concurrency, **body)  # to warm up
     for number in range(rounds):
-        for name in sorted(gateways, reverse=number % 2 == 1):
-            first_bytes, seconds = await _segment(
-                session, gateways[name], requests, concurrency, stream=stream
-            )
-            found[name].first_bytes += first_bytes
-            found[name].per_second.append(len(first_bytes) / seconds)
+        for name in sorted(targets, reverse=number % 2 == 1):
+            segment = await drive(targets[name], requests, concurrency, **body)
+            found[name].first_bytes += segment.first_bytes
+            found[name].per_second.append(len(segment.first_bytes) / segment.seconds)
     ratios = [
         strict / none for strict, none in zip(found[STRICT].per_second, found[NONE].per_second, strict=True)
     ]
     return Serving(
-        name=f"{'stream' if stream else 'plain'}, {concurrency} at a time",
-        stream=stream,
+        name=f"{'stream' if body['stream'] else 'plain'}, {concurrency} at a time",
+        stream=body["stream"],
         concurrency=concurrency,
         rounds=rounds,
         none=times(found[NONE].first_bytes),
@@ -132,44 +161,6 @@ async def _case(
         strict_per_second=statistics.median(found[STRICT].per_second),
         ratio=statistics.median(ratios),
     )
-
-
-async def _segment(
-    session: aiohttp.ClientSession,
-    gateway: ApplianceProcess,
-    requests: int,
-    concurrency: int,
-    *,
-    stream: bool,
-) -> tuple[list[float], float]:
-    """Seconds to the first byte of each answer's body, and seconds for all of them."""
-    data = json.dumps({**BODY, "stream": stream}).encode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {gateway.key}"}
-    first_bytes: list[float] = []
-    left = iter(range(requests))
-
-    async def client() -> None:
-        for _ in left:
-            started = time.perf_counter()
-            async with session.post(
-                f"{gateway.url}/v1/chat/completions", data=data, headers=headers
-            ) as response:
-                content = await response.content.readany()
-                first_bytes.append(time.perf_counter() - started)
-                rest = await response.read()
-                if (
-                    response.status != 200
-                    or not content
-                    or not (content + rest).strip().endswith(_END[stream])
-                ):
-                    raise RuntimeError(f"{gateway.url} answered {response.status}: {content[:200]!r}")
-
-    started = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(concurrency)))
-    return first_bytes, time.perf_counter() - started
-
-
-_END = {False: b"}", True: b"data: [DONE]"}
 
 
 def table(lines: list[Serving]) -> str:
