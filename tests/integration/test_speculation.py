@@ -322,12 +322,13 @@ def test_a_worker_is_recycled_without_its_draft_while_another_serves(tmp_path):
             )
         )
         admin = Admin(gateway)
-        wait_for(lambda: admin.worker("pool-1")["healthy"] and admin.worker("pool-2")["healthy"], seconds=60)
-        assert admin.worker("pool-1")["speculates"]
-        assert not admin.worker("pool-2")["speculates"]
+        drafts, target = (worker.url.removeprefix("http://") for worker in (first, second))
+        wait_for(lambda: admin.worker(drafts)["healthy"] and admin.worker(target)["healthy"], seconds=60)
+        assert admin.worker(drafts)["speculates"]
+        assert not admin.worker(target)["speculates"]
         # Two workers share the cores of a small machine: one that is busy keeps the other from starting.
         with Traffic(gateway, clients=1, prompt=code(), pause_seconds=2).running() as traffic:
-            command = ["speculation", "recycle", "pool-1", "--without-draft", "--note", "a test"]
+            command = ["speculation", "recycle", drafts, "--without-draft", "--note", "a test"]
             command += ["--url", gateway.url, "--data", str(gateway.data)]
             done = subprocess.run(
                 [sys.executable, "-m", "appliance", *command],
@@ -335,20 +336,19 @@ def test_a_worker_is_recycled_without_its_draft_while_another_serves(tmp_path):
             )  # fmt: skip
             assert done.returncode == 0, done.stderr
             with pytest.raises(urllib.error.HTTPError) as refused:
-                admin.ask("workers/pool-2/recycle", "POST", {"with_draft": False})
+                admin.ask(f"workers/{target}/recycle", "POST", {"with_draft": False})
             with refused.value as answer:
                 assert answer.code == 409
             wait_for(
                 lambda: (
-                    admin.worker("pool-1")["admission"] == "admitted"
-                    and not admin.worker("pool-1")["speculates"]
+                    admin.worker(drafts)["admission"] == "admitted" and not admin.worker(drafts)["speculates"]
                 ),
                 seconds=240,
             )
         assert not traffic.failures
     recycled = [e for e in entries(tmp_path / "data") if e["type"] == "worker.recycled"]
     assert [(e["worker"], e["with_draft"], e.get("canary")) for e in recycled] == [
-        ("pool-1", False, None),
-        ("pool-1", False, "passed"),
+        (drafts, False, None),
+        (drafts, False, "passed"),
     ]
     assert verify_log(tmp_path / "data") == 0
