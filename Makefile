@@ -32,6 +32,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA) deploy/debian-packages.txt
 
 ##@ Check it
 
+test: export SAME_CASES = 1
 test: check unit integration clients tour ## Everything CI runs
 
 check: lint types imports ## What a reviewer should not have to say

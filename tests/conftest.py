@@ -2,14 +2,18 @@
 What every test runs under: no way out of this machine, and hypothesis without a stopwatch.
 """
 
+import os
 import sys
 
 import hypothesis
 
 from tests.wall import stay_here
 
-# A busy machine is slow, not wrong.
-hypothesis.settings.register_profile("appliance", deadline=None)
+# A busy machine is slow, not wrong.  `make test` tries the same cases each time, so that it fails for
+# what was changed; run by hand, tests look for new ones.
+hypothesis.settings.register_profile(
+    "appliance", deadline=None, derandomize=os.environ.get("SAME_CASES") == "1"
+)
 hypothesis.settings.load_profile("appliance")
 
 sys.addaudithook(stay_here)

@@ -18,6 +18,8 @@ from appliance.errors import ApplianceError, AtCapacityError, BodyTooLargeError
 from appliance.serving.dialects.routes import ANTHROPIC
 from appliance.tenancy import Tenant
 
+LONGEST_LENGTH = 18
+"""Digits of a `Content-Length`; one of more is too large without being read."""
 CLIENT_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 DRAIN_BYTES = 8
 """How many times the limit is still read and thrown away, so that the client hears why."""
@@ -108,7 +110,8 @@ class BodyLimit:
         larger = self._larger.get(scope["path"])
         most = self._max_body_bytes if larger is None else larger
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdigit() and int(declared) > most:
+        is_number = declared.isascii() and declared.isdigit()
+        if is_number and (len(declared) > LONGEST_LENGTH or int(declared) > most):
             await self._refuse(_too_large(most), most, scope, receive, send)
             return
         refusal: ApplianceError | None = None

@@ -58,7 +58,7 @@ def parse_expiry(text: str | None, now: float) -> int | None:
     """
     if text is None:
         return None
-    if text[-1:] in SECONDS_IN and text[:-1].isdigit():
+    if text[-1:] in SECONDS_IN and text.isascii() and text[:-1].isdigit():
         return int(now) + parse_duration(text)
     return parse_moment("--expires", text)
 

@@ -223,6 +223,8 @@ async def test_no_bomb_or_oddity_is_a_500_on_any_route(running, app):
 
 @settings(IN_PROCESS, max_examples=400)
 @example(headers=[("authorization", b"Bearer \xff\xfe")], path="/v1/models/\ud800")
+@example(headers=[("content-length", b"\xb2")], path=CHAT)
+@example(headers=[("content-length", b"9" * 5000)], path=CHAT)
 @given(
     headers=st.lists(st.tuples(st.sampled_from(HEADERS), st.binary(max_size=40)), max_size=4),
     path=st.sampled_from([CHAT, TEXT, "/v1/models", "/v1/models/x", "/admin/v1/status"])
