@@ -35,7 +35,12 @@ class NotThereError(Exception):
 @contextmanager
 def appliance(worker: str) -> Iterator[tuple[Target, ApplianceProcess]]:
     """Our own gateway: audit log strict on SQLite, keys, limits and metrics on."""
-    environment = {"APPLIANCE_POOL__URLS": json.dumps([worker]), "APPLIANCE_LOG__LEVEL": "warning"}
+    environment = {
+        "APPLIANCE_POOL__URLS": json.dumps([worker]),
+        "APPLIANCE_LOG__LEVEL": "warning",
+        # The stand-in has room for everybody: nothing is to wait in the queue.
+        "APPLIANCE_ADMISSION__WORKER_REQUESTS": "4096",
+    }
     with (
         tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch,
         ApplianceProcess("gateway", data=Path(scratch), environment=environment) as process,
