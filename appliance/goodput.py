@@ -159,6 +159,16 @@ def rise(counters: SpecDecodeCounters, earlier: SpecDecodeCounters, k: int) -> f
     return (now.mean - then.mean) / math.sqrt(then.variance * (1.0 + more))
 
 
+def jump(earlier: SpecDecodeCounters, later: SpecDecodeCounters) -> float | None:
+    """By how much AL differs between two spans, squared, in variances; None where that cannot be told."""
+    least = max(1, min(earlier.drafts, later.drafts) // 2)
+    k = min(deepest(earlier, least), deepest(later, least))
+    then, now = acceptance_length(earlier, k), acceptance_length(later, k)
+    if then is None or now is None:
+        return None
+    return (now.mean - then.mean) ** 2 / (then.variance + now.variance)
+
+
 def unevenness(spans: Iterable[SpecDecodeCounters], k: int) -> float:
     """
     Variance of the mean of log AL(K) over equally long spans, as they really differ.

@@ -23,7 +23,6 @@ from appliance.speculation import NO_STEPS, EngineReading, Reason, SpeculationMo
 from appliance.verdict import (
     LIKELY,
     better_choice,
-    collapse_limit,
     evidence_of,
     is_losing,
     is_useless,
@@ -31,7 +30,7 @@ from appliance.verdict import (
     recent_text,
     would_pay,
 )
-from appliance.watch import MonitorPolicy, Probe, Watch, joined, observe, span, tail
+from appliance.watch import MonitorPolicy, Probe, Watch, collapse_limit, joined, observe, span, tail
 
 PATIENCE = 2
 """Ticks in a row that must say the same before speculation stops for not paying."""
@@ -152,7 +151,8 @@ def _with_most_drafts(watch: Watch) -> Watch:
 
 def _stop(watch: Watch, verdict: Reason, policy: MonitorPolicy, now: float) -> Watch:
     """Serve the target alone from now on, and look again later."""
-    stopped = replace(_wait_for_probe(watch, policy, now), verdict=verdict, basis=verdict, reason=verdict)
+    waiting = _wait_for_probe(watch, policy, now, verdict)
+    stopped = replace(waiting, verdict=verdict, basis=verdict, reason=verdict)
     return _enter(stopped, SpeculationMode.TARGET_ONLY, now)
 
 
@@ -160,17 +160,20 @@ def _stop_bucket(watch: Watch, policy: MonitorPolicy, now: float) -> Watch:
     """After one bucket stopped: stop altogether if that leaves none that drafts."""
     if any(k for _first, _last, k in watch.table):
         watch = replace(watch, basis=Reason.BELOW_BREAK_EVEN, reason=Reason.BELOW_BREAK_EVEN)
-        return _flip(_wait_for_probe(watch, policy, now), now)
+        return _flip(_wait_for_probe(watch, policy, now, Reason.BELOW_BREAK_EVEN), now)
     return _stop(watch, Reason.BELOW_BREAK_EVEN, policy, now)
 
 
-def _wait_for_probe(watch: Watch, policy: MonitorPolicy, now: float) -> Watch:
+def _wait_for_probe(watch: Watch, policy: MonitorPolicy, now: float, verdict: Reason) -> Watch:
     """
     Set the time of the first probe after speculation stopped.
 
-    Stopping again and again is the sign of a borderline: look less and less often.
+    Stopping again and again is the sign of a borderline: look less and less often.  Not where one kind
+    of traffic takes turns with another.
     """
-    hold = min(policy.hold_longest_seconds, policy.probe_seconds * 2.0 ** len(watch.flips_lately(now)))
+    takes_turns = verdict is Reason.COLLAPSED and not watch.dips
+    longest = policy.probe_longest_seconds if takes_turns else policy.hold_longest_seconds
+    hold = min(longest, policy.probe_seconds * 2.0 ** len(watch.flips_lately(now)))
     return replace(
         watch,
         probe=None,

@@ -4,9 +4,9 @@ What the evidence says of a worker's drafts: useless, losing, paying, better or 
 Questions to a `Watch`, answered without changing it; `appliance.monitor` acts on the answers.
 
 How sure an answer has to be depends on what a mistake costs.  One number of draft tokens is taken
-for another on a hunch, since both draft.  Speculation stops, and comes back, only on proof; and the
-more often it has come and gone lately the more drafts it takes to stop, so that traffic that goes
-back and forth is judged by its average.
+for another on a hunch, since both draft.  Speculation stops, and comes back, only on proof.  Requests
+of several kinds at once are judged by their average: the more one window differs from the next, and
+the more often speculation has come and gone lately, the more drafts that takes.
 """
 
 import math
@@ -24,14 +24,14 @@ from appliance.goodput import (
     unevenness,
 )
 from appliance.speculation import Reason, SpecDecodeCounters
-from appliance.watch import WINDOWS_REMEMBERED, MonitorPolicy, Watch, joined
+from appliance.watch import SHORT_WINDOW, WINDOWS_REMEMBERED, MonitorPolicy, Watch, collapse_limit, joined
 
 HUNCH, LIKELY, SURE, CERTAIN = 1.0, 1.64, 2.33, 3.0
 """Standard deviations: one chance in six, twenty, a hundred and a thousand of being wrong."""
-STRIKE = 4
+STRIKE = 2
 """So many times more drafts must speak against speculation for each time it came back lately."""
-SHARE_OF_USUAL = 0.2
-"""Of the usual gain over 1.0 that must be left, or the draft has collapsed."""
+LONGER_THAN_A_DIP = 3
+"""So many times longer than any dip that ended by itself a collapse has to last."""
 
 
 def is_useless(watch: Watch, costs: Costs, policy: MonitorPolicy, now: float) -> bool:
@@ -50,30 +50,37 @@ def is_useless(watch: Watch, costs: Costs, policy: MonitorPolicy, now: float) ->
 
 def recent_text(watch: Watch, policy: MonitorPolicy, now: float) -> SpecDecodeCounters | None:
     """The newest drafts; all of the long window as long as they are surely no worse than the rest of it."""
-    recent, longer = watch.newest(_drafts_to_stop(watch, policy, now)), watch.long_window
+    recent, longer = watch.newest(_drafts_of_a_collapse(watch, policy, now)), watch.long_window
     if recent is None:
         return None
     change = rise(recent, longer, min(deepest(recent, policy.min_drafts), deepest(longer, policy.min_drafts)))
     return recent if change is not None and change < -CERTAIN else longer
 
 
+def _drafts_of_a_collapse(watch: Watch, policy: MonitorPolicy, now: float) -> int:
+    if not watch.dips:
+        return min(_drafts_to_stop(watch, policy, now), _memory(policy))
+    longest = LONGER_THAN_A_DIP * max(watch.dips)
+    return min(max(_drafts_to_lose(watch, policy, now), longest), _memory(policy))
+
+
+def _drafts_to_lose(watch: Watch, policy: MonitorPolicy, now: float) -> int:
+    several_kinds = watch.unlikeness**1.5
+    return min(round(_drafts_to_stop(watch, policy, now) * several_kinds), _memory(policy))
+
+
 def _drafts_to_stop(watch: Watch, policy: MonitorPolicy, now: float) -> int:
     strikes = len(watch.flips_lately(now)) // 2
-    return min(2 * policy.min_drafts * int(STRIKE**strikes), WINDOWS_REMEMBERED * policy.window_drafts)
+    return int(SHORT_WINDOW * policy.min_drafts * STRIKE**strikes)
 
 
-def collapse_limit(watch: Watch, policy: MonitorPolicy) -> float:
-    """Acceptance length under which the draft is as good as useless, or nothing like its usual self."""
-    if watch.usual_length is None:
-        return policy.collapsed_below
-    usual = watch.usual_length - 1.0
-    # A cheap draft may pay with less than what elsewhere is a collapse.
-    return max(1.0 + SHARE_OF_USUAL * usual, min(policy.collapsed_below, 1.0 + usual / 2.0))
+def _memory(policy: MonitorPolicy) -> int:
+    return WINDOWS_REMEMBERED * policy.window_drafts
 
 
 def is_losing(watch: Watch, costs: Costs, policy: MonitorPolicy, now: float) -> bool:
     """Whether even the best number of draft tokens is slower than none: by much of late, or for long."""
-    least, is_sure = _drafts_to_stop(watch, policy, now), False
+    least, is_sure = _drafts_to_lose(watch, policy, now), False
     for counters, spans in ((watch.window, ()), (watch.long_window, watch.windows)):
         best = best_choice(counters, costs.exactly(), watch.choices, least_drafts=policy.min_drafts)
         if best is None:
@@ -125,8 +132,7 @@ def would_pay(watch: Watch, bucket: int, policy: MonitorPolicy, now: float) -> b
             return None
         return length.mean > limit
     has_collapsed = watch.verdict is Reason.COLLAPSED
-    if is_new and not has_collapsed and drafts.drafts < policy.min_drafts:
-        # What had collapsed and is better is back; what did not quite pay may only have had luck.
+    if is_new and drafts.drafts < _drafts_to_return(watch, policy):
         return None
     sure, margin = (LIKELY if has_collapsed else SURE, 0.0) if is_new else (CERTAIN, policy.margin)
     if any(estimate.lower(sure) > margin for estimate in found):
@@ -134,6 +140,13 @@ def would_pay(watch: Watch, bucket: int, policy: MonitorPolicy, now: float) -> b
     latest = payoffs(watch.probed[-1], costs, watch.choices).values()
     is_hopeful = any(estimate.mean > policy.margin for estimate in latest)
     return None if is_hopeful or any(estimate.upper(HUNCH) > policy.margin for estimate in found) else False
+
+
+def _drafts_to_return(watch: Watch, policy: MonitorPolicy) -> float:
+    """Drafts of a better text it takes: a few requests of many kinds may only be luck."""
+    # What had collapsed and is better is back; what did not quite pay may not have changed.
+    is_clear = watch.verdict is Reason.COLLAPSED and not watch.dips
+    return 1 if is_clear else policy.min_drafts * watch.unlikeness
 
 
 def evidence_of(watch: Watch) -> tuple[SpecDecodeCounters, bool]:

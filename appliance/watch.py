@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 
-from appliance.goodput import NO_COSTS, Costs, borrowed
+from appliance.goodput import NO_COSTS, Costs, borrowed, jump
 from appliance.speculation import (
     NO_DRAFTS,
     DraftTokenTable,
@@ -26,6 +26,19 @@ from appliance.speculation import (
 
 WINDOWS_REMEMBERED = 8
 """How many windows long the memory is that small losses are found in."""
+SHORT_WINDOW = 2
+"""So many times the fewest drafts that give a verdict: what it takes to stop."""
+JUMPS_REMEMBERED = 32
+"""Pairs of neighbouring short windows from which unlikeness is told."""
+LEAST_JUMPS = 12
+USUAL_JUMP = 1.323
+"""What a quarter of short windows exceed by chance alone: the upper quartile of chi square."""
+MOST_UNLIKENESS = 16.0
+DIPS_REMEMBERED = 16
+ONE_KIND = 2.2
+"""Up to which one kind of traffic may seem to differ."""
+SHARE_OF_USUAL = 0.2
+"""Of the usual gain over 1.0 that must be left, or the draft has collapsed."""
 REMEMBERED_FLIPS_SECONDS = 1800.0
 """How long it tells something that speculation was stopped or resumed."""
 STANDING = frozenset({Reason.NOT_CONTROLLABLE, Reason.OPERATOR_OVERRIDE, Reason.DRAFT_LINT_FAILED})
@@ -115,6 +128,14 @@ class Watch:
     """Readings of drafts, oldest first; the window reaches from the first to the last."""
     history: tuple[SpecDecodeCounters, ...] = ()
     """Readings a window apart, oldest first, for what is too small to be seen in one window."""
+    marks: tuple[SpecDecodeCounters, ...] = ()
+    """Where the last short window began and ended; one as large as speculation could stop for."""
+    jumps: tuple[float, ...] = ()
+    """How much each short window differed from the one before, squared, in variances."""
+    dip: int = 0
+    """Drafts of the short windows that lately looked collapsed, one after the other."""
+    dips: tuple[int, ...] = ()
+    """Of former ones that ended by themselves, newest last: what looks collapsed now may be no more."""
     last: EngineReading | None = None
     largest_batch: int = 1
     choices: tuple[int, ...] = (0,)
@@ -168,6 +189,19 @@ class Watch:
             for earlier, later in pairwise(self.history)
             if (difference := later.since(earlier)) is not None
         )
+
+    @property
+    def unlikeness(self) -> float:
+        """
+        So many times more one short window differs from the next than chance would have it.
+
+        Requests of several kinds at once make each of them different; one kind after the other makes
+        few, which the upper quartile does not see.  1.0 for all that may well be one kind.
+        """
+        if len(self.jumps) < LEAST_JUMPS:
+            return 1.0
+        quartile = sorted(self.jumps)[len(self.jumps) * 3 // 4]
+        return 1.0 if quartile <= ONE_KIND * USUAL_JUMP else min(MOST_UNLIKENESS, quartile / USUAL_JUMP)
 
     def flips_lately(self, now: float) -> tuple[float, ...]:
         """When speculation was stopped or resumed, not too long ago."""
@@ -237,8 +271,36 @@ def observe(watch: Watch, reading: EngineReading | None, policy: MonitorPolicy) 
         if not history or counters.drafts - history[-1].drafts >= policy.window_drafts:
             history = (*history, counters)[-1 - WINDOWS_REMEMBERED :]
         samples = tail((*watch.samples, counters), policy.window_drafts)
-        watch = replace(watch, samples=samples, history=history)
+        watch = _with_mark(replace(watch, samples=samples, history=history), counters, policy)
     return replace(watch, reason=_shown(watch, policy))
+
+
+def _with_mark(watch: Watch, counters: SpecDecodeCounters, policy: MonitorPolicy) -> Watch:
+    """The watch after another short window, if one has ended; probes are too far apart to be compared."""
+    if watch.mode is not SpeculationMode.SPECULATIVE:
+        return replace(watch, marks=(), dip=0)
+    if watch.marks and counters.drafts - watch.marks[-1].drafts < SHORT_WINDOW * policy.min_drafts:
+        return watch
+    before = span(watch.marks)
+    latest = counters.since(watch.marks[-1]) if watch.marks else None
+    marked = replace(watch, marks=(*watch.marks[-1:], counters))
+    if latest is None:
+        return marked
+    seen = jump(before, latest) if before.drafts else None
+    jumps = watch.jumps if seen is None else (*watch.jumps, seen)[-JUMPS_REMEMBERED:]
+    if latest.acceptance_length < collapse_limit(watch, policy):
+        return replace(marked, jumps=jumps, dip=watch.dip + latest.drafts)
+    dips = (*watch.dips, watch.dip)[-DIPS_REMEMBERED:] if watch.dip else watch.dips
+    return replace(marked, jumps=jumps, dip=0, dips=dips)
+
+
+def collapse_limit(watch: Watch, policy: MonitorPolicy) -> float:
+    """Acceptance length under which the draft is as good as useless, or nothing like its usual self."""
+    if watch.usual_length is None:
+        return policy.collapsed_below
+    usual = watch.usual_length - 1.0
+    # A cheap draft may pay with less than what elsewhere is a collapse.
+    return max(1.0 + SHARE_OF_USUAL * usual, min(policy.collapsed_below, 1.0 + usual / 2.0))
 
 
 def follow(watch: Watch, reading: EngineReading | None, policy: MonitorPolicy) -> Watch:
@@ -294,6 +356,8 @@ def _fresh(
         buckets=_told(reading),
         has_paid=watch.has_paid,
         usual_length=watch.usual_length,
+        jumps=watch.jumps,
+        dips=watch.dips,
         since=watch.since,
         flips=watch.flips,
     )

@@ -39,7 +39,7 @@ def register() -> None:
 
 
 def spare_the_draft() -> None:
-    """Run a draft that is not drafting only as often as it must; leave a vLLM that is made differently."""
+    """Run the draft only where it drafts; leave a vLLM that is made differently."""
     import inspect  # noqa: PLC0415 - only in a worker
 
     import torch  # noqa: PLC0415

@@ -20,6 +20,7 @@ from tests.scenarios import (
     at_length,
     at_payoff,
     in_turn,
+    mixed,
     steady,
 )
 from tests.simulated_worker import (
@@ -73,6 +74,19 @@ def test_a_collapse_is_seen_at_once_and_its_end_soon(engine):
     assert sorted(resumed)[-2] <= 30.0
     assert max(stopped) <= 10.0
     assert max(resumed) <= 60.0
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("weights", [((1, CODE), (1, HEX)), ((3, CODE), (1, HEX))], ids=["1 in 2", "1 in 4"])
+def test_a_mixture_of_requests_is_judged_as_a_mixture(engine, weights):
+    """Once it is known, one hopeless request after another stops drafting at most once in a while."""
+    for seed in range(5, 9):
+        traffic = Traffic(acceptance=mixed(seed, weights, 0.5))
+        run = controlled(engine, traffic, POLICY, 720.0, seed=seed)
+        looks = [look for look in run.looks if look.at > 120.0]
+        states = [look.watch.draft_tokens(1) > 0 for look in looks]
+        flips = sum(one is not other for one, other in pairwise(states))
+        assert flips <= 2, seed
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)

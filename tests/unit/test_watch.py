@@ -19,6 +19,7 @@ from appliance.speculation import (
     draft_tokens_at,
 )
 from appliance.watch import (
+    DIPS_REMEMBERED,
     WINDOWS_REMEMBERED,
     Bucket,
     MonitorPolicy,
@@ -329,3 +330,64 @@ def test_the_table_covers_every_batch_with_choices_only(largest: int, data: st.D
     assert [first for first, _, _ in watch.table] == [1, *(last + 1 for _, last, _ in watch.table[:-1])]
     assert watch.table[-1][1] == largest
     assert {draft_tokens_at(watch.table, batch) for batch in range(1, largest + 1)} <= {0, 1, 3}
+
+
+GOOD, DEAD = (1.6, 0.4), (0.0, 0.0)
+"""Mean accepted tokens of a draft, and how much they vary from tick to tick."""
+
+
+def ticks(*texts: tuple[tuple[float, float], int], start: Watch = START) -> Watch:
+    """Return what is known after ticks of 20 full drafts, a short window each, of one text after another."""
+    drafts, accepted, looks = 0, 0.0, [reading()]
+    for (mean, spread), count in texts:
+        for number in range(count):
+            drafts += 20
+            accepted += 20 * (mean + spread * (1 if number % 2 else -1) / 4)
+            looks.append(reading(drafts, (int(accepted / 2), int(accepted / 3), int(accepted / 6))))
+    return seen(*looks, start=start)
+
+
+def test_a_dip_that_ends_by_itself_is_remembered_with_its_length():
+    """While drafting went on; a dip that goes on is none yet."""
+    assert ticks((GOOD, 5), (DEAD, 3)).dips == ()
+    assert ticks((GOOD, 5), (DEAD, 3)).dip == 60
+    after = ticks((GOOD, 5), (DEAD, 3), (GOOD, 2), (DEAD, 1), (GOOD, 1))
+    assert (after.dips, after.dip) == ((60, 20), 0)
+
+
+def test_a_dip_in_which_drafting_was_stopped_did_not_end_by_itself():
+    """Nobody knows how long it would have lasted."""
+    dipped = ticks((GOOD, 5), (DEAD, 3))
+    stopped = replace(dipped, mode=SpeculationMode.TARGET_ONLY)
+    probed = seen(reading(170, (165, 165, 165)), policy=POLICY, start=stopped)
+    assert (probed.dip, probed.dips, probed.marks) == (0, (), ())
+
+
+def test_only_so_many_dips_are_remembered():
+    """Traffic of last month says little."""
+    watch = ticks(*((GOOD, 1), (DEAD, 1)) * 40)
+    assert len(watch.dips) == DIPS_REMEMBERED
+
+
+def test_one_kind_of_traffic_is_like_itself():
+    """And little of it says nothing either way."""
+    assert ticks((GOOD, 40)).unlikeness == 1.0
+    assert ticks((GOOD, 1), (DEAD, 1), (GOOD, 1)).unlikeness == 1.0
+
+
+def test_several_kinds_at_once_are_not_alike():
+    """Every short window differs from the next."""
+    assert ticks(*((GOOD, 1), (DEAD, 1)) * 20).unlikeness > 4
+
+
+def test_one_kind_after_the_other_is_like_itself():
+    """A change now and then is no mixture."""
+    assert ticks((GOOD, 15), (DEAD, 15), (GOOD, 15)).unlikeness == 1.0
+
+
+def test_what_is_known_of_traffic_outlives_the_engine():
+    """It is the same traffic that the next one gets."""
+    watch = ticks(*((GOOD, 1), (DEAD, 1)) * 20)
+    restarted = observe(watch, reading(epoch="two"), POLICY)
+    assert (restarted.dips, restarted.jumps) == (watch.dips, watch.jumps)
+    assert (restarted.dip, restarted.marks) == (0, ())

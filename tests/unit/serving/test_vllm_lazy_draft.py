@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.serving.vllm_lazy_draft import LONGEST, keep_draft_in_step
+from appliance.serving.vllm_lazy_draft import keep_draft_in_step
 
 torch = pytest.importorskip("torch")
 
@@ -50,9 +50,10 @@ class Metadata:
 
 @dataclass
 class Request:
-    """One request; its tokens are a function of its name, so that both worlds agree on them."""
+    """One request; its tokens are a function of its text, so that both worlds agree on them."""
 
     name: int
+    text: int
     prompt: int
     computed: int = 0
     """Tokens the target has computed."""
@@ -79,9 +80,9 @@ class Row:
     accepted: int = 0
 
 
-def token(name: int, position: int) -> int:
-    """The token a request has, or will have, at a position."""
-    return (name * 7919 + position * 104729) % 32000
+def token(text: int, position: int) -> int:
+    """The token a text has at a position."""
+    return (text * 7919 + position * 104729) % 32000
 
 
 class Drafter:
@@ -151,11 +152,19 @@ class Runner:
     """vLLM's runner around a draft: persistent buffers, and the way a step's arguments are made."""
 
     use_aux_hidden_state_outputs = True
+    use_async_scheduling = False
+    supports_mm_inputs = False
+    max_num_reqs = 3
 
     def __init__(self, drafter: Drafter, max_num_tokens: int) -> None:
         self.drafter = drafter
         self.max_num_tokens = max_num_tokens
-        self.input_batch = SimpleNamespace(req_ids=[])
+        self.kv_cache_config = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=["full attention"])
+        self.input_batch = SimpleNamespace(
+            req_ids=[],
+            block_table=[SimpleNamespace(block_size=BLOCK)],
+            token_ids_cpu=torch.zeros((8, BLOCK * BLOCKS), dtype=torch.int32).numpy(),
+        )
         self.input_ids = SimpleNamespace(gpu=torch.zeros(BUFFER, dtype=torch.int32))
         self.positions = torch.zeros(BUFFER, dtype=torch.int64)
         self.slots = torch.zeros(BUFFER, dtype=torch.int64)
@@ -218,24 +227,47 @@ class World:
         return self.drafter.cache
 
     @property
-    def waiting(self) -> int:
-        """Steps noted and not yet run over."""
-        backlog = getattr(self.runner, "appliance_backlog", None)
-        return len(backlog._notes) if backlog is not None else 0
+    def owed(self) -> int:
+        """Places of running requests that the draft has not been run over."""
+        owed = getattr(self.runner, "appliance_owed", None)
+        if owed is None or owed._is_owed is None:
+            return 0
+        places = {
+            request.slot(position)
+            for request in self.requests.values()
+            for position in range(request.computed)
+        }
+        return int(owed._is_owed[sorted(places)].sum()) if places else 0
 
     def add(self, name: int, prompt: int = 3) -> None:
         """Take a request in."""
-        self.requests[name] = Request(name=name, prompt=prompt)
+        self.requests[name] = Request(name=name, text=name, prompt=prompt)
+
+    def share(self, name: int, other: int) -> None:
+        """Take in a request that begins like another one, and finds its full blocks in the prefix cache."""
+        held = self.requests[other]
+        full = (held.computed - 1) // BLOCK
+        self.requests[name] = Request(
+            name=name,
+            text=held.text,
+            prompt=held.computed,
+            computed=full * BLOCK,
+            blocks=held.blocks[:full],
+        )
+
+    def _let_go(self, blocks: list[int]) -> None:
+        held = {block for request in self.requests.values() for block in request.blocks}
+        self.free = [block for block in blocks if block not in held] + self.free
 
     def finish(self, name: int) -> None:
         """Let a request go; others get its blocks first, to make the most of any confusion."""
-        self.free = self.requests.pop(name).blocks + self.free
+        self._let_go(self.requests.pop(name).blocks)
 
     def preempt(self, name: int) -> None:
         """Take a request's blocks away; it will be computed anew."""
         request = self.requests[name]
-        self.free = request.blocks + self.free
-        self.requests[name] = Request(name=name, prompt=request.computed)
+        self.requests[name] = Request(name=name, text=request.text, prompt=request.computed)
+        self._let_go(request.blocks)
 
     def step(self, rows: list[tuple[int, int, int]], k: int, **odd: Any) -> Any:
         """
@@ -265,6 +297,12 @@ class World:
     def _arguments(self, batch: list[Row], k: int) -> dict[str, Any]:
         runner = self.runner
         runner.input_batch.req_ids = [str(row.request.name) for row in batch]
+        for number, row in enumerate(batch):
+            # What is not computed yet is not known either, apart from the token that comes next.
+            known = max(row.request.computed + 1, row.request.prompt)
+            texts = [token(row.request.text, position) for position in range(known)]
+            runner.input_batch.token_ids_cpu[number, :known] = texts
+            runner.input_batch.token_ids_cpu[number, known:] = 0
         ids, where, slots, sampled, last, starts = [], [], [], [], [], [0]
         for row in batch:
             request, start = row.request, row.request.computed
@@ -272,10 +310,10 @@ class World:
             for offset in range(row.tokens):
                 # A draft token that will be rejected is not the one that belongs there.
                 wrong = 0 if offset < kept else 1
-                ids.append(token(request.name, start + offset) + wrong)
+                ids.append(token(request.text, start + offset) + wrong)
                 where.append(start + offset)
                 slots.append(request.slot(start + offset))
-            sampled.append(token(request.name, start + kept))
+            sampled.append(token(request.text, start + kept))
             last.append(starts[-1] + kept - 1)
             starts.append(starts[-1] + row.tokens)
         count = starts[-1]
@@ -284,7 +322,7 @@ class World:
         runner.positions[:count] = torch.tensor(where)
         runner.slots[:count] = torch.tensor(slots)
         hidden = torch.tensor(
-            [[row.request.name, row.request.computed + at] for row in batch for at in range(row.tokens)],
+            [[row.request.text, row.request.computed + at] for row in batch for at in range(row.tokens)],
             dtype=torch.float32,
         )
         lengths = [row.request.computed + row.tokens for row in batch]
@@ -295,6 +333,7 @@ class World:
         return {
             "scheduler_output": SimpleNamespace(
                 num_spec_tokens_to_schedule=k,
+                total_num_scheduled_tokens=count,
                 scheduled_spec_decode_tokens={row.request.name: [0] for row in batch if row.request.drafts},
             ),
             "sampled_token_ids": torch.tensor(sampled),
@@ -358,33 +397,33 @@ class Pair:
         return len(self.eager.drafter.calls), len(self.lazy.drafter.calls)
 
 
-def test_a_step_that_drafts_nothing_is_noted_and_nothing_is_run():
-    """That is what is saved."""
+def test_a_step_that_drafts_nothing_does_not_run_the_draft():
+    """Neither over prompts nor after them: that is what is saved."""
     pair = Pair(1, 2)
-    for _ in range(5):
+    for _ in range(50):
         pair.step(0)
-    assert (pair.forwards, pair.lazy.waiting) == ((6, 1), 5)
-    assert len(pair.differences()) == 10
+    assert (pair.forwards, pair.lazy.owed) == ((51, 0), 106)
 
 
 def test_the_draft_catches_up_before_it_drafts_again():
-    """In one forward over all noted tokens, and then its own."""
+    """In one forward over all that is owed, and then its own."""
     pair = Pair(1, 2)
     for _ in range(5):
         pair.step(0)
     pair.step(3)
-    assert pair.lazy.drafter.calls[-2:] == [(0, 10), (3, 2)]
-    assert (pair.differences(), pair.lazy.waiting) == ([], 0)
+    assert pair.lazy.drafter.calls == [(0, 16), (3, 2)]
+    assert (pair.differences(), pair.lazy.owed) == ([], 0)
 
 
-def test_the_draft_catches_up_before_a_prompt_is_processed():
-    """Whoever joins may share blocks, and must find them filled."""
-    pair = Pair(1)
+def test_what_was_paid_is_not_owed_again():
+    """A pause costs what was computed during it, not what was before."""
+    pair = Pair(1, 2)
+    pair.step(0)
+    pair.step(3)
     pair.step(0)
     pair.step(0)
-    pair.do("add", 2)
-    pair.step(0)
-    assert pair.lazy.drafter.calls[-2:] == [(0, 2), (0, 4)]
+    pair.step(1)
+    assert pair.lazy.drafter.calls == [(0, 8), (3, 2), (0, 8), (0, 2), (1, 2)]
     assert pair.differences() == []
 
 
@@ -396,106 +435,90 @@ def test_the_draft_catches_up_in_the_rows_of_the_batch_that_comes_next():
     pair.do("finish", 1)
     pair.step(0, [(2, 1, 0), (3, 1, 0)])
     pair.step(1, [(3, 1, 0), (2, 1, 0)])
-    assert pair.lazy.drafter.calls[-2:] == [(0, 6), (1, 2)]
+    assert pair.lazy.drafter.calls == [(0, 12), (1, 2)]
     assert pair.differences() == []
 
 
-def test_a_request_that_ended_is_not_written_for():
-    """Its blocks are others' by now."""
+def test_a_request_that_ended_is_not_paid_for():
+    """Its blocks are others' by now, and what was owed of them is gone."""
     pair = Pair(1, 2)
     pair.step(0)
     pair.do("finish", 1)
     pair.do("add", 3)
-    pair.step(0)
-    assert pair.lazy.drafter.calls[-2:] == [(0, 1), (0, 4)]
-    assert pair.differences() == []
+    pair.step(1)
+    assert pair.lazy.drafter.calls == [(0, 4), (1, 4)]
+    assert (pair.differences(), pair.lazy.owed) == ([], 0)
 
 
-def test_a_request_that_was_preempted_is_not_written_for():
-    """It is computed anew, elsewhere; what was noted of it is of blocks it has lost."""
+def test_a_request_that_was_preempted_is_not_paid_for():
+    """It is computed anew, elsewhere."""
     pair = Pair(1, 2)
     pair.step(0)
     pair.step(0)
     pair.do("preempt", 1)
     pair.do("add", 3, 9)
-    pair.step(0, [(3, 9, 0), (2, 1, 0), (1, 9, 0)])
-    assert pair.lazy.drafter.calls[-2] == (0, 2)
+    pair.step(1, [(3, 9, 0), (2, 1, 0), (1, 9, 0)])
+    assert pair.lazy.drafter.calls == [(0, 5), (1, 15)]
     assert pair.differences() == []
 
 
-def test_a_preempted_request_that_comes_back_a_token_at_a_time_is_written_for():
-    """What is noted of it since then counts, what was noted before does not."""
-    pair = Pair(1, 2)
+def test_who_finds_a_block_in_the_prefix_cache_finds_what_is_owed_of_it():
+    """It is paid once for all who share the block."""
+    pair = Pair()
+    pair.do("add", 1, 9)
     pair.step(0)
-    pair.do("preempt", 1)
-    pair.do("add", 3, 1)
-    pair.step(0, [(3, 1, 0), (2, 1, 0), (1, 1, 0)])
-    pair.step(2, [(3, 1, 0), (2, 1, 0), (1, 9, 0)])
-    assert pair.lazy.drafter.calls[-2:] == [(0, 4), (2, 5)]
-    assert pair.differences() == []
-
-
-def test_nothing_is_run_when_nobody_is_left_of_those_noted():
-    """Their tokens would have nowhere to go."""
-    pair = Pair(1)
-    pair.step(0)
-    pair.do("finish", 1)
-    pair.do("add", 2)
-    pair.step(0)
-    assert pair.lazy.drafter.calls == [(0, 3), (0, 3)]
-    assert pair.lazy.waiting == 0
-
-
-def test_a_request_that_sat_out_a_step_is_caught_up_with():
-    """Its noted tokens still follow one another."""
-    pair = Pair(1, 2)
-    pair.step(0)
-    pair.step(0, [(2, 1, 0)])
-    pair.step(0)
+    pair.do("share", 2, 1)
+    pair.do("share", 3, 1)
     pair.step(2)
-    assert pair.lazy.drafter.calls[-2:] == [(0, 5), (2, 2)]
+    assert pair.lazy.drafter.calls == [(0, 9), (2, 3)]
     assert pair.differences() == []
 
 
-def test_a_request_that_sat_out_the_catching_up_harms_nobody_else():
-    """Its notes are gone, and only its own drafts are the worse for it."""
+def test_what_is_owed_in_pieces_is_paid_in_pieces():
+    """Tokens between them were drafted on, and are not run again."""
+    pair = Pair()
+    pair.do("add", 1, 5)
+    pair.step(0)
+    pair.step(1)
+    pair.step(0)
+    pair.step(0)
+    pair.step(0)
+    pair.lazy.runner.appliance_owed._is_owed[pair.lazy.requests[1].slot(2)] = True
+    pair.step(1)
+    assert pair.lazy.drafter.calls[-2:] == [(0, 3), (1, 1)]
+    assert pair.differences() == []
+
+
+def test_a_request_that_sits_out_keeps_what_is_owed():
+    """It is paid when it drafts, and not before."""
     pair = Pair(1, 2)
     pair.step(0)
     pair.step(1, [(2, 1, 0)])
-    pair.step(1)
     assert {name for name, _position in pair.differences()} == {1}
-
-
-def test_the_draft_catches_up_when_so_many_steps_are_noted():
-    """Notes hold hidden states, which take memory."""
-    pair = Pair(1)
-    for _ in range(LONGEST):
-        pair.step(0)
-    assert (pair.forwards[1], pair.lazy.waiting) == (1, LONGEST)
-    pair.step(0)
-    assert (pair.lazy.drafter.calls[-1], pair.lazy.waiting) == ((0, LONGEST), 1)
     pair.step(1)
     assert pair.differences() == []
 
 
-def test_the_draft_never_catches_up_on_more_tokens_than_it_can_take():
-    """Its buffers are made for so many."""
+def test_the_draft_never_catches_up_on_more_than_it_has_room_for():
+    """Its buffers are made for so many tokens, and so many requests."""
     pair = Pair(1, 2, 3, max_num_tokens=10)
     for _ in range(20):
         pair.step(0)
-    assert {count for _k, count in pair.lazy.drafter.calls[1:]} == {9}
+    pair.do("add", 4)
     pair.step(1)
+    assert pair.lazy.drafter.calls == [(0, 10)] * 6 + [(0, 9), (1, 6)]
     assert pair.differences() == []
 
 
-def test_a_step_that_verifies_drafts_is_not_noted():
+def test_a_step_that_verifies_drafts_is_run():
     """Which of its tokens stay is for vLLM to work out."""
     pair = Pair(1, 2)
     pair.step(3)
     pair.step(0, [(1, 1, 2), (2, 1, 0)])
-    assert (pair.forwards[0] - pair.forwards[1], pair.lazy.waiting) == (0, 0)
+    assert pair.lazy.drafter.calls[-1] == (0, 8)
+    assert pair.lazy.owed == 0
     pair.step(0)
-    assert pair.lazy.waiting == 1
+    assert pair.lazy.owed == 2
     pair.step(1)
     assert pair.differences() == []
 
@@ -516,10 +539,23 @@ class OtherRunner(CountingRunner):
 
 
 class PictureRunner(CountingRunner):
-    """One with positions in three dimensions."""
+    """One whose target reads pictures, which have no token ids."""
 
-    def _get_positions(self, count):
-        return self.positions[:count].expand(3, count)
+    supports_mm_inputs = True
+
+
+class AsyncRunner(CountingRunner):
+    """One that prepares a step before it knows the tokens of the one before."""
+
+    use_async_scheduling = True
+
+
+class HybridRunner(CountingRunner):
+    """One whose layers do not share one KV cache."""
+
+    def __init__(self, drafter, max_num_tokens):
+        super().__init__(drafter, max_num_tokens)
+        self.kv_cache_config.kv_cache_groups.append("sliding window")
 
 
 class NGrams:
@@ -539,16 +575,18 @@ VERIFYING = SimpleNamespace(num_spec_tokens_to_schedule=0, scheduled_spec_decode
         ({"runner": CountingRunner}, {"scheduler_output": VERIFYING}),
         ({"runner": OtherRunner}, {}),
         ({"runner": PictureRunner}, {}),
+        ({"runner": AsyncRunner}, {}),
+        ({"runner": HybridRunner}, {}),
         ({"runner": CountingRunner, "drafter": NGrams}, {}),
     ],
 )
 def test_what_was_not_checked_is_left_to_vllm(how, odd):
-    """No hidden states of layers, drafts to verify, positions of pictures, no model: vLLM does as ever."""
+    """No hidden states of layers, drafts to verify, pictures, tokens not there yet, no model."""
     world = World(lazy=True, **how)
     world.add(1, 1)
     for _ in range(3):
         world.step([(1, 1, 0)], 0, **odd)
-    assert (world.runner.runs, world.waiting) == (3, 0)
+    assert (world.runner.runs, world.owed) == (3, 0)
 
 
 def test_a_vllm_that_names_its_arguments_is_understood():
@@ -556,10 +594,12 @@ def test_a_vllm_that_names_its_arguments_is_understood():
     world = World(lazy=True)
     world.add(1)
     world.step([(1, 9, 0)], 0)
+    owed = world.owed
     named = world._arguments([Row(request=world.requests[1], tokens=1)], 0)
     first = named.pop("scheduler_output")
     assert world.runner.propose_draft_token_ids(first, **named).shape == (1, 0)
-    assert world.waiting == 1
+    assert world.owed == owed
+    assert world.drafter.calls == []
 
 
 class Chance:
@@ -581,7 +621,11 @@ class Chance:
         draw = self.random
         if not self.running or (len(self.running) < 4 and draw.random() < 0.2):
             self.names += 1
-            self.pair.do("add", self.names, draw.randint(1, 7))
+            begun = [name for name in self.running if self.pair.lazy.requests[name].computed]
+            if begun and draw.random() < 0.5:
+                self.pair.do("share", self.names, draw.choice(begun))
+            else:
+                self.pair.do("add", self.names, draw.randint(1, 7))
         if draw.random() < 0.1:
             self.pair.do("finish", draw.choice(self.running))
         elif draw.random() < 0.1:
@@ -608,10 +652,10 @@ def test_whatever_the_traffic_the_draft_ends_up_as_if_it_had_run_at_every_step(r
     pair = chance.pair
     for _ in range(steps):
         chance.happen()
-        if not pair.lazy.waiting:
+        if not pair.lazy.owed:
             assert pair.differences() == []
     if chance.running:
         chance.step(1)
-        assert (pair.differences(), pair.lazy.waiting) == ([], 0)
+        assert (pair.differences(), pair.lazy.owed) == ([], 0)
     assert max(pair.lazy.drafter.caught_up, default=0) <= room
     assert pair.eager.drafter.caught_up == []
