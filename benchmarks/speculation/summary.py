@@ -2,8 +2,9 @@
 From segments to what a table says: medians over rounds, ratios within rounds, break-even.
 
 Ratios are made within a round, whose segments were measured minutes apart at most, and only then is
-the median taken.  The best of several fixed numbers is chosen anew in each round, so that it has the
-luck of that round on its side: a monitor that always chose right would come out a little below 1.
+the median taken.  The best fixed number is the one that was fastest over all rounds, known in
+hindsight.  It still has the luck of those rounds on its side: a monitor that always chose right would
+come out a little below 1.
 """
 
 import statistics
@@ -172,23 +173,26 @@ def parse_learnt(worker: Mapping[str, Any]) -> tuple[Learnt, ...]:
 
 
 def ratios(segments: Iterable[Measured], *, fixed_only: bool) -> list[float]:
-    """Adaptive over the best other mode, for each round in which both were measured completely."""
+    """Adaptive over what was best of all else in hindsight, for each round that was measured completely."""
     segments = list(segments)
     wanted = {segment.mode for segment in segments}
     if fixed_only:
         wanted -= {TARGET_ALONE}
-    found = []
+    complete: list[dict[Mode, float]] = []
     for number in sorted({segment.number for segment in segments}):
         speeds = {
             segment.mode: segment.figures.tokens_per_second
             for segment in segments
             if segment.number == number and segment.mode in wanted
         }
-        adaptive = speeds.pop(ADAPTIVE, None)
         # A round that was interrupted may lack the very mode that is best.
-        if adaptive is not None and len(speeds) == len(wanted) - 1 and any(speeds.values()):
-            found.append(adaptive / max(speeds.values()))
-    return found
+        if ADAPTIVE in speeds and len(speeds) == len(wanted):
+            complete.append(speeds)
+    others = wanted - {ADAPTIVE}
+    if not complete or not others:
+        return []
+    best = max(others, key=lambda mode: sum(speeds[mode] for speeds in complete))
+    return [speeds[ADAPTIVE] / speeds[best] for speeds in complete if speeds[best]]
 
 
 def spread(values: Sequence[float]) -> Spread | None:
