@@ -1,5 +1,5 @@
 """
-What every test runs under: no way out of this machine, and hypothesis without a stopwatch.
+What every test runs under: no way out of this machine, loopback up, and hypothesis without a stopwatch.
 """
 
 import os
@@ -7,7 +7,7 @@ import sys
 
 import hypothesis
 
-from tests.wall import stay_here
+from tests.wall import raise_loopback, stay_here
 
 # A busy machine is slow, not wrong.  `make test` tries the same cases each time, so that it fails for
 # what was changed; run by hand, tests look for new ones.
@@ -16,6 +16,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("appliance")
 
+raise_loopback()
 sys.addaudithook(stay_here)
 
 pytest_plugins = ("tests.leaks",)

@@ -5,7 +5,15 @@ Standard library only, so that the clients' own environments can use it too.
 """
 
 import errno
+import fcntl
 import ipaddress
+import socket
+import struct
+from contextlib import suppress
+
+GET_FLAGS, SET_FLAGS = 0x8913, 0x8914
+UP = 1
+"""`SIOCGIFFLAGS`, `SIOCSIFFLAGS` and `IFF_UP` of Linux."""
 
 HERE = {"localhost", "", None}
 
@@ -32,3 +40,12 @@ def stay_here(event: str, arguments: tuple) -> None:
         return
     if not _is_here(host):
         raise PermissionError(errno.EPERM, f"tests stay on this machine, and something asked for {host}")
+
+
+def raise_loopback() -> None:
+    """Bring `lo` up where it is down, as in a new network namespace, if we may."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        request = struct.pack("16sH14x", b"lo", 0)
+        (flags,) = struct.unpack("16xH14x", fcntl.ioctl(asked, GET_FLAGS, request))
+        if not flags & UP:
+            fcntl.ioctl(asked, SET_FLAGS, struct.pack("16sH14x", b"lo", flags | UP))
