@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test check lint types imports unit integration clients bench bench-audit bench-speculation models clean
+.PHONY: help setup setup-dev run tour test check lint types imports unit integration clients deploy bench bench-audit bench-speculation models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA) deploy/debian-packages.txt
 ##@ Check it
 
 test: export SAME_CASES = 1
-test: check unit integration clients tour ## Everything CI runs
+test: check unit integration clients deploy tour ## Everything CI runs
 
 check: lint types imports ## What a reviewer should not have to say
 
@@ -59,6 +59,10 @@ clients: setup-dev ## Unmodified clients against a real worker, each in an envir
 	@sh tests/clients/install.sh $(PYTHON) $(BIN)/pip .clients
 	@$(BIN)/python -m pytest tests/clients
 
+deploy: setup-dev ## Images, compose, chart, bundle and dashboards, with a container engine where one can be started
+	@sh tests/deploy/install.sh $(PYTHON) $(BIN)/pip .deploy
+	@$(BIN)/python -m pytest tests/deploy
+
 bench: setup-dev ## Measure what the gateway adds
 	@$(BIN)/python -m benchmarks.gateway_overhead
 
@@ -74,4 +78,4 @@ models: setup ## Rebuild the demo pair (an hour or more on two cores)
 	@$(BIN)/python -m demo.build
 
 clean: ## Remove the environments; data is kept
-	@rm -rf $(VENV) .clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	@rm -rf $(VENV) .clients .deploy .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -4,14 +4,17 @@ Builds the web application around services that somebody else owns.
 
 from http import HTTPStatus
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from appliance.api import admin, batches, files, openai, ops
+from appliance.api.console import pages
+from appliance.api.console.headers import ConsoleHeaders
 from appliance.api.errors import (
+    RENDERINGS,
     UNEXPECTED,
     UNEXPECTED_MESSAGE,
     WRONG_METHOD,
@@ -23,10 +26,11 @@ from appliance.api.errors import (
 from appliance.api.middleware import BodyLimit, RequestIdentity
 from appliance.api.services import Services
 from appliance.errors import ApplianceError, RouteNotFoundError
+from appliance.metrics import Metrics
 from appliance.tenancy import Tenant
 
 ROUTERS = (ops.router, openai.router, files.router, batches.router, admin.router)
-"""Every route there is; `appliance.api.document` describes them."""
+"""Every route of the API; `appliance.api.document` describes them.  The console's are for people."""
 CLIENT_GONE = 499
 """What other servers log for a client that left; no client ever sees it."""
 
@@ -36,7 +40,8 @@ def create_app(services: Services) -> FastAPI:
     # No schema, so no documentation pages either: those load scripts from outside in the browser.
     app = FastAPI(title="Sovereign serving appliance", openapi_url=None, redirect_slashes=False)
     app.state.services = services
-    for router in ROUTERS:
+    _know_errors(services.metrics)
+    for router in _routers(services):
         app.include_router(router)
 
     def limit_headers(tenant: Tenant, model: str | None) -> dict[str, str]:
@@ -88,12 +93,17 @@ def create_app(services: Services) -> FastAPI:
         count=count,
         larger={files.PATH: services.files.max_form_bytes} if services.files else {},
     )
+    app.add_middleware(ConsoleHeaders)
     app.add_middleware(
         RequestIdentity,
         new_request_id=services.new_request_id,
         limit_headers=limit_headers,
     )
     return app
+
+
+def _routers(services: Services) -> tuple[APIRouter, ...]:
+    return ROUTERS if services.console is None else (*ROUTERS, pages.router)
 
 
 def _methods(app: FastAPI, request: Request) -> str:
@@ -103,3 +113,9 @@ def _methods(app: FastAPI, request: Request) -> str:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
             found |= route.methods or set()
     return ", ".join(sorted(found))
+
+
+def _know_errors(metrics: Metrics) -> None:
+    """Export an error that never came as 0: the first one of a new series would not be seen as a rise."""
+    for known in (*RENDERINGS.values(), UNEXPECTED, WRONG_METHOD):
+        metrics.errors.labels(known.code)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from appliance.changes import ChangeLog, SpeculationChange
+from appliance.cost.metering import NO_METERING, Metering
 from appliance.errors import ControlRefusedError, ControlUnavailableError, WorkerFailedError
 from appliance.hard_off import (
     HardOffPolicy,
@@ -63,6 +64,7 @@ class ControlParts:
     changes: ChangeLog
     metrics: Metrics
     logger: Logger
+    costs: Metering = NO_METERING
 
 
 class ControlLoop:
@@ -131,6 +133,7 @@ class ControlLoop:
 
     async def look(self, before: WorkerSnapshot) -> WorkerSnapshot:
         """Look at one worker, decide, steer it, and publish what was seen."""
+        self._parts.costs.looking(before.worker.worker_id)
         after = await self._seen(before)
         current = self._parts.pool.snapshot(before.worker.worker_id)
         if current is None or current.worker is not before.worker:
@@ -144,6 +147,7 @@ class ControlLoop:
                 # Of a worker seen for the first time, and not steered, nothing has been decided.
                 self._parts.changes.record(before, after)
             await self._steer(after)
+        self._parts.costs.saw(after, acting=self._is_acting)
         return after
 
     def request_probe(self, worker_id: WorkerId) -> None:

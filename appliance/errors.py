@@ -139,6 +139,10 @@ class LimitsUnavailableError(ApplianceError):
     """The database of limits cannot be reached, and this gateway holds nothing to go on with."""
 
 
+class CostUnavailableError(ApplianceError):
+    """What engine time came to cannot be read from the database, or written to it."""
+
+
 class WorkerFailedError(ApplianceError):
     """A worker broke off, answered nonsense or could not be reached."""
 
@@ -185,3 +189,23 @@ class MalformedCheckpointError(AuditError):
 
 class AuditKeyError(AuditError):
     """A signing or verification key is missing, malformed, or readable by others."""
+
+
+class BundleError(ApplianceError):
+    """Base of what can go wrong with a bundle; what serves is untouched."""
+
+
+class BundleRefusedError(BundleError):
+    """A bundle is not what a trusted key signed, or is malformed; nothing of it may be used."""
+
+
+class BundleRollbackError(BundleError):
+    """A bundle is older than what was loaded before, or needs a version in between."""
+
+
+class BundleIncompleteError(BundleError):
+    """A bundle lacks what it must hold: an image that is named, or the base of a difference."""
+
+
+class BundleStorageError(BundleError):
+    """A bundle cannot be read, copied or delivered: a disk, an engine or a registry; a load can go on."""

@@ -15,6 +15,7 @@ from appliance.audit.entry import JSON
 from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
 from appliance.capture import NO_CAPTURE, Capture
+from appliance.cost.metering import Metering
 from appliance.limits.estimate import estimate_tokens
 from appliance.members import Member
 from appliance.metrics import Metrics
@@ -244,6 +245,12 @@ class Exchange:
             accepted_tokens=usage.accepted_tokens or 0,
             completion_tokens=usage.completion_tokens,
         )
+
+    def meter(self, costs: Metering) -> None:
+        """Add its tokens to what its worker was paid for, if one was asked."""
+        if self.worker is not None:
+            worker_id = self.worker.worker.worker_id
+            costs.count(worker_id, self.caller.tenant.name, self.model, self.final_usage)
 
 
 def _milliseconds(seconds: float) -> int:

@@ -14,15 +14,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import Any, Protocol
 
 from appliance.admission import AdmissionControl, Asked, Lane, Slot
-from appliance.attribution import Attribution
-from appliance.audit.pending import Kept
-from appliance.audit.registry import EntryType
-from appliance.audit.sink import AuditSink
 from appliance.call import Call
-from appliance.capture import Captures
+from appliance.cost.metering import NO_METERING, Metering
 from appliance.errors import (
     ApplianceError,
     AtCapacityError,
@@ -38,51 +33,20 @@ from appliance.errors import (
 from appliance.exchange import Exchange, Outcome
 from appliance.limits.limiting import NO_LIMITS, Limiting
 from appliance.limits.reservation import Reservation
-from appliance.logs import Logger
 from appliance.metrics import Metrics
+from appliance.recorder import Recorder
+from appliance.relay import EVENT_STREAM, NOT_IMPLEMENTED, OK, UNAVAILABLE, Relay
+from appliance.reply import Reply
 from appliance.serving import sse
-from appliance.serving.client import Answer, WorkerClient
-from appliance.serving.dialects.errors import ErrorText
+from appliance.serving.client import WorkerClient
 from appliance.serving.dialects.policy import may_call
 from appliance.serving.patience import Patience
 from appliance.serving.pool import WorkerPool
-from appliance.serving.refusal import CLIENT_ERROR, SERVER_ERROR, worker_error
+from appliance.serving.refusal import CLIENT_ERROR, SERVER_ERROR
 from appliance.serving.router import has_target_only
 from appliance.serving.worker import WorkerId
 
-EVENT_STREAM = "text/event-stream; charset=utf-8"
-OK = 200
-UNAVAILABLE = 503
 TOO_MANY = 429
-NOT_IMPLEMENTED = 501
-PASSING = frozenset({408, 429})
-"""Refusals of a worker that say nothing about the request."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """What goes out before the first byte of the answer."""
-
-    status: int
-    content_type: str
-    headers: dict[str, str]
-    length: int | None = None
-    """Bytes of the body, where they are known."""
-
-
-class Reply(Protocol):
-    """The client's end of the connection."""
-
-    client_left: bool
-
-    async def start(self, head: Head) -> None:
-        """Send the head."""
-
-    async def write(self, data: bytes) -> None:
-        """Send part of the body."""
-
-    async def end(self, data: bytes) -> None:
-        """Send the last part of the body; whatever the gateway still does, the client need not wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,28 +67,32 @@ class Gateway:
         pool: WorkerPool,
         admission: AdmissionControl,
         client: WorkerClient,
-        audit: AuditSink,
-        attribution: Attribution,
-        captures: Captures,
+        recorder: Recorder,
         metrics: Metrics,
-        logger: Logger,
         clock: Callable[[], float],
         policy: GatewayPolicy,
         limits: Limiting = NO_LIMITS,
+        costs: Metering = NO_METERING,
     ) -> None:
         self.pool = pool
         self.admission = admission
         self.limits = limits
+        self._costs = costs
         self._client = client
-        self._audit = audit
-        self._attribution = attribution
-        self._captures = captures
+        self._recorder = recorder
         self._metrics = metrics
-        self._logger = logger
         self._clock = clock
         self._policy = policy
         self._patience = Patience(
             keep_alive_seconds=policy.keep_alive_seconds, silence_seconds=policy.silence_seconds
+        )
+        self._relay = Relay(
+            recorder=recorder,
+            pool=pool,
+            patience=self._patience,
+            metrics=metrics,
+            clock=clock,
+            origin=policy.origin,
         )
 
     def admit(self, call: Call) -> None:
@@ -144,35 +112,24 @@ class Gateway:
             raise NoWorkerAvailableError(message)
         served = models.get(call.model)
         if served is None or not may_call(call.caller, served):
-            self._deny(call, "model_not_found", status=404)
+            self._recorder.deny(call, "model_not_found", status=404)
             message = f"The model `{call.model}` does not exist or you do not have access to it."
             raise ModelNotFoundError(message)
         try:
             call.check_policy()
         except InvalidRequestError as error:
-            self._deny(call, error.code or "invalid_request", status=CLIENT_ERROR)
+            self._recorder.deny(call, error.code or "invalid_request", status=CLIENT_ERROR)
             raise
         forbidden_by = call.forbidden_by
         if forbidden_by and not has_target_only(call.model, self.pool.snapshots):
-            self._deny(call, "needs_target_only_worker", status=400)
+            self._recorder.deny(call, "needs_target_only_worker", status=400)
             raise call.refusal()
         try:
             lane = Lane(call.model, forbidden_by is None)
             self.admission.refuse_if_full(lane, call.caller.tenant.name, call.priority, getsizeof(call.text))
         except AtCapacityError:
-            self._deny(call, "at_capacity", status=TOO_MANY)
+            self._recorder.deny(call, "at_capacity", status=TOO_MANY)
             raise
-
-    def _deny(self, call: Call, reason: str, *, status: int) -> None:
-        self._queue(
-            EntryType.REQUEST_DENIED,
-            request_id=call.request_id,
-            tenant=call.caller.tenant.name,
-            key_id=call.caller.key.key_id,
-            route=call.route,
-            reason=reason,
-            status=status,
-        )
 
     async def relay(self, call: Call, reply: Reply) -> None:
         """
@@ -191,7 +148,7 @@ class Gateway:
             reservation = await self._wait_for_limits(call)
         exchange: Exchange | None = None
         try:
-            exchange = await self._begin(call, started)
+            exchange = await self._recorder.begin(call, started)
             await self._see_through(call, exchange, reply)
         finally:
             # The only place that gives back what was reserved, whatever happened.
@@ -201,25 +158,8 @@ class Gateway:
         try:
             return await self.limits.wait(call.caller.tenant, call.model, call.text, call.members)
         except LimitReachedError as error:
-            self._deny(call, error.code, status=TOO_MANY)
+            self._recorder.deny(call, error.code, status=TOO_MANY)
             raise
-
-    async def _begin(self, call: Call, started: float) -> Exchange:
-        """Have the intent on its way, and what it names durable before it."""
-        capture = self._captures.begin(call.caller.tenant, call.request_id)
-        content = await capture.keep_request(call.text) if capture.is_on else {}
-        return Exchange(
-            request_id=call.request_id,
-            caller=call.caller,
-            route=call.route,
-            model=call.model,
-            started=started,
-            template=self._attribution.template_of(call.route, call.members),
-            forbidden_by=call.forbidden_by,
-            intent=self._audit.submit(EntryType.REQUEST_INTENT, **call.intent_fields(), **content),
-            capture=capture,
-            verdicts=call.verdicts,
-        )
 
     async def _see_through(self, call: Call, exchange: Exchange, reply: Reply) -> None:
         """From the intent to the outcome."""
@@ -248,7 +188,7 @@ class Gateway:
             raise
         finally:
             in_flight.dec()
-            self._finish(exchange)
+            self._recorder.finish(exchange)
 
     async def _answer(self, call: Call, exchange: Exchange, reply: Reply) -> None:
         try:
@@ -257,7 +197,7 @@ class Gateway:
             if not exchange.head_sent:
                 raise
             # The head is out: the status can no longer say it, so the last frame does.
-            await self._end_with_error(call, exchange, reply, error)
+            await self._relay.end_with_error(call, exchange, reply, error)
 
     async def _wait(self, asked: Asked, call: Call, exchange: Exchange, reply: Reply) -> Slot:
         """
@@ -271,7 +211,7 @@ class Gateway:
         async def keep_alive() -> None:
             exchange.queued = self._clock() - began
             if call.is_stream:
-                await self._start(call, exchange, reply, OK, EVENT_STREAM)
+                await self._relay.start(call, exchange, reply, OK, EVENT_STREAM)
                 exchange.capture.saw(sse.KEEP_ALIVE)
                 await reply.write(sse.KEEP_ALIVE)
 
@@ -294,6 +234,7 @@ class Gateway:
             worker, another = slot.snapshot.worker, None
             tried.add(worker.worker_id)
             exchange.worker, exchange.dispatched = slot.snapshot, self._clock()
+            stay = self._costs.begin(worker.worker_id, asked.tenant, call.model)
             try:
                 async with self._client.forward(
                     worker, call.endpoint.worker_path, body, headers, self._policy.silence_seconds
@@ -305,7 +246,7 @@ class Gateway:
                         slot.failed()
                         another = self._another(asked, exchange, tried)
                     if another is None:
-                        await self._relay_answer(call, exchange, answer, reply)
+                        await self._relay.pass_on(call, exchange, answer, reply)
                         return
             except TimeoutError as error:
                 slot.failed()
@@ -320,6 +261,7 @@ class Gateway:
                 if another is None:
                     raise
             finally:
+                self._costs.end(stay)
                 slot.release()
             slot = another
 
@@ -333,189 +275,6 @@ class Gateway:
             self._metrics.retries.labels(exchange.model).inc()
         return slot
 
-    async def _relay_answer(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
-        if answer.content_type.startswith("text/event-stream"):
-            if not call.endpoint.dialect.streams:
-                raise WorkerFailedError("The worker streams where there is nothing to stream.")
-            await self._start(call, exchange, reply, answer.status, EVENT_STREAM)
-            exchange.is_relayed = True
-            try:
-                await self._relay_frames(call, exchange, answer, reply)
-            except ApplianceError as error:
-                # The head is out: the status can no longer say it, so the last frame does.
-                await self._end_with_error(call, exchange, reply, error)
-            return
-        dialect = call.endpoint.dialect
-        text = (await self._patience.read_all(answer)).decode("utf-8", "replace")
-        exchange.answered = self._clock()
-        if answer.status >= CLIENT_ERROR:
-            refused = answer.status < SERVER_ERROR
-            exchange.ends(Outcome.WORKER_REFUSED if refused else Outcome.WORKER_FAILED, status=answer.status)
-            said = worker_error(text, answer.status)
-            text = dialect.error_body(said)
-            if exchange.head_sent:
-                # A stream that waited has its head already, so its last frame says it.
-                text = dialect.error_frame(said, after=b"").decode()
-        elif exchange.head_sent:
-            message = "The worker answered in one piece where a stream was asked for."
-            raise WorkerFailedError(message)
-        else:
-            read = dialect.read_answer(text, wants_metrics=call.wants_metrics)
-            text, exchange.usage, exchange.finish_reason = read.text, read.usage, read.finish_reason
-            exchange.ends(Outcome.COMPLETED, status=answer.status)
-        body = text.encode()
-        exchange.capture.saw(body)
-        await self._record(exchange)
-        await self._start(call, exchange, reply, answer.status, "application/json", length=len(body))
-        await reply.end(body)
-
-    async def _relay_frames(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
-        """Pass whole frames on as they arrive; hold back the ones that end the stream."""
-        buffer, final, done = sse.FrameBuffer(), b"", False
-        saw, dialect = exchange.capture.saw, call.endpoint.dialect
-
-        async def keep_alive() -> None:
-            saw(sse.KEEP_ALIVE)
-            await reply.write(sse.KEEP_ALIVE)
-
-        while not done:
-            read = await self._patience.read(answer, keep_alive)
-            if not read:
-                message = "The worker broke off before it had finished; what came so far is incomplete."
-                raise WorkerFailedError(message)
-            frames = buffer.feed(read)
-            if dialect.needs_care(frames):
-                found = dialect.sort(
-                    sse.split_frames(frames), wants_usage=call.wants_usage, wants_metrics=call.wants_metrics
-                )
-                frames, final, done = found.passed, final + found.held, found.is_end
-                exchange.usage = found.usage or exchange.usage
-                exchange.finish_reason = found.finish_reason or exchange.finish_reason
-                if found.has_failed:
-                    exchange.ends(Outcome.WORKER_FAILED)
-            if frames:
-                saw(frames)
-                await reply.write(frames)
-                # Only now: what is read here is for the record, and the client need not wait for it.
-                exchange.last_frames = frames
-                if pieces := dialect.count_pieces(frames):
-                    exchange.saw_frames(pieces, self._clock())
-                exchange.finish_reason = dialect.finish_reason(frames) or exchange.finish_reason
-        exchange.ends(Outcome.COMPLETED, status=answer.status)
-        saw(final)
-        await self._record(exchange)
-        await reply.end(final)
-
-    async def _end_with_error(
-        self, call: Call, exchange: Exchange, reply: Reply, error: ApplianceError
-    ) -> None:
-        code = "audit_unavailable"
-        if isinstance(error, WorkerTimeoutError):
-            code = "worker_timeout"
-            exchange.ends(Outcome.TIMED_OUT)
-        elif isinstance(error, WorkerFailedError):
-            code = "worker_failed"
-            exchange.ends(Outcome.WORKER_FAILED)
-            if exchange.worker is not None:
-                self.pool.report_unreachable(exchange.worker.worker.worker_id)
-        elif isinstance(error, AtCapacityError):
-            code = "at_capacity"
-            exchange.ends(Outcome.NOT_ADMITTED)
-        elif isinstance(error, NoWorkerAvailableError):
-            code = "no_worker_available"
-            exchange.ends(Outcome.WORKER_FAILED, status=UNAVAILABLE)
-        else:
-            exchange.fails(status=UNAVAILABLE)
-        if not exchange.recorded:
-            exchange.capture.saw(_error_frame(call, exchange, str(error), code))
-            try:
-                await self._record(exchange)
-            except ApplianceError:
-                code = "audit_unavailable"
-        self._metrics.errors.labels(code).inc()
-        await reply.end(_error_frame(call, exchange, str(error), code))
-
-    async def _start(
-        self,
-        call: Call,
-        exchange: Exchange,
-        reply: Reply,
-        status: int,
-        content_type: str,
-        *,
-        length: int | None = None,
-    ) -> None:
-        """Send the head, once the intent is durable and not before; nothing if it is out already."""
-        if exchange.head_sent:
-            return
-        receipt = await self._audit.confirm(exchange.intent)
-        overhead = exchange.overhead_seconds(self._clock())
-        self._metrics.overhead_seconds.labels(call.route).observe(overhead)
-        exchange.head_sent = True
-        await reply.start(
-            Head(
-                status=status,
-                content_type=content_type,
-                length=length,
-                headers={
-                    "x-request-id": call.client_request_id or call.request_id,
-                    # An entry that is not in the log has no index yet: say so, rather than guess one.
-                    **(
-                        {"x-appliance-audit": f"{self._policy.origin}/{receipt.index}"}
-                        if receipt.kept is Kept.LOGGED
-                        else {"x-appliance-audit-kept": str(receipt.kept)}
-                    ),
-                    "x-appliance-overhead-ms": f"{overhead * 1000:.1f}",
-                    **({"x-should-retry": _should_retry(status)} if status >= CLIENT_ERROR else {}),
-                },
-            )
-        )
-
-    async def _record(self, exchange: Exchange) -> None:
-        """Make the outcome durable; the final frame waits for this."""
-        await self._audit.confirm(exchange.intent)
-        if exchange.capture.is_on:
-            exchange.content = await exchange.capture.keep_answer()
-        entry = self._audit.submit(EntryType.REQUEST_OUTCOME, **exchange.fields(self._clock()))
-        exchange.recorded = True
-        await self._audit.confirm(entry)
-
-    def _finish(self, exchange: Exchange) -> None:
-        """Count and log the request, and queue its outcome if it did not end the planned way."""
-        now = self._clock()
-        exchange.ends(Outcome.GATEWAY_FAILED)
-        if not exchange.recorded and exchange.capture.is_on:
-            self._captures.later(self._end_with_content(exchange, now))
-        elif not exchange.recorded:
-            self._queue_end(exchange, now)
-        exchange.count(self._metrics, now)
-        exchange.attribute(self._attribution)
-        self._logger.info("request_finished", **exchange.log_fields(now))
-
-    async def _end_with_content(self, exchange: Exchange, now: float) -> None:
-        try:
-            exchange.content = await exchange.capture.keep_answer()
-        except AuditError as error:
-            # The client has what it has; the entry must not name what is not there.
-            exchange.content = {"payload_lost": True}
-            self._logger.warning("audit_content_lost", request_id=exchange.request_id, error=str(error))
-        self._queue_end(exchange, now)
-
-    def _queue_end(self, exchange: Exchange, now: float) -> None:
-        # Queued without waiting: this also runs while the task is being cancelled, where an await
-        # may never come back.  The log writes its queue out before it closes.
-        if not exchange.intent_failed:
-            entry_type, fields = exchange.end_entry(now)
-            self._queue(entry_type, **fields)
-
-    def _queue(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401
-        """Submit an entry nobody waits for: whoever it is about has gone or been refused already."""
-        try:
-            self._audit.submit(entry_type, **fields)
-        except AuditError as error:
-            # A request it leaves open is closed by the log's own recovery at the next start.
-            self._logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
-
 
 def _asked(call: Call, exchange: Exchange) -> Asked:
     """What admission has to know of a call."""
@@ -526,13 +285,3 @@ def _asked(call: Call, exchange: Exchange) -> Asked:
         size_bytes=getsizeof(call.text),
         beginning=call.beginning,
     )
-
-
-def _error_frame(call: Call, exchange: Exchange, message: str, code: str) -> bytes:
-    error = ErrorText(status=exchange.status, kind="server_error", message=message, code=code)
-    return call.endpoint.dialect.error_frame(error, after=exchange.last_frames)
-
-
-def _should_retry(status: int) -> str:
-    """Whether a worker may answer the same request another time."""
-    return "true" if status in PASSING or (status >= SERVER_ERROR and status != NOT_IMPLEMENTED) else "false"

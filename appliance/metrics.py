@@ -12,8 +12,12 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
+from appliance.cardinality import TenantSeries
+
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 FINE_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
+TENANT_SERIES = 3300
+"""Most series that name a tenant; all others of a site with 200 tenants come to a thousand or so."""
 
 
 class Metrics:
@@ -24,10 +28,16 @@ class Metrics:
         self._meters: dict[tuple[str, str, str, str], Meters] = {}
         self._entry_counters: dict[str, Counter] = {}
 
+        by_tenant = TenantSeries(TENANT_SERIES)
+
         def counter(name: str, text: str, *labels: str) -> Counter:
+            if labels[:1] == ("tenant",):
+                return by_tenant.counter(name, text, labels, registry)
             return Counter(name, text, labels, registry=registry)
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
+            if labels[:1] == ("tenant",):
+                return by_tenant.gauge(name, text, labels, registry)
             return Gauge(name, text, labels, registry=registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
@@ -35,8 +45,10 @@ class Metrics:
 
         self.build_info = gauge("appliance_build_info", "Always 1; says what runs.", "version")
         self.requests = counter(
-            "appliance_requests", "Requests by how they ended.", "tenant", "model", "route", "outcome"
-        )
+            "appliance_requests",
+            "Requests by how they ended; `appliance_request_seconds_count` has them by route.",
+            "tenant", "model", "outcome",
+        )  # fmt: skip
         self.errors = counter("appliance_errors", "Errors sent to clients, by code.", "code")
         self.requests_in_flight = gauge(
             "appliance_requests_in_flight", "Requests being answered now.", "model"
@@ -66,45 +78,10 @@ class Metrics:
             "model",
         )  # fmt: skip
 
-        self.tenants_generation = gauge(
-            "appliance_tenants_generation",
-            "Number of changes that led to the tenants and keys in force here.",
-        )
-        self.tenants_age_seconds = gauge(
-            "appliance_tenants_age_seconds",
-            "How long ago the database last confirmed the tenants and keys in force here.",
-        )
-
+        self._add_tenants(gauge, by_tenant)
         self._add_limits(counter, gauge)
-
-        self.worker_up = gauge("appliance_worker_up", "1 while the worker can take requests.", "worker")
-        self.worker_restarts = counter(
-            "appliance_worker_restarts", "Times the supervisor started the worker again.", "worker"
-        )
-        self.worker_recycles = counter(
-            "appliance_worker_recycles", "Restarts on purpose, by why and how they ended.",
-            "worker", "reason", "result",
-        )  # fmt: skip
-        self.worker_left_out = gauge(
-            "appliance_worker_left_out",
-            "1 while a worker that was recycled gets no requests, because it did not come back sound.",
-            "worker",
-        )  # fmt: skip
-        self.worker_running = gauge(
-            "appliance_worker_running_requests", "Requests in the worker's batch.", "worker"
-        )
-        self.worker_waiting = gauge(
-            "appliance_worker_waiting_requests", "Requests waiting inside the worker.", "worker"
-        )
-        self.worker_kv_cache_usage = gauge(
-            "appliance_worker_kv_cache_usage_ratio", "Share of the KV cache in use, 0..1.", "worker"
-        )
-        self.worker_tokens_per_second = gauge(
-            "appliance_worker_generation_tokens_per_second", "Generated tokens per second.", "worker"
-        )
-        self.scrape_failures = counter(
-            "appliance_scrape_failures", "Looks at a worker that failed.", "worker"
-        )
+        self._add_workers(counter, gauge)
+        self._add_cost(counter, gauge)
 
         self.speculation_mode = gauge(
             "appliance_speculation_mode", "1 for the mode the worker is in.", "worker", "mode"
@@ -165,8 +142,39 @@ class Metrics:
         )
 
         self._add_callers(counter, gauge)
+        self._add_egress(counter, gauge)
         self._add_admission(counter, gauge, histogram)
         self._add_audit(counter, gauge, histogram)
+
+    def _add_workers(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
+        self.worker_up = gauge("appliance_worker_up", "1 while the worker can take requests.", "worker")
+        self.worker_restarts = counter(
+            "appliance_worker_restarts", "Times the supervisor started the worker again.", "worker"
+        )
+        self.worker_recycles = counter(
+            "appliance_worker_recycles", "Restarts on purpose, by why and how they ended.",
+            "worker", "reason", "result",
+        )  # fmt: skip
+        self.worker_left_out = gauge(
+            "appliance_worker_left_out",
+            "1 while a worker that was recycled gets no requests, because it did not come back sound.",
+            "worker",
+        )  # fmt: skip
+        self.worker_running = gauge(
+            "appliance_worker_running_requests", "Requests in the worker's batch.", "worker"
+        )
+        self.worker_waiting = gauge(
+            "appliance_worker_waiting_requests", "Requests waiting inside the worker.", "worker"
+        )
+        self.worker_kv_cache_usage = gauge(
+            "appliance_worker_kv_cache_usage_ratio", "Share of the KV cache in use, 0..1.", "worker"
+        )
+        self.worker_tokens_per_second = gauge(
+            "appliance_worker_generation_tokens_per_second", "Generated tokens per second.", "worker"
+        )
+        self.scrape_failures = counter(
+            "appliance_scrape_failures", "Looks at a worker that failed.", "worker"
+        )
 
     def _add_admission(
         self,
@@ -197,6 +205,47 @@ class Metrics:
             "appliance_worker_breaker_open",
             "1 from the moment a worker gets a rest because it failed, until it answers again.", "worker",
         )  # fmt: skip
+
+    def _add_egress(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
+        self.wall_up = gauge(
+            "appliance_wall_up",
+            "1 while the kernel lets this process, and the worker it started, connect to configured TCP "
+            "ports only.",
+        )
+        self.egress_verdict = gauge(
+            "appliance_egress_verdict",
+            "1 for what the last egress check showed: `closed`, `open` or `inconclusive`; all 0 before the "
+            "first, and without checks. `open`: something outside was reached.",
+            "verdict",
+        )  # fmt: skip
+        self.egress_time = gauge(
+            "appliance_egress_last_check_timestamp_seconds",
+            "When this gateway last tried to get out; 0 for never. Older than `egress.interval_seconds`: see "
+            "its log.",
+        )
+        self.egress_checks = counter(
+            "appliance_egress_checks", "Egress checks by what they showed.", "verdict"
+        )
+
+    def _add_tenants(self, gauge: Callable[..., Gauge], by_tenant: TenantSeries) -> None:
+        self.tenants_generation = gauge(
+            "appliance_tenants_generation",
+            "Number of changes that led to the tenants and keys in force here.",
+        )
+        self.tenants_age_seconds = gauge(
+            "appliance_tenants_age_seconds",
+            "How long ago the database last confirmed the tenants and keys in force here.",
+        )
+        self.tenant_series_full = gauge(
+            "appliance_tenant_series_full",
+            "1 once so many series name a tenant that further tenants are counted as `(other)`.",
+        )
+        self.tenant_series_full.set_function(lambda: by_tenant.is_full)
+        self.keys_next_end = gauge(
+            "appliance_keys_next_end_timestamp_seconds",
+            "When the next API key ends that nobody has rotated; 0 if none does. `appliance key list` says "
+            "which.",
+        )
 
     def _add_callers(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
         self.connections = gauge(
@@ -309,6 +358,11 @@ class Metrics:
             "When that check last ended; 0 for not yet. Older than twice `audit.verify_seconds`: see "
             "the status.",
         )
+        self.audit_signing_key_time = gauge(
+            "appliance_audit_signing_key_file_timestamp_seconds",
+            "When the file of the signing key was written. The key does not end by itself: rotate it as your "
+            "rules say.",
+        )
         self.audit_damaged = gauge(
             "appliance_audit_damaged",
             "1 once that check found that stored entries were altered. An incident: stop, keep the database.",
@@ -333,6 +387,43 @@ class Metrics:
         )  # fmt: skip
         self.audit_witnessed_size = gauge(
             "appliance_audit_witnessed_size", "Entries the newest cosignature covers; 0 for none."
+        )
+
+    def _add_cost(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
+        self.engine_seconds = counter(
+            "appliance_engine_seconds",
+            "Engine time by whose requests it went into; what it cost is in `appliance cost report`.",
+            "tenant", "model",
+        )  # fmt: skip
+        self.energy_joules = counter(
+            "appliance_energy_joules",
+            "Energy by whose requests it went into, measured by GPUs or made of the watts in the settings.",
+            "tenant", "model",
+        )  # fmt: skip
+        self.worker_busy_seconds = counter(
+            "appliance_worker_busy_seconds", "Time the worker's engine worked.", "worker"
+        )
+        self.worker_observed_seconds = counter(
+            "appliance_worker_observed_seconds",
+            "Time this gateway has looked at the worker, busy or not; what is left of it was idle.", "worker",
+        )  # fmt: skip
+        self.worker_unattributed_seconds = counter(
+            "appliance_worker_unattributed_seconds",
+            "Engine time that went into no request of this gateway: other gateways, or calls past them all.",
+            "worker",
+        )  # fmt: skip
+        self.worker_energy_joules = counter(
+            "appliance_worker_energy_joules", "Energy the worker took, busy or not.", "worker"
+        )
+        self.speculation_saved_seconds = gauge(
+            "appliance_speculation_saved_engine_seconds",
+            "Engine time that drafting has saved since the start, by what the worker takes without; below 0: "
+            "lost. Only the gateway that steers measures it.",
+            "worker",
+        )  # fmt: skip
+        self.cost_written_time = gauge(
+            "appliance_cost_written_timestamp_seconds",
+            "When engine time and energy were last written to the database; a crash loses what came after.",
         )
 
     def forget_worker(self, worker_id: str) -> None:
@@ -362,7 +453,7 @@ class Metrics:
         found = self._meters.get(key)
         if found is None:
             found = self._meters[key] = Meters(
-                requests=self.requests.labels(tenant, model, route, outcome),
+                requests=self.requests.labels(tenant, model, outcome),
                 seconds=self.request_seconds.labels(model, route),
                 first_byte_seconds=self.time_to_first_byte_seconds.labels(model, route),
                 prompt_tokens=self.tokens.labels(tenant, model, "prompt"),
@@ -474,9 +565,14 @@ class TenantsView(Protocol):
     def age_seconds(self) -> float:
         """How long ago the database last confirmed them."""
 
+    @property
+    def next_key_end(self) -> int:
+        """Unix time at which the next key ends that nobody has rotated; 0 if none does."""
+
 
 def observe_tenants(metrics: Metrics, view: TenantsView) -> None:
     """Read how well the tenants are known whenever the metrics are read."""
+    metrics.keys_next_end.set_function(lambda: view.next_key_end)
     metrics.tenants_generation.set_function(lambda: view.generation)
     metrics.tenants_age_seconds.set_function(lambda: view.age_seconds)
 

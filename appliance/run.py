@@ -10,6 +10,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -21,15 +22,26 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 import uvloop
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from appliance.account import account_name
 from appliance.admission import AdmissionControl
 from appliance.announce import Announcer
 from appliance.api.batches import render_line
+from appliance.api.console.console import Console
+from appliance.api.console.history import History
+from appliance.api.console.logins import Logins
+from appliance.api.console.sessions import Sessions
 from appliance.api.middleware import CLIENT_ID
 from appliance.api.services import Services
 from appliance.app import create_app
+from appliance.attestation import EgressWatch
 from appliance.attribution import Attribution
 from appliance.audit.content.payload_keys import PayloadKeys, load_master_key
 from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
@@ -37,6 +49,7 @@ from appliance.audit.entry import new_entry_id
 from appliance.audit.gateway_name import GatewayName
 from appliance.audit.keys import create_signing_key, load_signing_key, prepare_mldsa_key
 from appliance.audit.store import SqlAuditStore
+from appliance.audit.verification import LogVerification
 from appliance.audit.witness.client import open_witnessing
 from appliance.audit.witness.witnessing import Witnessing
 from appliance.batch.answerer import Answerer
@@ -45,7 +58,8 @@ from appliance.batch.runner import Runner
 from appliance.capture import open_content
 from appliance.changes import ChangeLog
 from appliance.control import ControlLoop, ControlParts
-from appliance.errors import ApplianceError
+from appliance.cost.meter import CostMeter, open_costs
+from appliance.errors import ApplianceError, ConfigurationError
 from appliance.gateway import Gateway, GatewayPolicy
 from appliance.identity.authenticator import Authenticator
 from appliance.identity.files import Renewable, keep_renewed
@@ -56,6 +70,7 @@ from appliance.limits.limiter import Limiter, open_limits
 from appliance.logs import Logger, configure_logs, take_over_libraries
 from appliance.metrics import Metrics, observe_tenants, observe_witnesses
 from appliance.override import SqlOverrideStore
+from appliance.recorder import Recorder
 from appliance.recycle import RecycleParts, Recycler, Restarter
 from appliance.register.enrolment import enrol
 from appliance.register.registrar import Registrar
@@ -66,7 +81,12 @@ from appliance.serving.pool import WorkerPool
 from appliance.serving.restart import RestartClient
 from appliance.serving.speculation import SpeculationClient
 from appliance.serving.worker import WorkerId
-from appliance.settings import Settings
+from appliance.settings import Settings, process_environment
+from appliance.sovereignty.egress.plan import plan_egress
+from appliance.sovereignty.egress.prober import Prober
+from appliance.sovereignty.environment import refuse_ways_out
+from appliance.sovereignty.ports import gateway_ports
+from appliance.sovereignty.wall import Wall, raise_wall
 from appliance.tenancy import TenantDirectory
 from appliance.tenancy.store import SqlTenantStore
 from appliance.tenancy.watch import TenantWatch
@@ -103,6 +123,7 @@ def run_roles(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> 
 
 
 async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> None:
+    refuse_ways_out(process_environment())
     settings = read_settings()
     version = installed_version(DISTRIBUTION)
     logger = configure_logs(settings.log, terminal=sys.stderr.isatty())
@@ -115,6 +136,9 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     worker = WorkerRole.plan(settings, installation, logger, announcer) if Role.WORKER in roles else None
+    # Before the wall, which its children inherit: what it finds is said of the network, not of the wall.
+    prober = _start_prober(settings) if Role.GATEWAY in roles else None
+    wall = _raise_wall(settings, roles, worker, logger, announcer)
     if Role.GATEWAY not in roles:
         assert worker is not None  # noqa: S101 - there are two roles
         await _until_stopped(stop, announcer, worker.run(None), drain=worker.stop)
@@ -127,7 +151,9 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
         logger.warning("plain_http", host=settings.api.host, detail="keys cross the network in clear")
     if (fitting := allow_open_files(settings.api)) < settings.api.max_connections:
         logger.warning("open_files_limited", count=fitting, detail="raise the limit (ulimit -n)")
-    async with _open_gateway(settings, read_settings, installation, logger, version, own, announcer) as parts:
+    async with _open_gateway(
+        settings, read_settings, installation, logger, version, own, announcer, wall, prober
+    ) as parts:
         if tls is not None:
             parts.metrics.tls_certificate_not_after.set_function(lambda: tls.not_after)
         server = make_server(create_app(parts.services), settings.api, tls=tls, metrics=parts.metrics)
@@ -152,20 +178,67 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             parts.witnessing.run(),
             parts.batches.run(),
             parts.limits.run(),
+            parts.costs.run(),
             parts.tenants.run(),
             parts.discovery.run(),
+            parts.egress.run(),
             parts.services.workers.reload_on(hangup, f"cli:{account_name()}"),
             _announce_when_ready(
                 parts, announcer, installation, f"{'https' if tls else 'http'}://{host}:{port}", key
             ),
             keep_renewed([part for part in (tls, *parts.renewable) if part is not None]),
         ]
+        if parts.console is not None:
+            running.append(parts.console.run())
         if worker is not None:
             running.append(
                 worker.run(Listeners(pool=parts.pool, audit=parts.audit.sink, metrics=parts.metrics))
             )
         _leave_alone_what_a_start_made()
         await _until_stopped(stop, announcer, *running, drain=drain)
+
+
+def _start_prober(settings: Settings) -> Prober | None:
+    """
+    The process that will try to get out, unless there are no checks; it ends with this one at the latest.
+
+    Raises:
+        ConfigurationError: it cannot be started.
+    """
+    if settings.egress.mode == "off":
+        return None
+    try:
+        return Prober.start(plan_egress(settings, process_environment()))
+    except OSError as error:
+        message = f"cannot start the process of the egress check: {error.strerror}"
+        raise ConfigurationError(message) from error
+
+
+def _raise_wall(
+    settings: Settings,
+    roles: frozenset[Role],
+    worker: WorkerRole | None,
+    logger: Logger,
+    announcer: Announcer,
+) -> Wall:
+    """
+    Shut this process and all it will start in with the ports they need.
+
+    Raises:
+        ConfigurationError: the settings insist on a wall that this kernel cannot raise.
+    """
+    ports = frozenset(settings.sovereignty.connect_ports)
+    if Role.GATEWAY in roles:
+        ports |= gateway_ports(settings)
+    if worker is not None:
+        ports |= worker.connect_ports
+    wall = raise_wall(settings.sovereignty.wall, ports)
+    announcer.say(f"wall: {wall.detail}")
+    if wall.is_up:
+        logger.info("wall_raised", detail=wall.detail)
+    else:
+        logger.warning("wall_missing", detail=wall.detail)
+    return wall
 
 
 def _leave_alone_what_a_start_made() -> None:
@@ -212,15 +285,18 @@ class GatewayParts:
     services: Services
     pool: WorkerPool
     discovery: Discovery
+    egress: EgressWatch
     control: ControlLoop
     audit: GuardedLog
     witnessing: Witnessing
+    console: Console | None
     tenants: TenantWatch
     shown: dict[str, str]
     """Keys made just now, by what they are for."""
     metrics: Metrics
     batches: Runner
     limits: Limiter
+    costs: CostMeter
     renewable: tuple[Renewable, ...]
     """What is read from files that may change."""
 
@@ -234,16 +310,21 @@ async def _open_gateway(
     version: str,
     own: Mapping[WorkerId, Restarter],
     announcer: Announcer,
+    wall: Wall,
+    prober: Prober | None,
 ) -> AsyncIterator[GatewayParts]:
     metrics = Metrics(CollectorRegistry())
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=metrics.registry)
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series began would double their number
     metrics.build_info.labels(version).set(1)
+    metrics.wall_up.set(wall.is_up)
     tenants = TenantDirectory()
     provider = open_provider(settings.oidc, logger=logger, clock=time.time)  # noqa: TID251 - as below
     token = load_control_token(installation)
     prepare_mldsa_key(installation.signing_key, wanted=settings.audit.post_quantum)
     signer = load_signing_key(installation.signing_key, settings.audit.origin)
+    metrics.audit_signing_key_time.set(installation.signing_key.stat().st_mtime)
     held = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
     store = SqlAuditStore(installation.database_url)
     overrides = SqlOverrideStore(installation.database_url)
@@ -276,6 +357,7 @@ async def _open_gateway(
                 ),
                 gateway=held.name,
                 version=version,
+                wall=wall.detail,
                 metrics=metrics,
                 logger=logger,
                 clock=time.time,  # noqa: TID251 - the composition root hands out the clock
@@ -300,6 +382,17 @@ async def _open_gateway(
                 metrics=metrics,
                 logger=logger,
             ) as limits,
+            open_costs(
+                database_url=installation.database_url,
+                gateway=held.name,
+                start=new_request_id(),
+                settings=settings.cost,
+                time_zone=settings.limits.time_zone,
+                clock=time.monotonic,
+                wall_clock=time.time,  # noqa: TID251 - as above
+                metrics=metrics,
+                logger=logger,
+            ) as costs,
             WorkerClient.open(connect_seconds=settings.pool.connect_seconds) as client,
             SpeculationClient.open(token=token) as speculation,
             RestartClient.open(token=token) as others,
@@ -336,11 +429,16 @@ async def _open_gateway(
                 pool=pool,
                 admission=admission,
                 client=client,
-                audit=guarded.sink,
-                attribution=attribution,
-                captures=content.captures,
+                recorder=Recorder(
+                    audit=guarded.sink,
+                    attribution=attribution,
+                    captures=content.captures,
+                    metrics=metrics,
+                    logger=logger,
+                    clock=time.monotonic,
+                    costs=costs,
+                ),
                 metrics=metrics,
-                logger=logger,
                 clock=time.monotonic,
                 policy=GatewayPolicy(
                     keep_alive_seconds=settings.api.keep_alive_seconds,
@@ -348,6 +446,7 @@ async def _open_gateway(
                     origin=settings.audit.origin,
                 ),
                 limits=limits,
+                costs=costs,
             )
             control = ControlLoop(
                 ControlParts(
@@ -377,10 +476,22 @@ async def _open_gateway(
                     ),
                     metrics=metrics,
                     logger=logger,
+                    costs=costs,
                 ),
                 settings=settings.monitor,
                 clock=time.monotonic,
                 wall_clock=time.time,  # noqa: TID251 - as above
+            )
+            egress = EgressWatch(
+                settings=settings.egress,
+                observe=prober.observe if prober else None,
+                audit=guarded.sink,
+                gateway=held.name,
+                host=socket.gethostname(),
+                metrics=metrics,
+                logger=logger,
+                clock=time.time,  # noqa: TID251 - as above
+                monotonic=time.monotonic,
             )
             answerer = Answerer(
                 gateway,
@@ -409,6 +520,7 @@ async def _open_gateway(
                 random_bytes=os.urandom,
                 new_id=new_request_id,
             ) as work:
+                console = _make_console(settings, installation, pool, control, witnessing)
                 services = Services(
                     settings=settings.api,
                     tenants=tenants,
@@ -421,6 +533,7 @@ async def _open_gateway(
                         read_settings=read_settings,
                         record=guarded.log.append,
                         logger=logger,
+                        wall=wall,
                     ),
                     gateway=gateway,
                     audit=guarded.log,
@@ -433,32 +546,70 @@ async def _open_gateway(
                     clock=time.time,  # noqa: TID251 - as above
                     new_request_id=new_request_id,
                     version=version,
+                    wall=wall,
+                    egress=egress,
                     registrar=registrar,
                     tenants_warning=lambda: tenant_watch.warning,
                     retention=content.retention,
                     files=work.files,
                     batches=work.batches,
+                    console=console,
                 )
                 yield GatewayParts(
                     services=services,
                     pool=pool,
                     discovery=discovery,
+                    egress=egress,
                     control=control,
                     audit=guarded,
                     witnessing=witnessing,
+                    console=console,
                     tenants=tenant_watch,
                     shown=shown,
                     metrics=metrics,
                     renewable=(provider,) if provider else (),
                     batches=work.runner,
                     limits=limits,
+                    costs=costs,
                 )
     finally:
+        if prober is not None:
+            prober.close()
         lease.close()
         overrides.close()
         tenant_store.close()
         store.close()
         held.release()
+
+
+def _make_console(
+    settings: Settings,
+    installation: Installation,
+    pool: WorkerPool,
+    control: ControlLoop,
+    witnessing: Witnessing,
+) -> Console | None:
+    """The operator console, where there is to be one."""
+    if not settings.console.enabled:
+        return None
+    chosen, clock = settings.console, time.monotonic
+    return Console(
+        settings=chosen,
+        sessions=Sessions(
+            idle_seconds=chosen.idle_seconds, longest_seconds=chosen.session_seconds, clock=clock
+        ),
+        logins=Logins(attempts=chosen.login_attempts, seconds=chosen.login_seconds, clock=clock),
+        history=History(pool=pool, control=control, clock=clock),
+        verification=LogVerification(
+            database_url=installation.database_url,
+            vkey=lambda: load_signing_key(installation.signing_key, settings.audit.origin).vkey,
+            witnesses=settings.audit.witnesses,
+            keep_free_bytes=settings.audit.low_disk_bytes,
+            clock=time.time,  # noqa: TID251 - as above
+        ),
+        witnesses=lambda: witnessing.level,
+        clock=clock,
+    )
 
 
 def _payload_keys(settings: Settings, installation: Installation) -> PayloadKeys:

@@ -8,12 +8,23 @@ Secrets are paths of files; there is no default secret.
 
 import os
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from appliance.errors import ConfigurationError
 
@@ -21,6 +32,7 @@ PREFIX = "APPLIANCE_"
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_TARGET = ROOT / "demo" / "models" / "demo-coder"
 DEMO_DRAFT = ROOT / "demo" / "models" / "demo-coder-eagle31"
+MOST_EGRESS_TARGETS = 24
 SignatureAlgorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
@@ -32,6 +44,23 @@ def _known_zone(name: str) -> str:
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         message = f"{name} is no time zone; use a name such as Africa/Nairobi"
         raise ValueError(message) from error
+
+
+def split_host(text: str) -> tuple[str, int]:
+    """
+    Host and port of `10.0.0.5:8000`, `[fd00::5]:8000` or `worker:8000`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    try:
+        parts = urlsplit(f"//{text}")
+        if parts.hostname and parts.port and parts.netloc == text and "@" not in text:
+            return parts.hostname, parts.port
+    except ValueError:
+        pass
+    message = f"{text} is no host and port; write 10.0.0.5:8000 or [fd00::5]:8000"
+    raise ValueError(message)
 
 
 class Section(BaseModel):
@@ -476,7 +505,8 @@ class AuditSettings(Section):
     spool_after_seconds: Annotated[float, Field(gt=0)] = 1.0
     """How long the database may take over an entry before it goes to the spool."""
     low_disk_bytes: Annotated[int, Field(ge=0)] = 2**30
-    """Free space on the database's (SQLite) and the spool's disk below which operators are warned."""
+    """Free space on the disk of the database (SQLite), the spool or the data directory below which operators
+    are warned."""
     verify_seconds: Annotated[float, Field(ge=0)] = 3600.0
     """Time between two checks of what is stored against what was written; 0: never."""
     payload_keys_directory: Path | None = None
@@ -492,6 +522,160 @@ class AuditSettings(Section):
     """Content that may wait to be kept, in bytes; a request that would exceed it is refused with 503."""
     payload_retention_days: Annotated[int, Field(ge=1)] | None = None
     """Age at which `appliance audit prune` erases content unless told another; entries stay."""
+
+
+def _as_word(value: object) -> object:
+    """YAML reads a bare `on` and `off` as yes and no."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+class SovereigntySettings(Section):
+    """What keeps data inside, beside the network that the appliance is put into."""
+
+    wall: Annotated[Literal["on", "off", "required"], BeforeValidator(_as_word)] = "on"
+    """Have the kernel (Landlock, Linux 6.7) refuse TCP connections to ports that these settings do not imply,
+    for gateway, worker and all they start.  `on` goes on without where the kernel cannot; `required` refuses
+    to start."""
+    connect_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
+    """Further TCP ports that may be connected to, such as those of workers to be listed later."""
+
+
+class EgressSettings(Section):
+    """
+    The egress check: attempts to get out that have to fail, made by each gateway for itself.
+
+    The addresses are never needed for anything else.  `off` unless told otherwise, since whoever runs a
+    program has to agree before it knocks at foreign doors.
+    """
+
+    mode: Annotated[Literal["off", "warn", "strict"], BeforeValidator(_as_word)] = "off"
+    """`off`: no check but by `appliance egress check`.  `warn`: checks are recorded, and `/readyz` warns.
+    `strict`: a gateway is not ready before a check said `closed`, nor from one that said `open` to the next
+    that says `closed`."""
+    interval_seconds: Annotated[float, Field(ge=1)] = 3600.0
+    """Time between two checks; the first is made at the start."""
+    retry_seconds: Annotated[float, Field(ge=1)] = 60.0
+    """Time to the next check after one that did not say `closed`, if that is sooner."""
+    timeout_seconds: Annotated[float, Field(ge=0.1, le=60)] = 3.0
+    """How long each attempt may take; all are made at once."""
+    tcp_targets: tuple[str, ...] = (
+        "1.1.1.1:443",
+        "8.8.8.8:443",
+        "192.0.2.1:443",
+        "[2606:4700:4700::1111]:443",
+        "[2001:4860:4860::8888]:443",
+        "[2001:db8::1]:443",
+    )
+    """Addresses and ports that must not take a connection: public resolvers, where something always listens,
+    and addresses reserved for documentation, where nobody can."""
+    udp_targets: tuple[str, ...] = (
+        "8.8.8.8:53",
+        "9.9.9.9:53",
+        "192.0.2.1:53",
+        "[2620:fe::fe]:53",
+        "[2001:db8::1]:53",
+    )
+    """Addresses and ports that must not answer a DNS query."""
+    metadata_targets: tuple[str, ...] = (
+        "169.254.169.254:80",
+        "[fd00:ec2::254]:80",
+    )
+    """Metadata services of clouds, which must not take a connection either."""
+    canary_name: str | None = "example.com"
+    """Public name that this machine's resolver must not resolve, since that needs somebody outside; null:
+    not tried."""
+    control: str | None = None
+    """Host and port of the enclave's own that must take a connection, such as a worker's: only next to it
+    does a failure to get out prove something.  Default: the database, where it is PostgreSQL; otherwise a
+    listener that the check opens on loopback, which proves least."""
+
+    @field_validator("tcp_targets", "udp_targets", "metadata_targets")
+    @classmethod
+    def _are_addresses(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        for text in targets:
+            host, _port = split_host(text)
+            try:
+                ip_address(host)
+            except ValueError as error:
+                message = f"{text}: write an IP address, not a name, so that no resolver is needed"
+                raise ValueError(message) from error
+        return targets
+
+    @field_validator("control")
+    @classmethod
+    def _has_a_port(cls, control: str | None) -> str | None:
+        if control is not None:
+            split_host(control)
+        return control
+
+    @model_validator(mode="after")
+    def _an_entry_holds_them(self) -> "EgressSettings":
+        if len(self.tcp_targets) + len(self.udp_targets) + len(self.metadata_targets) > MOST_EGRESS_TARGETS:
+            message = f"at most {MOST_EGRESS_TARGETS} targets together: an audit entry holds no more"
+            raise ValueError(message)
+        return self
+
+
+class CostSettings(Section):
+    """
+    What engine time and energy are recorded by, and what a report prices them with.
+
+    Nothing is needed for seconds and tokens; a price that is missing is left out of the sums, and the
+    report says so.  The formulas are in [What serving costs](../explanation/cost.md).
+    """
+
+    currency: Annotated[str, Field(pattern=r"^[A-Za-z]{1,8}$")] = "USD"
+    """What all prices are in; a word beside the figures, nothing is converted."""
+    worker_price: Annotated[float, Field(ge=0)] | None = None
+    """What the machine of one worker cost to buy; spread evenly over `depreciation_years`."""
+    depreciation_years: Annotated[float, Field(gt=0)] = 4.0
+    """Years over which `worker_price` is written off."""
+    worker_price_per_hour: Annotated[float, Field(ge=0)] | None = None
+    """What one worker's machine costs an hour, where it is rented; instead of `worker_price`."""
+    people_per_month: Annotated[float, Field(ge=0)] | None = None
+    """What the people who run this installation cost a month, spread over the time of all workers."""
+    power_price_per_kwh: Annotated[float, Field(ge=0)] | None = None
+    """Price of one kWh at the meter."""
+    pue: Annotated[float, Field(ge=1)] = 1.0
+    """Power usage effectiveness: energy at the meter for each unit a machine takes, cooling included."""
+    watts_idle: Annotated[float, Field(ge=0)] | None = None
+    """What a worker's machine draws while its engine has nothing to do, where no GPU measures it."""
+    watts_busy: Annotated[float, Field(ge=0)] | None = None
+    """What it draws while its engine works, likewise."""
+    watts_host: Annotated[float, Field(ge=0)] = 0.0
+    """What a worker's machine draws beside its GPUs, added to what these measure."""
+    flush_seconds: Annotated[float, Field(ge=1, le=60)] = 30.0
+    """Most time between two writes to the database, and so what a crash may lose."""
+    retention_days: Annotated[int, Field(ge=1)] = 800
+    """Age at which what was recorded is deleted."""
+
+    @model_validator(mode="after")
+    def _one_kind_of_price(self) -> "CostSettings":
+        if self.worker_price is not None and self.worker_price_per_hour is not None:
+            message = "worker_price is of a bought machine, worker_price_per_hour of a rented one: set one"
+            raise ValueError(message)
+        if (self.watts_idle is None) != (self.watts_busy is None):
+            message = "watts_idle and watts_busy come together: set both or neither"
+            raise ValueError(message)
+        return self
+
+
+class ConsoleSettings(Section):
+    """The operator console: web pages at `/console` for people with an admin key."""
+
+    enabled: bool = True
+    """Whether the pages are there; the admin API is there either way."""
+    idle_seconds: Annotated[float, Field(ge=1)] = 900.0
+    """How long a login lasts without a click; what a page refreshes by itself does not count."""
+    session_seconds: Annotated[float, Field(ge=1)] = 28800.0
+    """How long a login lasts at most."""
+    login_attempts: Annotated[int, Field(ge=1)] = 10
+    """Logins that may fail from one address within `login_seconds`; then it has to wait."""
+    login_seconds: Annotated[float, Field(ge=1)] = 60.0
+    """See `login_attempts`."""
+    behind_tls: bool = False
+    """Set it where a proxy in front ends TLS: browsers then send the session over encrypted connections only.
+    With TLS of our own that is always so."""
 
 
 class LogSettings(Section):
@@ -519,6 +703,10 @@ class Settings(Section):
     monitor: MonitorSettings = MonitorSettings()
     recycle: RecycleSettings = RecycleSettings()
     audit: AuditSettings = AuditSettings()
+    sovereignty: SovereigntySettings = SovereigntySettings()
+    egress: EgressSettings = EgressSettings()
+    cost: CostSettings = CostSettings()
+    console: ConsoleSettings = ConsoleSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")

@@ -176,6 +176,14 @@ NO_STEPS = StepCounters()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """What the GPUs of a worker took since their driver was loaded."""
+
+    gpus: int
+    millijoules: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReading:
     """What the plugin in a worker says about its engine."""
 
@@ -201,6 +209,10 @@ class EngineReading:
     steps: Mapping[tuple[int, int], StepCounters] = field(default_factory=lambda: MappingProxyType({}))
     """Measurements by (batch bucket, draft tokens)."""
     drafting: SpecDecodeCounters = NO_DRAFTS
+    busy_seconds: float | None = None
+    """Time the engine worked since its start; None where nothing measures it."""
+    energy: Energy | None = None
+    """What its GPUs took; None where nothing measures it."""
 
 
 def _subtract(later: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ def _drafts_of_a_collapse(watch: Watch, policy: MonitorPolicy, now: float) -> in
 
 
 def _drafts_to_lose(watch: Watch, policy: MonitorPolicy, now: float) -> int:
-    several_kinds = watch.unlikeness**1.5
+    several_kinds: float = watch.unlikeness**1.5
     return min(round(_drafts_to_stop(watch, policy, now) * several_kinds), _memory(policy))
 
 

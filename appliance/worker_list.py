@@ -18,6 +18,8 @@ from appliance.serving.discovery import Changes, Discovery, parse_service, worke
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.settings import Settings
+from appliance.sovereignty.ports import pool_ports
+from appliance.sovereignty.wall import NO_WALL, Wall
 
 
 class Record(Protocol):
@@ -39,6 +41,7 @@ class WorkerList:
         read_settings: Callable[[], Settings],
         record: Record,
         logger: Logger,
+        wall: Wall = NO_WALL,
     ) -> None:
         """
         Prepare; nothing changes before an order.
@@ -50,6 +53,7 @@ class WorkerList:
             read_settings: reads them anew, file and environment; raises `ConfigurationError`.
             record: the audit log.
             logger: told of orders.
+            wall: what this process can connect to.
         """
         self._pool = pool
         self._discovery = discovery
@@ -57,6 +61,7 @@ class WorkerList:
         self._read_settings = read_settings
         self._record = record
         self._logger = logger
+        self._wall = wall
 
     async def reload(self, actor: str) -> Changes:
         """
@@ -74,6 +79,7 @@ class WorkerList:
             workers_at(fresh.urls)
             if fresh.discover is not None:
                 parse_service(fresh.discover)
+            self._wall.check(pool_ports(fresh), "pool")
         except ConfigurationError as error:
             raise ControlRefusedError(str(error)) from error
         before = self._settings.pool

@@ -22,6 +22,7 @@ from appliance.installation import Installation
 from appliance.logs import Logger
 from appliance.metrics import Metrics
 from appliance.serving.devices import choose_device, look
+from appliance.serving.engine_ports import engine_ports, ports_chosen_by_kernel
 from appliance.serving.launch import LaunchPlan, plan_launch
 from appliance.serving.pool import WorkerPool
 from appliance.serving.supervise import Supervisor, WorkerEvent, WorkerEventKind, free_port
@@ -72,6 +73,7 @@ class WorkerRole:
         pair: LoadedPair,
         *,
         target_only: LaunchPlan | None = None,
+        connect_ports: frozenset[int] = frozenset(),
     ) -> None:
         """
         Prepare; nothing is started before `run`.
@@ -85,9 +87,11 @@ class WorkerRole:
             announcer: the person watching.
             pair: its weights, and what was found about them.
             target_only: how to start it without its draft; None where it has none.
+            connect_ports: TCP ports that it and its supervisor connect to.
         """
         self.worker = worker
         """As the latest start made it."""
+        self.connect_ports = connect_ports
         self._planned = worker
         self._restart_reason: Reason | None = None
         self._lint = [str(finding.rule) for finding in pair.lint]
@@ -138,21 +142,33 @@ class WorkerRole:
                 environment=offline_environment(process_environment(), plugins=(PLUGIN,)),
                 control_token_file=installation.control_token,
             )
+            if plan.in_group:
+                return plan  # a wish to be started anew would reach one node of several
             wish = {RESTART_FILE: str(installation.restart_wish)}
             return replace(plan, environment={**plan.environment, **wish})
 
         plan, target_only = launch(chosen, pair.draft), None
-        if chosen.method != "none":
+        if chosen.method != "none" and not plan.in_group:
             target_only = launch(chosen.model_copy(update={"method": "none", "draft": None}), None)
         worker = Worker(
             worker_id=WORKER_ID,
             url=plan.url,
             weights=pair.target.digest,
             draft=pair.draft.digest if pair.draft else "",
-            mode=SpeculationMode.TARGET_ONLY if target_only is None else SpeculationMode.SPECULATIVE,
+            mode=SpeculationMode.TARGET_ONLY if chosen.method == "none" else SpeculationMode.SPECULATIVE,
             reason=Reason.DRAFT_LINT_FAILED if pair.draft_refused else None,
         )
-        return cls(chosen, plan, worker, installation, logger, announcer, pair, target_only=target_only)
+        return cls(
+            chosen,
+            plan,
+            worker,
+            installation,
+            logger,
+            announcer,
+            pair,
+            target_only=target_only,
+            connect_ports=engine_ports(chosen, device, ports_chosen_by_kernel()) | {port},
+        )
 
     async def run(self, listeners: Listeners | None) -> None:
         """
@@ -209,6 +225,7 @@ class WorkerRole:
         match event.kind:
             case WorkerEventKind.STARTING:
                 listeners.pool.add(self.worker)
+                listeners.metrics.worker_restarts.labels(self.worker.worker_id)  # 0, not missing
             case WorkerEventKind.HEALTHY:
                 self._audit(
                     EntryType.WORKER_STARTED,

@@ -7,6 +7,7 @@ tests/test_docs.py fails when a page on disk differs from what this makes.
 import inspect
 import json
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import get_args
@@ -23,9 +24,14 @@ from appliance.app import ROUTERS
 from appliance.audit.json_schema import json_schema_page
 from appliance.audit.reference import reference as audit_format
 from appliance.cli import cli
+from appliance.cost.report import Report as CostReport
 from appliance.drafts.explanations import EXPLANATIONS
 from appliance.metrics import Metrics
+from appliance.preflight.report import Report
 from appliance.settings import PREFIX, Settings
+from appliance.sovereignty.render import grafana_file, worker_file
+from appliance.worker_role import PLUGIN
+from docs.chart import packaged_files, values_page, values_schema
 from tests.attacks.page import page as attacks_page
 from tests.clients.page import page as clients_page
 
@@ -132,6 +138,16 @@ def openapi_page() -> str:
     return json.dumps(openapi_document(app.routes, installed_version("sovereign-appliance")), indent=1) + "\n"
 
 
+def preflight_schema() -> str:
+    """What `appliance preflight --json` prints, as a JSON Schema."""
+    return json.dumps(Report.model_json_schema(mode="serialization"), indent=2) + "\n"
+
+
+def cost_report_schema() -> str:
+    """What `appliance cost report --json` prints, as a JSON Schema."""
+    return json.dumps(CostReport.model_json_schema(mode="serialization"), indent=2) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "metrics.md": metrics_page,
@@ -143,6 +159,16 @@ PAGES: dict[str, Callable[[], str]] = {
     "audit-format.md": audit_format,
     "../explanation/audit-attacks.md": attacks_page,
     "audit-format.schema.json": json_schema_page,
+    "preflight.schema.json": preflight_schema,
+    "cost-report.schema.json": cost_report_schema,
+    "../../deploy/offline.env": lambda: worker_file([PLUGIN]),
+    "../../deploy/offline-grafana.env": grafana_file,
+    "chart-values.md": values_page,
+    "../../deploy/helm/values.schema.json": values_schema,
+    **{
+        f"../../deploy/helm/{at}": partial(source.read_text, encoding="utf-8")
+        for at, source in packaged_files().items()
+    },
 }
 
 

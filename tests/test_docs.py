@@ -54,7 +54,11 @@ def assert_command_exists(words: list[str], line: str) -> None:
     command = get_command(cli)
     for word in words:
         if word.startswith("-"):
-            known = {option for parameter in command.params for option in parameter.opts}
+            known = {
+                option
+                for parameter in command.params
+                for option in (*parameter.opts, *parameter.secondary_opts)
+            }
             assert word in known, line
         elif hasattr(command, "commands"):
             assert word in command.commands, line

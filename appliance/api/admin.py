@@ -9,8 +9,9 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api import audit, content, speculation, tenants, workers
+from appliance.api import audit, content, egress, speculation, tenants, workers
 from appliance.api.auth import admin_caller
+from appliance.api.egress import summary_of
 from appliance.api.services import Services
 from appliance.serving.worker import WorkerSnapshot
 from appliance.tenancy import Caller
@@ -18,6 +19,7 @@ from appliance.tenancy import Caller
 router = APIRouter(prefix="/admin/v1")
 router.include_router(audit.router)
 router.include_router(content.router)
+router.include_router(egress.router)
 router.include_router(speculation.router)
 router.include_router(tenants.router)
 router.include_router(workers.router)
@@ -32,6 +34,8 @@ async def status(request: Request, _caller: AdminCaller) -> Response:
     return JSONResponse(
         {
             "version": services.version,
+            "wall": {"is_up": services.wall.is_up, "detail": services.wall.detail},
+            "egress": summary_of(services.egress_standing()),
             "workers": [
                 _worker(snapshot, services.pool.in_flight.get(snapshot.worker.worker_id, 0))
                 for snapshot in services.pool.snapshots

@@ -23,16 +23,19 @@ async def readyz(request: Request) -> Response:
     """Whether a request would be served now, what is missing if not, and what needs to be looked at."""
     services: Services = request.app.state.services
     health, late = services.audit_health(), services.tenants_warning()
+    egress = services.egress_standing()
     checks = {
         "audit": health.problem(services.audit.state().failure) or "ok",
         "workers": "ok" if services.pool.any_healthy() else "no worker is healthy",
     }
+    if egress.mode != "off":
+        checks["egress"] = egress.problem or "ok"
     ready = all(state == "ok" for state in checks.values())
     return JSONResponse(
         {
             "status": "ready" if ready else "not_ready",
             "checks": checks,
-            "warnings": [*health.warnings, *([late] if late else [])],
+            "warnings": [*health.warnings, *([late] if late else []), *egress.warnings],
         },
         status_code=200 if ready else 503,
     )

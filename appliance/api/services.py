@@ -5,7 +5,9 @@ What the HTTP layer is given: built by the composition root, never looked up.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from appliance.api.console.console import Console
 from appliance.api.control import Control
+from appliance.attestation import EgressWatch
 from appliance.attribution import Attribution
 from appliance.audit.content.retention import Retention
 from appliance.audit.durability.health import AuditHealth
@@ -20,6 +22,8 @@ from appliance.override import OverrideStore
 from appliance.register.registrar import Registrar
 from appliance.serving.pool import WorkerPool
 from appliance.settings import ApiSettings
+from appliance.sovereignty.egress.standing import Standing
+from appliance.sovereignty.wall import NO_WALL, Wall
 from appliance.tenancy import TenantDirectory
 from appliance.worker_list import WorkerList
 
@@ -57,3 +61,13 @@ class Services:
     """Files of tenants; None where none are kept."""
     batches: Batches | None = None
     """Batches of tenants; None where none are run."""
+    wall: Wall = NO_WALL
+    """What this process can connect to."""
+    egress: EgressWatch | None = None
+    """Tries to get out, now and then; None where that is not done."""
+    console: Console | None = None
+    """The pages for operators; None where `console.enabled` is not set."""
+
+    def egress_standing(self) -> Standing:
+        """How this gateway stands after its egress checks."""
+        return self.egress.standing if self.egress else Standing(mode="off")

@@ -29,6 +29,7 @@ from appliance.errors import AuditKeyError
 
 OWNER_ONLY = 0o600
 OTHERS = 0o077
+GROUP_MAY_READ = 0o040
 FRESH = ".new"
 """Ending of the files of keys that a rotation has made and not yet put in place."""
 
@@ -230,10 +231,21 @@ def _create(path: Path, key: "Ed25519PrivateKey | MldsaPrivateKey") -> None:
         raise AuditKeyError(f"cannot write the signing key {path}: {error.strerror}") from error
 
 
+def is_open_to_others(status: os.stat_result) -> bool:
+    """
+    Whether somebody else may read a key's file.
+
+    Root's file that our group may read is for us: in that form Kubernetes gives Secrets to a pod whose user
+    is not root.  libpq draws the line in the same place.
+    """
+    granted = status.st_uid == 0 and os.geteuid() != 0
+    return bool(status.st_mode & (OTHERS & ~GROUP_MAY_READ if granted else OTHERS))
+
+
 def _load(path: Path) -> object:
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & OTHERS:
+            if is_open_to_others(os.fstat(file.fileno())):
                 raise AuditKeyError(f"others may read the signing key {path}: run `chmod 600 {path}`")
             content = file.read()
     except FileNotFoundError as error:

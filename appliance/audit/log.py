@@ -108,6 +108,7 @@ class AuditLog:
         sealed_head_path: Path,
         clock: Callable[[], float],
         version: str,
+        wall: str | None = None,
         gateway: str = SOLE_GATEWAY,
         on_commit: Callable[[int, float], None] = _ignore,
         on_entry: Callable[[EntryType, AuditError | None], None] = _ignore,
@@ -124,6 +125,7 @@ class AuditLog:
             sealed_head_path: file for the last signed head; best on another disk than the database.
             clock: seconds since the epoch, for time stamps only.
             version: of the appliance, for `audit.started`.
+            wall: what the process can connect to, for the same; None where nobody says.
             gateway: name of this writer, the same at every start; no two may write under one name.
             on_commit: told the entries and seconds of every commit; called on the event loop.
             on_entry: told of every entry that became durable, or why it did not; on the event loop.
@@ -182,7 +184,7 @@ class AuditLog:
             task = loop.create_task(writer.run(), name="audit-writer")
             try:
                 unended = tuple(name for name in left_open if name not in kept)
-                await log._begin(version, unended, size)
+                await log._begin(version, wall, unended, size)
                 yield log
             finally:
                 log._closing = True
@@ -304,14 +306,14 @@ class AuditLog:
         if self._closing:
             raise AuditUnavailableError("the audit log is closing")
 
-    async def _begin(self, version: str, open_intents: tuple[str, ...], size: int) -> None:
+    async def _begin(self, version: str, wall: str | None, open_intents: tuple[str, ...], size: int) -> None:
         """End what a crash left open, then say that the log was opened, and in what state."""
         first = [
             self.submit(EntryType.REQUEST_ABORTED, request_id=request_id, reason="gateway_stopped")
             for request_id in open_intents
         ]
         started = self.submit(
-            EntryType.AUDIT_STARTED, version=version, recovered=len(open_intents), tree_size=size
+            EntryType.AUDIT_STARTED, version=version, recovered=len(open_intents), tree_size=size, wall=wall
         )
         for pending in (*first, started):
             await self.confirm(pending)

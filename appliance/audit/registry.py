@@ -134,7 +134,9 @@ _GATEWAY = _text("gateway", "gateway that writes, by the name it keeps; it ends 
 _WEIGHTS = _text("weights", "digest of the target model's weights")
 _DRAFT = _text("draft", "digest of the draft model's weights")
 _ENGINE = _text("engine", "engine name and version")
-_ACTOR = _text("actor", "who did it: an admin key id, or `cli:` and the operating-system account")
+_ACTOR = _text(
+    "actor", "who did it: an admin key id, `console:` and one, or `cli:` and the operating-system account"
+)
 _CLIENT = _text("client", "class of the client's address", "loopback", "private", "public", "unknown")
 _STATUS = _count("status", "HTTP status the client was given, or would have been")
 _EXIT_CODE = _count("exit_code", "exit status of the process; minus the number of the signal that ended it")
@@ -442,7 +444,10 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _text("version", "version of the appliance"),
             _count("recovered", "intents without outcome that were closed with `request.aborted`"),
             _count("tree_size", "size of the tree that was found"),
-            *_maybe(_GATEWAY),
+            *_maybe(
+                _GATEWAY,
+                _text("wall", "what the kernel lets the gateway and its worker connect to, or why all of it"),
+            ),
         ),
         EntryType.AUDIT_READ: _schema(
             "Reading the log is itself an access to personal data, and is recorded.",
@@ -500,10 +505,26 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _ACTOR,
         ),
         EntryType.EGRESS_ATTESTED: _schema(
-            "The appliance tested its own walls; the evidence behind the word sovereign.",
-            _text("result", "whether every attempt to leave failed", "closed", "open"),
+            "A gateway tried to get out; the evidence behind the word sovereign.  Each gateway attests for "
+            "itself.",
+            _text(
+                "result",
+                "`closed`: every attempt failed, and the control did not; `open`: something outside was "
+                "reached; `inconclusive`: neither was shown",
+                "closed",
+                "open",
+                "inconclusive",
+            ),
+            _text("trigger", "why it was tried", "start", "schedule", "request"),
             _count("attempts", "ways out that were tried"),
-            *_maybe(_text("report", "digest of the full report")),
+            _list("outcomes", "each of them and how it ended, such as `tcp 192.0.2.1:443 timed_out`"),
+            _text("control", "the listener of the enclave that had to be reached, and how that ended"),
+            _flag("wall", "whether Landlock keeps the gateway itself from connecting to other ports"),
+            _text("host", "name of the machine, container or pod"),
+            _text("settings", "digest (SHA-256, hex) of the settings it was made under"),
+            _text("report", "digest (SHA-256, hex) of the full report"),
+            _GATEWAY,
+            *_maybe(_ACTOR),
         ),
         EntryType.BUNDLE_INSTALLED: _schema(
             "Software or weights entered the building; the supply-chain record.",

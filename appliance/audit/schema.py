@@ -14,11 +14,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.audit.tables import SCHEMA_VERSION, audit_schema
 from appliance.database import first_line, open_database
-from appliance.errors import AuditUnavailableError
+from appliance.errors import AuditUnavailableError, ConfigurationError
 
 VERSION_TABLE = "audit_migrations"
-NEWEST = "0004"
-KNOWN = ("0001", "0002", "0003", "0004")
+NEWEST = "0005"
+KNOWN = ("0001", "0002", "0003", "0004", "0005")
 UPGRADE_SECONDS = 600.0
 
 _versions = Table(VERSION_TABLE, MetaData(), Column("version_num", Text))
@@ -41,6 +41,9 @@ _RIGHTS = {
     "limit_books": "SELECT, INSERT, UPDATE",
     "batch_files": "SELECT, INSERT, UPDATE, DELETE",
     "batches": "SELECT, INSERT, UPDATE, DELETE",
+    "cost_periods": "SELECT, INSERT, UPDATE, DELETE",
+    "cost_shares": "SELECT, INSERT, UPDATE, DELETE",
+    "cost_workers": "SELECT, INSERT, UPDATE, DELETE",
 }
 
 
@@ -87,15 +90,21 @@ def upgrade(connection: Connection) -> None:
     command.upgrade(config, NEWEST)
 
 
-def upgrade_database(url: str) -> None:
+def upgrade_database(url: str, *, grant_to: str | None = None) -> None:
     """
     Bring a database's tables to the newest version; needs a role that may make tables.
 
+    Args:
+        url: the database, as the owner of its tables.
+        grant_to: role that then gets the rights a gateway needs (`grants`), in the same transaction.
+
     Raises:
-        ConfigurationError: the URL cannot be used.
+        ConfigurationError: the URL cannot be used, or the database knows no roles.
         AuditUnavailableError: the database cannot be used, or is newer than this appliance.
     """
     engine = open_database(url, busy_seconds=UPGRADE_SECONDS)
+    if grant_to is not None and engine.dialect.name != "postgresql":
+        raise ConfigurationError("rights are granted to a role of PostgreSQL only: leave --grant-to out")
     try:
         with engine.begin() as connection:
             if engine.dialect.name == "postgresql":
@@ -103,6 +112,9 @@ def upgrade_database(url: str) -> None:
                 connection.execute(text("SELECT pg_advisory_xact_lock(6962)"))
             if not check(connection):
                 upgrade(connection)
+            if grant_to is not None:
+                for statement in grants(grant_to).splitlines():
+                    connection.exec_driver_sql(statement)
     except SQLAlchemyError as error:
         where = engine.url.render_as_string(hide_password=True)
         raise AuditUnavailableError(

@@ -2,11 +2,11 @@
 The client's end of a request that has no client: what would be sent is collected.
 """
 
-from appliance.gateway import Head
+from appliance.reply import Head
 
 
 class CollectedReply:
-    """`gateway.Reply` in memory."""
+    """`appliance.reply.Reply` in memory."""
 
     def __init__(self) -> None:
         self.client_left = False

@@ -14,10 +14,14 @@ import yaml
 
 from appliance.cli.audit import commands as audit_commands
 from appliance.cli.audit_migrate import COMMANDS as DATABASE_COMMANDS
+from appliance.cli.bundle import commands as bundle_commands
+from appliance.cli.cost import commands as cost_commands
 from appliance.cli.draft import commands as draft_commands
+from appliance.cli.egress import commands as egress_commands
 from appliance.cli.erase import COMMANDS as CONTENT_COMMANDS
 from appliance.cli.keys import commands as key_commands
 from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.preflight import preflight
 from appliance.cli.rotate import COMMANDS as ROTATION_COMMANDS
 from appliance.cli.speculation import commands as speculation_commands
 from appliance.cli.status import show_status
@@ -41,8 +45,12 @@ _AUDIT_COMMANDS: dict[str, Callable[..., None]] = {
 for _name, _command in _AUDIT_COMMANDS.items():
     audit_commands.command(name=_name)(_command)
 audit_commands.add_typer(witness_commands, name="witness")
+cli.command()(preflight)
 cli.add_typer(audit_commands, name="audit")
+cli.add_typer(bundle_commands, name="bundle")
+cli.add_typer(cost_commands, name="cost")
 cli.add_typer(draft_commands, name="draft")
+cli.add_typer(egress_commands, name="egress")
 cli.add_typer(key_commands, name="key")
 cli.add_typer(tenant_commands, name="tenant")
 cli.add_typer(speculation_commands, name="speculation")

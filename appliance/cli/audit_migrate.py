@@ -12,8 +12,9 @@ from appliance.audit.gateway_name import GatewayName
 from appliance.audit.migrate import copy_log
 from appliance.audit.schema import grants as grants_sql
 from appliance.audit.schema import upgrade_database
-from appliance.batch.tables import metadata
+from appliance.batch.tables import metadata as batch_tables
 from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cost.tables import metadata as cost_tables
 from appliance.errors import ConfigurationError
 from appliance.installation import locate
 
@@ -22,9 +23,16 @@ UrlOption = Annotated[
 ]
 
 
-def upgrade(url: UrlOption = None, config: ConfigOption = None, data: DataOption = None) -> None:
+def upgrade(
+    url: UrlOption = None,
+    grant_to: Annotated[
+        str | None, typer.Option("--grant-to", help="PostgreSQL role to grant what `grants` prints.")
+    ] = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
     """Make or upgrade the audit log's tables; on PostgreSQL as the role that owns them."""
-    upgrade_database(url or locate(settings_from(config, data)).database_url)
+    upgrade_database(url or locate(settings_from(config, data)).database_url, grant_to=grant_to)
     typer.echo("the audit database is up to date")
 
 
@@ -61,7 +69,10 @@ def migrate(
             bar.update(done - bar.pos)
 
         head = copy_log(
-            source or installation.database_url, to, progress=progress, also=metadata.sorted_tables
+            source or installation.database_url,
+            to,
+            progress=progress,
+            also=(*batch_tables.sorted_tables, *cost_tables.sorted_tables),
         )
     typer.echo(
         f"copied {head.size} entries; set audit.database_url to the new database and start the gateways"

@@ -91,7 +91,18 @@ def render(status: dict[str, Any]) -> Group:
         audit.add_row("warning", Text(warning, style="yellow"))
     if head["failure"]:
         audit.add_row("failure", Text(head["failure"], style="red"))
-    return Group(table, audit)
+    network = Table(title="Network", title_justify="left", show_header=False)
+    wall = status["wall"]
+    network.add_row("wall", Text(wall["detail"], style="" if wall["is_up"] else "yellow"))
+    network.add_row("egress", _egress(status["egress"]))
+    return Group(table, audit, network)
+
+
+def _egress(egress: dict[str, Any]) -> Text:
+    if egress["verdict"] is None:
+        return Text("not checked" + (", egress.mode is off" if egress["mode"] == "off" else " yet"))
+    text = f"{egress['verdict']}, {egress['time']}" + (f": {egress['why']}" if egress["why"] else "")
+    return Text(text, style={"closed": "green", "open": "red"}.get(egress["verdict"], "yellow"))
 
 
 def _kept(durability: dict[str, Any]) -> str:

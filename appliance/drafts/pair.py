@@ -64,7 +64,7 @@ class Pair:
 
 def make_pair(target: Weights, draft: Weights, context: int | None) -> Pair:
     """Put target and draft side by side; without a context it is the target's longest."""
-    shape, fields = read_shape(draft.config), _language_model(target.config)
+    shape, fields = read_shape(draft.config), language_model(target.config)
     tensors = {}
     for name, info in draft.tensors.items():
         placed = _placed(name.removeprefix(PREFIX), shape)
@@ -95,7 +95,8 @@ def _placed(name: str, shape: DraftShape) -> str | None:
     return name.replace(FIRST_LAYER, "layers.0.")
 
 
-def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a target's language model, wherever its config.json keeps them."""
     for path in NESTED_TARGETS:
         found: object = config
         for name in path:

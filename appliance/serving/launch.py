@@ -22,11 +22,15 @@ from appliance.settings import WorkerSettings
 
 MODULE = "vllm.entrypoints.openai.api_server"
 """Runs in both builds of vLLM; the `vllm` command does not start in the CPU build."""
+NODE_MODULE = "vllm.entrypoints.cli.main"
+"""The only one that knows `--headless`, by which a worker's further nodes compute along."""
 GIB = 2**30
 DRAIN_SECONDS = 30
 MIDDLEWARE = "appliance.serving.vllm_middleware.SpeculationMiddleware"
 NAMED_DRAFT_TOKENS = (1, 2, 3, 5, 8)
 """Choices between none and all draft tokens: each costs CUDA graphs, so there are few."""
+SEVERAL_NODES = "--nnodes"
+"""The argument by which a worker is told that it is one of several nodes."""
 NO_DOMAIN = "none.invalid"
 """An empty list would allow every domain; this one cannot exist (RFC 2606)."""
 OPENMP_LIBRARIES = ("libiomp", "libomp", "libgomp")
@@ -126,6 +130,10 @@ class LaunchPlan:
     drain_seconds: int
     """How long the worker finishes running requests after SIGTERM."""
     max_startup_seconds: int
+    answers: bool = True
+    """False for a further node of a worker on several: it computes along, and has no HTTP."""
+    in_group: bool = False
+    """Whether it is one of several nodes: they start together, so none of them can be started again alone."""
 
 
 def plan_launch(
@@ -161,7 +169,9 @@ def plan_launch(
     _check_parallelism(settings, device)
     name = settings.served_name or target.path.name
     speculation = speculative_config(settings, draft, can_import or _can_import)
-    argv = [python, "-m", MODULE, "--model", str(target.path), "--served-model-name", name]
+    answers = "--headless" not in settings.extra_arguments
+    served = [MODULE, "--model", str(target.path)] if answers else [NODE_MODULE, "serve", str(target.path)]
+    argv = [python, "-m", *served, "--served-model-name", name]
     argv += ["--host", settings.host, "--port", str(port)]
     argv += ["--dtype", choose_dtype(settings.dtype, device), "--generation-config", "vllm"]
     argv += TASK_ARGUMENTS[settings.task]
@@ -194,6 +204,8 @@ def plan_launch(
         model=name,
         drain_seconds=DRAIN_SECONDS,
         max_startup_seconds=settings.max_startup_seconds,
+        answers=answers,
+        in_group=SEVERAL_NODES in settings.extra_arguments,
     )
 
 
@@ -303,7 +315,7 @@ def _check_parallelism(settings: WorkerSettings, device: Device) -> None:
     if device.kind is DeviceKind.CPU and wanted > 1:
         message = f"tensor and pipeline parallelism ask for {wanted} GPUs, but the worker runs on the CPU"
         raise ConfigurationError(message)
-    if wanted > device.count and "--nnodes" not in settings.extra_arguments:
+    if wanted > device.count and SEVERAL_NODES not in settings.extra_arguments:
         message = (
             f"tensor and pipeline parallelism ask for {wanted} GPUs, but this machine has {device.count}"
         )

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +20,7 @@ from appliance.serving.worker import Worker
 from appliance.serving.worker_protocol import SPECULATION_PATH
 from appliance.speculation import (
     DraftTokenTable,
+    Energy,
     EngineReading,
     Reason,
     SpecDecodeCounters,
@@ -132,7 +133,8 @@ def parse_reading(status: int, text: str) -> EngineReading:
 
 def _parse(content: dict[str, Any]) -> EngineReading:
     if not content["controllable"] and not content["epoch"]:
-        return _uncontrollable(*(str(problem) for problem in content["problems"]))
+        reading = _uncontrollable(*(str(problem) for problem in content["problems"]))
+        return replace(reading, energy=_parse_energy(content))
     drafting = content["drafting"]
     return EngineReading(
         controllable=bool(content["controllable"]),
@@ -165,13 +167,24 @@ def _parse(content: dict[str, Any]) -> EngineReading:
             accepted_per_position=tuple(int(count) for count in drafting["accepted_per_position"]),
             drafted_per_position=tuple(int(count) for count in drafting["drafted_per_position"]),
         ),
+        # A worker of an earlier version does not say it.
+        busy_seconds=float(content["busy_seconds"]) if "busy_seconds" in content else None,
+        energy=_parse_energy(content),
     )
+
+
+def _parse_energy(content: dict[str, Any]) -> Energy | None:
+    energy = content.get("energy")
+    if energy is None:
+        return None
+    return Energy(gpus=int(energy["gpus"]), millijoules=int(energy["millijoules"]))
 
 
 def _checked(reading: EngineReading) -> EngineReading:
     """The reading, if an engine can have counted that: what decides on it relies on these."""
     drafting = reading.drafting
     seconds = [value for cell in reading.steps.values() for value in (cell.seconds, cell.seconds_squared)]
+    seconds.append(reading.busy_seconds or 0.0)
     if (
         min(reading.choices) != 0
         or reading.largest_batch < 1

@@ -7,6 +7,8 @@ or when we do.
 It fails towards restarting: whatever the worker does, the answer is to end all of it and start again,
 later each time, until too many starts in a row have failed.  A restart that somebody wished for is
 no failure, and if the plan it changed to never works, the one that did is taken again.
+
+One node of a worker on several is not started again: whoever started the nodes has to start all of them.
 """
 
 import asyncio
@@ -176,10 +178,14 @@ class Supervisor:
         A worker that has one plan only is started by it again.
 
         Raises:
-            ControlRefusedError: it is not being kept running, so it would not come back.
+            ControlRefusedError: it is not being kept running, or is one of several nodes: it would not come
+                back.
         """
         if not self._is_running or self._is_stopping or self._ended.is_set():
             message = f"worker {self._worker} is not kept running here, so it cannot be restarted"
+            raise ControlRefusedError(message)
+        if self._plans.current.in_group:
+            message = f"worker {self._worker} runs on several nodes: start all of them again together"
             raise ControlRefusedError(message)
         self._plans.wish(with_draft=with_draft)
         self._interrupted.set()
@@ -206,6 +212,8 @@ class Supervisor:
     def _answer_death(self, life: Life) -> float:
         """Tell of a worker's death and decide what follows; seconds until the next start."""
         self._tell(WorkerEventKind.DIED, life.detail, life.exit_code)
+        if self._plans.current.in_group:
+            self._give_up(life, 1)
         self._failures = 0 if life.reached_health else self._failures + 1
         self._deaths = 0 if life.healthy_seconds >= self._timing.stable else self._deaths
         if self._failures > self._max_restarts:
@@ -224,9 +232,8 @@ class Supervisor:
 
     def _give_up(self, life: Life, failures: int) -> NoReturn:
         times = "" if failures == 1 else f" in {failures} starts"
-        self._failure = (
-            f"worker {self._worker} did not become healthy{times}: {life.detail} (log: {self._log})"
-        )
+        what = "ended" if life.reached_health else f"did not become healthy{times}"
+        self._failure = f"worker {self._worker} {what}: {life.detail} (log: {self._log})"
         self._tell(WorkerEventKind.GAVE_UP, life.detail, life.exit_code)
         raise WorkerStartError(self._failure)
 
@@ -326,6 +333,8 @@ class Supervisor:
         return process.returncode is None and not self._interrupted.is_set()
 
     async def _status(self, http: aiohttp.ClientSession) -> int | None:
+        if not self._plans.current.answers:
+            return HTTP_OK  # that it runs is all there is to see
         try:
             async with http.get(f"{self._plans.current.url}/health") as response:
                 return response.status

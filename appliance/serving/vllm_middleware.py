@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from appliance.serving.energy import EnergyMeter, open_meter
 from appliance.serving.worker_protocol import (
     RESTART_FILE,
     RESTART_PATH,
@@ -44,6 +45,9 @@ class SpeculationMiddleware:
         environment = process_environment()
         self._token = _read_token(environment.get(TOKEN_FILE))
         self._wish = environment.get(RESTART_FILE)
+        self._gpus = environment.get("CUDA_VISIBLE_DEVICES")
+        self._meters: list[EnergyMeter | None] = []
+        """One, once it was looked for; of no use where nothing measures energy."""
         self._is_leaving = False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -85,7 +89,23 @@ class SpeculationMiddleware:
         except Exception as error:  # noqa: BLE001 - an engine made differently; said, not thrown
             problem = f"the engine does not take commands: {type(error).__name__}"
             answer = {"controllable": False, "problems": [problem], "engine": "", "epoch": ""}
+        if (energy := self._read_energy(scope)) is not None:
+            answer["energy"] = energy
         await _answer(send, 400 if "error" in answer else 200, answer)
+
+    def _read_energy(self, scope: Message) -> dict[str, int] | None:
+        """What the engine's GPUs have taken; None where nothing measures it."""
+        if not self._meters:
+            try:
+                config = scope["app"].state.engine_client.vllm_config
+                self._meters = [open_meter(self._gpus, config.parallel_config.world_size)]
+            except AttributeError:  # an engine made differently
+                self._meters = [None]
+        meter = self._meters[0]
+        millijoules = meter.read() if meter is not None else None
+        if meter is None or millijoules is None:
+            return None
+        return {"gpus": meter.gpus, "millijoules": millijoules}
 
     async def _restart(self, text: str, send: Send) -> None:
         try:

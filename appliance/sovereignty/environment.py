@@ -177,6 +177,15 @@ Patterns of the operator's variables that a worker gets: where things are, and h
 Not among them: proxies, tokens, `OTEL_*`, and `PYTHONPATH`, which would put other code into the worker.
 """
 
+PROXY = "requests would be sent through a proxy"
+EXPORT = "traces and metrics would be sent there"
+REFUSED = {
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "WS_PROXY", "WSS_PROXY"), PROXY),
+    **dict.fromkeys(("OTEL_EXPORTER_*ENDPOINT",), EXPORT),
+    "SENTRY_DSN": "reports of crashes would be sent there",
+}
+"""Patterns of variables that no part of the appliance is started with, in whatever case, and why."""
+
 KEPT_BACK = (
     "VLLM_API_KEY",  # the gateway sends none, every request would be refused
     "VLLM_CPU_KVCACHE_SPACE",  # overrides the launcher's --kv-cache-memory-bytes without a word
@@ -191,6 +200,23 @@ KEPT_BACK = (
 """Patterns of `VLLM_*` variables that a worker does not get."""
 
 
+def refuse_ways_out(environment: Mapping[str, str]) -> None:
+    """
+    Refuse to start in an environment that points outside.
+
+    A worker would never see these variables; but somebody set them for this process, and has to hear that
+    nothing is sent that way.
+
+    Raises:
+        ConfigurationError: one line that names the variable, what it would do, and what to do about it.
+    """
+    for name, value in environment.items():
+        for pattern, why in REFUSED.items():
+            if value and fnmatchcase(name.upper(), pattern):
+                message = f"{name} is set, and the appliance has no way out: {why}; unset it"
+                raise ConfigurationError(message)
+
+
 def offline_environment(base: Mapping[str, str], *, plugins: Iterable[str] = ()) -> dict[str, str]:
     """
     Build a worker's environment from the operator's.
@@ -203,20 +229,25 @@ def offline_environment(base: Mapping[str, str], *, plugins: Iterable[str] = ())
     Raises:
         ConfigurationError: `base` sets a variable of the table to another value.
     """
-    named_plugins = OfflineVariable(
-        name="VLLM_PLUGINS",
-        value=",".join(plugins),
-        why="vLLM loads every plugin it finds otherwise, one that fetches adapters among them",
-        source="vllm/plugins/__init__.py",
-    )
     environment = {name: value for name, value in base.items() if _is_passed_on(name)}
-    for row in (*OFFLINE_VARIABLES, named_plugins):
+    for row in worker_variables(plugins):
         value = base.get(row.name, row.value)
         if value != row.value and not row.free:
             message = f"{row.name} is set to {value!r} but must be {row.value!r} or unset: {row.why}"
             raise ConfigurationError(message)
         environment[row.name] = value
     return environment
+
+
+def worker_variables(plugins: Iterable[str]) -> tuple[OfflineVariable, ...]:
+    """The table, and the one variable that depends on which vLLM plugins a worker may load."""
+    named_plugins = OfflineVariable(
+        name="VLLM_PLUGINS",
+        value=",".join(plugins),
+        why="vLLM loads every plugin it finds otherwise, one that fetches adapters among them",
+        source="vllm/plugins/__init__.py",
+    )
+    return (*OFFLINE_VARIABLES, named_plugins)
 
 
 def _is_passed_on(name: str) -> bool:

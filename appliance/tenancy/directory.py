@@ -54,6 +54,16 @@ class TenantDirectory:
         """The tenant of this name; None where there is none, or it is disabled."""
         return self._by_name.get(name)
 
+    @property
+    def next_key_end(self) -> int:
+        """Unix time at which the next key ends that is in force and has no successor; 0 if none does."""
+        keys = (caller.key for caller in self._by_key.values())
+        now = self._clock()
+        return min(
+            (key.expires_at for key in keys if key.expires_at and not key.rotated_at and key.opens_at(now)),
+            default=0,
+        )
+
     def authenticate(self, presented: str | None) -> Caller:
         """
         Return whose key this is.

@@ -46,6 +46,11 @@ class TenantWatch:
         return max(0.0, self._clock() - self._read_at)
 
     @property
+    def next_key_end(self) -> int:
+        """Unix time at which the next key ends that nobody has rotated; 0 if none does."""
+        return self._directory.next_key_end
+
+    @property
     def warning(self) -> str | None:
         """What operators are told while the database cannot be read; None while all is well."""
         if self.age_seconds < LATE_SECONDS:

@@ -79,3 +79,24 @@ def test_a_directory_without_a_log_says_so(appliance, tmp_path):
     """A wrong --data is not taken for an empty log."""
     code, _, complaint = appliance("audit", "migrate", "--data", tmp_path, "--to", "sqlite:///copy.db")
     assert (code, "there is no audit log" in complaint) == (1, True)
+
+
+async def test_tables_and_rights_are_made_in_one_step(appliance, directory, postgres):
+    """As a container does that has no psql: the role can then append to the log, and not change it."""
+    url = postgres.new_database()
+    database = url.rpartition("/")[2]
+    postgres.execute("CREATE ROLE granted LOGIN", database=database)
+    assert appliance("audit", "upgrade-database", "--url", url, "--grant-to", "granted")[0] == 0
+    assert appliance("audit", "upgrade-database", "--url", url, "--grant-to", "granted")[0] == 0
+    narrow = postgres.url_of(database, role="granted")
+    assert appliance("audit", "migrate", "--data", directory, "--to", narrow)[0] == 0
+    with pytest.raises(Exception, match="permission denied"):
+        postgres.execute("SET ROLE granted; DELETE FROM audit_leaves", database=database)
+
+
+def test_a_file_has_no_roles(appliance, tmp_path):
+    """Rights are refused where nobody could hold them, before anything is made."""
+    url = f"sqlite:///{tmp_path / 'log.db'}"
+    code, _, complaint = appliance("audit", "upgrade-database", "--url", url, "--grant-to", "gateway")
+    assert (code, "leave --grant-to out" in complaint) == (1, True)
+    assert not (tmp_path / "log.db").exists()

@@ -22,12 +22,13 @@ PATIENCE_SECONDS = 120
 class Gateway:
     """One `appliance gateway` process."""
 
-    def __init__(self, directory, database_url, worker_url):
+    def __init__(self, directory, database_url, worker_url, **environment):
         self.directory = directory
         self._environment = {
             "APPLIANCE_AUDIT__DATABASE_URL": database_url,
             "APPLIANCE_AUDIT__GATEWAY_DEAD_SECONDS": "3",
             "APPLIANCE_POOL__URLS": f'["{worker_url}"]',
+            **environment,
         }
         self.url = self.key = ""
         self.process = None

@@ -16,6 +16,7 @@ from appliance.audit.merkle import CompactRange
 from appliance.audit.registry import EntryType
 from appliance.audit.store import Head
 from appliance.batch import tables as batch
+from appliance.cost import tables as cost
 from appliance.errors import AuditUnavailableError
 from appliance.limits import tables as limits
 from appliance.tenancy import tables as tenancy
@@ -52,7 +53,7 @@ INSERT INTO audit_schema VALUES (1);
 def _everything():
     """Every table the program works with, by what the program says about it."""
     together = MetaData()
-    ours = (tables, tenancy, limits, batch)
+    ours = (tables, tenancy, limits, batch, cost)
     for metadata in (*(each.metadata for each in ours), lease._metadata, override._metadata):
         for table in metadata.sorted_tables:
             table.to_metadata(together)

@@ -47,6 +47,7 @@ from appliance.lease import SoleLease
 from appliance.logs import configure_logs
 from appliance.metrics import Metrics, observe_audit
 from appliance.override import SqlOverrideStore
+from appliance.recorder import Recorder
 from appliance.recycle import RecycleParts, Recycler
 from appliance.server import Server, bind, make_server
 from appliance.serving.client import WorkerClient
@@ -343,11 +344,15 @@ async def _running(
                 clock=time.monotonic,
             ),
             client=client,
-            audit=audit,
-            attribution=attribution,
-            captures=content.captures,
+            recorder=Recorder(
+                audit=audit,
+                attribution=attribution,
+                captures=content.captures,
+                metrics=metrics,
+                logger=logger,
+                clock=time.monotonic,
+            ),
             metrics=metrics,
-            logger=logger,
             clock=time.monotonic,
             policy=GatewayPolicy(
                 keep_alive_seconds=api.keep_alive_seconds,

@@ -185,7 +185,9 @@ async def test_a_long_stream_passes_unchanged(running):
 async def test_streams_at_the_same_time_do_not_mix(running):
     """Each client gets its own answer."""
     replies = await asyncio.gather(*(running.post(chat(stream=True, n=number)) for number in range(20)))
-    assert {reply.body for reply in replies} == {b"".join(running.worker.frames(CHAT, {}))}
+    # A slow machine may have some of them filled with comments.
+    bodies = {reply.body.replace(b": keep-alive\n\n", b"") for reply in replies}
+    assert bodies == {b"".join(running.worker.frames(CHAT, {}))}
     assert len({reply.headers["x-appliance-audit"] for reply in replies}) == 20
 
 
@@ -489,7 +491,7 @@ async def test_a_client_that_leaves_is_seen_in_log_and_metrics(running):
     (line,) = await running.events("request_finished")
     assert (line["outcome"], line["status"]) == ("client_gone", 499)
     page = (await running.get("/metrics")).body.decode()
-    assert 'outcome="client_gone",route="/v1/chat/completions",tenant="acme"} 1.0' in page
+    assert 'outcome="client_gone",tenant="acme"} 1.0' in page
     assert 'appliance_requests_in_flight{model="demo"} 0.0' in page
 
 

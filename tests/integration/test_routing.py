@@ -332,7 +332,10 @@ async def test_a_running_gateway_takes_over_another_list_of_workers(tmp_path):
     file = tmp_path / "settings.yaml"
 
     def write(pool: dict) -> None:
-        file.write_text(json.dumps({"pool": {"discover_seconds": 0.2, **pool}}), encoding="utf-8")
+        # Its port was not in the list at the start, where the wall was raised.
+        later = {"connect_ports": [int(second.url.rpartition(":")[2])]}
+        settings = {"pool": {"discover_seconds": 0.2, **pool}, "sovereignty": later}
+        file.write_text(json.dumps(settings), encoding="utf-8")
 
     async with (
         FakeWorker().serving() as first,

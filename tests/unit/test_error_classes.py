@@ -26,12 +26,18 @@ CLASSES = [
 NEVER_SHOWN = {
     errors.ConfigurationError,  # stops a start
     errors.WorkerStartError,  # stops a start
+    errors.CostUnavailableError,  # stops a command
     errors.AuditError,  # a base
     errors.AuditEntryError,  # a defect of ours
     errors.AuditRollbackError,  # stops a start
     errors.AuditVerificationError,  # stops a start or a command
     errors.MalformedCheckpointError,  # stops a start or a command
     errors.AuditKeyError,  # stops a start
+    errors.BundleError,  # a base
+    errors.BundleRefusedError,  # stops a command
+    errors.BundleRollbackError,  # stops a command
+    errors.BundleIncompleteError,  # stops a command
+    errors.BundleStorageError,  # stops a command
 }
 """Errors that no request can meet.  A class that is not listed needs a rendering."""
 

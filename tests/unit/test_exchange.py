@@ -250,5 +250,5 @@ def test_any_request_can_be_counted(usage: Usage, outcome: Outcome):
     value = metrics.registry.get_sample_value
     labels = {"tenant": "acme", "model": "demo"}
     assert value("appliance_tokens_total", {**labels, "kind": "prompt"}) == usage.prompt_tokens
-    counted = {**labels, "route": "/v1/completions", "outcome": str(outcome)}
+    counted = {**labels, "outcome": str(outcome)}
     assert value("appliance_requests_total", counted) == 1

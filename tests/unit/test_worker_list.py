@@ -14,6 +14,7 @@ from appliance.serving.discovery import Discovery
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel
 from appliance.settings import load_settings
+from appliance.sovereignty.wall import NO_WALL, Wall
 from appliance.worker_list import WorkerList, digest_of
 from tests.fakes import until
 
@@ -35,7 +36,7 @@ class Recorded(list):
 class Place:
     """A gateway's list of workers in a settings file."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, wall: Wall = NO_WALL) -> None:
         self.file = file
         self.write("a", "b")
         settings = load_settings(file, environment={})
@@ -49,6 +50,7 @@ class Place:
             read_settings=lambda: load_settings(file, environment={}),
             record=self.log,
             logger=SILENT,
+            wall=wall,
         )
 
     def write(self, *names: str, more: str = "") -> None:
@@ -105,6 +107,17 @@ async def test_a_reload_of_a_wrong_file_changes_nothing(place: Place, text: str)
         await place.list.reload("admin")
     assert "\n" not in str(caught.value)
     assert (place.ids, place.log) == (["a:1", "b:1"], [])
+
+
+async def test_a_reload_names_a_port_outside_the_wall(tmp_path: Path):
+    """Rather than take over workers that can never be reached."""
+    place = Place(tmp_path / "settings.yaml", wall=Wall(is_up=True, detail="", ports=frozenset({1})))
+    place.write("c")
+    await place.list.reload("admin")
+    place.file.write_text("pool: {urls: ['http://d:2']}", encoding="utf-8")
+    with pytest.raises(ControlRefusedError, match="pool: port 2 is outside the wall"):
+        await place.list.reload("admin")
+    assert (place.ids, len(place.log)) == (["c:1"], 1)
 
 
 async def test_without_the_audit_log_nothing_changes(place: Place):

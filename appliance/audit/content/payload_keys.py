@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from appliance.audit.content.sealing import KEY_BYTES, NONCE_BYTES
 from appliance.audit.entry import new_entry_id
-from appliance.audit.keys import OTHERS, OWNER_ONLY, sync_directory
+from appliance.audit.keys import OTHERS, OWNER_ONLY, is_open_to_others, sync_directory
 from appliance.errors import AuditKeyError
 
 DIRECTORY_MODE = 0o700
@@ -264,7 +264,7 @@ def load_master_key(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & OTHERS:
+            if is_open_to_others(os.fstat(file.fileno())):
                 raise AuditKeyError(f"others may read the master key {path}: run `chmod 600 {path}`")
             key = base64.b64decode(file.read().strip(), validate=True)
     except OSError as error:

@@ -61,6 +61,7 @@ async def open_guarded(
     files: LogFiles,
     gateway: str,
     version: str,
+    wall: str | None = None,
     metrics: Metrics,
     logger: Logger,
     clock: Callable[[], float],
@@ -75,6 +76,7 @@ async def open_guarded(
         files: where things are.
         gateway: name of this writer.
         version: of the appliance.
+        wall: what the process can connect to, in words; None where nobody says.
         metrics: told of commits, entries and health.
         logger: the operator log.
         clock: seconds since the epoch.
@@ -93,6 +95,7 @@ async def open_guarded(
                 sealed_head_path=files.sealed_head,
                 clock=clock,
                 version=version,
+                wall=wall,
                 gateway=gateway,
                 on_commit=metrics.saw_audit_commit,
                 on_entry=metrics.saw_audit_entry,
@@ -134,4 +137,7 @@ def _disks(files: LogFiles, settings: AuditSettings) -> dict[str, Path]:
         disks["database"] = Path(url.database).parent
     if settings.durability != "strict":
         disks["spool"] = files.spool
+    # Heads and keys are kept in the data directory, which with SQLite is the database's.
+    if files.sealed_head.parent not in disks.values():
+        disks["data"] = files.sealed_head.parent
     return disks

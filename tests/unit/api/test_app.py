@@ -73,6 +73,8 @@ ROUTES = {
     ("/admin/v1/workers/{worker}/drain", "POST"),
     ("/admin/v1/workers/{worker}/undrain", "POST"),
     ("/admin/v1/workers/{worker}/recycle", "POST"),
+    ("/admin/v1/egress", "GET"),
+    ("/admin/v1/egress/check", "POST"),
     # FastAPI's own: a description of the routes above, without a page that loads scripts.
 }
 """Everything that can be reached.  A new route is added here on purpose, or not at all."""

@@ -11,7 +11,11 @@ from appliance.api.operations import OPERATIONS
 from appliance.app import ROUTERS
 from appliance.serving.dialects.routes import ROUTES
 
-WITHOUT_BODY = {("post", "/v1/batches/{batch_id}/cancel"), ("post", "/admin/v1/workers/reload")}
+WITHOUT_BODY = {
+    ("post", "/v1/batches/{batch_id}/cancel"),
+    ("post", "/admin/v1/workers/reload"),
+    ("post", "/admin/v1/egress/check"),
+}
 """Operations that change something and read nothing."""
 
 

@@ -1,5 +1,7 @@
 """The signing key is made once, and refused when anyone else could read it."""
 
+import os
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -11,6 +13,7 @@ from appliance.audit.keys import (
     Signer,
     create_mldsa_key,
     create_signing_key,
+    is_open_to_others,
     load_signing_key,
     mldsa_path,
     prepare_mldsa_key,
@@ -47,6 +50,25 @@ def test_a_key_that_others_can_read_is_refused(tmp_path, mode):
     path.chmod(mode)
     with pytest.raises(AuditKeyError, match="chmod 600"):
         load_signing_key(path, "log.test/a")
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "reader", "refused"),
+    [
+        (0o440, 0, 10001, False),  # a Secret in a pod with an fsGroup
+        (0o640, 0, 10001, False),
+        (0o400, 0, 10001, False),
+        (0o460, 0, 10001, True),
+        (0o444, 0, 10001, True),
+        (0o440, 10001, 10001, True),
+        (0o440, 0, 0, True),
+        (0o600, 10001, 10001, False),
+    ],
+)
+def test_a_group_may_read_what_root_gives_it(monkeypatch, mode, owner, reader, refused):
+    """Kubernetes has no other way to give a key to a user that is not root."""
+    monkeypatch.setattr(os, "geteuid", lambda: reader)
+    assert is_open_to_others(os.stat_result((mode, 0, 0, 1, owner, 10001, 1, 0, 0, 0))) is refused
 
 
 @pytest.mark.parametrize(

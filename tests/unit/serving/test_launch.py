@@ -323,6 +323,21 @@ def test_leaves_several_nodes_to_vllm():
     assert argv[-6:] == ("--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.5")
 
 
+def test_a_further_node_computes_along_and_answers_nobody():
+    """Same model and same arguments by another door: vLLM's server module knows no `--headless`."""
+    nodes = ("--nnodes", "2", "--master-addr", "10.0.0.5", "--node-rank")
+    wide = {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}
+    head = plan(EIGHT_GPUS, **wide, extra_arguments=(*nodes, "0"))
+    further = plan(EIGHT_GPUS, **wide, extra_arguments=(*nodes, "1", "--headless"))
+    assert (head.answers, head.in_group) == (True, True)
+    assert (further.answers, further.in_group) == (False, True)
+    at = head.argv.index("--served-model-name")
+    assert head.argv[1:4] == ("-m", "vllm.entrypoints.openai.api_server", "--model")
+    assert further.argv[1:4] == ("-m", "vllm.entrypoints.cli.main", "serve")
+    assert further.argv[4] == head.argv[at - 1]
+    assert further.argv[5:-2] == head.argv[at:-1]
+
+
 @pytest.mark.parametrize(
     ("preloaded", "expected"),
     [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import WorkerFailedError
 from appliance.serving.speculation import Steer, parse_reading
-from appliance.speculation import Reason, SpecDecodeCounters, SpeculationMode, StepCounters
+from appliance.speculation import Energy, Reason, SpecDecodeCounters, SpeculationMode, StepCounters
 
 ANSWER: dict[str, Any] = {
     "controllable": True,
@@ -57,6 +57,20 @@ def changed(path: tuple[str | int, ...], value: Any) -> str:
         place = place[step]
     place[path[-1]] = value
     return json.dumps(answer)
+
+
+def test_reads_engine_time_and_energy():
+    """Of a worker that can be steered, of one that cannot, and of one too old to say."""
+    energy = {"gpus": 2, "millijoules": 123_456}
+    reading = parse_reading(200, json.dumps(ANSWER | {"energy": energy}))
+    assert (reading.busy_seconds, reading.energy) == (10.0, Energy(gpus=2, millijoules=123_456))
+    blind = {"controllable": False, "problems": ["no draft"], "engine": "", "epoch": "", "energy": energy}
+    reading = parse_reading(200, json.dumps(blind))
+    assert (reading.busy_seconds, reading.energy) == (None, Energy(gpus=2, millijoules=123_456))
+    older = parse_reading(200, json.dumps({k: v for k, v in ANSWER.items() if k != "busy_seconds"}))
+    assert (older.busy_seconds, older.energy) == (None, None)
+    with pytest.raises(WorkerFailedError):
+        parse_reading(200, changed(("busy_seconds",), 1e999))
 
 
 def test_reads_what_a_plugin_says():

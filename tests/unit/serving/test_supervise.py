@@ -80,6 +80,7 @@ class Fake:
         timing=FAST,
         drain_seconds=1,
         max_startup_seconds=20,
+        node=None,
     ):
         port = free_port("127.0.0.1")
         self.wish = directory / "w1.restart"
@@ -94,6 +95,8 @@ class Fake:
                 model="fake",
                 drain_seconds=drain_seconds,
                 max_startup_seconds=max_startup_seconds,
+                answers=node != "further",
+                in_group=node is not None,
             )
 
         self.plan = plan(mode)
@@ -437,6 +440,27 @@ async def test_a_worker_that_is_not_kept_running_is_not_restarted(tmp_path):
         await fake.supervisor.stop()
     with pytest.raises(ControlRefusedError, match="not kept running"):
         fake.supervisor.restart(with_draft=True)
+
+
+@pytest.mark.parametrize("node", ["first", "further"])
+async def test_a_node_of_several_that_ends_is_not_started_alone(tmp_path, node):
+    """The others would wait for it for ever: whoever started them starts all of them again."""
+    fake = Fake(tmp_path, "raises" if node == "further" else "dies", node=node, max_restarts=3)
+    with pytest.raises(WorkerStartError, match=r"worker w1 ended: .*(not to my taste|I am tired)"):
+        await fake.supervisor.run()
+    assert fake.said == ["starting", "healthy", "died", "gave_up"]
+
+
+async def test_a_further_node_is_healthy_without_an_answer(tmp_path):
+    """It has no HTTP; nor can it be restarted by itself."""
+    fake = Fake(tmp_path, "sleeps", node="further")
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        with pytest.raises(ControlRefusedError, match="several nodes"):
+            fake.supervisor.restart(with_draft=False)
+        await fake.supervisor.stop()
+    assert fake.said == ["starting", "healthy", "stopped"]
 
 
 async def test_stop_before_run_does_not_wait():

@@ -94,6 +94,18 @@ class Worker:
         return Reply(answer)
 
 
+class Meter:
+    """GPUs that count; they fall silent once told to."""
+
+    gpus = 2
+
+    def __init__(self) -> None:
+        self.counted: int | None = 5000
+
+    def read(self) -> int | None:
+        return self.counted
+
+
 Start = Callable[..., Worker]
 
 
@@ -316,3 +328,21 @@ async def test_a_restart_must_say_with_what(start, signals, tmp_path, body):
     assert (reply.status, reply.content) == (400, {"error": 'send {"with_draft": true} or false'})
     assert signals == []
     assert not (tmp_path / "restart.json").exists()
+
+
+async def test_energy_is_said_beside_the_reading(start, monkeypatch):
+    """Of as many GPUs as the engine uses, looked for once; nothing where none measures it."""
+    meter, asked = Meter(), []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    monkeypatch.setattr(vllm_middleware, "open_meter", lambda *found: asked.append(found) or meter)
+    worker = start()
+    worker.app.state.engine_client.vllm_config = SimpleNamespace(
+        parallel_config=SimpleNamespace(world_size=2)
+    )
+    for counted in (5000, 6000):
+        meter.counted = counted
+        reply = await worker.ask("GET", SPECULATION_PATH)
+        assert reply.content == READING | {"energy": {"gpus": 2, "millijoules": counted}}
+    meter.counted = None
+    assert (await worker.ask("GET", SPECULATION_PATH)).content == READING
+    assert asked == [("4,5,6", 2)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import ConfigurationError
-from appliance.sovereignty.environment import OFFLINE_VARIABLES, offline_environment
+from appliance.sovereignty.environment import OFFLINE_VARIABLES, offline_environment, refuse_ways_out
 
 GUARDED = [row for row in OFFLINE_VARIABLES if not row.free]
 SITE_PACKAGES = Path(pytest.__file__).parent.parent
@@ -111,3 +111,27 @@ def test_the_model_hub_believes_to_be_offline():
     environment = offline_environment({"PATH": os.defpath})
     answer = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
     assert answer.stdout.split() == [b"True", b"True"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *((name, "proxy") for name in ("HTTP_PROXY", "https_proxy", "All_Proxy", "ftp_proxy", "WSS_PROXY")),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "traces"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "traces"),
+        ("OTEL_EXPORTER_ZIPKIN_ENDPOINT", "traces"),
+        ("SENTRY_DSN", "crashes"),
+    ],
+)
+def test_no_part_starts_in_an_environment_that_points_outside(name, reason):
+    """Not only does it not reach the worker: whoever set it is told."""
+    with pytest.raises(ConfigurationError, match=reason) as refusal:
+        refuse_ways_out({"PATH": "/bin", name: "http://outside.example"})
+    assert str(refusal.value).startswith(name)
+    assert str(refusal.value).endswith("unset it")
+
+
+@pytest.mark.parametrize("name", ["NO_PROXY", "OTEL_SERVICE_NAME", "OTEL_SDK_DISABLED", "PATH"])
+def test_what_points_nowhere_is_left_in_peace(name):
+    """Among them what switches something off; and an empty variable is none."""
+    refuse_ways_out({name: "x", "HTTPS_PROXY": ""})

@@ -152,3 +152,18 @@ def test_key_ids_hold_only_letters_and_digits_that_are_safe_in_a_file_name():
     """Base 32 in lower case."""
     assert set(STORED.key_id) <= set(string.ascii_lowercase + "234567")
     assert isinstance(ADMIN, ApiKey)
+
+
+def test_the_next_end_of_a_key_is_told_unless_somebody_has_seen_to_it():
+    """What has ended, was revoked or has a successor needs nobody; nor does a key without an end."""
+    keys = (
+        replace(STORED, key_id="endless1", expires_at=None),
+        replace(STORED, key_id="ended111", expires_at=NOW - 1),
+        replace(STORED, key_id="revoked1", expires_at=NOW + 1, revoked_at=NOW - 5),
+        replace(STORED, key_id="rotated1", expires_at=NOW + 2, rotated_at=NOW - 5),
+        replace(STORED, key_id="ending11", expires_at=NOW + 3),
+        replace(STORED, key_id="later111", expires_at=NOW + 4),
+    )
+    assert directory(Tenant(name="demo", keys=keys)).next_key_end == NOW + 3
+    assert directory(Tenant(name="demo", keys=keys[:4])).next_key_end == 0
+    assert directory(Tenant(name="demo", keys=keys, disabled=True)).next_key_end == 0

@@ -1,0 +1,189 @@
+"""
+What the pages show, as values for their templates: the same figures the admin API gives.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.metrics import MetricWrapperBase
+
+from appliance.api.console.chart import draw
+from appliance.api.console.console import Console
+from appliance.api.console.words import MODES, REASONS
+from appliance.api.services import Services
+from appliance.serving.worker import WorkerSnapshot
+from appliance.speculation import draft_tokens_at
+from appliance.tenancy import Tenant
+from appliance.tenancy.limits import BOUNDS
+
+CHANGES = 8
+"""Latest changes shown."""
+LIMIT_NAMES = {
+    "requests_per_minute": "requests/min",
+    "tokens_per_minute": "tokens/min",
+    "concurrent_requests": "at once",
+    "tokens_per_day": "tokens/day",
+    "tokens_per_month": "tokens/month",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One limit of a tenant."""
+
+    name: str
+    most: int
+    used: float | None
+    """Share that is used or held, 0..1; None until this gateway has had a request under it."""
+
+
+def overview(services: Services, console: Console) -> dict[str, Any]:
+    """Workers and their modes, what is under way, and the last minutes of acceptance."""
+    now = console.clock()
+    snapshots = services.pool.snapshots
+    workers = [_worker(services, console, snapshot) for snapshot in snapshots]
+    waiting = int(sum(_values(services.metrics.queue_requests)))
+    under_way = sum(services.pool.in_flight.values())
+    counts = {word: sum(worker["mode"] == word for worker in workers) for word in MODES.values()}
+    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    number = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
+    return {
+        "workers": workers,
+        "chart": draw(console.history.samples, now),
+        "waiting": waiting,
+        "under_way": under_way,
+        "tokens_per_second": sum(snapshot.tokens_per_second for snapshot in snapshots if snapshot.healthy),
+        "entries": services.audit.state().size,
+        "egress": services.egress_standing(),
+        "changes": [
+            {
+                "time": change.time,
+                "worker": change.worker,
+                "mode": MODES.get(change.mode, str(change.mode)),
+                "reason": REASONS.get(change.reason, str(change.reason)),
+            }
+            for change in reversed(services.control.events(0)[-CHANGES:])
+        ],
+        "warnings": warnings(services),
+        "status": f"{number}{': ' + told if told else ''}. {under_way} under way, {waiting} waiting.",
+    }
+
+
+def tenants(services: Services, now: float) -> dict[str, Any]:
+    """Every tenant with its policy, its limits, and what it has used at this gateway."""
+    used = {
+        (sample.labels["tenant"], sample.labels["limit"]): sample.value
+        for family in services.metrics.limit_used.collect()
+        for sample in family.samples
+    }
+    tokens = _by_tenant(services.metrics.tokens)
+    requests = _by_tenant(services.metrics.requests)
+    return {
+        "tenants": [
+            {
+                "name": tenant.name,
+                "disabled": tenant.disabled,
+                "models": tenant.models,
+                "speculation": str(tenant.speculation),
+                "content": str(tenant.content),
+                "open_keys": sum(key.opens_at(now) for key in tenant.keys),
+                "bounds": list(_bounds(tenant, used)),
+                "by_model": len(tenant.limits.by_model),
+                "requests": int(requests.get(tenant.name, 0)),
+                "tokens": int(tokens.get(tenant.name, 0)),
+            }
+            for tenant in services.tenants.tenants
+        ],
+        "status": f"{len(services.tenants.tenants)} tenants.",
+    }
+
+
+def audit(services: Services, console: Console) -> dict[str, Any]:
+    """The head of the log, how it is kept, and the verification on request."""
+    state, health, progress = services.audit.state(), services.audit_health(), console.verification.progress
+    told = {
+        "never": "Not verified from here yet.",
+        "copying": f"Verifying: {progress.copied} of {progress.entries} entries read.",
+        "checking": f"Verifying: {progress.entries} entries read, checking every hash and signature.",
+        "done": f"Verified: {progress.meaning}.",
+        "failed": "The log could not be verified, which says nothing about the log.",
+    }
+    return {
+        "state": state,
+        "health": health,
+        "witnesses": console.witnesses(),
+        "progress": progress,
+        "elapsed": services.clock() - progress.began if progress.is_running else progress.seconds,
+        "status": told[progress.stage],
+    }
+
+
+def egress(services: Services) -> dict[str, Any]:
+    """How the last check ended, attempt by attempt."""
+    standing = services.egress_standing()
+    last = standing.last
+    verdict = str(last.verdict) if last else "not checked yet"
+    return {
+        "standing": standing,
+        "report": last.to_json() if last else None,
+        "wall": services.wall,
+        "can_check": services.egress is not None and standing.mode != "off",
+        "status": f"Egress: {verdict if standing.mode != 'off' else 'checks are off'}.",
+    }
+
+
+def warnings(services: Services) -> list[str]:
+    """What somebody should look at, one line each."""
+    health, late = services.audit_health(), services.tenants_warning()
+    problem = health.problem(services.audit.state().failure)
+    standing = services.egress_standing()
+    found = [problem, *health.warnings, late, standing.problem, *standing.warnings]
+    return list(dict.fromkeys(warning for warning in found if warning))
+
+
+def _worker(services: Services, console: Console, snapshot: WorkerSnapshot) -> dict[str, Any]:
+    window, metrics, reading = snapshot.watch.window, snapshot.metrics, snapshot.reading
+    mode, reason = MODES[snapshot.watch.mode], REASONS[snapshot.watch.reason]
+    if not snapshot.speculates:
+        mode, reason = MODES[snapshot.worker.mode.TARGET_ONLY], "It was started without a draft."
+    return {
+        "name": snapshot.worker.worker_id,
+        "models": ", ".join(served.name for served in snapshot.models),
+        "healthy": snapshot.healthy,
+        "admission": str(snapshot.admission),
+        "drained": snapshot.drained,
+        "mode": mode,
+        "reason": reason,
+        "length": window.acceptance_length if window.drafts else None,
+        "rate": window.acceptance_rate if window.drafts else None,
+        "break_even": console.history.break_even(snapshot),
+        "draft_tokens": (
+            draft_tokens_at(reading.table, max(1, reading.batch)) if reading and reading.table else None
+        ),
+        "tokens_per_second": snapshot.tokens_per_second,
+        "in_flight": services.pool.in_flight.get(snapshot.worker.worker_id, 0),
+        "waiting": metrics.waiting if metrics else 0,
+        "cache": metrics.kv_cache_usage if metrics else None,
+    }
+
+
+def _bounds(tenant: Tenant, used: dict[tuple[str, str], float]) -> Iterable[Bound]:
+    for name in BOUNDS:
+        most = getattr(tenant.limits, name)
+        if most is not None:
+            yield Bound(name=LIMIT_NAMES[name], most=most, used=used.get((tenant.name, name)))
+
+
+def _values(family: MetricWrapperBase) -> Iterable[float]:
+    return (sample.value for metric in family.collect() for sample in metric.samples)
+
+
+def _by_tenant(family: MetricWrapperBase) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for metric in family.collect():
+        for sample in metric.samples:
+            if sample.name.endswith("_total"):
+                tenant = sample.labels["tenant"]
+                sums[tenant] = sums.get(tenant, 0.0) + sample.value
+    return sums

@@ -1,0 +1,184 @@
+"""
+The auditor's verifier, run on the live log when somebody asks for it.
+
+The log is exported to scratch space and judged there by a process of its own, so that requests are not
+kept waiting by it, and an operator sees what an auditor would.  No entry is shown, so none is recorded.
+One runs at a time; how far it is can be read meanwhile.  A crash loses the verdict and leaves scratch.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from appliance.audit.export import export_log
+from appliance.audit.store import Leaf, SqlAuditStore
+from appliance.audit.verify import MEANINGS, ExitCode
+from appliance.errors import ApplianceError, AuditUnavailableError, ConfigurationError
+from appliance.settings import WitnessSettings
+
+SHOWN_PROBLEMS = 20
+
+
+class Stage(StrEnum):
+    """How far it is."""
+
+    NEVER = "never"
+    """None was asked for since the start."""
+    COPYING = "copying"
+    CHECKING = "checking"
+    DONE = "done"
+    FAILED = "failed"
+    """It could not be done, which says nothing about the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One verification, as far as it is."""
+
+    stage: Stage = Stage.NEVER
+    began: float = 0.0
+    """Unix time."""
+    seconds: float = 0.0
+    """How long it took; 0 while it runs."""
+    entries: int = 0
+    """Entries the log had when it began."""
+    copied: int = 0
+    """Entries read so far."""
+    verdict: ExitCode | None = None
+    size: int = 0
+    """Entries the verdict is of: those the last checkpoint covers."""
+    root: str = ""
+    problems: tuple[str, ...] = ()
+    """What is wrong, the first few."""
+    open_requests: int = 0
+    """Requests without an end; those under way are among them."""
+    failure: str | None = None
+    """Why it could not be done."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is no verdict yet, and will be one."""
+        return self.stage in {Stage.COPYING, Stage.CHECKING}
+
+    @property
+    def meaning(self) -> str:
+        """The verdict in words."""
+        return MEANINGS[self.verdict] if self.verdict is not None else ""
+
+
+class LogVerification:
+    """Verifies one log on request."""
+
+    def __init__(
+        self,
+        *,
+        database_url: str,
+        vkey: Callable[[], str],
+        witnesses: Sequence[WitnessSettings],
+        keep_free_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """
+        Do nothing yet.
+
+        Args:
+            database_url: where the log is; read over connections of its own.
+            vkey: the verifier keys now, one a line; read when asked, as keys are rotated.
+            witnesses: whose cosignatures are looked for.
+            keep_free_bytes: the copy is given up rather than leave less on its disk.
+            clock: Unix time.
+        """
+        self._database_url, self._vkey, self._witnesses = database_url, vkey, tuple(witnesses)
+        self._keep_free_bytes, self._clock = keep_free_bytes, clock
+        self._task: asyncio.Task[None] | None = None
+        self._given_up = False
+        self.progress = Progress()
+
+    def start(self) -> bool:
+        """Begin one in the background, and say whether that was done: not while one runs."""
+        if self.progress.is_running:
+            return False
+        self.progress = Progress(stage=Stage.COPYING, began=self._clock())
+        self._task = asyncio.create_task(self._run())
+        return True
+
+    async def stop(self) -> None:
+        """Give up what runs."""
+        self._given_up = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="verify.") as scratch:
+                await asyncio.to_thread(self._copy, Path(scratch) / "log")
+                self.progress = replace(self.progress, stage=Stage.CHECKING)
+                ended = await self._check(Path(scratch) / "log")
+        except (ApplianceError, OSError, ValueError) as error:
+            ended = replace(self.progress, stage=Stage.FAILED, failure=str(error))
+        self.progress = replace(ended, seconds=self._clock() - ended.began)
+
+    def _copy(self, directory: Path) -> None:
+        with closing(_WatchedStore(self._database_url, self._saw)) as store:
+            self.progress = replace(self.progress, entries=store.head().size)
+            export_log(store, directory, vkey=self._vkey())
+
+    def _saw(self, copied: int) -> None:
+        if self._given_up:  # a thread cannot be cancelled
+            message = "the gateway stops"
+            raise AuditUnavailableError(message)
+        if shutil.disk_usage(tempfile.gettempdir()).free < self._keep_free_bytes:
+            message = "too little disk space for a copy of the log; run `appliance audit verify` elsewhere"
+            raise ConfigurationError(message)
+        self.progress = replace(self.progress, copied=copied)
+
+    async def _check(self, export: Path) -> Progress:
+        arguments = [str(export), "--key", str(export / "vkey"), "--no-payloads", "--json"]
+        for witness in self._witnesses:
+            arguments += ["--witness", witness.key]
+        if self._witnesses:
+            arguments += ["--witnesses-needed", "0"]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "appliance.audit.verify", *arguments), stdout=PIPE, stderr=DEVNULL
+        )
+        try:
+            output, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode not in set(ExitCode) - {ExitCode.UNUSABLE}:
+            message = f"the verifier ended with {process.returncode} and no verdict"
+            raise AuditUnavailableError(message)
+        report = json.loads(output)
+        return replace(
+            self.progress,
+            stage=Stage.DONE,
+            verdict=ExitCode(process.returncode),
+            size=report["size"],
+            root=report["root"],
+            problems=tuple(str(problem) for problem in report["problems"][:SHOWN_PROBLEMS]),
+            open_requests=len(report["open_requests"]),
+        )
+
+
+class _WatchedStore(SqlAuditStore):
+    """The log's database, which tells how much of it was read."""
+
+    def __init__(self, url: str, saw: Callable[[int], None]) -> None:
+        super().__init__(url)
+        self._saw = saw
+
+    def leaves(self, start: int, end: int) -> list[Leaf]:
+        found = super().leaves(start, end)
+        self._saw(end)
+        return found

@@ -1,0 +1,118 @@
+"""
+Images of a bundle into a container engine, by `docker load`.
+
+The engine is given what `docker save` would have written, made on the way from the bundle's blobs.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from appliance.bundle.archive import END, padding, tar_header
+from appliance.bundle.manifest import BundleFile
+from appliance.bundle.oci import parse_layers
+from appliance.bundle.record import canonical
+from appliance.bundle.tree import PlatformImage, Tree
+from appliance.bundle.verify import Bundle
+from appliance.errors import BundleStorageError
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""The kernel's names of machines, in OCI's words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A container engine's command line."""
+
+    command: Sequence[str]
+    """`docker`, or what takes the same arguments."""
+    machine: str
+    """The kernel's name of this machine's architecture."""
+
+    def load(self, tree: Tree, bundle: Bundle) -> bool:
+        """
+        Load one image unless it is there, and return whether it had to be.
+
+        Raises:
+            BundleStorageError: the engine refuses it, or has something else afterwards.
+        """
+        reference = tree.item.reference or tree.item.label
+        image = self.choose(tree)
+        layers = parse_layers(bundle.read(image.config), reference)
+        if self._layers(reference) == layers:
+            return False
+        self._feed(image, reference, bundle)
+        if self._layers(reference) != layers:
+            raise BundleStorageError(f"{self.command[0]} has another image as {reference} than it was given")
+        return True
+
+    def choose(self, tree: Tree) -> PlatformImage:
+        """Return the image for this machine; raises BundleStorageError when there is none."""
+        wanted = ARCHITECTURES.get(self.machine, self.machine)
+        for image in tree.images:
+            if image.platform is None or image.platform.architecture in {"", wanted}:
+                return image
+        raise BundleStorageError(f"{tree.item.label} is not for this machine ({wanted})")
+
+    def _feed(self, image: PlatformImage, reference: str, bundle: Bundle) -> None:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the operator's own command
+                [*self.command, "load"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+        except OSError as error:
+            raise BundleStorageError(f"cannot run {self.command[0]}: {error.strerror}") from error
+        with process:
+            assert process.stdin is not None  # noqa: S101 - asked for above
+            assert process.stderr is not None  # noqa: S101 - asked for above
+            try:
+                # An engine that has given up closes the pipe; why is on its standard error.
+                with suppress(BrokenPipeError):
+                    for piece in saved_form(image, reference, bundle):
+                        process.stdin.write(piece)
+                with suppress(BrokenPipeError):
+                    process.stdin.close()
+            except BaseException:
+                process.kill()
+                raise
+            complaint = process.stderr.read().decode(errors="replace")
+        if process.returncode:
+            raise BundleStorageError(f"{self.command[0]} did not load {reference}: {_last_line(complaint)}")
+
+    def _layers(self, reference: str) -> object:
+        """What an image is made of in the engine; None where it has no such image."""
+        try:
+            found = subprocess.run(  # noqa: S603 - the operator's own command
+                [*self.command, "image", "inspect", "--format", "{{json .RootFS.Layers}}", reference],
+                capture_output=True,
+                check=False,
+            )
+            return json.loads(found.stdout) if found.returncode == 0 else None
+        except (OSError, ValueError) as error:
+            raise BundleStorageError(f"cannot ask {self.command[0]} for its images: {error}") from error
+
+
+def saved_form(image: PlatformImage, reference: str, bundle: Bundle) -> Iterator[bytes]:
+    """Yield an image as `docker save` writes it, which every engine reads."""
+    layers = {file.path: file for file in image.layers}
+    config = f"{image.config.sha256}.json"
+    listed = [{"Config": config, "RepoTags": [reference], "Layers": [_layer(file) for file in image.layers]}]
+    content = canonical(listed)
+    yield tar_header("manifest.json", len(content)) + content + padding(len(content))
+    for name, file in ((config, image.config), *((_layer(file), file) for file in layers.values())):
+        yield tar_header(name, file.size)
+        yield from bundle.chunks(file)
+        yield padding(file.size)
+    yield END
+
+
+def _layer(file: BundleFile) -> str:
+    return f"{file.sha256}/layer.tar"
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it says nothing"])[-1]

@@ -1,0 +1,189 @@
+"""
+`appliance bundle verify | plan | load`: what happens to a bundle in the enclave.
+"""
+
+import platform
+import shlex
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from appliance.account import account_name
+from appliance.audit.append import append_entry
+from appliance.audit.registry import EntryType
+from appliance.bundle.engine import Engine
+from appliance.bundle.load import Home, Targets, load_bundle
+from appliance.bundle.manifest import Manifest
+from appliance.bundle.memory import check_order, read_memory
+from appliance.bundle.placing import room
+from appliance.bundle.plan import make_plan
+from appliance.bundle.registry import Registry
+from appliance.bundle.trust import TrustedKey, load_trusted_keys
+from appliance.bundle.verify import Bundle, open_bundle, verify_bundle
+from appliance.cli.audit import open_store
+from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.errors import ConfigurationError
+from appliance.installation import locate
+from appliance.settings import Settings
+
+SourceArgument = Annotated[Path, typer.Argument(help="A directory, a directory of parts, or a tar file.")]
+BaseOption = Annotated[Path | None, typer.Option("--base", help="Bundle that a difference was made against.")]
+TrustedOption = Annotated[
+    Path | None,
+    typer.Option("--trusted", help="Trusted keys; default: bundle-keys.txt in the data directory."),
+]
+ModelsOption = Annotated[Path | None, typer.Option("--models", help="Directory of models.")]
+FilesOption = Annotated[
+    Path | None, typer.Option("--files", help="Directory for charts, compose files, wheels and SBOMs.")
+]
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", help="Container engine to load images into: docker.")
+]
+RegistryOption = Annotated[
+    str | None, typer.Option("--registry", help="Registry for images and charts: https://host/prefix.")
+]
+CredentialsOption = Annotated[
+    Path | None, typer.Option("--registry-credentials", help="File with `name:password` of the registry.")
+]
+AuthorityOption = Annotated[
+    Path | None, typer.Option("--registry-ca", help="Certificates (PEM) the registry's is checked with.")
+]
+
+
+def verify(
+    source: SourceArgument,
+    base: BaseOption = None,
+    trusted: TrustedOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Check every byte of a bundle against the signature of a trusted key; writes nothing."""
+    bundle = _open(settings_from(config, data), source, trusted, base)
+    verify_bundle(bundle, _say)
+    typer.echo(
+        f"{bundle.manifest.name} {bundle.manifest.version} is whole and signed by {bundle.signer}: "
+        f"{len(bundle.manifest.items)} items, {bundle.manifest.size} bytes"
+    )
+    typer.echo(bundle.manifest.digest)
+
+
+def plan(
+    source: SourceArgument,
+    base: BaseOption = None,
+    models: ModelsOption = None,
+    files: FilesOption = None,
+    trusted: TrustedOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Show what loading a bundle would change here, and the room it needs; checks the signature only."""
+    settings = settings_from(config, data)
+    bundle = _open(settings, source, trusted, base)
+    loaded = read_memory(_home(settings).memory).find(bundle.manifest.name)
+    typer.echo(f"{bundle.manifest.name} {loaded.version if loaded else 'none'} -> {bundle.manifest.version}")
+    for step in make_plan(bundle.manifest, loaded):
+        before = f"{step.before} -> " if step.before not in {None, step.item.version} else ""
+        typer.echo(f"{step.change:<8}{step.item.kind:<7} {step.item.name} {before}{step.item.version}")
+    placements = Targets(models=models, files=files).placements(bundle.manifest, bundle.trees())
+    for place, needed, free in room(placements):
+        typer.echo(f"{place}: {needed} bytes needed, {free} free")
+    check_order(loaded, bundle.manifest)
+
+
+def load(
+    source: SourceArgument,
+    base: BaseOption = None,
+    models: ModelsOption = None,
+    files: FilesOption = None,
+    engine: EngineOption = None,
+    registry: RegistryOption = None,
+    registry_credentials: CredentialsOption = None,
+    registry_ca: AuthorityOption = None,
+    trusted: TrustedOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Load a bundle; run again after a failure, it goes on where it stopped."""
+    if models is None and files is None and engine is None and registry is None:
+        raise ConfigurationError("say where to: --models, --files, --engine or --registry")
+    settings = settings_from(config, data)
+    bundle = _open(settings, source, trusted, base)
+    targets = Targets(
+        models=models,
+        files=files,
+        engine=None if engine is None else Engine(command=shlex.split(engine), machine=platform.machine()),
+        registry=None if registry is None else _registry(registry, registry_credentials, registry_ca),
+    )
+    changed = load_bundle(
+        bundle,
+        targets,
+        _home(settings),
+        lambda manifest, signer: _record(settings, manifest, signer),
+        _say,
+    )
+    title = f"{bundle.manifest.name} {bundle.manifest.version}"
+    typer.echo(f"{title} is loaded" if changed else f"{title} was loaded already, nothing was changed")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"verify": verify, "plan": plan, "load": load}
+"""By name below `appliance bundle`."""
+
+
+def trusted_keys(settings: Settings, path: Path | None) -> Sequence[TrustedKey]:
+    """The keys the site trusts; raises ConfigurationError when there are none."""
+    return load_trusted_keys(path or _home(settings).trusted)
+
+
+def _open(settings: Settings, source: Path, trusted: Path | None, base: Path | None) -> Bundle:
+    now = time.time()  # noqa: TID251 - a command is a composition root
+    return open_bundle(source, trusted=trusted_keys(settings, trusted), now=now, base=base)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _home(settings: Settings) -> Home:
+    return Home(directory=locate(settings).directory)
+
+
+def _registry(url: str, credentials: Path | None, authority: Path | None) -> Registry:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigurationError("--registry takes an address such as https://registry.example/prefix")
+    pair: tuple[str, str] | None = None
+    try:
+        if credentials is not None:
+            name, colon, password = credentials.read_text(encoding="utf-8").strip().partition(":")
+            if not colon:
+                raise ConfigurationError(f"{credentials} must hold `name:password`")
+            pair = (name, password)
+        tls = ssl.create_default_context(cafile=authority) if url.startswith("https://") else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read {authority or credentials}: {error}") from error
+    return Registry(url=url, credentials=pair, tls=tls)
+
+
+def _record(settings: Settings, manifest: Manifest, signer: str) -> None:
+    """Write `bundle.installed`; an installation that was never started has no log to write to yet."""
+    if settings.audit.database_url is None and not (locate(settings).directory / "audit.db").exists():
+        typer.echo("appliance: there is no audit log here yet, so this load is in bundle.json only", err=True)
+        return
+    fields = {
+        "bundle": manifest.name,
+        "version": manifest.version,
+        "digest": manifest.digest,
+        "actor": f"cli:{account_name()}",
+        "signer": signer,
+    }
+    with open_store(settings) as store:
+        append_entry(
+            store,
+            EntryType.BUNDLE_INSTALLED,
+            fields,
+            origin=settings.audit.origin,
+            clock=time.time,  # noqa: TID251 - a command is a composition root
+        )

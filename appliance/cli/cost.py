@@ -1,0 +1,153 @@
+"""
+`appliance cost`: what serving cost, read from the database; no gateway has to run.
+
+The report names tenants and holds no content.  Reading it is not recorded in the audit log.
+"""
+
+import time
+from contextlib import closing
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+from zoneinfo import ZoneInfo
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cost.page import render_page
+from appliance.cost.prices import JOULES_PER_KWH, SECONDS_PER_HOUR
+from appliance.cost.report import Report
+from appliance.cost.sheet import IDLE, TOTAL, UNATTRIBUTED, render_sheet
+from appliance.cost.slots import begin_of, parse_day
+from appliance.cost.store import CostStore
+from appliance.cost.summary import make_report
+from appliance.errors import ConfigurationError
+from appliance.installation import locate
+from appliance.settings import Settings
+
+commands = typer.Typer(help="What serving cost, by tenant and model.", no_args_is_help=True)
+
+FromOption = Annotated[
+    str | None, typer.Option("--from", help="First day, or a month; default: the first of this month.")
+]
+ToOption = Annotated[
+    str | None, typer.Option("--to", help="Day, or month, that it ends before; default: the end of today.")
+]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print a table for spreadsheets.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write a page that opens without a network.")]
+
+
+@commands.command()
+def report(
+    first: FromOption = None,
+    end: ToOption = None,
+    as_csv: CsvOption = False,  # noqa: FBT002 - a flag of the command line
+    as_json: JsonOption = False,  # noqa: FBT002
+    html: HtmlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Show engine time, energy, tokens and their cost over some days. It names tenants."""
+    if as_csv and as_json:
+        raise ConfigurationError("--csv and --json both print: choose one of them")
+    now = time.time()  # noqa: TID251 - a command is a composition root
+    made = read_report(settings_from(config, data), first, end, now)
+    if html is not None:
+        try:
+            html.write_text(render_page(made), encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {html}: {error.strerror}") from error
+    if as_csv:
+        typer.echo(render_sheet(made), nl=False)
+    elif as_json:
+        typer.echo(made.model_dump_json(indent=1))
+    elif html is not None:
+        typer.echo(f"wrote {html}")
+    else:
+        _show(made)
+
+
+def read_report(settings: Settings, first: str | None, end: str | None, now: float) -> Report:
+    """
+    The report of these days.
+
+    Args:
+        settings: whose `cost` section prices it; `limits.time_zone` says when days begin.
+        first: first day or month; None for the first of this month.
+        end: day or month it ends before; None for the end of today.
+        now: Unix time.
+
+    Raises:
+        ConfigurationError: these are no days, or there is no database.
+        CostUnavailableError: the database cannot be read.
+    """
+    zone = ZoneInfo(settings.limits.time_zone)
+    today = datetime.fromtimestamp(now, UTC).astimezone(zone).date()
+    first_day = today.replace(day=1) if first is None else parse_day(first)
+    end_day = today + timedelta(days=1) if end is None else parse_day(end)
+    if first_day >= end_day:
+        raise ConfigurationError(f"a report ends after it begins: {first_day} is not before {end_day}")
+    installation = locate(settings)
+    if settings.audit.database_url is None and not (installation.directory / "audit.db").exists():
+        message = f"there is no database in {installation.directory}: name its directory with --data"
+        raise ConfigurationError(message)
+    with closing(CostStore(installation.database_url)) as store:
+        recorded = store.read(begin_of(first_day, zone), begin_of(end_day, zone))
+    return make_report(recorded, first=first_day, end=end_day, settings=settings.cost, zone=zone, now=now)
+
+
+def _show(made: Report) -> None:
+    end = made.end - timedelta(days=1)
+    table = Table(title=f"Cost of serving, {_day(made.begin)} to {_day(end)}, in {escape(made.currency)}")
+    table.add_column("tenant", overflow="fold", min_width=len(UNATTRIBUTED))
+    table.add_column("model", overflow="fold")
+    for column in ("delivered", "engine h", "kWh", "cost", "per 1M"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for line in (*made.lines, made.total):
+        if line is made.total:
+            for name, rest in ((IDLE, made.idle), (UNATTRIBUTED, made.unattributed)):
+                table.add_row(name, "", "", *_amounts(rest.seconds, rest.joules, rest.cost.total))
+            table.add_section()
+        per_million = "" if line.cost_per_million is None else f"{line.cost_per_million:,.2f}"
+        amounts = _amounts(line.engine_seconds, line.joules, line.cost.total)
+        name, delivered = escape(line.tenant or TOTAL), f"{line.delivered_tokens:,}"
+        table.add_row(name, escape(line.model), delivered, *amounts, per_million)
+    console = Console()
+    console.print(table)
+    if made.total.draft_tokens:
+        console.print(
+            f"{made.total.wasted_tokens:,} of {made.total.draft_tokens:,} draft tokens were rejected.",
+            soft_wrap=True,
+        )
+    saving = made.saving
+    if saving.compared_tokens:
+        console.print(
+            f"Drafting saved {_hours(saving.seconds)} engine hours "
+            f"({_hours(saving.seconds_low)} to {_hours(saving.seconds_high)} with 95 % confidence), worth "
+            f"{saving.money:,.2f} {escape(made.currency)}.",
+            soft_wrap=True,
+        )
+    for gap in made.missing:
+        console.print(
+            f"Missing: {gap.begin:%Y-%m-%d %H:%M:%S} to {gap.end:%Y-%m-%d %H:%M:%S} UTC, "
+            f"{gap.kind.replace('_', ' ')}{f' by {gap.gateway}' if gap.gateway else ''}.",
+            soft_wrap=True,
+        )
+    for note in made.notes:
+        console.print(escape(note), soft_wrap=True)
+
+
+def _amounts(seconds: float, joules: float, cost: float) -> tuple[str, str, str]:
+    return _hours(seconds), f"{joules / JOULES_PER_KWH:,.3f}", f"{cost:,.2f}"
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / SECONDS_PER_HOUR:,.3f}"
+
+
+def _day(moment: datetime) -> date:
+    return moment.date()

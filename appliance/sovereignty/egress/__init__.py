@@ -1,0 +1,1 @@
+"""The egress check: tries to get out, and says what followed from the attempt."""

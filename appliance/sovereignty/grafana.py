@@ -1,0 +1,89 @@
+"""
+What keeps Grafana from calling out, where it shows this appliance's dashboards.
+
+Grafana reads `GF_<SECTION>_<KEY>` over its configuration file.  Its own defaults report usage, look for
+updates, download plugins at start and show pictures from elsewhere.
+"""
+
+from appliance.sovereignty.environment import OfflineVariable
+
+GRAFANA_VARIABLES = (
+    OfflineVariable(
+        name="GF_ANALYTICS_REPORTING_ENABLED",
+        value="false",
+        why="it sends usage counters to stats.grafana.org every day otherwise",
+        source="conf/defaults.ini, [analytics]",
+    ),
+    OfflineVariable(
+        name="GF_ANALYTICS_CHECK_FOR_UPDATES",
+        value="false",
+        why="it asks for its newest version otherwise",
+        source="conf/defaults.ini, [analytics]",
+    ),
+    OfflineVariable(
+        name="GF_ANALYTICS_CHECK_FOR_PLUGIN_UPDATES",
+        value="false",
+        why="it asks for the newest versions of plugins otherwise",
+        source="conf/defaults.ini, [analytics]",
+    ),
+    OfflineVariable(
+        name="GF_ANALYTICS_FEEDBACK_LINKS_ENABLED",
+        value="false",
+        why="pages link to feedback forms on the internet otherwise",
+        source="conf/defaults.ini, [analytics]",
+    ),
+    OfflineVariable(
+        name="GF_SECURITY_DISABLE_GRAVATAR",
+        value="true",
+        why="pictures of users come from gravatar.com otherwise, by a digest of their e-mail address",
+        source="conf/defaults.ini, [security]",
+    ),
+    OfflineVariable(
+        name="GF_SNAPSHOTS_EXTERNAL_ENABLED",
+        value="false",
+        why="a user can publish a dashboard's data to snapshots.raintank.io otherwise",
+        source="conf/defaults.ini, [snapshots]",
+    ),
+    OfflineVariable(
+        name="GF_NEWS_NEWS_FEED_ENABLED",
+        value="false",
+        why="the start page fetches news from grafana.com otherwise",
+        source="conf/defaults.ini, [news]",
+    ),
+    OfflineVariable(
+        name="GF_PLUGINS_PLUGIN_ADMIN_ENABLED",
+        value="false",
+        why="the list of plugins to install is fetched from grafana.com otherwise",
+        source="conf/defaults.ini, [plugins]",
+    ),
+    OfflineVariable(
+        name="GF_PLUGINS_PREINSTALL_DISABLED",
+        value="true",
+        why="plugins are downloaded at every start otherwise",
+        source="pkg/setting/setting_plugins.go",
+    ),
+    OfflineVariable(
+        name="GF_PLUGINS_PREINSTALL_AUTO_UPDATE",
+        value="false",
+        why="without internet an update that fails takes away the plugin it was to replace otherwise",
+        source="pkg/setting/setting_plugins.go",
+    ),
+    OfflineVariable(
+        name="GF_PLUGINS_PUBLIC_KEY_RETRIEVAL_DISABLED",
+        value="true",
+        why="keys that plugins are signed with are fetched from grafana.com otherwise",
+        source="conf/defaults.ini, [plugins]",
+    ),
+    OfflineVariable(
+        name="GF_AUTH_ANONYMOUS_ENABLED",
+        value="false",
+        why="figures about tenants are for people who have logged in",
+        source="conf/defaults.ini, [auth.anonymous]",
+    ),
+    OfflineVariable(
+        name="GF_USERS_ALLOW_SIGN_UP",
+        value="false",
+        why="who may log in is the operator's to decide",
+        source="conf/defaults.ini, [users]",
+    ),
+)

@@ -1,0 +1,82 @@
+"""
+Landlock, as far as TCP connections go: a process gives up connecting to all ports but some, for good.
+
+The kernel holds it, for whatever code the process runs and for all of its children; no privilege is needed,
+and nothing takes it back.  System calls and structures are those of `linux/landlock.h`, described in
+https://docs.kernel.org/userspace-api/landlock.html.  Ports only: Landlock knows no addresses, and of
+protocols plain TCP alone.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+"""Numbers of the system calls, the same on every architecture that vLLM runs on."""
+ASK_FOR_VERSION = 1
+RULE_NET_PORT = 2
+CONNECT_TCP = 2
+SET_NO_NEW_PRIVILEGES = 38
+NETWORK_ABI = 4
+"""First version that knows about ports: Linux 6.7."""
+HIGHEST_PORT = 65535
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (("handled_access_fs", ctypes.c_uint64), ("handled_access_net", ctypes.c_uint64))
+
+
+class _PortRule(ctypes.Structure):
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("port", ctypes.c_uint64))
+
+
+def abi_version() -> int:
+    """
+    The kernel's version of Landlock; `NETWORK_ABI` is needed here.
+
+    Raises:
+        OSError: this kernel has none, or keeps it switched off.
+    """
+    return _call(CREATE_RULESET, None, 0, ASK_FOR_VERSION)
+
+
+def allow_connections(ports: Iterable[int]) -> None:
+    """
+    Have the kernel refuse TCP connections of this process to other ports than these, with `EACCES`.
+
+    Binding and accepting stay as they are, and so do connections that are open.  It also gives up gaining
+    privileges by set-user-id programs, without which the kernel does not let an ordinary user do this.
+
+    Raises:
+        OSError: it could not be done, and nothing has changed; `EBUSY` where the process has threads
+            already, which would stay outside.
+    """
+    if len(list(Path("/proc/self/task").iterdir())) > 1:
+        raise OSError(errno.EBUSY, "threads are running already, and would stay outside")
+    attributes = _Ruleset(handled_access_net=CONNECT_TCP)
+    ruleset = _call(CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0)
+    try:
+        for port in ports:
+            rule = _PortRule(allowed_access=CONNECT_TCP, port=port)
+            _call(ADD_RULE, ruleset, RULE_NET_PORT, ctypes.byref(rule), 0)
+        _check(_libc().prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+        _call(RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _call(number: int, *arguments: object) -> int:
+    return _check(_libc().syscall(number, *arguments))
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,83 @@
+"""
+Which TCP ports the configuration implies: what a process has to connect to, and nothing else.
+
+Pure: the settings in, numbers out.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from urllib.parse import urlsplit
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from appliance.settings import PoolSettings, Settings
+
+DEFAULTS = {"http": 80, "https": 443}
+POSTGRESQL = 5432
+DNS = 53
+"""Answers too long for UDP come by TCP: those of a service with some thirty workers do."""
+THIS_MACHINE = "localhost"
+
+
+def gateway_ports(settings: Settings) -> frozenset[int]:
+    """Ports that a gateway connects to: workers, database, witnesses, names, and those of the settings."""
+    urls = [*_pool_urls(settings.pool), *(each.url for each in settings.audit.witnesses if each.url)]
+    peers = [_peer(url) for url in urls]
+    if settings.audit.database_url is not None:
+        peers += _database(settings.audit.database_url)
+    ports = {port for _, port in peers}
+    if any(_is_name(host) for host, _ in peers):
+        ports.add(DNS)
+    return frozenset(ports) | frozenset(settings.sovereignty.connect_ports)
+
+
+def pool_ports(settings: PoolSettings) -> frozenset[int]:
+    """Ports of the workers that a gateway is told of."""
+    return frozenset(_peer(url)[1] for url in _pool_urls(settings))
+
+
+def spell(ports: Iterable[int]) -> str:
+    """Numbers as a person writes them: `53, 8000, 32768-60999`."""
+    return ", ".join(_spans(sorted(ports)))
+
+
+def _pool_urls(settings: PoolSettings) -> list[str]:
+    return [*settings.urls, *([settings.discover] if settings.discover else [])]
+
+
+def _peer(url: str) -> tuple[str, int]:
+    """Host and port of a base URL; what is none is refused elsewhere, with its setting's name."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.port or DEFAULTS.get(parts.scheme, DEFAULTS["http"])
+    except ValueError:
+        return "", DEFAULTS["http"]
+
+
+def _database(url: str) -> list[tuple[str, int]]:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        return []
+    if parsed.get_backend_name() != "postgresql" or "unix_sock" in parsed.query:
+        return []
+    return [(parsed.host or THIS_MACHINE, parsed.port or POSTGRESQL)]
+
+
+def _is_name(host: str) -> bool:
+    """Whether the host has to be asked for by DNS."""
+    if host in {"", THIS_MACHINE}:
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def _spans(ports: list[int]) -> Iterator[str]:
+    for _, run in groupby(enumerate(ports), lambda pair: pair[1] - pair[0]):
+        span = [port for _, port in run]
+        yield str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}"

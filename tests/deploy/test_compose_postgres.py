@@ -1,0 +1,63 @@
+"""
+The postgres profile of `deploy/compose.yaml`, with Debian's PostgreSQL in place of the official image.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.compose_project import START_SECONDS, ComposeProject, compose_project
+from tests.deploy.container_engine import ROOT
+
+BASE, IMAGE = "base-with-postgresql:bookworm", "postgresql:debian"
+URL = "postgresql://gateway@postgres/audit?password_file=/run/secrets/database-gateway-password"
+BUILD_SECONDS = 1800
+
+
+@pytest.fixture(scope="module")
+def project(images) -> Iterator[ComposeProject]:
+    """Gateway and database, as the manual says to bring them up; no worker is needed for that."""
+    engine = images.engine
+    made = subprocess.run(
+        ["sh", ROOT / "deploy" / "images" / "base.sh", "postgresql-15"],
+        env={**engine.environment, "BASE_IMAGE": BASE},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr[-4000:]
+    build = ("build", "--quiet", "--network=none", f"--build-arg=BASE_IMAGE={BASE}", f"--tag={IMAGE}")
+    engine.docker(*build, Path(__file__).with_name("postgres_image"))
+    with compose_project(
+        images, "postgres", {"POSTGRES_IMAGE": IMAGE, "APPLIANCE_DATABASE_URL": URL}
+    ) as project:
+        project.compose("run", "--rm", "database", seconds=START_SECONDS)
+        project.compose("up", "--detach", seconds=START_SECONDS)
+        yield project.with_key()
+
+
+def test_the_log_is_in_the_database(project):
+    """The gateway writes it as a role without rights to change it, and the verifier finds it whole."""
+    assert project.ask("/v1/models") == (200, {"object": "list", "data": []})
+    assert "valid and complete" in project.appliance("gateway", "audit", "verify").stdout
+    query = "SELECT count(*) > 0 FROM audit_leaves"
+    psql = ("psql", "-U", "audit_owner", "-d", "audit", "-Atc", query)
+    assert project.engine.docker("exec", project.name("postgres"), *psql) == "t"
+
+
+def test_the_database_asks_for_the_password(project):
+    """Over the network nobody is believed without one, and the gateway's role cannot change an entry."""
+    connect = (
+        "import sys; from sqlalchemy import text; from appliance.database import open_database\n"
+        "with open_database(sys.argv[1], busy_seconds=10).begin() as connection:\n"
+        "    connection.execute(text('DELETE FROM audit_leaves'))"
+    )
+    run = ("docker", "exec", project.name("gateway"), "/opt/appliance/bin/python", "-c", connect)
+    refused = project.engine.run(*run, URL.partition("?")[0], check=False)
+    assert refused.returncode != 0
+    assert "password" in refused.stderr
+    denied = project.engine.run(*run, URL, check=False)
+    assert "permission denied" in denied.stderr

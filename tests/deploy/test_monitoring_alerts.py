@@ -1,0 +1,581 @@
+"""
+Promises of the alerts: each fires for what it says, stays quiet otherwise, and ends when it is over.
+
+Prometheus itself judges, through `promtool test rules`, on series written in its own notation: `0x4` is a
+0 and four more, a minute apart; `1+2x4` adds 2 each time.
+"""
+
+import json
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.monitoring_files import RULES, alerts, groups, tool
+
+HOUR = 60
+"""In minutes."""
+LONG, COARSE = 400, 10
+"""Stories that go on for longer, in minutes, are judged every so many minutes only, and seen then."""
+GATEWAY = 'job="appliance-gateway",instance="g1:8080"'
+WORKER = 'job="appliance-worker",instance="w1:8000"'
+OURS, ANSWERED = "appliance_errors_total", "appliance_requests_total"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One alert's story; times are minutes after its beginning."""
+
+    alert: str
+    story: str
+    series: dict[str, str]
+    quiet: int
+    """It is not firing yet, or never should."""
+    fires: int | None = None
+    resolved: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.alert}: {self.story}"
+
+    @property
+    def looks(self) -> dict[int, int]:
+        """How many alerts fire, at each time that is looked at."""
+        seen = ((self.quiet, 0), (self.fires, 1), (self.resolved, 0))
+        return {at: firing for at, firing in seen if at is not None}
+
+    @property
+    def is_long(self) -> bool:
+        return max(self.looks) > LONG
+
+
+def g(metric: str, **labels: str) -> str:
+    """A series of the gateway."""
+    return metric + "{" + ",".join([*(f'{name}="{value}"' for name, value in labels.items()), GATEWAY]) + "}"
+
+
+def w(metric: str, **labels: str) -> str:
+    """A series of a worker's own page."""
+    return metric + "{" + ",".join([*(f'{name}="{value}"' for name, value in labels.items()), WORKER]) + "}"
+
+
+def errors(bad: str, good: str, code: str = "worker_failed") -> dict[str, str]:
+    """Counters of requests that failed and that were answered."""
+    labels = {"tenant": "acme", "model": "demo"}
+    return {g(OURS, code=code): bad, g(ANSWERED, **labels, outcome="completed"): good}
+
+
+W1 = {"worker": "w1"}
+CASES = (
+    Case(
+        alert="ApplianceAcceptanceCollapsed",
+        story="a draft collapses and recovers",
+        series={
+            g("appliance_control_acting"): "1x30",
+            g("appliance_speculation_collapsed", **W1): "0x4 1x10 0x10",
+        },
+        quiet=6, fires=9, resolved=17,
+    ),
+    Case(
+        alert="ApplianceAcceptanceCollapsed",
+        story="a collapse that is over at once wakes nobody",
+        series={
+            g("appliance_control_acting"): "1x30",
+            g("appliance_speculation_collapsed", **W1): "0x4 1 0x10",
+        },
+        quiet=8,
+    ),
+    Case(
+        alert="ApplianceAcceptanceCollapsed",
+        story="a gateway that steers no more knows nothing of it",
+        series={
+            g("appliance_control_acting"): "0x30",
+            g("appliance_speculation_collapsed", **W1): "1x30",
+        },
+        quiet=20,
+    ),
+    Case(
+        alert="ApplianceSpeculationNotPaying",
+        story="probes between do not end it, drafting does",
+        series={
+            g("appliance_speculation_mode", **W1, mode="speculative"): "1x4 0x95 1x40",
+            g("appliance_speculation_mode", **W1, mode="target_only"): "0x4 1x30 0 1x63 0x40",
+            g("appliance_speculation_mode", **W1, mode="probing"): "0x35 1 0x103",
+        },
+        quiet=50, fires=80, resolved=110,
+    ),
+    Case(
+        alert="ApplianceSpeculationNotPaying",
+        story="an operator's decision is known",
+        series={
+            g("appliance_speculation_mode", **W1, mode="target_only"): "1x140",
+            g("appliance_speculation_reason", **W1, reason="operator_override"): "1x140",
+        },
+        quiet=120,
+    ),
+    Case(
+        alert="ApplianceSpeculationNotPaying",
+        story="a collapse has an alert of its own",
+        series={
+            g("appliance_speculation_mode", **W1, mode="target_only"): "1x140",
+            g("appliance_speculation_collapsed", **W1): "1x140",
+        },
+        quiet=120,
+    ),
+    Case(
+        alert="ApplianceAcceptanceDecaying",
+        story="it falls from 2.6 for nine hours, then the worker is recycled",
+        series={g("appliance_acceptance_length", **W1): "2.6x300 2.6-0.0025x540 2.6x400"},
+        quiet=5 * HOUR, fires=13 * HOUR, resolved=18 * HOUR,
+    ),
+    Case(
+        alert="ApplianceAcceptanceDecaying",
+        story="other traffic makes a step, and no slope",
+        series={g("appliance_acceptance_length", **W1): "2.6x600 1.9x700"},
+        quiet=10 * HOUR + 4 * HOUR + 30,
+    ),
+    Case(
+        alert="ApplianceSpeculationNotControllable",
+        story="a stock vLLM joins and is replaced",
+        series={
+            g("appliance_speculation_controllable", **W1): "1x4 0x30 1x10",
+            g("appliance_speculation_mode", **W1, mode="speculative"): "1x50",
+            g("appliance_worker_up", **W1): "1x50",
+        },
+        quiet=15, fires=25, resolved=38,
+    ),
+    Case(
+        alert="ApplianceSpeculationNotControllable",
+        story="a worker without a draft has nothing to control",
+        series={
+            g("appliance_speculation_controllable", **W1): "0x50",
+            g("appliance_speculation_mode", **W1, mode="speculative"): "0x50",
+            g("appliance_worker_up", **W1): "1x50",
+        },
+        quiet=40,
+    ),
+    Case(
+        alert="ApplianceGatewayDown",
+        story="a gateway ends and comes back",
+        series={w("up"): "1x30", g("up"): "1x4 0x10 1x10", g("appliance_build_info"): "1x4 _x10 1x10"},
+        quiet=5, fires=10, resolved=17,
+    ),
+    Case(
+        alert="ApplianceGatewayDown",
+        story="a worker's page is not a gateway",
+        series={w("up"): "0x30", g("up"): "1x30", g("appliance_build_info"): "1x30"},
+        quiet=20,
+    ),
+    Case(
+        alert="ApplianceMetricsMissing",
+        story="nothing is read for a while",
+        series={g("appliance_build_info"): "1x4 _x20 1x10"},
+        quiet=10, fires=19, resolved=27,
+    ),
+    Case(
+        alert="ApplianceNoWorker",
+        story="all workers go, one comes back",
+        series={
+            g("appliance_worker_up", worker="w1"): "1x4 0x20",
+            g("appliance_worker_up", worker="w2"): "1x8 0x6 1x10",
+        },
+        quiet=8, fires=12, resolved=17,
+    ),
+    Case(
+        alert="ApplianceWorkerDown",
+        story="one of two goes and comes back",
+        series={
+            g("appliance_worker_up", worker="w1"): "1x4 0x10 1x10",
+            g("appliance_worker_up", worker="w2"): "1x30",
+        },
+        quiet=6, fires=10, resolved=17,
+    ),
+    Case(
+        alert="ApplianceWorkerDown",
+        story="one gateway cannot reach it, another can",
+        series={
+            'appliance_worker_up{worker="w1",instance="g1"}': "0x30",
+            'appliance_worker_up{worker="w1",instance="g2"}': "1x30",
+        },
+        quiet=20,
+    ),
+    Case(
+        alert="ApplianceWorkerRestarting",
+        story="the supervisor starts it three times",
+        series={g("appliance_worker_restarts_total", **W1): "0x10 1x4 2x4 3x60"},
+        quiet=12, fires=24, resolved=60,
+    ),
+    Case(
+        alert="ApplianceWorkerRestarting",
+        story="a worker elsewhere says when it began",
+        series={
+            w("process_start_time_seconds"): "100x10 700x8 1300x80",
+            w("vllm:num_requests_running", engine="0", model_name="demo"): "1x100",
+        },
+        quiet=15, fires=25, resolved=60,
+    ),
+    Case(
+        alert="ApplianceWorkerRestarting",
+        story="one restart is no habit, and a gateway is no worker",
+        series={
+            g("appliance_worker_restarts_total", **W1): "0x10 1x60",
+            g("process_start_time_seconds"): "100x10 700x8 1300x80",
+        },
+        quiet=30,
+    ),
+    Case(
+        alert="ApplianceWorkerLeftOut",
+        story="a recycled worker answers wrongly, and is put right",
+        series={g("appliance_worker_left_out", **W1): "0x4 1x15 0x10"},
+        quiet=8, fires=14, resolved=22,
+    ),
+    Case(
+        alert="ApplianceKvCacheFull",
+        story="long contexts fill it for a while",
+        series={g("appliance_worker_kv_cache_usage_ratio", **W1): "0.6x4 0.99x20 0.6x10"},
+        quiet=10, fires=20, resolved=28,
+    ),
+    Case(
+        alert="ApplianceQueueGrowing",
+        story="it grows for half an hour, then empties",
+        series={g("appliance_queue_requests", priority="interactive"): "0x10 2+2x30 0x20"},
+        quiet=12, fires=38, resolved=50,
+    ),
+    Case(
+        alert="ApplianceQueueGrowing",
+        story="it is long but shrinks, and batches may wait",
+        series={
+            g("appliance_queue_requests", priority="interactive"): "200-2x60",
+            g("appliance_queue_requests", priority="batch"): "0+10x60",
+        },
+        quiet=45,
+    ),
+    Case(
+        alert="ApplianceLimitSaturated",
+        story="a tenant asks for more than it has, and stops",
+        series={
+            g("appliance_limit_used_ratio", tenant="acme", limit="tokens_per_minute"): "0.5x10 1x40 0.2x30",
+            g("appliance_limit_refusals_total", tenant="acme", limit="tokens_per_minute"):
+                "0x10 0+5x40 200x30",
+        },
+        quiet=20, fires=40, resolved=60,
+    ),
+    Case(
+        alert="ApplianceLimitSaturated",
+        story="a month's budget that is used up and left alone",
+        series={
+            g("appliance_limit_used_ratio", tenant="acme", limit="tokens_per_month"): "1x80",
+            g("appliance_limit_refusals_total", tenant="acme", limit="tokens_per_month"): "7x80",
+        },
+        quiet=60,
+    ),
+    Case(
+        alert="ApplianceLimitsFailing",
+        story="the database goes and comes back",
+        series={g("appliance_limits_failing"): "0x4 1x10 0x10"},
+        quiet=5, fires=9, resolved=17,
+    ),
+    Case(
+        alert="ApplianceErrorBudgetBurnsFast",
+        story="a third of the requests fail for an hour",
+        series=errors("0x60 0+3x60 180x200", "0+6x330"),
+        quiet=60, fires=80, resolved=170,
+    ),
+    Case(
+        alert="ApplianceErrorBudgetBurnsFast",
+        story="mistakes of clients are theirs",
+        series=errors("0+10x120", "0+6x120", code="invalid_request"),
+        quiet=100,
+    ),
+    Case(
+        alert="ApplianceErrorBudgetBurnsFast",
+        story="nothing at all is answered from the start",
+        series={g(OURS, code="no_worker_available"): "0+3x240"},
+        quiet=2, fires=60,
+    ),
+    Case(
+        alert="ApplianceErrorBudgetBurnsFast",
+        story="one of three requests of a night fails",
+        series=errors("0x60 1x120", "0x30 1x30 2x120"),
+        quiet=70,
+    ),
+    Case(
+        alert="ApplianceErrorBudgetBurnsSlowly",
+        story="two in a hundred fail all day",
+        series=errors("0x300 0+2x1500 3000x3000", "0+100x4800"),
+        quiet=300, fires=1500, resolved=4790,
+    ),
+    Case(
+        alert="ApplianceErrorBudgetBurnsSlowly",
+        story="one in a thousand is within the budget",
+        series=errors("0+1x4400", "0+1000x4400"),
+        quiet=4300,
+    ),
+    Case(
+        alert="ApplianceAuditFailing",
+        story="the database goes and comes back",
+        series={g("appliance_audit_failing"): "0x4 1x10 0x10"},
+        quiet=4, fires=8, resolved=17,
+    ),
+    Case(
+        alert="ApplianceAuditLagging",
+        story="entries queue up and are written",
+        series={g("appliance_audit_queue_entries"): "0x4 2000x15 0x10"},
+        quiet=8, fires=14, resolved=22,
+    ),
+    Case(
+        alert="ApplianceAuditLagging",
+        story="signing fails for twenty minutes",
+        series={
+            g("appliance_audit_checkpoint_lag_entries"): "0x9 5x19 0x10",
+            g("appliance_audit_checkpoint_timestamp_seconds"): "0+60x9 540x19 1740+60x10",
+        },
+        quiet=18, fires=27, resolved=34,
+    ),
+    Case(
+        alert="ApplianceAuditEntriesDropped",
+        story="the log has a gap, and admits it",
+        series={
+            g("appliance_audit_dropped_entries_total"): "0x4 3x100",
+            g("appliance_audit_gap_entries"): "0x4 3x10 0x90",
+        },
+        quiet=4, fires=8, resolved=80,
+    ),
+    Case(
+        alert="ApplianceAuditSpoolNotDraining",
+        story="the spool stays full under a working database, then empties",
+        series={
+            g("appliance_audit_spool_entries"): "0x4 50x40 0x10",
+            g("appliance_audit_failing"): "0x60",
+        },
+        quiet=15, fires=40, resolved=50,
+    ),
+    Case(
+        alert="ApplianceAuditSpoolNotDraining",
+        story="a spool that empties is at work",
+        series={
+            g("appliance_audit_spool_entries"): "500-5x90",
+            g("appliance_audit_failing"): "0x90",
+        },
+        quiet=60,
+    ),
+    Case(
+        alert="ApplianceAuditUnverified",
+        story="the check stops for five hours",
+        series={
+            g("appliance_audit_last_verification_timestamp_seconds"): "0x59 3600x300 21600x60",
+            g("process_start_time_seconds"): "0x430",
+        },
+        quiet=200, fires=300, resolved=380,
+    ),
+    Case(
+        alert="ApplianceAuditUnverified",
+        story="a gateway has just started",
+        series={
+            g("appliance_audit_last_verification_timestamp_seconds"): "0x300",
+            g("process_start_time_seconds"): "9000x300",
+        },
+        quiet=250,
+    ),
+    Case(
+        alert="ApplianceAuditDamaged",
+        story="the check finds damage; a restored database ends it",
+        series={g("appliance_audit_damaged"): "0x4 1x10 0x10"},
+        quiet=4, fires=6, resolved=16,
+    ),
+    Case(
+        alert="ApplianceAuditUnwitnessed",
+        story="the witness is away for more than a day",
+        series={
+            g("appliance_audit_witnesses", state="known"): "1x1700",
+            g("appliance_audit_last_witness_timestamp_seconds"): "0+60x59 3540x1500 93600x139",
+            g("process_start_time_seconds"): "0x1700",
+        },
+        quiet=1400, fires=1540, resolved=1570,
+    ),
+    Case(
+        alert="ApplianceAuditUnwitnessed",
+        story="a site without witnesses has decided so",
+        series={
+            g("appliance_audit_witnesses", state="known"): "0x1700",
+            g("appliance_audit_last_witness_timestamp_seconds"): "0x1700",
+            g("process_start_time_seconds"): "0x1700",
+        },
+        quiet=1600,
+    ),
+    Case(
+        alert="ApplianceDiskLow",
+        story="a disk runs low and is made larger",
+        series={g("appliance_audit_disk_low", disk="database"): "0x4 1x15 0x10"},
+        quiet=8, fires=14, resolved=22,
+    ),
+    Case(
+        alert="ApplianceDiskFillsUp",
+        story="a gigabyte in six hours, until somebody makes room",
+        series={
+            g("appliance_audit_disk_free_bytes", disk="database"):
+                "10000000000x400 10000000000-3000000x700 50000000000x500"
+        },
+        quiet=400, fires=1000, resolved=1500,
+    ),
+    Case(
+        alert="ApplianceDiskFillsUp",
+        story="a disk of which nothing is used",
+        series={g("appliance_audit_disk_free_bytes", disk="database"): "10000000000x800"},
+        quiet=700,
+    ),
+    Case(
+        alert="ApplianceEgressReachable",
+        story="a firewall is opened and closed",
+        series={g("appliance_egress_verdict", verdict="open"): "0x4 1x10 0x10"},
+        quiet=4, fires=6, resolved=16,
+    ),
+    Case(
+        alert="ApplianceEgressUnproven",
+        story="the enclave's own listener cannot be reached for a while",
+        series={
+            g("appliance_egress_verdict", verdict="inconclusive"): "0x4 1x30 0x10",
+            g("appliance_egress_last_check_timestamp_seconds"): "0+60x60",
+        },
+        quiet=10, fires=20, resolved=38,
+    ),
+    Case(
+        alert="ApplianceEgressUnproven",
+        story="checks stop for a few hours",
+        series={
+            g("appliance_egress_verdict", verdict="inconclusive"): "0x300",
+            g("appliance_egress_last_check_timestamp_seconds"): "600x240 14400x60",
+        },
+        quiet=150, fires=220, resolved=250,
+    ),
+    Case(
+        alert="ApplianceEgressUnproven",
+        story="a site without checks has decided so",
+        series={
+            g("appliance_egress_verdict", verdict="inconclusive"): "0x300",
+            g("appliance_egress_last_check_timestamp_seconds"): "0x300",
+        },
+        quiet=250,
+    ),
+    Case(
+        alert="ApplianceCertificateExpires",
+        story="it is renewed two weeks before its end",
+        series={
+            g("appliance_tls_certificate_not_after_timestamp_seconds"): f"{22 * 86400}x10000 {90 * 86400}x100"
+        },
+        quiet=1200, fires=9000, resolved=10050,
+    ),
+    Case(
+        alert="ApplianceCertificateExpires",
+        story="without TLS there is none",
+        series={g("appliance_tls_certificate_not_after_timestamp_seconds"): "0x100"},
+        quiet=60,
+    ),
+    Case(
+        alert="ApplianceCertificateExpired",
+        story="it is renewed on the last day",
+        series={
+            g("appliance_tls_certificate_not_after_timestamp_seconds"): f"{2 * 86400}x2000 {90 * 86400}x100"
+        },
+        quiet=1200, fires=1900, resolved=2050,
+    ),
+    Case(
+        alert="ApplianceApiKeyExpires",
+        story="it is rotated five days before its end",
+        series={g("appliance_keys_next_end_timestamp_seconds"): f"{8 * 86400}x4000 0x100"},
+        quiet=1200, fires=3000, resolved=4050,
+    ),
+    Case(
+        alert="ApplianceSigningKeyOld",
+        story="it is rotated after a year and a day",
+        series={
+            g("appliance_audit_signing_key_file_timestamp_seconds"): f"-{365 * 86400 - 3600}x300 7200x100"
+        },
+        quiet=55, fires=200, resolved=320,
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What promtool says of all stories at once; each is one of its tests."""
+    return judged(CASES, tmp_path_factory.mktemp("rules"))
+
+
+def judged(cases: tuple[Case, ...], directory: Path) -> str:
+    """What promtool says of some stories; `SUCCESS` and nothing else if all are told as they are."""
+    files = []
+    for minutes, told in (
+        (1, [c for c in cases if not c.is_long]),
+        (COARSE, [c for c in cases if c.is_long]),
+    ):
+        files.append(directory / f"every-{minutes}-minutes.yaml")
+        files[-1].write_text(json.dumps(stories(told, minutes)), encoding="utf-8")
+    command = [tool("promtool"), "test", "rules", *map(str, files)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    return ended.stdout + ended.stderr
+
+
+def stories(cases: list[Case], minutes: int) -> dict[str, Any]:
+    """The cases as promtool reads them, judged every so many minutes."""
+    assert not [case.name for case in cases for at in case.looks if at % minutes], "nothing is seen then"
+    return {
+        "rule_files": [str(file) for file in RULES],
+        "evaluation_interval": f"{minutes}m",
+        # What is recorded first: between two rounds more time passes here than a value is believed for.
+        "group_eval_order": sorted(groups(), key=lambda name: not name.endswith("-recorded")),
+        "tests": [
+            {
+                "name": case.name,
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
+                "promql_expr_test": [_firing(case, *look) for look in case.looks.items()],
+            }
+            for case in cases
+        ],
+    }
+
+
+def _firing(case: Case, at: int, expected: int) -> dict[str, Any]:
+    firing = f'count(ALERTS{{alertname="{case.alert}",alertstate="firing"}}) or vector(0)'
+    return {"expr": firing, "eval_time": f"{at}m", "exp_samples": [{"labels": "{}", "value": expected}]}
+
+
+@pytest.mark.parametrize("name", sorted(alerts()))
+def test_the_alert_is_quiet_fires_and_ends_as_its_stories_go(told: str, name: str):
+    """Quiet before, firing while it lasts, over afterwards; quiet all along where it is none of its own."""
+    assert "SUCCESS" in told or "FAILED" in told, told
+    assert f'alertname=\\"{name}\\"' not in told, told
+
+
+def test_a_story_that_goes_otherwise_is_noticed(tmp_path: Path):
+    """What is asked of promtool can be answered with no."""
+    case = next(case for case in CASES if case.fires is not None and not case.is_long)
+    told = judged((replace(case, quiet=case.fires, fires=None, resolved=None),), tmp_path)
+    assert f'alertname=\\"{case.alert}\\"' in told, told
+
+
+def test_every_alert_is_seen_firing_quiet_and_over():
+    """A new alert brings its story."""
+    whole = {case.alert for case in CASES if case.fires is not None and case.resolved is not None}
+    assert whole == set(alerts())
+
+
+def test_promtool_finds_nothing_wrong():
+    """The rules as files: syntax, templates, names given twice."""
+    command = [tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", *map(str, RULES)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("name", sorted(alerts()))
+def test_the_alert_says_what_it_means_and_what_to_do(name: str):
+    """Severity, one line, an explanation, and the page that helps."""
+    rule = alerts()[name]
+    notes = rule["annotations"]
+    assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+    assert notes["summary"].endswith(".")
+    assert len(notes["description"]) > len("It is broken.")
+    assert notes["runbook"] == f"docs/runbooks/alerts/{name}.md"

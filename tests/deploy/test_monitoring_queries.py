@@ -1,0 +1,219 @@
+"""
+Promises of every query we ship: it parses, names only metrics that exist, and labels those have.
+"""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import promql_parser as promql
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from appliance.api.errors import RENDERINGS, UNEXPECTED
+from deploy.monitoring.source.__main__ import ALL, rendered
+from tests.deploy.monitored_metrics import known_metrics, placeholders
+from tests.deploy.monitoring_files import DASHBOARDS, MONITORING, ROOT, alerts, rules, tool
+from tests.deploy.promql import QueryError, filled_in, labels_of
+
+PAGES = [json.loads(file.read_text(encoding="utf-8")) for file in DASHBOARDS]
+PANELS = [
+    pytest.param(panel, id=f"{page['uid']}: {panel['title']}")
+    for page in PAGES
+    for panel in page["panels"]
+    if panel["type"] not in {"row", "text"}
+]
+README = ROOT / "docs" / "runbooks" / "alerts" / "README.md"
+EVENTS = [
+    pytest.param(event, id=f"{page['uid']}: {event['name']}")
+    for page in PAGES
+    for event in page["annotations"]["list"]
+]
+OURS_TO_ANSWER_FOR = 500
+OF_THE_DATA_SOURCE = {"step", "titleFormat", "textFormat"}
+"""Fields of events that belong to Grafana's data source for Prometheus, and not to dashboards."""
+
+
+def result(expr: str) -> frozenset[str]:
+    """The labels of what a query of a dashboard finds."""
+    return labels_of(promql.parse(filled_in(expr)), known_metrics())
+
+
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, id=rule.get("alert") or rule["record"]) for rule in rules()]
+)
+def test_a_rule_asks_for_what_there_is(rule: dict[str, Any]):
+    """And its texts fill in only labels that its series have."""
+    has = labels_of(promql.parse(rule["expr"]), known_metrics())
+    for text in rule.get("annotations", {}).values():
+        assert placeholders(text) <= has, text
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_asks_for_what_there_is(panel: dict[str, Any]):
+    """And names its series by labels they have."""
+    assert panel["targets"]
+    for target in panel["targets"]:
+        has = result(target["expr"])
+        assert placeholders(target["legendFormat"]) <= has, target
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_event_asks_for_what_there_is(event: dict[str, Any]):
+    """And says what happened to whom."""
+    has = result(event["expr"])
+    assert placeholders(event["titleFormat"] + event["textFormat"]) <= has
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page["uid"] for page in PAGES])
+def test_variables_are_filled_from_labels_that_exist(page: dict[str, Any]):
+    """Each query of a variable; and every panel's data come from the chosen data source."""
+    asked = [each for each in page["templating"]["list"] if each["type"] == "query"]
+    assert {"datasource", "job"} <= {each["name"] for each in page["templating"]["list"]}
+    for variable in asked:
+        selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()
+        assert label == variable["name"]
+        assert label in result(selector)
+    sources = [panel["datasource"]["uid"] for panel in page["panels"] if "datasource" in panel]
+    assert set(sources) == {"${datasource}"}
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("appliance_worker_upp", "there is no metric"),
+        ('appliance_worker_up{tenant="acme"}', "no label tenant"),
+        ("sum by (model) (appliance_worker_up)", "no label model"),
+        ("sum by (worker) (sum(appliance_worker_up))", "no label worker"),
+        ("appliance_worker_up and on (tenant) appliance_build_info", "no label tenant"),
+        ("appliance_worker_up / appliance_queue_requests", "never match"),
+        ("histogram_quantile(0.9, sum(rate(appliance_request_seconds_bucket[5m])))", "no label le"),
+        ("rate(vllm:num_drafts_total[5m])", "there is no metric"),
+        ('appliance_worker_up{worker=~"$pod"}', "a variable nobody fills in"),
+    ],
+)
+def test_a_query_that_finds_nothing_for_ever_is_refused(query: str, reason: str):
+    """The checker sees what Prometheus would not say."""
+    with pytest.raises(QueryError, match=reason):
+        result(query)
+
+
+def test_dashboards_on_disk_are_what_their_source_makes():
+    """After a change: `python -m deploy.monitoring.source`."""
+    made = {f"{dashboard.uid}.json": rendered(dashboard) for dashboard in ALL}
+    assert {file.name: file.read_text(encoding="utf-8") for file in DASHBOARDS} == made
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page["uid"] for page in PAGES])
+def test_grafana_knows_every_field_of_a_dashboard(page: dict[str, Any]):
+    """Read and written again by Grafana's own types, nothing is lost or changed."""
+    register_default_plugins()
+    again = json.loads(json.dumps(Dashboard.from_json(json.loads(json.dumps(page))), cls=JSONEncoder))
+    unknown = {each.rpartition(".")[2] for each in differences(page, again)}
+    assert unknown <= OF_THE_DATA_SOURCE
+
+
+def differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
+    """What of ours is not in theirs; theirs may say more."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        gone = [f"{where}.{name}" for name in ours if name not in theirs and ours[name] is not None]
+        return gone + [
+            each
+            for name in ours
+            if name in theirs
+            for each in differences(ours[name], theirs[name], f"{where}.{name}")
+        ]
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        return [
+            each
+            for at, pair in enumerate(zip(ours, theirs, strict=True))
+            for each in differences(*pair, f"{where}[{at}]")
+        ]
+    return [] if ours == theirs else [f"{where}: {ours!r} became {theirs!r}"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page["uid"] for page in PAGES])
+def test_panels_lie_beside_each_other_and_explain_themselves(page: dict[str, Any]):
+    """No two on one place, none off the grid, each with unit and tooltip; nothing comes from elsewhere."""
+    taken: set[tuple[int, int]] = set()
+    for panel in page["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+        assert panel["title"]
+        if panel["type"] not in {"row", "text"}:
+            assert panel["description"].endswith("."), panel["title"]
+            assert panel["fieldConfig"]["defaults"]["unit"]
+            assert re.search(r"[a-z]{4}", panel["description"])
+    assert len({panel["id"] for panel in page["panels"]}) == len(page["panels"])
+    assert "http:" not in json.dumps(page)
+    assert "https:" not in json.dumps(page)
+
+
+def test_there_are_the_dashboards_an_operator_is_promised():
+    """Each reachable from the others, and the one on speculation explains its main word."""
+    assert {page["uid"].removeprefix("appliance-") for page in PAGES} == {
+        "overview", "speculation", "tenants", "audit", "worker",
+    }  # fmt: skip
+    assert all(page["links"][0]["tags"] == ["appliance"] == page["tags"] for page in PAGES)
+    (speculation,) = [page for page in PAGES if page["uid"] == "appliance-speculation"]
+    texts = [panel["options"]["content"] for panel in speculation["panels"] if panel["type"] == "text"]
+    assert any("Acceptance length" in text for text in texts)
+    assert {"Speculation changes", "Worker recycles"} <= {
+        each["name"] for each in speculation["annotations"]["list"]
+    }
+
+
+def test_the_error_budget_counts_exactly_the_errors_that_are_ours():
+    """What is answered with a status from 500 on, and requests nobody had room for."""
+    expr = next(rule["expr"] for rule in rules() if rule.get("record") == "appliance:errors:rate1h")
+    counted = re.compile(re.search(r'code=~"([^"]+)"', expr)[1])
+    ours = {each.code for each in (*RENDERINGS.values(), UNEXPECTED) if each.status >= OURS_TO_ANSWER_FOR}
+    every = {each.code for each in (*RENDERINGS.values(), UNEXPECTED)}
+    assert {code for code in every if counted.fullmatch(code)} == ours | {"at_capacity"}
+
+
+@pytest.mark.parametrize("name", sorted(alerts()))
+def test_each_alert_has_a_page_that_says_what_to_do(name: str):
+    """With the four parts every page has."""
+    page = (ROOT / alerts()[name]["annotations"]["runbook"]).read_text(encoding="utf-8")
+    assert page.startswith(f"# {name}\n")
+    for part in ("## What it means", "## What to look at", "## What to do", "## When it resolves"):
+        assert part in page, part
+
+
+def test_no_page_is_left_of_an_alert_that_is_no_more():
+    """One page for each alert, and the list of them."""
+    pages = {file.stem for file in (ROOT / "docs" / "runbooks" / "alerts").glob("*.md")}
+    assert pages == {*alerts(), "README"}
+    listed = re.findall(
+        r"^\| \[(\w+)\]\(\1\.md\) \| (\w+) \|", README.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert listed == [(name, rule["labels"]["severity"]) for name, rule in alerts().items()]
+
+
+@pytest.mark.parametrize(
+    "name", sorted({file.name for file in (ROOT / "deploy" / "compose").glob("prometheus.yaml")})
+)
+def test_what_compose_scrapes_is_understood_by_prometheus(name: str, tmp_path: Path):
+    """The file itself, with the rules where they are here."""
+    content = yaml.safe_load((ROOT / "deploy" / "compose" / name).read_text(encoding="utf-8"))
+    content["rule_files"] = [str(MONITORING / "rules" / "*.yaml")]
+    file = tmp_path / name
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    ended = subprocess.run(
+        [tool("promtool"), "check", "config", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert content["global"]["scrape_interval"] == "15s"

@@ -1,0 +1,244 @@
+"""Promises of `appliance.sovereignty.egress.probing` and of the process that runs it, on loopback."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from appliance.sovereignty.egress.probe import Kind, Outcome, Plan, Probe, Result
+from appliance.sovereignty.egress.prober import Prober
+from appliance.sovereignty.egress.probing import run_probes
+
+LOOPBACK = "127.0.0.1"
+
+
+@contextmanager
+def bound(kind: socket.SocketKind) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_INET, kind) as made:
+        made.bind((LOOPBACK, 0))
+        yield made
+
+
+def port_of(made: socket.socket) -> int:
+    return int(made.getsockname()[1])
+
+
+def probe(kind: Kind, port: int = 0, host: str = LOOPBACK) -> Probe:
+    return Probe(kind=kind, host=host, port=port)
+
+
+def tried(*probes: Probe, seconds: float = 1.0, control: Probe | None = None) -> list[Result]:
+    """The control's result first."""
+    observation = run_probes(Plan(probes=probes, control=control, timeout_seconds=seconds))
+    assert observation.control is not None
+    return [observation.control, *observation.results]
+
+
+def outcome(*probes: Probe, **settings: float) -> Outcome:
+    _control, result = tried(*probes, **settings)
+    return result.outcome
+
+
+def test_without_a_control_of_the_settings_it_opens_one():
+    """And closes it afterwards."""
+    (control,) = tried()
+    assert control.outcome is Outcome.CONNECTED
+    assert outcome(probe(Kind.TCP, control.probe.port)) is Outcome.REFUSED
+
+
+@pytest.mark.parametrize("kind", [Kind.TCP, Kind.PROXY, Kind.METADATA])
+def test_a_connection_is_a_connection(kind):
+    """To an address and, where the kind allows one, to a name."""
+    with bound(socket.SOCK_STREAM) as listener:
+        assert outcome(probe(kind, port_of(listener))) is Outcome.REFUSED
+        listener.listen()
+        assert outcome(probe(kind, port_of(listener))) is Outcome.CONNECTED
+        assert outcome(probe(kind, port_of(listener), "localhost")) is Outcome.CONNECTED
+
+
+def test_an_answer_to_a_query_is_a_way_out_and_silence_is_none():
+    """It is asked more than once, since a packet may be lost."""
+    with bound(socket.SOCK_DGRAM) as resolver:
+        assert outcome(probe(Kind.UDP, port_of(resolver)), seconds=0.3) is Outcome.TIMED_OUT
+        queries = []
+        resolver.setblocking(False)
+        while len(queries) < 3:
+            queries.append(resolver.recv(512))
+        resolver.setblocking(True)
+
+        def answer_the_second() -> None:
+            resolver.recvfrom(512)
+            query, client = resolver.recvfrom(512)
+            resolver.sendto(query, client)
+
+        answering = threading.Thread(target=answer_the_second)
+        answering.start()
+        assert outcome(probe(Kind.UDP, port_of(resolver)), seconds=3) is Outcome.CONNECTED
+        answering.join()
+    assert outcome(probe(Kind.UDP, port_of_nobody())) is Outcome.REFUSED
+
+
+def port_of_nobody() -> int:
+    with bound(socket.SOCK_DGRAM) as made:
+        return port_of(made)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "detail"),
+    [
+        (["93.184.215.14"], Outcome.CONNECTED, "resolved to 93.184.215.14"),
+        (["10.0.0.1", "2606:2800:21f::1"], Outcome.CONNECTED, "resolved to 2606:2800:21f::1"),
+        (["10.0.0.1"], Outcome.UNRESOLVED, "answered with 10.0.0.1, which is no public address"),
+        (["0.0.0.0"], Outcome.UNRESOLVED, "answered with 0.0.0.0, which is no public address"),
+        (["fe80::1%eth0"], Outcome.UNRESOLVED, "answered with fe80::1%eth0, which is no public address"),
+    ],
+)
+def test_a_name_is_resolved_outside_if_its_address_is_public(monkeypatch, found, expected, detail):
+    """A resolver that gives every name an address of its own passes nothing on."""
+    asked = []
+
+    def resolve(name, *_arguments, **_options):
+        asked.append(name)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    _control, result = tried(probe(Kind.DNS, host="example.com"))
+    assert (result.outcome, result.detail) == (expected, detail)
+    assert "example.com." in asked
+
+
+def test_a_name_that_is_not_resolved(monkeypatch):
+    """Whatever the resolver's reason."""
+
+    def resolve(*_arguments, **_options):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert outcome(probe(Kind.DNS, host="example.com")) is Outcome.UNRESOLVED
+
+
+def test_a_name_that_cannot_be_a_name_is_no_proof():
+    """A part of it has more letters than DNS allows, so nobody was asked."""
+    _control, result = tried(probe(Kind.DNS, host="x" * 64 + ".example"))
+    assert result.outcome is Outcome.FAILED
+
+
+def test_a_resolver_that_hangs_does_not_hold_up_the_check(monkeypatch):
+    """A lookup cannot be broken off, so it is left behind."""
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: over.wait(30) and [])
+    began = time.monotonic()
+    assert outcome(probe(Kind.DNS, host="example.com"), seconds=0.2) is Outcome.TIMED_OUT
+    assert time.monotonic() - began < 20
+    over.set()
+
+
+def test_an_attempt_that_cannot_be_made_is_no_proof(monkeypatch):
+    """Too few open files, for one."""
+    real = socket.create_connection
+
+    def create(address, **options):
+        if address[1] == 9:
+            raise OSError(24, "Too many open files")
+        return real(address, **options)
+
+    monkeypatch.setattr(socket, "create_connection", create)
+    _control, result = tried(probe(Kind.TCP, 9))
+    assert (result.outcome, result.detail) == (Outcome.FAILED, "EMFILE")
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return Plan(probes=(probe(Kind.TCP, 9),), control=None, timeout_seconds=1.0)
+
+
+def test_a_prober_can_be_asked_again_and_again(plan):
+    """It tries nothing before, and each answer is of a new attempt."""
+    prober = Prober.start(plan)
+    try:
+        first, second = prober.observe(), prober.observe()
+    finally:
+        prober.close()
+    for observation in (first, second):
+        assert observation.failure == ""
+        assert observation.control is not None
+        assert observation.control.outcome is Outcome.CONNECTED
+        assert [result.probe for result in observation.results] == list(plan.probes)
+    assert first.control != second.control
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_for_the_gateway_does_not_end_its_prober(plan, number):
+    """A gateway that is asked to stop lets requests finish first, and reads its settings again on SIGHUP."""
+    prober = Prober.start(plan)
+    try:
+        assert prober.observe().failure == ""
+        os.kill(prober._process.pid, number)
+        assert prober.observe().failure == ""
+    finally:
+        prober.close()
+
+
+def test_a_prober_that_was_ended_observes_nothing(plan):
+    """And says what to do."""
+    prober = Prober.start(plan)
+    try:
+        os.kill(prober._process.pid, signal.SIGKILL)
+        prober._process.wait()
+        for _ in range(2):
+            observation = prober.observe()
+            assert (observation.control, observation.results) == (None, ())
+            assert "restart the gateway" in observation.failure
+    finally:
+        prober.close()
+
+
+def test_a_prober_that_does_not_answer_in_time_observes_nothing(plan, monkeypatch):
+    """Its late answer is not taken for that to the next question."""
+    monkeypatch.setattr("appliance.sovereignty.egress.prober.PATIENCE_SECONDS", -0.9)
+    prober = Prober.start(plan)
+    try:
+        os.kill(prober._process.pid, signal.SIGSTOP)
+        assert "did not answer in time" in prober.observe().failure
+        os.kill(prober._process.pid, signal.SIGCONT)
+        monkeypatch.undo()
+        prober._read(time.monotonic() + 30)  # the late answer
+        prober._asked += 1
+        prober._write(str(prober._asked))  # an answer that nobody reads
+        observation = prober.observe()
+        assert observation.failure == ""
+        assert prober._unread == b""
+    finally:
+        prober.close()
+
+
+def test_closing_a_prober_ends_a_check_under_way():
+    """A gateway that stops does not wait for it."""
+    plan = Plan(probes=(), control=probe(Kind.CONTROL, 9), timeout_seconds=30.0)
+    prober = Prober.start(plan)
+    os.kill(prober._process.pid, signal.SIGSTOP)
+    failures = []
+    asking = threading.Thread(target=lambda: failures.append(prober.observe().failure))
+    asking.start()
+    while not prober._asked:
+        time.sleep(0.01)
+    prober.close()
+    asking.join(30)
+    assert len(failures) == 1
+    assert "has ended" in failures[0]
+
+
+def test_a_prober_ends_with_whoever_started_it(plan):
+    """Its standard input ends then."""
+    prober = Prober.start(plan)
+    try:
+        assert prober._process.stdin is not None
+        prober._process.stdin.close()
+        assert prober._process.wait(30) == 0
+    finally:
+        prober.close()

@@ -1,0 +1,343 @@
+"""Promises of the console's pages: who gets in, what forms must carry, and what browsers are told."""
+
+import io
+import re
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from appliance.api.console.console import Console
+from appliance.api.console.headers import HEADERS
+from appliance.api.console.history import History
+from appliance.api.console.logins import Logins
+from appliance.api.console.sessions import Sessions
+from appliance.api.services import Services
+from appliance.app import create_app
+from appliance.attribution import Attribution
+from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.log import AuditLog
+from appliance.audit.store import SqlAuditStore
+from appliance.audit.verification import Progress, Stage
+from appliance.audit.verify import ExitCode
+from appliance.audit.witness.witnessing import WitnessLevel
+from appliance.identity.authenticator import Authenticator
+from appliance.logs import configure_logs
+from appliance.metrics import Metrics
+from appliance.serving.pool import WorkerPool
+from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
+from appliance.settings import ApiSettings, AuditSettings, ConsoleSettings, LogSettings
+from appliance.sovereignty.egress.standing import Standing
+from appliance.tenancy import Tenant, TenantDirectory, make_key
+from appliance.tenancy.limits import Limits
+from tests.fakes import FakeControl
+
+ADMIN_KEY, STORED_ADMIN_KEY = make_key(b"a" * 37, admin=True)
+KEY, STORED_KEY = make_key(b"t" * 37)
+HOSTILE = "<script>alert(1)</script>"
+PAGES = ("", "/tenants", "/audit", "/egress", "/chat")
+LIVE = ("/overview/live", "/tenants/live", "/audit/live", "/egress/live")
+
+
+class FakeEgress:
+    """Remembers who asked for a check."""
+
+    standing = Standing(mode="warn")
+
+    def __init__(self) -> None:
+        self.actors: list[str] = []
+
+    async def check(self, actor: str) -> None:
+        self.actors.append(actor)
+
+
+class FakeVerification:
+    """Remembers that it was asked."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.started = 0
+
+    def start(self) -> bool:
+        self.started += 1
+        return True
+
+
+@dataclass(kw_only=True)
+class Site:
+    """The console with a browser that has no cookie yet."""
+
+    client: httpx.AsyncClient
+    console: Console
+    tenants: TenantDirectory
+    metrics: Metrics
+    egress: FakeEgress
+    verification: FakeVerification
+    now: list[float]
+    log: io.StringIO
+
+    async def log_in(self, key: str = ADMIN_KEY, **headers: str) -> httpx.Response:
+        return await self.client.post("/console/login", data={"key": key}, headers=headers or None)
+
+    async def csrf(self) -> str:
+        page = await self.client.get("/console/audit")
+        found = re.search(r'name="csrf" value="([^"]+)"', page.text)
+        assert found is not None
+        return found[1]
+
+
+@pytest.fixture
+async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    create_signing_key(tmp_path / "audit.key")
+    settings, now, log = AuditSettings(), [1000.0], io.StringIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", log)
+        logger = configure_logs(LogSettings(format="json"), terminal=False)
+    pool, control, metrics = WorkerPool(), FakeControl(), Metrics(CollectorRegistry())
+    worker = Worker(worker_id=WorkerId(HOSTILE), url="http://w1")
+    pool.add(worker)
+    pool.update(
+        WorkerSnapshot(
+            worker=worker,
+            healthy=True,
+            models=(ServedModel(name=HOSTILE, max_model_len=None, created=0),),
+        )
+    )
+    tenants = TenantDirectory(
+        (
+            Tenant(name="operator", models=(), keys=(STORED_ADMIN_KEY,)),
+            Tenant(name=HOSTILE, keys=(STORED_KEY,), limits=Limits(requests_per_minute=60)),
+        )
+    )
+    egress: Any = FakeEgress()
+    verification: Any = FakeVerification()
+    nothing: Any = None
+    async with AsyncExitStack() as stack:
+        audit = await stack.enter_async_context(
+            AuditLog.open(
+                store=stack.enter_context(closing(SqlAuditStore(f"sqlite:///{tmp_path / 'audit.db'}"))),
+                signer=load_signing_key(tmp_path / "audit.key", settings.origin),
+                settings=settings,
+                sealed_head_path=tmp_path / "audit.head",
+                clock=lambda: now[0],
+                version="test",
+            )
+        )
+        console = Console(
+            settings=ConsoleSettings(),
+            sessions=Sessions(idle_seconds=60, longest_seconds=300, clock=lambda: now[0]),
+            logins=Logins(attempts=3, seconds=60, clock=lambda: now[0]),
+            history=History(pool=pool, control=control, clock=lambda: now[0]),
+            verification=verification,
+            witnesses=lambda: WitnessLevel(known=0, cosigned=0, size=0, time=0),
+            clock=lambda: now[0],
+        )
+        app = create_app(
+            Services(
+                settings=ApiSettings(),
+                tenants=tenants,
+                identity=Authenticator(tenants),
+                pool=pool,
+                workers=nothing,
+                gateway=nothing,
+                audit=audit,
+                attribution=Attribution(label_key=bytes(16), clock=time.monotonic),
+                control=control,
+                overrides=nothing,
+                metrics=metrics,
+                logger=logger,
+                clock=lambda: now[0],
+                new_request_id=lambda: "ours",
+                version="test",
+                egress=egress,
+                console=console,
+            )
+        )
+        client = await stack.enter_async_context(
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app, client=("10.0.0.1", 1)),
+                base_url="http://appliance",
+                headers={"Origin": "http://appliance"},
+            )
+        )
+        yield Site(
+            client=client,
+            console=console,
+            tenants=tenants,
+            metrics=metrics,
+            egress=egress,
+            verification=verification,
+            now=now,
+            log=log,
+        )
+
+
+async def test_nothing_is_shown_without_a_login(site):
+    """Pages lead to the login, what pages ask for is refused, and nothing can be asked for."""
+    for path in PAGES:
+        answer = await site.client.get(f"/console{path}")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/console/login")
+    for path in LIVE:
+        assert (await site.client.get(f"/console{path}")).status_code == 401
+    for path in ("/audit/verify", "/egress/check", "/logout"):
+        assert (await site.client.post(f"/console{path}")).status_code == 303
+    assert site.verification.started == 0
+    assert site.egress.actors == []
+
+
+async def test_an_admin_key_opens_every_page(site):
+    answer = await site.log_in()
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "Path=/console" in cookie
+    assert "Secure" not in cookie
+    assert ADMIN_KEY not in cookie
+    for path in (*PAGES, *LIVE):
+        assert (await site.client.get(f"/console{path}")).status_code == 200, path
+
+
+async def test_the_cookie_is_for_encrypted_connections_only_where_there_are_some(site):
+    answer = await site.client.post("https://appliance/console/login", data={"key": ADMIN_KEY})
+    assert "Secure" in answer.headers["set-cookie"]
+
+
+async def test_no_other_key_opens_it_and_each_try_is_counted_and_logged(site):
+    """A tenant's is answered like one nobody knows; what was sent is written nowhere."""
+    wrong, tenants = await site.log_in("sk-wrong"), await site.log_in(KEY)
+    assert wrong.status_code == tenants.status_code == 401
+    assert wrong.text == tenants.text
+    assert "set-cookie" not in wrong.headers
+    written = site.log.getvalue()
+    assert written.count('"console_login_refused"') == 2
+    assert site.metrics.registry.get_sample_value("appliance_callers_refused_total", {"reason": "api_key"})
+    assert KEY not in written
+    assert "sk-wrong" not in written
+
+
+async def test_who_fails_too_often_has_to_wait(site):
+    """Even with the right key, and no longer than is said."""
+    for _ in range(3):
+        await site.log_in("sk-wrong")
+    refused = await site.log_in()
+    assert refused.status_code == 429
+    site.now[0] += int(refused.headers["retry-after"])
+    assert (await site.log_in()).status_code == 303
+
+
+async def test_forms_of_other_sites_do_nothing(site):
+    """Neither the login nor anything else, cookie or not."""
+    assert (await site.log_in(Origin="http://evil")).status_code == 403
+    await site.log_in()
+    csrf = await site.csrf()
+    for data, headers in (
+        ({}, {}),
+        ({"csrf": "x"}, {}),
+        ({"csrf": csrf}, {"Origin": "http://evil"}),
+        ({"csrf": csrf}, {"Sec-Fetch-Site": "cross-site"}),
+    ):
+        answer = await site.client.post("/console/egress/check", data=data, headers=headers)
+        assert answer.status_code == 403
+    assert site.egress.actors == []
+
+
+async def test_what_is_asked_for_names_who_asked(site):
+    """The log learns of the console and the key, as the admin API's actor."""
+    await site.log_in()
+    csrf = await site.csrf()
+    assert (await site.client.post("/console/egress/check", data={"csrf": csrf})).status_code == 303
+    assert (await site.client.post("/console/audit/verify", data={"csrf": csrf})).status_code == 303
+    assert site.egress.actors == [f"console:{STORED_ADMIN_KEY.key_id}"]
+    assert site.verification.started == 1
+
+
+async def test_a_session_ends_with_its_time_its_key_and_its_owner(site):
+    await site.log_in()
+    site.now[0] += 60
+    assert (await site.client.get("/console")).headers["location"] == "/console/login?ended=1"
+    await site.log_in()
+    await site.client.post("/console/logout", data={"csrf": await site.csrf()})
+    assert (await site.client.get("/console")).status_code == 303
+    await site.log_in()
+    assert (await site.client.get("/console")).status_code == 200
+    site.tenants.replace(())
+    assert (await site.client.get("/console/overview/live")).status_code == 401
+
+
+async def test_names_are_text_and_never_markup(site):
+    """Whatever a tenant, a model or a worker is called."""
+    await site.log_in()
+    for path in (*PAGES, *LIVE):
+        text = (await site.client.get(f"/console{path}")).text
+        assert HOSTILE not in text
+        if path not in {"/audit", "/audit/live", "/egress", "/egress/live"}:
+            assert "&lt;script&gt;" in text, path
+
+
+async def test_browsers_are_told_to_run_nothing_but_our_files(site):
+    """With every answer, errors included; and no page holds a script, a style or an address elsewhere."""
+    await site.log_in()
+    paths = (*PAGES, *LIVE, "/login", "/static/console.css", "/static/console.js", "/nothing")
+    for path in paths:
+        answer = await site.client.get(f"/console{path}")
+        for name, value in HEADERS.items():
+            assert answer.headers[name] == value, path
+        assert "unsafe" not in answer.headers["content-security-policy"]
+    for path in (*PAGES, "/login"):
+        text = (await site.client.get(f"/console{path}")).text
+        assert not re.search(r"<style|\sstyle=|\son[a-z]+=|https?://", text), path
+        assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
+    assert "content-security-policy" not in (await site.client.get("/healthz")).headers
+
+
+async def test_static_files_are_those_of_the_list(site):
+    for name in ("../pages.py", "..%2fpages.py", "pages.py", ""):
+        assert (await site.client.get(f"/console/static/{name}")).status_code == 404
+    assert (await site.client.get("/console/static/console.js")).headers["content-type"].startswith("text/j")
+
+
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        (Progress(), "Not verified from here yet"),
+        ({"stage": "copying", "entries": 10, "copied": 4}, "4 of 10 entries read"),
+        ({"stage": "checking", "entries": 10}, "checking every hash"),
+        ({"stage": "failed", "failure": "<b>no room"}, "&lt;b&gt;no room"),
+        ({"stage": "done", "verdict": ExitCode.INVALID, "problems": ("entry 3 <x>",)}, "entry 3 &lt;x&gt;"),
+        ({"stage": "done", "verdict": ExitCode.INCOMPLETE, "open_requests": 2}, "2 requests have no end"),
+    ],
+)
+async def test_every_state_of_a_verification_is_told(site, progress, words):
+    site.verification.progress = make_progress(progress)
+    await site.log_in()
+    assert words in (await site.client.get("/console/audit")).text
+
+
+def make_progress(values: Any) -> Any:
+    if isinstance(values, Progress):
+        return values
+    made = Progress(began=990.0)
+    fields = {name: getattr(made, name) for name in Progress.__slots__} | values
+    fields["stage"] = Stage(fields["stage"])
+    return Progress(**fields)
+
+
+async def test_without_the_console_its_paths_are_not_there(site):
+    app = create_app(
+        SimpleNamespace(  # type: ignore[arg-type]
+            console=None, metrics=Metrics(CollectorRegistry()), settings=ApiSettings(), files=None,
+            new_request_id=lambda: "ours", gateway=None,
+        )
+    )  # fmt: skip
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
+        for path in ("", "/login", "/static/console.js"):
+            assert (await client.get(f"/console{path}")).status_code == 404

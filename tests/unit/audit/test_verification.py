@@ -1,0 +1,106 @@
+"""Promises of `appliance.audit.verification`: the live log is judged by the auditor's own verifier."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.log import AuditLog
+from appliance.audit.registry import EntryType
+from appliance.audit.store import SqlAuditStore
+from appliance.audit.verification import LogVerification, Stage
+from appliance.audit.verify import ExitCode
+from appliance.settings import AuditSettings
+from tests.fakes import until
+
+ENTRIES = 600
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[AuditLog]:
+    create_signing_key(tmp_path / "audit.key")
+    settings = AuditSettings(checkpoint_seconds=0.05)
+    with closing(SqlAuditStore(url(tmp_path))) as store:
+        async with AuditLog.open(
+            store=store,
+            signer=load_signing_key(tmp_path / "audit.key", settings.origin),
+            settings=settings,
+            sealed_head_path=tmp_path / "audit.head",
+            clock=time.time,  # noqa: TID251 - a composition root
+            version="test",
+        ) as opened:
+            hold = {"actor": "test", "tenant": "acme", "reason": "a test"}
+            await asyncio.gather(*(opened.append(EntryType.HOLD_PLACED, **hold) for _ in range(ENTRIES)))
+            await until(lambda: opened.state().checkpoint_size >= ENTRIES, 30)
+            yield opened
+
+
+def url(directory: Path) -> str:
+    return f"sqlite:///{directory / 'audit.db'}"
+
+
+def verification(directory: Path, *, keep_free_bytes: int = 0) -> LogVerification:
+    signer = load_signing_key(directory / "audit.key", AuditSettings().origin)
+    return LogVerification(
+        database_url=url(directory),
+        vkey=lambda: signer.vkey,
+        witnesses=(),
+        keep_free_bytes=keep_free_bytes,
+        clock=time.time,  # noqa: TID251 - as above
+    )
+
+
+async def ended(verifying: LogVerification) -> None:
+    await until(lambda: not verifying.progress.is_running, 60)
+
+
+async def test_a_whole_log_is_valid(log, tmp_path):
+    """A second one is not begun while the first runs."""
+    verifying = verification(tmp_path)
+    assert verifying.progress.stage is Stage.NEVER
+    assert verifying.start()
+    assert not verifying.start()
+    await ended(verifying)
+    progress = verifying.progress
+    assert (progress.stage, progress.verdict) == (Stage.DONE, ExitCode.VALID)
+    assert progress.size == progress.copied == progress.entries >= ENTRIES
+    assert progress.root == log.state().root
+    assert progress.problems == ()
+
+
+async def test_an_altered_entry_is_found(log, tmp_path):
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as database, database:
+        for (trigger,) in database.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        ).fetchall():
+            database.execute(f"DROP TRIGGER {trigger}")
+        (leaf,) = database.execute("SELECT leaf FROM audit_leaves WHERE idx = 300").fetchone()
+        altered = leaf.replace(b"acme", b"acne")
+        assert altered != leaf
+        database.execute("UPDATE audit_leaves SET leaf = ? WHERE idx = 300", (altered,))
+    verifying = verification(tmp_path)
+    verifying.start()
+    await ended(verifying)
+    assert verifying.progress.verdict is ExitCode.INVALID
+    assert verifying.progress.problems
+
+
+async def test_a_full_disk_ends_it_without_a_verdict(log, tmp_path):
+    """Which says nothing about the log."""
+    verifying = verification(tmp_path, keep_free_bytes=2**62)
+    verifying.start()
+    await ended(verifying)
+    assert (verifying.progress.stage, verifying.progress.verdict) == (Stage.FAILED, None)
+    assert "disk space" in verifying.progress.failure
+
+
+async def test_it_is_given_up_when_the_gateway_stops(log, tmp_path):
+    verifying = verification(tmp_path)
+    verifying.start()
+    await verifying.stop()
+    assert verifying.progress.verdict is None

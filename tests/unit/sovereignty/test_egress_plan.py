@@ -1,0 +1,113 @@
+"""Promises of `appliance.sovereignty.egress.plan`, and of the settings it is made from."""
+
+import pytest
+
+from appliance.errors import ConfigurationError
+from appliance.settings import load_settings
+from appliance.sovereignty.egress.plan import digest_of, plan_egress
+from appliance.sovereignty.egress.probe import Kind, Plan
+
+
+def settings(**sections):
+    return load_settings(environment={}, overrides=sections)
+
+
+def targets(plan, kind):
+    return [probe.target for probe in plan.probes if probe.kind is kind]
+
+
+def test_every_way_out_is_tried_unless_told_otherwise():
+    """TCP and UDP of both families, the metadata services and a name, with a witness for refusals each."""
+    plan = plan_egress(settings(), {})
+    for kind in (Kind.TCP, Kind.UDP):
+        tried = [probe for probe in plan.probes if probe.kind is kind]
+        for six in (False, True):
+            family = [probe for probe in tried if (":" in probe.host) == six]
+            assert any(probe.is_nobodys for probe in family)
+            assert any(not probe.is_nobodys for probe in family)
+    assert targets(plan, Kind.METADATA) == ["169.254.169.254:80", "[fd00:ec2::254]:80"]
+    assert targets(plan, Kind.DNS) == ["example.com"]
+    assert targets(plan, Kind.PROXY) == []
+
+
+def test_a_plan_survives_the_way_to_another_process():
+    """Every probe, and the control where there is one."""
+    for plan in (
+        plan_egress(settings(), {"HTTPS_PROXY": "http://p:1"}),
+        plan_egress(settings(egress={"control": "worker:8000"}), {}),
+    ):
+        assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("value", "target"),
+    [
+        ("http://user:secret@proxy.bank:3128/path", "proxy.bank:3128"),
+        ("proxy.bank:3128", "proxy.bank:3128"),
+        ("https://proxy.bank", "proxy.bank:443"),
+        ("socks5://[fd00::1]", "[fd00::1]:1080"),
+        ("http://proxy.bank:many", "proxy.bank"),
+    ],
+)
+def test_a_proxy_is_tried_and_its_password_goes_nowhere(value, target):
+    """Of the URL only host and port are kept."""
+    assert targets(plan_egress(settings(), {"https_proxy": value}), Kind.PROXY) == [target]
+
+
+def test_a_proxy_named_twice_is_tried_once_and_others_are_no_proxies():
+    """In small letters and capitals."""
+    environment = {"http_proxy": "http://p:1", "HTTP_PROXY": "http://p:1", "ALL_PROXY": "socks5://q:2"}
+    plan = plan_egress(settings(), {**environment, "NO_PROXY": "bank", "HTTPS_PROXY": ""})
+    assert targets(plan, Kind.PROXY) == ["p:1", "q:2"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "control"),
+    [
+        ({}, None),
+        ({"audit": {"database_url": "postgresql+pg8000://u:p@db.bank/audit"}}, "db.bank:5432"),
+        ({"audit": {"database_url": "postgresql://10.0.0.9:6000/audit"}}, "10.0.0.9:6000"),
+        ({"audit": {"database_url": "sqlite:////var/lib/audit.db"}}, None),
+        (
+            {
+                "egress": {"control": "[fd00::5]:8000"},
+                "audit": {"database_url": "postgresql://10.0.0.9/audit"},
+            },
+            "[fd00::5]:8000",
+        ),
+    ],
+)
+def test_the_control_is_the_settings_or_the_database_or_a_listener_of_its_own(sections, control):
+    """In this order."""
+    planned = plan_egress(settings(**sections), {}).control
+    assert (planned.target if planned else None) == control
+
+
+@pytest.mark.parametrize("field", ["tcp_targets", "udp_targets", "metadata_targets"])
+@pytest.mark.parametrize(
+    "text", ["resolver.example:53", "1.1.1.1", "1.1.1.1:0", "::1:53", "a@1.1.1.1:53", ""]
+)
+def test_a_target_is_an_address_and_a_port(field, text):
+    """A name would need a resolver, and an attempt that fails for want of one proves nothing."""
+    with pytest.raises(ConfigurationError, match=field):
+        settings(egress={field: [text]})
+
+
+def test_no_more_targets_than_an_entry_holds():
+    """All lists together."""
+    many = [f"192.0.2.{number}:443" for number in range(1, 25)]
+    with pytest.raises(ConfigurationError, match="at most 24 targets"):
+        settings(egress={"tcp_targets": many})
+
+
+def test_a_bare_off_in_yaml_is_the_mode_off(tmp_path):
+    """YAML reads it as no."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("egress:\n  mode: off\n", encoding="utf-8")
+    assert load_settings(file, environment={}).egress.mode == "off"
+
+
+def test_the_digest_tells_settings_apart():
+    """Equal settings have an equal one."""
+    assert digest_of(settings().egress) == digest_of(settings().egress)
+    assert digest_of(settings().egress) != digest_of(settings(egress={"timeout_seconds": 2}).egress)

@@ -1,0 +1,141 @@
+"""Promises of `appliance.sovereignty.egress.standing`: when a gateway is ready, and what it warns of."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from appliance.audit.entry import Entry, encode
+from appliance.audit.registry import EntryType
+from appliance.sovereignty.egress.probe import Kind, Observation, Outcome, Probe, Result
+from appliance.sovereignty.egress.report import Report, Trigger
+from appliance.sovereignty.egress.standing import Standing
+from appliance.sovereignty.egress.verdict import Verdict
+
+LONGEST_IPV6 = "2001:0db8:1111:2222:3333:4444:5555:6666"
+
+
+def report(verdict: Verdict) -> Report:
+    outcome = Outcome.CONNECTED if verdict is Verdict.OPEN else Outcome.TIMED_OUT
+    control = Outcome.TIMED_OUT if verdict is Verdict.INCONCLUSIVE else Outcome.CONNECTED
+    return made(
+        Observation(
+            control=Result(probe=Probe(kind=Kind.CONTROL, host="10.0.0.5", port=8000), outcome=control),
+            results=(Result(probe=Probe(kind=Kind.TCP, host="1.1.1.1", port=443), outcome=outcome),),
+        )
+    )
+
+
+def made(observation: Observation, host: str = "gateway-0") -> Report:
+    return Report.of(
+        observation,
+        time="2026-11-21T12:00:00Z",
+        host=host,
+        trigger=Trigger.SCHEDULE,
+        settings="5" * 64,
+        walled=True,
+        seconds=3.2,
+    )
+
+
+def after(mode: str, *verdicts: Verdict) -> Standing:
+    standing = Standing(mode=mode)
+    for verdict in verdicts:
+        standing = standing.after(report(verdict))
+    return standing
+
+
+CLOSED, OPEN, INCONCLUSIVE = Verdict.CLOSED, Verdict.OPEN, Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "problem"),
+    [
+        ([], "nothing has shown yet"),
+        ([INCONCLUSIVE], "nothing has shown yet that the outside cannot be reached: control 10.0.0.5:8000"),
+        ([CLOSED], None),
+        ([CLOSED, INCONCLUSIVE], None),
+        ([OPEN], "the outside can be reached: tcp 1.1.1.1:443 connected"),
+        ([CLOSED, OPEN], "the outside can be reached"),
+        ([OPEN, INCONCLUSIVE], "the outside can be reached"),
+        ([OPEN, INCONCLUSIVE, CLOSED], None),
+    ],
+)
+def test_in_strict_only_closed_makes_ready_and_only_open_unmakes_it(verdicts, problem):
+    """An inconclusive check is no news."""
+    found = after("strict", *verdicts).problem
+    assert (found is None) if problem is None else (found or "").startswith(problem)
+
+
+@pytest.mark.parametrize("mode", ["off", "warn"])
+@pytest.mark.parametrize("verdict", Verdict)
+def test_elsewhere_a_gateway_is_always_ready(mode, verdict):
+    """Before and after a check."""
+    assert after(mode).problem is None
+    assert after(mode, verdict).problem is None
+
+
+def test_warn_warns_of_a_way_out_until_it_is_closed():
+    """And an inconclusive check in between takes nothing back."""
+    assert after("warn", OPEN).warnings == ("the outside can be reached: tcp 1.1.1.1:443 connected",)
+    assert len(after("warn", OPEN, INCONCLUSIVE).warnings) == 2
+    assert after("warn", OPEN, CLOSED).warnings == ()
+
+
+@pytest.mark.parametrize("mode", ["warn", "strict"])
+def test_an_inconclusive_check_is_worth_a_look(mode):
+    """With its reason."""
+    (warning,) = after(mode, CLOSED, INCONCLUSIVE).warnings
+    assert warning.startswith("the egress check was inconclusive: control 10.0.0.5:8000 timed_out")
+
+
+def test_an_observation_of_nothing_is_inconclusive_and_says_why():
+    """The process that tries had ended."""
+    nothing = made(Observation(control=None, results=(), failure="it has ended"))
+    assert (nothing.verdict, nothing.why) == (INCONCLUSIVE, "it has ended")
+    assert nothing.to_json()["control"] is None
+
+
+def test_the_largest_report_fits_an_entry():
+    """As many targets as the settings allow, with the longest words."""
+    outcome = Outcome.REFUSED_BY_WALL
+    targets = [Probe(kind=Kind.METADATA, host=LONGEST_IPV6, port=65535)] * 24
+    proxies = [Probe(kind=Kind.PROXY, host="p" * 250, port=65535)] * 4
+    name = Probe(kind=Kind.DNS, host="n" * 250)
+    fields = made(
+        Observation(
+            control=Result(probe=Probe(kind=Kind.CONTROL, host="c" * 250, port=65535), outcome=outcome),
+            results=tuple(Result(probe=probe, outcome=outcome) for probe in [*targets, *proxies, name]),
+        ),
+        host="h" * 250,
+    ).to_entry()
+    entry = Entry(
+        type=EntryType.EGRESS_ATTESTED,
+        id="0" * 26,
+        time="2026-11-21T12:00:00.000Z",
+        log="o" * 100,
+        fields={**fields, "gateway": "g" * 63, "actor": "a" * 64},
+    )
+    assert len(encode(entry)) < 4096
+
+
+def test_an_entry_names_every_attempt():
+    """With the report's digest, which the full report can be compared with."""
+    first, second = report(CLOSED), report(OPEN)
+    fields = first.to_entry()
+    assert fields["outcomes"] == ["tcp 1.1.1.1:443 timed_out"]
+    assert fields["control"] == "control 10.0.0.5:8000 connected"
+    assert fields["report"] != second.to_entry()["report"]
+
+
+def test_the_page_shows_a_report_as_it_is():
+    """Who writes a console reads the page: it has every member, outcome and kind."""
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "check-egress.md").read_text(encoding="utf-8")
+    found = re.search(r"```json\n(.*?)```", page, re.DOTALL)
+    assert found
+    shown, real = json.loads(found[1]), report(OPEN).to_json()
+    assert list(shown) == list(real)
+    assert list(shown["probes"][0]) == list(shown["control"]) == list(real["control"])
+    for word in [*Outcome, *Kind, *Verdict, *Trigger, *real]:
+        assert f"`{word}`" in page, word

@@ -1,0 +1,86 @@
+"""Which ports a gateway's configuration implies."""
+
+import pytest
+
+from appliance.settings import Settings
+from appliance.sovereignty.ports import gateway_ports, pool_ports, spell
+
+WITNESS = {"name": "w", "key": "w+00000000+AAAA"}
+
+
+def ports(**sections) -> set[int]:
+    return set(gateway_ports(Settings.model_validate(sections)))
+
+
+def test_the_defaults_need_none():
+    """A gateway on a SQLite file, with the worker of its own process, connects to nobody else."""
+    assert ports() == set()
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://10.0.0.5:8000", {8000}),
+        ("http://10.0.0.5", {80}),
+        ("https://10.0.0.5/", {443}),
+        ("http://[::1]:8000", {8000}),
+        ("http://localhost:8000", {8000}),
+        ("http://workers.llm.svc:8000", {8000, 53}),
+    ],
+)
+def test_workers(url, expected):
+    """The port of each, and DNS by TCP where the host is a name."""
+    assert ports(pool={"urls": [url]}) == expected
+    assert ports(pool={"discover": url}) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("sqlite:////var/lib/appliance/audit.db", set()),
+        ("postgresql+pg8000://a:b@10.0.0.9/audit", {5432}),
+        ("postgresql://a:p%2Fw@10.0.0.9:6432/audit", {6432}),
+        ("postgresql://a@db.bank/audit?sslmode=verify-full", {5432, 53}),
+        ("postgresql://a@/audit", {5432}),
+        ("postgresql://a@/audit?unix_sock=/run/postgresql/.s.PGSQL.5432", set()),
+    ],
+)
+def test_the_database(url, expected):
+    """PostgreSQL's port, unless it is reached by a file."""
+    assert ports(audit={"database_url": url}) == expected
+
+
+def test_witnesses():
+    """Those that are asked over HTTP; one whose cosignatures are carried by file needs no port."""
+    asked, carried = {**WITNESS, "url": "http://10.0.0.9:8090"}, {**WITNESS, "name": "v"}
+    assert ports(audit={"witnesses": [asked, carried]}) == {8090}
+
+
+def test_further_ports():
+    """What the operator names."""
+    further = {"connect_ports": [4317]}
+    assert ports(sovereignty=further, pool={"urls": ["http://10.0.0.5:8000"]}) == {8000, 4317}
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://a:notaport", "nonsense"])
+def test_a_mistake_is_left_to_who_owns_the_setting(url):
+    """It is refused there, in that setting's name."""
+    assert ports(pool={"urls": [url]}) <= {80, 53}
+
+
+def test_an_unusable_database_url_is_left_to_who_opens_it():
+    """The same for the database."""
+    assert ports(audit={"database_url": "nonsense"}) == set()
+
+
+def test_the_ports_of_a_pool():
+    """What a reload may bring in."""
+    settings = Settings.model_validate(
+        {"pool": {"urls": ["http://a:1", "http://b:2"], "discover": "http://c:3"}}
+    )
+    assert pool_ports(settings.pool) == {1, 2, 3}
+
+
+def test_ports_are_spelt_as_a_person_would():
+    """Ranges in one piece, in order."""
+    assert spell([8000, 53, *range(32768, 61000), 61001]) == "53, 8000, 32768-60999, 61001"
