@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -61,6 +61,22 @@ class Browser:
             lambda _driver: words in self.text(css), f"{words!r} did not come"
         )
         return self.text(css)
+
+    def texts(self, css: str) -> list[str]:
+        """The text of each such element, read in one step."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((found) => found.innerText)"
+        found: list[str] = self.driver.execute_script(script, css)
+        return found
+
+    def drawing(self, css: str) -> str | None:
+        """What a path of a drawing goes along, read in one step."""
+        script = "return document.querySelector(arguments[0])?.getAttribute('d')"
+        found: str | None = self.driver.execute_script(script, css)
+        return found
+
+    def wait_until(self, true: Callable[[], bool]) -> None:
+        """Wait for something that will be true soon."""
+        WebDriverWait(self.driver, SECONDS).until(lambda _driver: true())
 
     def wait_for_path(self, path: str) -> None:
         WebDriverWait(self.driver, SECONDS).until(

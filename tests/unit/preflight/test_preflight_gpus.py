@@ -1,6 +1,7 @@
 """Promises of the checks of GPUs, driver and GPU memory."""
 
 import ctypes
+import sys
 
 import pytest
 
@@ -131,6 +132,7 @@ def test_what_the_engine_was_built_for_is_read_without_importing_it(tmp_path, mo
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # other tests use it
     for text, cuda in (("cuda: Optional[str] = '13.0'", (13, 0)), ("cuda: Optional[str] = None", None)):
         (package / "version.py").write_text(f"__version__ = '2.13.0'\n{text}\nhip = None\n")
         assert look_at_build() == Build(cuda=cuda)
