@@ -46,6 +46,8 @@ class Call:
     """Whether the client asked for the worker's own `metrics`."""
     salted: bool = True
     """Whether a worker keeps apart what it caches of this tenant's prompts."""
+    traceparent: str | None = None
+    """What the client says of its own trace, as it sent it; not read where requests are not traced."""
     batch_line: tuple[str, int] | None = None
     """The batch and the line of its input that it is, if it is one: work that can wait."""
 

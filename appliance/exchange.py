@@ -23,6 +23,7 @@ from appliance.serving.target_only import ForbiddenBy
 from appliance.serving.usage import Usage
 from appliance.serving.worker import WorkerSnapshot
 from appliance.tenancy import Caller
+from appliance.tracing.trace import Trace
 
 
 class Outcome(StrEnum):
@@ -89,6 +90,8 @@ class Exchange:
     """What its end says about the answer that was kept."""
     verdicts: list[str] = field(default_factory=list)
     """What policy changed in it."""
+    trace: Trace | None = None
+    """Its trace, where requests are traced."""
     last_frames: bytes = b""
     """What was sent last of a stream."""
 
@@ -213,16 +216,20 @@ class Exchange:
             "prompt_tokens", "completion_tokens", "ttft_ms", "duration_ms", "acceptance_length",
         )  # fmt: skip
         fields = self.fields(now)
-        return {name: fields[name] for name in kept if name in fields}
+        logged = {name: fields[name] for name in kept if name in fields}
+        if self.trace is not None and self.trace.sampled_id:
+            logged["trace_id"] = self.trace.sampled_id
+        return logged
 
     def count(self, metrics: Metrics, now: float) -> None:
         """Add the request to the metrics."""
         tenant, usage = self.caller.tenant.name, self.final_usage
         meters = metrics.meters(tenant, self.model, self.route, str(self.outcome))
         meters.requests.inc()
-        meters.seconds.observe(now - self.started)
+        exemplar = None if self.trace is None else self.trace.exemplar
+        meters.seconds.observe(now - self.started, exemplar)
         if self.first_content is not None:
-            meters.first_byte_seconds.observe(self.first_content - self.started)
+            meters.first_byte_seconds.observe(self.first_content - self.started, exemplar)
         meters.prompt_tokens.inc(usage.prompt_tokens)
         meters.completion_tokens.inc(usage.completion_tokens)
         if usage.drafts:

@@ -45,6 +45,7 @@ from appliance.serving.pool import WorkerPool
 from appliance.serving.refusal import CLIENT_ERROR, SERVER_ERROR
 from appliance.serving.router import has_target_only
 from appliance.serving.worker import WorkerId
+from appliance.tracing.trace import Tracing
 
 TOO_MANY = 429
 
@@ -73,11 +74,13 @@ class Gateway:
         policy: GatewayPolicy,
         limits: Limiting = NO_LIMITS,
         costs: Metering = NO_METERING,
+        tracing: Tracing | None = None,
     ) -> None:
         self.pool = pool
         self.admission = admission
         self.limits = limits
         self._costs = costs
+        self._tracing = tracing
         self._client = client
         self._recorder = recorder
         self._metrics = metrics
@@ -94,6 +97,11 @@ class Gateway:
             clock=clock,
             origin=policy.origin,
         )
+
+    @property
+    def traces(self) -> bool:
+        """Whether requests are traced, so that what clients say of their own traces matters."""
+        return self._tracing is not None
 
     def admit(self, call: Call) -> None:
         """
@@ -149,6 +157,15 @@ class Gateway:
         exchange: Exchange | None = None
         try:
             exchange = await self._recorder.begin(call, started)
+            if self._tracing is not None:
+                exchange.trace = self._tracing.begin(
+                    request_id=call.request_id,
+                    tenant=call.caller.tenant.name,
+                    route=call.route,
+                    model=call.model,
+                    traceparent=call.traceparent,
+                    started=started,
+                )
             await self._see_through(call, exchange, reply)
         finally:
             # The only place that gives back what was reserved, whatever happened.
@@ -219,6 +236,8 @@ class Gateway:
             return await self.admission.wait(asked, keep_alive, self._policy.keep_alive_seconds)
         finally:
             exchange.queued = self._clock() - began
+            if exchange.trace is not None:
+                exchange.trace.waited(began, began + exchange.queued)
 
     async def _attempt_workers(self, call: Call, exchange: Exchange, reply: Reply) -> None:
         """Before the first byte of an answer another worker may be tried; after it, never."""
@@ -234,6 +253,8 @@ class Gateway:
             worker, another = slot.snapshot.worker, None
             tried.add(worker.worker_id)
             exchange.worker, exchange.dispatched = slot.snapshot, self._clock()
+            if exchange.trace is not None:
+                headers |= exchange.trace.ask(worker.url, exchange.dispatched)
             stay = self._costs.begin(worker.worker_id, asked.tenant, call.model)
             try:
                 async with self._client.forward(
@@ -263,6 +284,8 @@ class Gateway:
             finally:
                 self._costs.end(stay)
                 slot.release()
+                if exchange.trace is not None:
+                    exchange.trace.leave(self._clock(), goes_on=another is not None)
             slot = another
 
     def _another(

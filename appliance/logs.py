@@ -25,7 +25,7 @@ ALLOWED = frozenset(
         "code", "error", "duration_ms", "ttft_ms", "prompt_tokens", "completion_tokens", "retries",
         "worker", "state", "detail", "exit_code", "mode", "reason", "acceptance_length",
         "tree_size", "recovered", "count", "seconds", "host", "port", "path", "version", "origin",
-        "dropped_fields",
+        "dropped_fields", "trace_id",
     }
 )  # fmt: skip
 

@@ -78,6 +78,13 @@ class Metrics:
             "model",
         )  # fmt: skip
 
+        self.trace_spans = counter(
+            "appliance_trace_spans",
+            "Spans of traces: `sent` to the collector, or `dropped` because it was away or too slow. No "
+            "request waits for it.",
+            "result",
+        )  # fmt: skip
+
         self._add_tenants(gauge, by_tenant)
         self._add_limits(counter, gauge)
         self._add_workers(counter, gauge)

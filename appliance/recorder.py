@@ -98,6 +98,8 @@ class Recorder:
         exchange.attribute(self._attribution)
         exchange.meter(self._costs)
         self._logger.info("request_finished", **exchange.log_fields(now))
+        if exchange.trace is not None:
+            exchange.trace.finish(exchange.fields(now), now)
 
     async def _end_with_content(self, exchange: Exchange, now: float) -> None:
         try:

@@ -179,7 +179,8 @@ class Relay:
             return
         receipt = await self._recorder.confirm_intent(exchange)
         overhead = exchange.overhead_seconds(self._clock())
-        self._metrics.overhead_seconds.labels(call.route).observe(overhead)
+        exemplar = None if exchange.trace is None else exchange.trace.exemplar
+        self._metrics.overhead_seconds.labels(call.route).observe(overhead, exemplar)
         exchange.head_sent = True
         await reply.start(
             Head(

@@ -91,6 +91,8 @@ from appliance.tenancy import TenantDirectory
 from appliance.tenancy.store import SqlTenantStore
 from appliance.tenancy.watch import TenantWatch
 from appliance.tls import open_tls
+from appliance.tracing.endpoint import refuse_public
+from appliance.tracing.opening import open_tracing
 from appliance.worker_list import WorkerList
 from appliance.worker_role import Listeners, WorkerRole
 
@@ -125,6 +127,7 @@ def run_roles(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> 
 async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> None:
     refuse_ways_out(process_environment())
     settings = read_settings()
+    refuse_public(settings.tracing)
     version = installed_version(DISTRIBUTION)
     logger = configure_logs(settings.log, terminal=sys.stderr.isatty())
     take_over_libraries(logger)
@@ -393,6 +396,15 @@ async def _open_gateway(
                 metrics=metrics,
                 logger=logger,
             ) as costs,
+            open_tracing(
+                settings.tracing,
+                version=version,
+                gateway=held.name,
+                metrics=metrics,
+                logger=logger,
+                clock=time.monotonic,
+                wall_clock=time.time,  # noqa: TID251 - as above
+            ) as tracing,
             WorkerClient.open(connect_seconds=settings.pool.connect_seconds) as client,
             SpeculationClient.open(token=token) as speculation,
             RestartClient.open(token=token) as others,
@@ -447,6 +459,7 @@ async def _open_gateway(
                 ),
                 limits=limits,
                 costs=costs,
+                tracing=tracing,
             )
             control = ControlLoop(
                 ControlParts(
@@ -602,6 +615,7 @@ def _make_console(
         history=History(pool=pool, control=control, clock=clock),
         verification=LogVerification(
             database_url=installation.database_url,
+            scratch=installation.directory,
             vkey=lambda: load_signing_key(installation.signing_key, settings.audit.origin).vkey,
             witnesses=settings.audit.witnesses,
             keep_free_bytes=settings.audit.low_disk_bytes,

@@ -615,6 +615,15 @@ class EgressSettings(Section):
             raise ValueError(message)
         return self
 
+    @model_validator(mode="after")
+    def _strict_has_something_to_try(self) -> "EgressSettings":
+        if self.mode == "strict" and not self.tcp_targets:
+            message = (
+                "strict needs tcp_targets: without any no check says `closed`, and no gateway gets ready"
+            )
+            raise ValueError(message)
+        return self
+
 
 class CostSettings(Section):
     """
@@ -678,6 +687,65 @@ class ConsoleSettings(Section):
     With TLS of our own that is always so."""
 
 
+class TracingSettings(Section):
+    """
+    Traces of requests, sent to an OpenTelemetry collector inside the enclave; off unless switched on.
+
+    A trace says which part of the appliance took how long for whom, and never what was asked or answered.
+    [How to set it up](../how-to/trace-requests.md).
+    """
+
+    enabled: bool = False
+    """Trace requests, and have the worker of this process trace its share of them."""
+    endpoint: str = "http://127.0.0.1:4318/v1/traces"
+    """Where the collector takes OTLP over HTTP (protobuf), path included."""
+    ca_file: Path | None = None
+    """Authorities (PEM) that the collector's certificate is checked with; null: this machine's."""
+    allow_public: bool = False
+    """Let the endpoint have a public address, which is refused otherwise: traces name tenants and models."""
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the requests that are traced."""
+    client_context: Literal["link", "ignore", "continue"] = "link"
+    """What becomes of a client's own `traceparent`: `link` starts a trace of ours that points to it, `ignore`
+    does not look at it, `continue` makes ours part of it.  With `continue` callers decide what is traced, so
+    it is for gateways that only a proxy of your own can reach."""
+    queue_spans: Annotated[int, Field(ge=16)] = 4096
+    """Most spans that wait for the collector; a further one is dropped and counted.  A request has three."""
+    interval_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
+    """How long spans wait for others to be sent with."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 5.0
+    """How long the collector may take for a batch; then it is dropped."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_a_url(cls, endpoint: str) -> str:
+        try:
+            parts = urlsplit(endpoint)
+            fits = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        except ValueError:
+            fits = False
+        if not fits or "@" in endpoint or "?" in endpoint or "#" in endpoint:
+            message = "write http://host:4318/v1/traces or https://..., without user, query or fragment"
+            raise ValueError(message)
+        return endpoint
+
+    @model_validator(mode="after")
+    def _stays_inside(self) -> "TracingSettings":
+        parts = urlsplit(self.endpoint)
+        if self.ca_file is not None and parts.scheme != "https":
+            message = "ca_file is for an endpoint that begins with https://"
+            raise ValueError(message)
+        try:
+            is_public = ip_address(parts.hostname or "").is_global
+        except ValueError:
+            is_public = False  # a name: looked up when a process starts
+        if is_public and not self.allow_public:
+            address = parts.hostname
+            message = f"endpoint is {address}, a public address: name a collector inside, or set allow_public"
+            raise ValueError(message)
+        return self
+
+
 class LogSettings(Section):
     """What operators read; prompts and completions are never in it."""
 
@@ -707,6 +775,7 @@ class Settings(Section):
     egress: EgressSettings = EgressSettings()
     cost: CostSettings = CostSettings()
     console: ConsoleSettings = ConsoleSettings()
+    tracing: TracingSettings = TracingSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")
@@ -809,3 +878,9 @@ def _first_problem(error: ValidationError) -> str:
 def process_environment() -> Mapping[str, str]:
     """A copy of this process's environment, for whoever builds a child's out of it."""
     return dict(os.environ)
+
+
+def forget_variables(prefix: str) -> None:
+    """Take variables that begin so out of this process's environment, for a library that would read them."""
+    for name in [name for name in os.environ if name.startswith(prefix)]:
+        del os.environ[name]

@@ -31,6 +31,7 @@ from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_protocol import RESTART_FILE
 from appliance.settings import Settings, WorkerSettings, process_environment
 from appliance.sovereignty.environment import offline_environment
+from appliance.sovereignty.ports import collector_ports
 from appliance.speculation import Reason, SpeculationMode
 
 WORKER_ID = WorkerId("worker-1")
@@ -130,6 +131,7 @@ class WorkerRole:
             chosen = chosen.model_copy(update={"method": "none", "draft": None})
         port = chosen.port or free_port(chosen.host)
         device = choose_device(chosen.device, look())
+        tracing = settings.tracing
 
         def launch(settings: WorkerSettings, draft: Weights | None) -> LaunchPlan:
             plan = plan_launch(
@@ -139,8 +141,9 @@ class WorkerRole:
                 device=device,
                 target=pair.target,
                 draft=draft,
-                environment=offline_environment(process_environment(), plugins=(PLUGIN,)),
+                environment=offline_environment(process_environment(), plugins=(PLUGIN,), tracing=tracing),
                 control_token_file=installation.control_token,
+                tracing=tracing,
             )
             if plan.in_group:
                 return plan  # a wish to be started anew would reach one node of several
@@ -167,7 +170,9 @@ class WorkerRole:
             announcer,
             pair,
             target_only=target_only,
-            connect_ports=engine_ports(chosen, device, ports_chosen_by_kernel()) | {port},
+            connect_ports=engine_ports(chosen, device, ports_chosen_by_kernel())
+            | {port}
+            | collector_ports(tracing),
         )
 
     async def run(self, listeners: Listeners | None) -> None:

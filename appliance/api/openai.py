@@ -25,8 +25,10 @@ from appliance.serving.dialects import routes
 from appliance.serving.dialects.policy import may_call
 from appliance.serving.worker import ServedModel
 from appliance.tenancy import Caller, PriorityClass, SpeculationPolicy
+from appliance.tracing import parent
 
 METRICS_HEADER = "X-Appliance-Metrics"
+TRACEPARENT = parent.HEADER.encode()
 
 router = APIRouter()
 TenantCaller = Annotated[Caller, Depends(tenant_caller)]
@@ -53,7 +55,7 @@ class Relayed:
         if body is None:
             return
         salted = not services.settings.share_prefix_cache
-        call = parse_call(request, caller, body, self._route, salted=salted)
+        call = parse_call(request, caller, body, self._route, salted=salted, traced=services.gateway.traces)
         scope["state"]["model"] = call.model
         services.gateway.admit(call)
         await relay_call(services.gateway, call, receive, send)
@@ -100,7 +102,13 @@ async def get_model(request: Request, name: str, caller: TenantCaller) -> Respon
 
 
 def parse_call(
-    request: Request, caller: Caller, body: bytes, route: routes.Route, *, salted: bool = True
+    request: Request,
+    caller: Caller,
+    body: bytes,
+    route: routes.Route,
+    *,
+    salted: bool = True,
+    traced: bool = False,
 ) -> Call:
     """
     Read what the gateway acts on; everything else is the worker's to judge.
@@ -111,6 +119,7 @@ def parse_call(
         body: as it came.
         route: what was called.
         salted: whether workers keep apart what they cache of this tenant's prompts.
+        traced: whether what it says of its own trace is of use.
 
     Raises:
         InvalidRequestError: not UTF-8 JSON; `model`, `stream` or what the route lives on is missing
@@ -149,6 +158,7 @@ def parse_call(
         speculation=SpeculationPolicy(_choice(request.scope["headers"], SPECULATION_HEADER, "auto", "off")),
         wants_metrics=_choice(request.scope["headers"], METRICS_HEADER, "off", "on") == "on",
         salted=salted,
+        traceparent=_traceparent(request.scope["headers"]) if traced else None,
     )
 
 
@@ -182,6 +192,12 @@ def _choice(headers: Sequence[tuple[bytes, bytes]], name: str, usual: str, *othe
         message = f"The header `{name}` must be {known}."
         raise InvalidRequestError(message, param=name)
     return values.pop()
+
+
+def _traceparent(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """The header of this name; sent twice it says nothing."""
+    values = [value for given, value in headers if given == TRACEPARENT]
+    return values[0].decode("latin-1") if len(values) == 1 else None
 
 
 def _member(members: dict[str, Member], name: str) -> Any:  # noqa: ANN401 - decoded JSON

@@ -3,7 +3,7 @@ What orchestrators and Prometheus ask: alive, ready, metrics.  None of these is 
 """
 
 from fastapi import APIRouter
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -43,6 +43,7 @@ async def readyz(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Everything measured, in Prometheus text format."""
+    """Everything measured, as Prometheus text, or as OpenMetrics, which has exemplars, if asked for."""
     services: Services = request.app.state.services
-    return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(services.metrics.registry), headers={"Content-Type": content_type})

@@ -119,7 +119,7 @@ def _log_signers(note: str) -> set[bytes]:
 def _write_tiles(store: AuditStore, root: Path, size: int) -> None:
     hashes: list[bytes] = []
     for number, leaves in enumerate(_bundles(store, size)):
-        entries = b"".join(len(leaf.leaf).to_bytes(2) + leaf.leaf for leaf in leaves)
+        entries = b"".join(map(_framed, leaves))
         _write(root / tile_path("entries", number, len(leaves)), entries)
         _write(root / tile_path("0", number, len(leaves)), b"".join(leaf.leaf_hash for leaf in leaves))
         if len(leaves) == TILE_WIDTH:
@@ -134,6 +134,16 @@ def _write_tiles(store: AuditStore, root: Path, size: int) -> None:
             if len(tile) == TILE_WIDTH:
                 above.append(root_from_leaf_hashes(tile))
         hashes = above
+
+
+def _framed(leaf: Leaf) -> bytes:
+    """A leaf behind its length, which has two bytes."""
+    try:
+        return len(leaf.leaf).to_bytes(2) + leaf.leaf
+    except OverflowError as error:
+        raise AuditVerificationError(
+            f"entry {leaf.index} has {len(leaf.leaf)} bytes, longer than any that was written: it was altered"
+        ) from error
 
 
 def _bundles(store: AuditStore, size: int) -> Iterator[list[Leaf]]:

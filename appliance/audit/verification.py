@@ -3,7 +3,8 @@ The auditor's verifier, run on the live log when somebody asks for it.
 
 The log is exported to scratch space and judged there by a process of its own, so that requests are not
 kept waiting by it, and an operator sees what an auditor would.  No entry is shown, so none is recorded.
-One runs at a time; how far it is can be read meanwhile.  A crash loses the verdict and leaves scratch.
+One runs at a time; how far it is can be read meanwhile.  A crash loses the verdict, and leaves scratch
+until the next one.
 """
 
 import asyncio
@@ -25,6 +26,8 @@ from appliance.errors import ApplianceError, AuditUnavailableError, Configuratio
 from appliance.settings import WitnessSettings
 
 SHOWN_PROBLEMS = 20
+SCRATCH = ".verify."
+"""Beginning of the names of scratch directories."""
 
 
 class Stage(StrEnum):
@@ -36,7 +39,7 @@ class Stage(StrEnum):
     CHECKING = "checking"
     DONE = "done"
     FAILED = "failed"
-    """It could not be done, which says nothing about the log."""
+    """It could not be done: there is no verdict, only the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,7 @@ class LogVerification:
         self,
         *,
         database_url: str,
+        scratch: Path,
         vkey: Callable[[], str],
         witnesses: Sequence[WitnessSettings],
         keep_free_bytes: int,
@@ -91,12 +95,14 @@ class LogVerification:
 
         Args:
             database_url: where the log is; read over connections of its own.
+            scratch: directory that copies are made in, of this gateway alone; `/tmp` is small in containers.
             vkey: the verifier keys now, one a line; read when asked, as keys are rotated.
             witnesses: whose cosignatures are looked for.
             keep_free_bytes: the copy is given up rather than leave less on its disk.
             clock: Unix time.
         """
-        self._database_url, self._vkey, self._witnesses = database_url, vkey, tuple(witnesses)
+        self._database_url, self._scratch = database_url, scratch
+        self._vkey, self._witnesses = vkey, tuple(witnesses)
         self._keep_free_bytes, self._clock = keep_free_bytes, clock
         self._task: asyncio.Task[None] | None = None
         self._given_up = False
@@ -119,13 +125,21 @@ class LogVerification:
 
     async def _run(self) -> None:
         try:
-            with tempfile.TemporaryDirectory(prefix="verify.") as scratch:
+            await asyncio.to_thread(self._clear)
+            with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self._scratch) as scratch:
                 await asyncio.to_thread(self._copy, Path(scratch) / "log")
                 self.progress = replace(self.progress, stage=Stage.CHECKING)
                 ended = await self._check(Path(scratch) / "log")
-        except (ApplianceError, OSError, ValueError) as error:
+        except ApplianceError as error:
             ended = replace(self.progress, stage=Stage.FAILED, failure=str(error))
+        except Exception as error:  # noqa: BLE001 - what was altered may break anything
+            what = f"{type(error).__name__}: {error}"
+            ended = replace(self.progress, stage=Stage.FAILED, failure=what)
         self.progress = replace(ended, seconds=self._clock() - ended.began)
+
+    def _clear(self) -> None:
+        for left in self._scratch.glob(f"{SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def _copy(self, directory: Path) -> None:
         with closing(_WatchedStore(self._database_url, self._saw)) as store:
@@ -136,7 +150,7 @@ class LogVerification:
         if self._given_up:  # a thread cannot be cancelled
             message = "the gateway stops"
             raise AuditUnavailableError(message)
-        if shutil.disk_usage(tempfile.gettempdir()).free < self._keep_free_bytes:
+        if shutil.disk_usage(self._scratch).free < self._keep_free_bytes:
             message = "too little disk space for a copy of the log; run `appliance audit verify` elsewhere"
             raise ConfigurationError(message)
         self.progress = replace(self.progress, copied=copied)

@@ -11,6 +11,7 @@ from enum import StrEnum
 import yaml
 
 from appliance.bundle.manifest import Item, Kind, Manifest
+from appliance.bundle.references import repository_of
 
 
 class Form(StrEnum):
@@ -75,12 +76,12 @@ def _zarf(manifest: Manifest) -> str:
 
 
 def _helm(manifest: Manifest) -> str:
-    digests = {
-        CHART_IMAGES[_short(item)]: {"digest": item.digest}
+    images = {
+        CHART_IMAGES[_short(item)]: {"repository": repository_of(item)[0], "digest": item.digest}
         for item in manifest.of_kind(Kind.IMAGE)
         if _short(item) in CHART_IMAGES
     }
-    return _yaml({"images": digests})
+    return _yaml({"images": images})
 
 
 def _compose(manifest: Manifest) -> str:

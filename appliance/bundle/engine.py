@@ -6,13 +6,13 @@ The engine is given what `docker save` would have written, made on the way from 
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from appliance.bundle.archive import END, padding, tar_header
 from appliance.bundle.manifest import BundleFile
-from appliance.bundle.oci import parse_layers
+from appliance.bundle.oci import parse_image_config
 from appliance.bundle.record import canonical
 from appliance.bundle.tree import PlatformImage, Tree
 from appliance.bundle.verify import Bundle
@@ -20,6 +20,8 @@ from appliance.errors import BundleStorageError
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """The kernel's names of machines, in OCI's words."""
+RUN = ("Cmd", "Entrypoint", "Env", "User", "WorkingDir")
+"""What an image's configuration says beside its layers and every engine tells again as it was given it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +42,12 @@ class Engine:
         """
         reference = tree.item.reference or tree.item.label
         image = self.choose(tree)
-        layers = parse_layers(bundle.read(image.config), reference)
-        if self._layers(reference) == layers:
+        layers, config = parse_image_config(bundle.read(image.config), reference)
+        # Not by the image's id: some engines make their own.
+        if self._found(reference) == (layers, _run(config)):
             return False
         self._feed(image, reference, bundle)
-        if self._layers(reference) != layers:
+        if self._found(reference)[0] != layers:
             raise BundleStorageError(f"{self.command[0]} has another image as {reference} than it was given")
         return True
 
@@ -83,31 +86,45 @@ class Engine:
         if process.returncode:
             raise BundleStorageError(f"{self.command[0]} did not load {reference}: {_last_line(complaint)}")
 
-    def _layers(self, reference: str) -> object:
-        """What an image is made of in the engine; None where it has no such image."""
+    def _found(self, reference: str) -> tuple[object, object]:
+        """Layers of an image in the engine and how it is run; None and None where it has no such image."""
+        form = "[{{json .RootFS.Layers}},{{json .Config}}]"
         try:
             found = subprocess.run(  # noqa: S603 - the operator's own command
-                [*self.command, "image", "inspect", "--format", "{{json .RootFS.Layers}}", reference],
+                [*self.command, "image", "inspect", "--format", form, reference],
                 capture_output=True,
                 check=False,
             )
-            return json.loads(found.stdout) if found.returncode == 0 else None
+            if found.returncode != 0:
+                return None, None
+            layers, config = json.loads(found.stdout)
+            return layers, _run(config or {})
         except (OSError, ValueError) as error:
             raise BundleStorageError(f"cannot ask {self.command[0]} for its images: {error}") from error
 
 
 def saved_form(image: PlatformImage, reference: str, bundle: Bundle) -> Iterator[bytes]:
-    """Yield an image as `docker save` writes it, which every engine reads."""
+    """
+    Yield an image as `docker save` writes it, which every engine reads.
+
+    Layers come from the medium once more, and the engine compares them with the configuration; what that
+    says is compared with the manifest here, since the medium may say something else by now.
+    """
     layers = {file.path: file for file in image.layers}
     config = f"{image.config.sha256}.json"
     listed = [{"Config": config, "RepoTags": [reference], "Layers": [_layer(file) for file in image.layers]}]
-    content = canonical(listed)
-    yield tar_header("manifest.json", len(content)) + content + padding(len(content))
-    for name, file in ((config, image.config), *((_layer(file), file) for file in layers.values())):
-        yield tar_header(name, file.size)
+    for name, content in (("manifest.json", canonical(listed)), (config, bundle.read(image.config))):
+        yield tar_header(name, len(content)) + content + padding(len(content))
+    for file in layers.values():
+        yield tar_header(_layer(file), file.size)
         yield from bundle.chunks(file)
         yield padding(file.size)
     yield END
+
+
+def _run(config: Mapping[str, object]) -> dict[str, object]:
+    """How an image is run, alike for what is empty and what is not there."""
+    return {name: config.get(name) or None for name in RUN}
 
 
 def _layer(file: BundleFile) -> str:

@@ -86,6 +86,13 @@ class Item(Record):
     sbom: Digest | None = None
     """Blob with its software bill of materials (CycloneDX or SPDX JSON)."""
 
+    @model_validator(mode="after")
+    def _version_stays_below(self) -> Self:
+        # Charts and bills of materials are loaded to paths that the version is a part of.
+        if self.kind in {Kind.CHART, Kind.SBOM} and not is_inner_path(self.version):
+            raise ValueError("its version is part of a path, and must be a plain one")
+        return self
+
     @property
     def label(self) -> str:
         """How index.json names it: an image by its reference, anything else by kind, name and version."""

@@ -77,12 +77,14 @@ class _RootFs(BaseModel):
 
 class _ImageConfig(BaseModel):
     rootfs: _RootFs
+    config: dict[str, Any] | None = None
 
 
-def parse_layers(config: bytes, name: str) -> list[str]:
-    """Read the digests of an image's unpacked layers from its configuration; raises BundleRefusedError."""
+def parse_image_config(config: bytes, name: str) -> tuple[list[str], dict[str, Any]]:
+    """Read an image's configuration: digests of its unpacked layers, and how it is run."""
     try:
-        return list(_ImageConfig.model_validate_json(config).rootfs.diff_ids)
+        parsed = _ImageConfig.model_validate_json(config)
+        return list(parsed.rootfs.diff_ids), parsed.config or {}
     except ValidationError as error:
         raise BundleRefusedError(
             f"the configuration of {name} names no layers: it is no container image"

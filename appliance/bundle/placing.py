@@ -215,9 +215,11 @@ def _linked(before: Path, target: Path, file: BundleFile) -> bool:
 def _check_no_others(placement: Placement, place: Path) -> None:
     for found in sorted(place.rglob("*")):
         path = found.relative_to(place).as_posix()
+        if path in placement.files or (found.is_dir() and not found.is_symlink()):
+            continue
         if path.endswith(PARTIAL) and place == placement.staged:
             found.unlink()
-        elif path not in placement.files and (found.is_symlink() or not found.is_dir()):
+        else:
             raise BundleStorageError(f"{found} is not in the bundle: move it away, and load again")
 
 

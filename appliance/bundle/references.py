@@ -1,5 +1,5 @@
 """
-The completeness gate: every image that a rendered chart or compose file names is in the bundle.
+What images are called, and the completeness gate: every one that a chart or compose file names is there.
 
 Pure.  An image counts only if it is named by a digest that the bundle has: of its manifest, or of its
 configuration, which is what an engine without a registry calls it by.  A tag alone could mean
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from appliance.bundle.manifest import Kind, Manifest
+from appliance.bundle.manifest import Item, Kind, Manifest
 from appliance.errors import BundleIncompleteError, ConfigurationError
 
 ANNOTATION = "artifacthub.io/images"
@@ -30,6 +30,17 @@ class Named:
     reference: str
     where: str
     """What names it, for messages."""
+
+
+def repository_of(item: Item) -> tuple[str, str]:
+    """Return the repository and tag of an item in a site's registry; another registry's host is left off."""
+    if item.kind is Kind.CHART:
+        # Helm writes a plus sign, which a tag may not have, as an underscore.
+        return f"charts/{item.name.lower()}", item.version.replace("+", "_")
+    repository, _, tag = (item.reference or item.label).rpartition(":")
+    host, slash, rest = repository.partition("/")
+    foreign = slash and ("." in host or ":" in host or host == "localhost")
+    return (rest if foreign else repository), tag
 
 
 def images_in(text: str, where: str, variables: Mapping[str, str] | None = None) -> list[Named]:

@@ -18,7 +18,8 @@ from urllib.parse import urljoin
 import aiohttp
 from yarl import URL
 
-from appliance.bundle.manifest import BundleFile, Item, Kind
+from appliance.bundle.manifest import BundleFile
+from appliance.bundle.references import repository_of
 from appliance.bundle.tree import Tree
 from appliance.bundle.verify import Bundle
 from appliance.errors import BundleStorageError
@@ -100,12 +101,7 @@ class _Sender:
             f"{self._base}blobs/uploads/", data=b"", allow_redirects=False
         ) as answer:
             await _expect(answer, HTTPStatus.ACCEPTED, f"an upload of {digest}")
-            location = URL(urljoin(str(answer.url), answer.headers["Location"]), encoded=True)
-            if location.origin() != answer.url.origin():
-                # The name and password of this registry are for this registry.
-                raise BundleStorageError(
-                    f"the registry at {answer.url.origin()} sends uploads to {location.origin()}"
-                )
+            location = _upload(answer)
         target = location.update_query(digest=digest)
         headers = {"Content-Length": str(file.size), "Content-Type": "application/octet-stream"}
         body = _flow(self._bundle.chunks(file)) if file.size else b""
@@ -116,7 +112,7 @@ class _Sender:
         content = self._bundle.read(file)
         headers = {"Content-Type": file.media_type}
         async with self._session.put(
-            f"{self._base}manifests/{name}", data=content, headers=headers
+            f"{self._base}manifests/{name}", data=content, headers=headers, allow_redirects=False
         ) as answer:
             await _expect(answer, HTTPStatus.CREATED, f"the manifest {file.sha256}")
 
@@ -134,17 +130,6 @@ class _Sender:
             return answer.headers.get(DIGEST_HEADER) if answer.status == HTTPStatus.OK else None
 
 
-def repository_of(item: Item) -> tuple[str, str]:
-    """Return the repository and tag of an item in a site's registry; another registry's host is left off."""
-    if item.kind is Kind.CHART:
-        # Helm writes a plus sign, which a tag may not have, as an underscore.
-        return f"charts/{item.name.lower()}", item.version.replace("+", "_")
-    repository, _, tag = (item.reference or item.label).rpartition(":")
-    host, slash, rest = repository.partition("/")
-    foreign = slash and ("." in host or ":" in host or host == "localhost")
-    return (rest if foreign else repository), tag
-
-
 def _basic(name: str, password: str) -> str:
     """The header of RFC 7617."""
     return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
@@ -153,6 +138,22 @@ def _basic(name: str, password: str) -> str:
 async def _flow(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     for chunk in chunks:
         yield chunk
+
+
+def _upload(answer: aiohttp.ClientResponse) -> URL:
+    """Where a registry wants a blob to be sent."""
+    home, said = answer.url.origin(), answer.headers.get("Location", "")
+    try:
+        location = URL(urljoin(str(answer.url), said), encoded=True)
+        elsewhere = location.origin()
+    except ValueError as error:
+        raise BundleStorageError(f"the registry at {home} does not say where uploads go") from error
+    if not said:
+        raise BundleStorageError(f"the registry at {home} does not say where uploads go")
+    if elsewhere != home:
+        # The name and password of this registry are for this registry.
+        raise BundleStorageError(f"the registry at {home} sends uploads to {elsewhere}")
+    return location
 
 
 async def _expect(answer: aiohttp.ClientResponse, status: HTTPStatus, what: str) -> None:

@@ -108,8 +108,8 @@ class WorkerAccount:
         return Interval(time=time, shares=shares, unattributed_us=left)
 
     def is_left_since(self, time: float) -> bool:
-        """Whether the worker was last seen before this clock reading, and has no request."""
-        return self._last is not None and self._last.at < time and not self.presence.count
+        """Whether the worker was not seen after this clock reading, or ever, and has no request."""
+        return (self._last is None or self._last.at < time) and not self.presence.count
 
     def _others_now(self, sight: Sight, *, alone: bool) -> int:
         """Requests of others in the worker: more than this gateway ever had there during the look."""

@@ -30,11 +30,6 @@ def begin_of(day: date, zone: ZoneInfo) -> int:
     return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())
 
 
-def month_begins(day: date) -> date:
-    """The first day of a day's month."""
-    return day.replace(day=1)
-
-
 def parse_day(text: str) -> date:
     """
     Read `2026-11-21`, or `2026-11` for the first of that month.

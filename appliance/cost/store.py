@@ -14,14 +14,13 @@ from sqlalchemy import Connection, Table, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
+from appliance.cost.gaps import SILENT_AFTER
 from appliance.cost.rows import Period, Recorded, Share, ShareKey, WorkerKey, WorkerTime
 from appliance.cost.tables import cost_periods, cost_shares, cost_workers
 from appliance.database import first_line, open_database
 from appliance.errors import CostUnavailableError
 
 BUSY_SECONDS = 5.0
-SILENT_AFTER = 3
-"""A gateway that has missed so many writes is not there."""
 
 
 class CostStore:

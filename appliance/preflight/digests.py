@@ -69,7 +69,7 @@ def check_weights(inquiry: Inquiry) -> Iterable[Check]:
             f"cannot compare: {error}", "name a bundle's directory, or a file that `sha256sum` wrote"
         )
         return
-    yield judge_digests(compared)
+    yield judge_digests(compared, unsigned=trusted is None and _is_bundle(inquiry.manifest))
 
 
 def expected_files(
@@ -90,7 +90,7 @@ def expected_files(
         OSError: the list cannot be read.
         ValueError: it is none, or does not name this model.
     """
-    if source.is_dir() or source.suffix == ".tar":
+    if _is_bundle(source):
         found = _from_bundle(source, model, trusted, now)
     else:
         text = source.read_text(encoding="utf-8")
@@ -143,8 +143,14 @@ def compare(directory: Path, sent: Mapping[str, str]) -> Compared:
     )
 
 
-def judge_digests(compared: Iterable[Compared]) -> Check:
-    """Decide whether every model is what was sent."""
+def judge_digests(compared: Iterable[Compared], *, unsigned: bool = False) -> Check:
+    """
+    Decide whether every model is what was sent.
+
+    Args:
+        compared: each model beside what was sent.
+        unsigned: whether that is a bundle that anybody may have made, because no key is trusted here yet.
+    """
     compared = tuple(compared)
     again = "copy it again from the bundle, and find out who changed it"
     for model in compared:
@@ -160,7 +166,15 @@ def judge_digests(compared: Iterable[Compared]) -> Check:
         if model.unknown:
             seen = f"{model.directory / model.unknown[0]} was not sent{_more(model.unknown)}"
             return DIGESTS.warn(seen, "find out where it comes from: the engine may read it")
-    return DIGESTS.ok(f"{sum(model.same for model in compared)} files are what was sent")
+    same = sum(model.same for model in compared)
+    if unsigned:
+        seen = f"{same} files are those of the bundle, and whose bundle it is was not asked"
+        return DIGESTS.warn(seen, "write the keys you trust to bundle-keys.txt in the data directory")
+    return DIGESTS.ok(f"{same} files are what was sent")
+
+
+def _is_bundle(source: Path) -> bool:
+    return source.is_dir() or source.suffix == ".tar"
 
 
 def _from_bundle(

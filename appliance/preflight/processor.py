@@ -86,7 +86,10 @@ def look_at_processor(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/f
         bfloat16=has_bfloat16(cpuinfo),
         cores=min(float(len(os.sched_getaffinity(0))), _quota(_read(groups / "cpu.max"))),
         free_bytes=_free(
-            _read(proc / "meminfo"), _read(groups / "memory.max"), _read(groups / "memory.current")
+            _read(proc / "meminfo"),
+            _read(groups / "memory.max"),
+            _read(groups / "memory.current"),
+            _read(groups / "memory.stat"),
         ),
     )
 
@@ -150,11 +153,17 @@ def _quota(text: str) -> float:
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else float("inf")
 
 
-def _free(meminfo: str, limit: str, current: str) -> int:
-    """Bytes by the kernel's own estimate, or by the container's limit if that is less."""
+def _free(meminfo: str, limit: str, current: str, stat: str) -> int:
+    """
+    Bytes by the kernel's own estimate, or by the container's limit if that is less.
+
+    Files that were read and may be dropped again, such as weights, count against the limit and keep nobody
+    out: Kubernetes, too, leaves `inactive_file` out of what a container uses.
+    """
     lines = (line.split() for line in meminfo.splitlines())
     available = next((int(words[1]) * 1024 for words in lines if words[:1] == ["MemAvailable:"]), 0)
     limit, current = limit.strip(), current.strip()
     if limit.isdigit() and current.isdigit():
-        return min(available, int(limit) - int(current))
+        cached = next((line for line in stat.splitlines() if line.startswith("inactive_file ")), "")
+        return min(available, int(limit) - int(current) + int(cached.partition(" ")[2] or 0))
     return available

@@ -18,7 +18,7 @@ from appliance.errors import ConfigurationError
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
 from appliance.serving.weights import Weights
 from appliance.serving.worker_protocol import TOKEN_FILE
-from appliance.settings import WorkerSettings
+from appliance.settings import TracingSettings, WorkerSettings
 
 MODULE = "vllm.entrypoints.openai.api_server"
 """Runs in both builds of vLLM; the `vllm` command does not start in the CPU build."""
@@ -71,13 +71,13 @@ REFUSED = {
                 "--gpu-memory-utilization",
             ),
             *("--device-memory-utilization", "--pipeline-parallel-size", "-pp", "--kv-cache-memory-bytes"),
-            *("--runner", "--convert", "--task"),
+            *("--runner", "--convert", "--task", "--otlp-traces-endpoint"),
         ),
         OWN,
     ),
     **dict.fromkeys(
         (
-            *("--otlp-traces-endpoint", "--collect-detailed-traces", "--tool-server", "--hf-token"),
+            *("--collect-detailed-traces", "--tool-server", "--hf-token"),
             *("--kv-transfer-config", "--ec-transfer-config", "--kv-events-config"),
             *("--weight-transfer-config", "--profiler-config", "--grpc", "--grpc-port"),
         ),
@@ -146,6 +146,7 @@ def plan_launch(
     draft: Weights | None,
     environment: Mapping[str, str],
     control_token_file: Path | None = None,
+    tracing: TracingSettings | None = None,
     can_import: Callable[[str], bool] | None = None,
 ) -> LaunchPlan:
     """
@@ -161,6 +162,7 @@ def plan_launch(
         environment: an offline environment (`appliance.sovereignty.environment`).
         control_token_file: secret that control presents to the plugin in the worker; without one the
             worker's speculation cannot be controlled.
+        tracing: where traces of requests go, if anywhere.
         can_import: whether a module is installed (for tests).
 
     Raises:
@@ -190,6 +192,8 @@ def plan_launch(
     argv += ["--no-enable-log-requests", "--no-enable-log-outputs", "--no-log-error-stack"]
     argv += ["--disable-uvicorn-access-log", "--disable-fastapi-docs"]
     argv += ["--allowed-media-domains", NO_DOMAIN, "--shutdown-timeout", str(DRAIN_SECONDS)]
+    if tracing is not None and tracing.enabled and answers:
+        argv += ["--otlp-traces-endpoint", tracing.endpoint]
     made = _device_environment(environment, settings, device)
     if control_token_file is not None:
         argv += ["--middleware", MIDDLEWARE]

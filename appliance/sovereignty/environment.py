@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from appliance.errors import ConfigurationError
+from appliance.settings import TracingSettings
 
 NOWHERE = "http://127.0.0.1:9"
 """Address of the discard port on this machine: what still tries to phone home fails there at once."""
+
+
+VLLM_BATCH_SPANS = 512
+"""Spans the library sends at once unless told otherwise; its queue must not be shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +138,7 @@ OFFLINE_VARIABLES = (
     OfflineVariable(
         name="OTEL_SDK_DISABLED",
         value="true",
-        why="traces of a worker would be sent to an endpoint",
+        why="traces of a worker would be sent to an endpoint; `tracing.enabled` is how to have them",
         source="opentelemetry/sdk/trace/__init__.py",
     ),
     OfflineVariable(
@@ -174,7 +179,8 @@ PASSED_ON = (
 """
 Patterns of the operator's variables that a worker gets: where things are, and how fast it runs.
 
-Not among them: proxies, tokens, `OTEL_*`, and `PYTHONPATH`, which would put other code into the worker.
+Not among them: proxies, tokens, `OTEL_*` (the settings' section `tracing` sets what is needed of these), and
+`PYTHONPATH`, which would put other code into the worker.
 """
 
 PROXY = "requests would be sent through a proxy"
@@ -217,7 +223,9 @@ def refuse_ways_out(environment: Mapping[str, str]) -> None:
                 raise ConfigurationError(message)
 
 
-def offline_environment(base: Mapping[str, str], *, plugins: Iterable[str] = ()) -> dict[str, str]:
+def offline_environment(
+    base: Mapping[str, str], *, plugins: Iterable[str] = (), tracing: TracingSettings | None = None
+) -> dict[str, str]:
     """
     Build a worker's environment from the operator's.
 
@@ -225,6 +233,8 @@ def offline_environment(base: Mapping[str, str], *, plugins: Iterable[str] = ())
         base: the environment of whoever starts the worker.
         plugins: names of the vLLM plugins a worker may load; every other one that happens to be
             installed is left alone.
+        tracing: where the worker hands its traces over, if the settings say so; the one way in which it
+            speaks first to somebody else.
 
     Raises:
         ConfigurationError: `base` sets a variable of the table to another value.
@@ -236,7 +246,31 @@ def offline_environment(base: Mapping[str, str], *, plugins: Iterable[str] = ())
             message = f"{row.name} is set to {value!r} but must be {row.value!r} or unset: {row.why}"
             raise ConfigurationError(message)
         environment[row.name] = value
+    if tracing is not None and tracing.enabled:
+        environment |= tracing_variables(tracing)
     return environment
+
+
+def tracing_variables(settings: TracingSettings) -> dict[str, str]:
+    """
+    What makes a worker trace, beside the argument with the collector's address: see `vllm/tracing/otel.py`.
+
+    It traces the requests that a gateway has chosen and no others: none of those it gets from elsewhere, and
+    nothing while it starts.
+    """
+    made = {
+        "OTEL_SDK_DISABLED": "false",
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": f"{settings.timeout_seconds:g}",
+        "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+        "OTEL_SERVICE_NAME": "sovereign-appliance-worker",
+        "OTEL_BSP_SCHEDULE_DELAY": f"{settings.interval_seconds * 1000:.0f}",
+        "OTEL_BSP_MAX_QUEUE_SIZE": f"{max(settings.queue_spans, VLLM_BATCH_SPANS)}",
+        "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "256",
+    }
+    if settings.ca_file is not None:
+        made["OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE"] = str(settings.ca_file)
+    return made
 
 
 def worker_variables(plugins: Iterable[str]) -> tuple[OfflineVariable, ...]:

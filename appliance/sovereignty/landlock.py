@@ -21,7 +21,6 @@ CONNECT_TCP = 2
 SET_NO_NEW_PRIVILEGES = 38
 NETWORK_ABI = 4
 """First version that knows about ports: Linux 6.7."""
-HIGHEST_PORT = 65535
 
 
 class _Ruleset(ctypes.Structure):

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from appliance.settings import PoolSettings, Settings
+from appliance.settings import PoolSettings, Settings, TracingSettings
 
 DEFAULTS = {"http": 80, "https": 443}
 POSTGRESQL = 5432
@@ -22,15 +22,13 @@ THIS_MACHINE = "localhost"
 
 
 def gateway_ports(settings: Settings) -> frozenset[int]:
-    """Ports that a gateway connects to: workers, database, witnesses, names, and those of the settings."""
+    """Ports a gateway connects to: workers, database, witnesses, collector, names, those of the settings."""
     urls = [*_pool_urls(settings.pool), *(each.url for each in settings.audit.witnesses if each.url)]
     peers = [_peer(url) for url in urls]
+    peers += _collector(settings.tracing)
     if settings.audit.database_url is not None:
         peers += _database(settings.audit.database_url)
-    ports = {port for _, port in peers}
-    if any(_is_name(host) for host, _ in peers):
-        ports.add(DNS)
-    return frozenset(ports) | frozenset(settings.sovereignty.connect_ports)
+    return _ports(peers) | frozenset(settings.sovereignty.connect_ports)
 
 
 def pool_ports(settings: PoolSettings) -> frozenset[int]:
@@ -38,9 +36,24 @@ def pool_ports(settings: PoolSettings) -> frozenset[int]:
     return frozenset(_peer(url)[1] for url in _pool_urls(settings))
 
 
+def collector_ports(settings: TracingSettings) -> frozenset[int]:
+    """Ports that a worker needs to hand its traces over, names included; none where there are none."""
+    return _ports(_collector(settings))
+
+
 def spell(ports: Iterable[int]) -> str:
     """Numbers as a person writes them: `53, 8000, 32768-60999`."""
     return ", ".join(_spans(sorted(ports)))
+
+
+def _ports(peers: Iterable[tuple[str, int]]) -> frozenset[int]:
+    found = list(peers)
+    names = {DNS} if any(_is_name(host) for host, _ in found) else set[int]()
+    return frozenset({port for _, port in found} | names)
+
+
+def _collector(settings: TracingSettings) -> list[tuple[str, int]]:
+    return [_peer(settings.endpoint)] if settings.enabled else []
 
 
 def _pool_urls(settings: PoolSettings) -> list[str]:

@@ -8,7 +8,8 @@ network can reach out.  So the gateway is on internal networks alone, and this i
 without keys, data or configuration, that opens connections to one address only and reads nothing of what
 passes, which with TLS it could not.
 
-A connection ends when the gateway ends it, which has a bound for everything a client can keep waiting.
+A connection ends soon after the gateway ends it, which has a bound for everything a client can keep
+waiting; and when a client has read nothing for long, which the gateway does not see from behind this.
 """
 
 import asyncio
@@ -19,6 +20,10 @@ from contextlib import suppress
 
 CHUNK_BYTES = 64 * 2**10
 BACKLOG = 2048
+STALLED_SECONDS = 600.0
+"""How long one side may take nothing of what waits for it; longer than the gateway allows clients itself."""
+LINGER_SECONDS = 10.0
+"""How long a client may take to end its side, once the gateway has ended."""
 
 
 class Ingress:
@@ -49,20 +54,33 @@ class Ingress:
                 inner_reader, inner_writer = await asyncio.open_connection(*self._target, limit=CHUNK_BYTES)
                 try:
                     async with asyncio.TaskGroup() as both:
-                        both.create_task(_copy(reader, inner_writer))
-                        both.create_task(_copy(inner_reader, writer))
+                        asking = both.create_task(_copy(reader, inner_writer))
+                        await _copy(inner_reader, writer)
+                        await asyncio.wait({asking}, timeout=LINGER_SECONDS)
+                        asking.cancel()
                 finally:
                     inner_writer.close()
             finally:
-                writer.close()
+                await _end(writer)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Pass bytes on as they come, no faster than they are taken, and then the end."""
     while chunk := await reader.read(CHUNK_BYTES):
         writer.write(chunk)
-        await writer.drain()
+        async with asyncio.timeout(STALLED_SECONDS):
+            await writer.drain()
     writer.write_eof()
+
+
+async def _end(writer: asyncio.StreamWriter) -> None:
+    """Close it, and drop what is never taken."""
+    writer.close()
+    try:
+        async with asyncio.timeout(STALLED_SECONDS):
+            await writer.wait_closed()
+    finally:
+        writer.transport.abort()
 
 
 async def main(port: int, target: str) -> None:

@@ -135,7 +135,10 @@ def gateway(log: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(START_SECONDS)
+        try:
+            process.wait(START_SECONDS)
+        finally:
+            process.kill()
 
 
 def ask(path: str, key: str = "", body: dict[str, Any] | None = None) -> tuple[int, str]:

@@ -102,7 +102,11 @@ def prometheus(directory: Path, targets: Mapping[str, str]) -> Iterator[Promethe
         yield Prometheus(f"http://127.0.0.1:{port}")
     finally:
         process.terminate()
-        process.wait(STOP_SECONDS)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

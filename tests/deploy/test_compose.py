@@ -12,6 +12,7 @@ import sys
 import tomllib
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -267,3 +268,32 @@ async def test_the_door_ends_with_the_gateway(unused_port):
         assert await asyncio.wait_for(reader.read(-1), 60) == b"late"
         writer.close()
         assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+async def test_the_door_keeps_nothing_that_the_gateway_has_ended(unused_port):
+    """A client that never ends its side does not hold a connection for ever."""
+
+    async def answer(reader, writer):
+        if await reader.read(1):
+            writer.write(b"answer")
+        writer.close()
+
+    def sockets(process) -> int:
+        open_files = Path(f"/proc/{process.pid}/fd").iterdir()
+        return sum(file.is_socket() for file in open_files)
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server, an_ingress(server.sockets[0].getsockname()[1], unused_port) as process:
+        before = sockets(process)
+        clients = [await asyncio.open_connection("127.0.0.1", unused_port) for _ in range(10)]
+        for reader, writer in clients:
+            writer.write(b"x")
+            assert await asyncio.wait_for(reader.read(-1), 60) == b"answer"
+        assert sockets(process) > before
+        for _ in range(300):
+            if sockets(process) <= before:
+                break
+            await asyncio.sleep(0.2)
+        assert sockets(process) <= before
+        for _, writer in clients:
+            writer.close()

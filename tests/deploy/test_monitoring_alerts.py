@@ -184,6 +184,15 @@ CASES = (
         quiet=8, fires=12, resolved=17,
     ),
     Case(
+        alert="ApplianceNoWorker",
+        story="a gateway starts and finds none for a while",
+        series={
+            g("appliance_build_info"): "_x4 1x30",
+            g("appliance_worker_up", worker="w1"): "_x14 1x20",
+        },
+        quiet=4, fires=10, resolved=17,
+    ),
+    Case(
         alert="ApplianceWorkerDown",
         story="one of two goes and comes back",
         series={

@@ -276,3 +276,9 @@ def test_tenants_of_groups_can_be_set_by_the_environment():
     """As YAML in one variable."""
     settings = load(environment={"APPLIANCE_OIDC__TENANTS": "{ward-7: hospital}"})
     assert settings.oidc.tenants == {"ward-7": "hospital"}
+
+
+def test_a_strict_egress_check_has_something_to_try():
+    """Or no gateway would ever be ready, and nobody would know why."""
+    with pytest.raises(ConfigurationError, match="strict needs tcp_targets"):
+        load(egress={"mode": "strict", "tcp_targets": []})

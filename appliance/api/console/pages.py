@@ -94,13 +94,14 @@ async def log_in(request: Request) -> Response:
     if not is_from_here(request):
         message = "This form did not come from a page of this gateway. Open the console and try again."
         return _page(console, "login", code=FORBIDDEN, problem=message)
+    # Nothing is waited for from here on, so of forms that are sent at once none gets past the count.
+    credential = (await read_form(request)).get("key", "").strip()
     wait = console.logins.wait_seconds(address)
     if wait:
         message = f"Too many logins failed. Wait {int(wait) + 1} seconds."
         response = _page(console, "login", code=TOO_MANY, problem=message)
         response.headers["Retry-After"] = str(int(wait) + 1)
         return response
-    credential = (await read_form(request)).get("key", "").strip()
     caller = _caller(request, services, credential)
     if caller is None:
         console.logins.failed(address)

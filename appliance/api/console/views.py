@@ -107,7 +107,7 @@ def audit(services: Services, console: Console) -> dict[str, Any]:
         "copying": f"Verifying: {progress.copied} of {progress.entries} entries read.",
         "checking": f"Verifying: {progress.entries} entries read, checking every hash and signature.",
         "done": f"Verified: {progress.meaning}.",
-        "failed": "The log could not be verified, which says nothing about the log.",
+        "failed": "The log could not be verified: there is no verdict, only the reason.",
     }
     return {
         "state": state,

@@ -9,7 +9,11 @@
           kubernetes.io/metadata.name: {{ $dns.namespace }}
       podSelector:
         matchLabels:
-          {{- toYaml $dns.podLabels | nindent 10 }}
+          {{- toYaml (default (dict "k8s-app" "kube-dns") $dns.podLabels) | nindent 10 }}
+    {{- range $dns.addresses }}
+    - ipBlock:
+        cidr: {{ . }}
+    {{- end }}
   ports:
     {{- range $dns.ports }}
     - {protocol: UDP, port: {{ int . }}}

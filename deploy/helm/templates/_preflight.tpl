@@ -71,8 +71,24 @@ gateway.route.termination is {{ $gateway.route.termination }} without a certific
 {{- if and $gateway.tls.clientCaConfigMap (not $gateway.tls.existingSecret) }}
 gateway.tls.clientCaConfigMap without gateway.tls.existingSecret: client certificates need TLS
 {{- end -}}
-{{- if and $values.oidc.jwksConfigMap (not $values.settings.oidc) }}
+{{- if and $values.networkPolicy.enabled (not $values.networkPolicy.gateway.clients) (or (ne $gateway.service.type "ClusterIP") $gateway.ingress.enabled $gateway.route.enabled) }}
+networkPolicy.gateway.clients is empty, which lets in pods of this namespace alone, and there is a way in from outside: name those who come by it (a load balancer's clients and the nodes, or the namespace of the ingress controller or router)
+{{- end -}}
+{{- $tls := default dict $values.settings.tls -}}
+{{- if and (or $tls.client_tenants $tls.require_client_certificate) (not $gateway.tls.clientCaConfigMap) }}
+settings.tls asks for client certificates and gateway.tls.clientCaConfigMap is empty: name the ConfigMap with the authority that signs them
+{{- end -}}
+{{- $oidc := default dict $values.settings.oidc -}}
+{{- if and $values.oidc.jwksConfigMap (not (and $oidc.issuer $oidc.audience)) }}
 oidc.jwksConfigMap without settings.oidc: say issuer and audience, or tokens made for others would be taken
+{{- end -}}
+{{- if and $oidc (not $values.oidc.jwksConfigMap) }}
+settings.oidc without oidc.jwksConfigMap: no token is taken without the provider's public keys; name the ConfigMap with them
+{{- end -}}
+{{- range (default dict $values.settings.audit).witnesses -}}
+{{- if and .url $values.networkPolicy.enabled (not $values.networkPolicy.gateway.peers) }}
+settings.audit.witnesses has {{ .name }} without networkPolicy.gateway.peers: gateways could not reach it
+{{- end -}}
 {{- end -}}
 {{- if and $values.models $values.networkPolicy.enabled (not $values.networkPolicy.dns.enabled) }}
 networkPolicy.dns.enabled is false: gateways find workers by name; allow the resolver, or run without models and list workers.urls by address
@@ -104,6 +120,9 @@ models.{{ .name }}: speculation.optOut is on and nobody serves it without a draf
 {{- end -}}
 {{- if and .keda.enabled (lt (int .keda.maxReplicas) (int .keda.minReplicas)) }}
 models.{{ .name }}: keda.maxReplicas is less than keda.minReplicas
+{{- end -}}
+{{- if and .keda.enabled (lt (int .keda.minReplicas) 1) (lt (int .targetOnlyReplicas) 1) }}
+models.{{ .name }}: keda.minReplicas is 0: without any worker requests are refused and do not wait, so that none would ever be started again; set 1
 {{- end -}}
 {{- $cards := mul (int .tensorParallel) (int .pipelineParallel) -}}
 {{- if and (eq .device "cpu") (gt (int $cards) 1) }}

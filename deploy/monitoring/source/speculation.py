@@ -30,7 +30,7 @@ WORTH = Row(
             queries=(
                 Query(expr=f"avg by (worker) (appliance_acceptance_length{{{WORKER}}})", legend="{{worker}}"),
             ),
-            unit="none", width=12, height=10, most=4,
+            unit="none", width=12, height=10,
         ),
         Panel(
             title="What each worker does",

@@ -56,7 +56,14 @@ class Cluster:
             "kubeconfig": self._kubeconfig(),
             "arguments": {"release_name": RELEASE} | arguments,
         }
-        output, complaint = await asyncio.wait_for(process.communicate(json.dumps(asked).encode()), SECONDS)
+        try:
+            output, complaint = await asyncio.wait_for(
+                process.communicate(json.dumps(asked).encode()), SECONDS
+            )
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         assert not self.server.unserved, f"the stand-in does not speak {self.server.unserved}"
         if process.returncode:
             raise EngineRefusedError(complaint.decode())

@@ -121,7 +121,35 @@ CONTRADICTIONS = [
         r"gateway\.route\.termination is passthrough without a certificate",
     ),
     (site({"gateway": {"tls": {"clientCaConfigMap": "ca"}}}), r"client certificates need TLS"),
+    *(
+        (
+            site({"gateway": {"tls": {"existingSecret": "tls"}, **way_in}}),
+            r"networkPolicy\.gateway\.clients is empty, .* a way in from outside",
+        )
+        for way_in in (
+            {"service": {"type": "LoadBalancer"}},
+            {"service": {"type": "NodePort"}},
+            {"ingress": {"enabled": True, "host": "llm.example", "tlsSecret": "certificate"}},
+            {"route": {"enabled": True}},
+        )
+    ),
+    (
+        site({"settings": {"tls": {"require_client_certificate": True}}}),
+        r"settings\.tls asks for client certificates and gateway\.tls\.clientCaConfigMap is empty",
+    ),
     (site({"oidc": {"jwksConfigMap": "jwks"}}), r"oidc\.jwksConfigMap without settings\.oidc"),
+    (
+        site({"oidc": {"jwksConfigMap": "jwks"}, "settings": {"oidc": {"issuer": "https://idp.example"}}}),
+        r"oidc\.jwksConfigMap without settings\.oidc: say issuer and audience",
+    ),
+    (
+        site({"settings": {"oidc": {"issuer": "https://idp.example", "audience": "llm"}}}),
+        r"settings\.oidc without oidc\.jwksConfigMap: no token is taken",
+    ),
+    (
+        site({"settings": {"audit": {"witnesses": [{"name": "w.example", "key": "k", "url": "http://w"}]}}}),
+        r"settings\.audit\.witnesses has w\.example without networkPolicy\.gateway\.peers",
+    ),
     (
         site({"networkPolicy": {"dns": {"enabled": False}}}),
         r"gateways find workers by name; allow the resolver",
@@ -148,6 +176,10 @@ CONTRADICTIONS = [
     (
         site(model={"keda": {"enabled": True, "minReplicas": 4, "maxReplicas": 3}}),
         r"keda\.maxReplicas is less than keda\.minReplicas",
+    ),
+    (
+        site(model={"keda": {"enabled": True, "minReplicas": 0}}),
+        r"keda\.minReplicas is 0: without any worker requests are refused",
     ),
     (site(model={"device": "cpu", "tensorParallel": 2}), r"2 GPUs on device cpu"),
     (site(model={"device": "cpu", "nodes": 2}), r"several nodes on device cpu; set nodes to 1"),

@@ -12,6 +12,7 @@ from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, SEVERAL, site
 
 pytestmark = pytest.mark.usefixtures("helm")
 MONITORING = "monitoring.coreos.com/v1"
+OUTSIDE = {"networkPolicy": {"gateway": {"clients": [{"ipBlock": {"cidr": "10.20.0.0/16"}}]}}}
 WEIGHTS = {"repository": "weights", "digest": DIGEST}
 
 
@@ -111,7 +112,7 @@ def test_entry_from_outside_only_where_asked():
 def test_an_ingress_leads_to_the_gateways_over_tls():
     """Its certificate is one that a site names."""
     values = {"gateway": {"ingress": {"enabled": True, "host": "llm.example", "tlsSecret": "certificate"}}}
-    spec = render(site(values)).one("Ingress")["spec"]
+    spec = render(site(values, OUTSIDE)).one("Ingress")["spec"]
     assert spec["tls"] == [{"hosts": ["llm.example"], "secretName": "certificate"}]
     assert spec["rules"][0]["http"]["paths"][0]["backend"]["service"]["name"] == "appliance-gateway"
 
@@ -119,7 +120,7 @@ def test_an_ingress_leads_to_the_gateways_over_tls():
 def test_a_route_passes_tls_through():
     """OpenShift's router does not open it unless told to."""
     values = {"gateway": {"route": {"enabled": True}, "tls": {"existingSecret": "certificate"}}}
-    tls = render(site(values)).one("Route")["spec"]["tls"]
+    tls = render(site(values, OUTSIDE)).one("Route")["spec"]["tls"]
     assert tls["termination"] == "passthrough"
 
 
@@ -227,12 +228,23 @@ def test_memory_is_locked_for_rdma_and_only_then():
     assert container(locked)["resources"]["limits"]["rdma/hca"] == 1
 
 
-def test_workers_scale_by_what_waits_not_by_processor_use():
-    """KEDA, only where asked, between the bounds of the model."""
+def test_workers_scale_by_requests_of_their_model_not_by_processor_use():
+    """KEDA, only where asked, between the bounds of the model; busy workers count with an empty queue."""
     assert not render(site()).kind("ScaledObject")
     spec = render(site(model={"keda": {"enabled": True, "maxReplicas": 6}})).one("ScaledObject")["spec"]
     assert spec["maxReplicaCount"] == 6
-    assert "appliance_queue_requests" in spec["triggers"][0]["metadata"]["query"]
+    query = spec["triggers"][0]["metadata"]["query"]
+    assert query == 'sum(appliance_requests_in_flight{namespace="clinic",model="ministry-8b"})'
+
+
+@pytest.mark.parametrize("seconds", [0, 300, 3600])
+def test_an_autoscaler_is_told_only_times_that_kubernetes_takes(seconds):
+    """A window of up to an hour, a policy for 1 to 1800 seconds; KEDA could make no autoscaler otherwise."""
+    keda = {"enabled": True, "cooldownSeconds": seconds}
+    spec = render(site(model={"keda": keda})).one("ScaledObject")["spec"]
+    down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+    assert down["stabilizationWindowSeconds"] == seconds
+    assert down["policies"][0]["periodSeconds"] == min(max(seconds, 1), 1800)
 
 
 def test_postgresql_is_in_the_chart_only_where_asked():
@@ -270,6 +282,19 @@ def test_a_resolver_is_optional_and_a_cluster_without_policies_is_the_sites_choi
     without = render(site({"networkPolicy": {"dns": {"enabled": False}}, "models": []}))
     assert "53" not in json.dumps(without.one("NetworkPolicy", "gateway")["spec"]["egress"])
     assert not render(site({"networkPolicy": {"enabled": False}})).kind("NetworkPolicy")
+
+
+def test_a_resolver_is_found_by_the_labels_of_the_site_alone():
+    """OpenShift's pods do not have those of others as well; and one on the nodes is found by its address."""
+
+    def asked(**dns):
+        policy = render(site({"networkPolicy": {"dns": dns}})).one("NetworkPolicy", "gateway")
+        return policy["spec"]["egress"][-1]["to"]
+
+    labels = {"dns.operator.openshift.io/daemonset-dns": "default"}
+    assert [to["podSelector"]["matchLabels"] for to in asked()] == [{"k8s-app": "kube-dns"}]
+    assert [to["podSelector"]["matchLabels"] for to in asked(podLabels=labels)] == [labels]
+    assert asked(addresses=["169.254.20.10/32"])[1:] == [{"ipBlock": {"cidr": "169.254.20.10/32"}}]
 
 
 def test_objects_of_monitoring_appear_where_the_cluster_knows_them():
@@ -377,7 +402,7 @@ def test_every_template_makes_something_in_these_tests():
     all_on = {"monitoring": {"dashboards": {"enabled": True}}}
     made = {
         source
-        for values in (site(IN_CHART, entries, all_on), site(model=group))
+        for values in (site(IN_CHART, entries, OUTSIDE, all_on), site(model=group))
         for source in render(values, api_versions=[MONITORING]).source.values()
     }
     templates = {

@@ -1,5 +1,6 @@
 """Promises of the console's pages: who gets in, what forms must carry, and what browsers are told."""
 
+import asyncio
 import io
 import re
 import sys
@@ -38,7 +39,7 @@ from appliance.settings import ApiSettings, AuditSettings, ConsoleSettings, LogS
 from appliance.sovereignty.egress.standing import Standing
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.limits import Limits
-from tests.fakes import FakeControl
+from tests.fakes import FakeControl, until
 
 ADMIN_KEY, STORED_ADMIN_KEY = make_key(b"a" * 37, admin=True)
 KEY, STORED_KEY = make_key(b"t" * 37)
@@ -222,6 +223,27 @@ async def test_no_other_key_opens_it_and_each_try_is_counted_and_logged(site):
     assert site.metrics.registry.get_sample_value("appliance_callers_refused_total", {"reason": "api_key"})
     assert KEY not in written
     assert "sk-wrong" not in written
+
+
+async def test_forms_that_are_sent_at_once_are_counted_like_any_others(site):
+    """None of them gets in by having begun before the others had failed."""
+    begun, go_on = [], asyncio.Event()
+    body = b"key=sk-wrong"
+
+    async def slowly() -> AsyncIterator[bytes]:
+        begun.append(True)
+        await go_on.wait()
+        yield body
+
+    length = {"Content-Length": str(len(body))}
+    tries = [
+        asyncio.create_task(site.client.post("/console/login", content=slowly(), headers=length))
+        for _ in range(8)
+    ]
+    await until(lambda: len(begun) == len(tries), 10)
+    go_on.set()
+    codes = [answer.status_code for answer in await asyncio.gather(*tries)]
+    assert (codes.count(401), codes.count(429)) == (3, 5)
 
 
 async def test_who_fails_too_often_has_to_wait(site):

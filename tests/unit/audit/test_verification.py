@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -13,7 +14,7 @@ from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
-from appliance.audit.verification import LogVerification, Stage
+from appliance.audit.verification import SCRATCH, LogVerification, Stage
 from appliance.audit.verify import ExitCode
 from appliance.settings import AuditSettings
 from tests.fakes import until
@@ -48,6 +49,7 @@ def verification(directory: Path, *, keep_free_bytes: int = 0) -> LogVerificatio
     signer = load_signing_key(directory / "audit.key", AuditSettings().origin)
     return LogVerification(
         database_url=url(directory),
+        scratch=directory,
         vkey=lambda: signer.vkey,
         witnesses=(),
         keep_free_bytes=keep_free_bytes,
@@ -90,6 +92,34 @@ async def test_an_altered_entry_is_found(log, tmp_path):
     assert verifying.progress.problems
 
 
+async def test_an_entry_longer_than_any_can_be_ends_it_as_well(log, tmp_path):
+    """A log that cannot even be copied is said to be one; nobody is left waiting for a verdict."""
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as database, database:
+        for (trigger,) in database.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        ).fetchall():
+            database.execute(f"DROP TRIGGER {trigger}")
+        database.execute("UPDATE audit_leaves SET leaf = ? WHERE idx = 300", (bytes(2**16),))
+    verifying = verification(tmp_path)
+    verifying.start()
+    await ended(verifying)
+    assert verifying.progress.stage is Stage.FAILED
+    assert "entry 300 has 65536 bytes" in verifying.progress.failure
+
+
+async def test_whatever_goes_wrong_it_ends_and_can_be_begun_again(log, tmp_path):
+    verifying = verification(tmp_path)
+
+    def broken() -> str:
+        raise RuntimeError("a defect")
+
+    verifying._vkey = broken
+    for _ in range(2):
+        assert verifying.start()
+        await ended(verifying)
+        assert verifying.progress.failure == "RuntimeError: a defect"
+
+
 async def test_a_full_disk_ends_it_without_a_verdict(log, tmp_path):
     """Which says nothing about the log."""
     verifying = verification(tmp_path, keep_free_bytes=2**62)
@@ -104,3 +134,25 @@ async def test_it_is_given_up_when_the_gateway_stops(log, tmp_path):
     verifying.start()
     await verifying.stop()
     assert verifying.progress.verdict is None
+
+
+async def test_the_copy_is_made_in_the_directory_named_and_nothing_stays(log, tmp_path, monkeypatch):
+    """Not in `/tmp`, which is small in containers; what a crash left goes as well."""
+    left = tmp_path / f"{SCRATCH}left"
+    left.mkdir()
+    (left / "entries").write_bytes(b"x")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "no-such-place"))
+    verifying, seen = verification(tmp_path), []
+    vkey = verifying._vkey
+
+    def while_copying() -> str:
+        seen.extend(tmp_path.glob(f"{SCRATCH}*"))
+        return vkey()
+
+    verifying._vkey = while_copying
+    verifying.start()
+    await ended(verifying)
+    assert verifying.progress.verdict is ExitCode.VALID
+    assert len(seen) == 1
+    assert seen != [left]
+    assert not list(tmp_path.glob(f"{SCRATCH}*"))

@@ -226,9 +226,12 @@ data: {imagePolicy: "five:1"}
         with pytest.raises(BundleIncompleteError, match="grafana"):
             build_bundle(load_recipe(recipe), recipe.parent, workshop.place / "out", workshop.stamp, None)
         build_bundle(load_recipe(recipe), recipe.parent, workshop.place / "out", workshop.stamp, render)
-        digests = {"postgres": {"digest": digest}}
         gateway = item(workshop.place / "out", GATEWAY).digest
-        assert seen == [("chart.tgz", ["everything.yaml"], {"gateway": {"digest": gateway}, **digests})]
+        images = {
+            "gateway": {"repository": "sovereign-appliance/gateway", "digest": gateway},
+            "postgres": {"repository": "library/postgres", "digest": digest},
+        }
+        assert seen == [("chart.tgz", ["everything.yaml"], images)]
 
     def test_a_charts_list_has_tags_and_the_bundle_must_have_what_they_name(self, bundle):
         """By digest it may be named as well; what the site never uses is said to be so."""
@@ -325,6 +328,12 @@ class TestRefusedRecipes:
         one = {**wheels, "files": ["compose.yaml"]}
         assert "twice" in self.refused(workshop, wheels=[one, one])
 
+    def test_a_chart_whose_version_leads_out_of_a_directory_is_not_listed(self, workshop):
+        """It would be loaded there; charts of others are taken as they come."""
+        recipe = workshop.recipe()
+        write_chart(recipe.parent / "outside.tgz", [], "1/../../../../outside")
+        assert "a plain one" in self.refused(workshop, charts=[{"file": "outside.tgz", **SAID}])
+
     def test_a_bundle_is_never_built_over_something(self, workshop, bundle):
         """Not over a bundle either."""
         before = all_files(bundle)
@@ -411,7 +420,11 @@ class TestEmitted:
     def test_helm_and_compose_get_digests_under_the_names_they_know(self, bundle):
         """Manifest digests for a registry, image ids for an engine."""
         values = yaml.safe_load(emit(manifest_of(bundle), Form.HELM))
-        assert values["images"]["gateway"] == {"digest": item(bundle, GATEWAY).digest}
+        assert values["images"] == {
+            "gateway": {"repository": "sovereign-appliance/gateway", "digest": item(bundle, GATEWAY).digest},
+            # As `load --registry` pushes it: without the host it came from.
+            "postgres": {"repository": "library/postgres", "digest": item(bundle, DATABASE).digest},
+        }
         assert f"GATEWAY_IMAGE={item(bundle, GATEWAY).image_id}\n" in emit(manifest_of(bundle), Form.COMPOSE)
 
     def test_the_charts_images_are_those_of_our_chart(self):

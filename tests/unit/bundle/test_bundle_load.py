@@ -7,8 +7,12 @@ import os
 import resource
 import shutil
 import signal
+import sys
+import tarfile
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ import pytest
 from appliance.bundle.build import build_bundle
 from appliance.bundle.carry import make_difference
 from appliance.bundle.copying import PARTIAL
-from appliance.bundle.engine import Engine
+from appliance.bundle.engine import Engine, saved_form
 from appliance.bundle.load import Home, Targets, load_bundle
 from appliance.bundle.manifest import Manifest
 from appliance.bundle.memory import Memory, read_memory
@@ -25,13 +29,15 @@ from appliance.bundle.parts import split
 from appliance.bundle.placing import check_room
 from appliance.bundle.plan import Change, make_plan
 from appliance.bundle.recipe import load_recipe
+from appliance.bundle.registry import Registry
+from appliance.bundle.verify import verify_bundle
 from appliance.errors import (
     AuditUnavailableError,
     BundleRefusedError,
     BundleRollbackError,
     BundleStorageError,
 )
-from tests.bundles import GATEWAY, Workshop, all_files, write_saved_image
+from tests.bundles import GATEWAY, Workshop, all_files, tar_of, write_saved_image
 
 WEIGHTS = "model.safetensors"
 
@@ -167,6 +173,99 @@ def test_an_image_for_another_machine_is_not_loaded(site, bundle):
     there = replace(tree.images[0], platform=Platform(architecture="amd64", os="linux"))
     with pytest.raises(BundleStorageError, match=r"not for this machine \(riscv64\)"):
         site.targets.engine.choose(replace(tree, images=(there,)))
+
+
+ENGINE = """
+import io, json, pathlib, sys, tarfile
+state, arguments = pathlib.Path(sys.argv[1]), sys.argv[2:]
+images = json.loads(state.read_text()) if state.exists() else {}
+if arguments == ["load"]:
+    with tarfile.open(fileobj=io.BytesIO(sys.stdin.buffer.read())) as tar:
+        (listed,) = json.load(tar.extractfile("manifest.json"))
+        images[listed["RepoTags"][0]] = json.load(tar.extractfile(listed["Config"]))
+    state.write_text(json.dumps(images))
+elif arguments[-1] in images:
+    image, form = images[arguments[-1]], arguments[3]
+    form = form.replace("{{json .RootFS.Layers}}", json.dumps(image["rootfs"]["diff_ids"]))
+    print(form.replace("{{json .Config}}", json.dumps(image["config"])))
+else:
+    sys.exit(1)
+"""
+
+
+def test_an_image_of_the_same_layers_that_is_run_in_another_way_is_loaded(site, workshop):
+    """Under the tag it had; layers alone do not say who runs what."""
+    script, state = site.place / "engine.py", site.place / "engine.json"
+    site.place.mkdir()
+    script.write_text(ENGINE)
+    command = [sys.executable, str(script), str(state)]
+    site.targets = Targets(engine=Engine(command=command, machine="x86_64"))
+    first = workshop.recipe("1.0.0").parent / "gateway.tar"
+    recipe = workshop.recipe("1.1.0")
+    with tarfile.open(first) as tar:
+        files = {member.name: tar.extractfile(member).read() for member in tar}
+    config = json.loads(files["config.json"])
+    config["config"]["User"] = "65532"
+    tarred = tar_of(files | {"config.json": json.dumps(config).encode()})
+    (recipe.parent / "gateway.tar").write_bytes(tarred)
+    build_bundle(load_recipe(recipe), recipe.parent, workshop.place / "second", workshop.stamp, None)
+    site.load(workshop.build("1.0.0"))
+    assert site.load(workshop.place / "second")
+    assert json.loads(state.read_text())[GATEWAY]["config"]["User"] == "65532"
+    assert not site.load(workshop.place / "second")
+
+
+def test_a_medium_that_says_something_else_the_second_time_changes_no_image(workshop, bundle):
+    """Whom an image runs as is read again when it is handed to the engine, after all was verified."""
+    opened = workshop.open_bundle(bundle)
+    tree = next(each for each in verify_bundle(opened) if each.item.label == GATEWAY)
+    (image,) = tree.images
+    path = bundle / image.config.path
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes().replace(b"/hello", b"/other"))
+    with pytest.raises(BundleRefusedError, match="does not have the hash"):
+        list(saved_form(image, GATEWAY, opened))
+
+
+def test_a_file_that_is_named_like_an_unfinished_one_is_loaded(site, workshop):
+    """What a bundle brings is not what a crash left."""
+    recipe = workshop.recipe()
+    (recipe.parent / "model" / f"vocab{PARTIAL}").write_bytes(b"a file")
+    (recipe.parent / "model" / f"more{PARTIAL}").mkdir()
+    (recipe.parent / "model" / f"more{PARTIAL}" / "inner").write_bytes(b"another")
+    build_bundle(load_recipe(recipe), recipe.parent, workshop.place / "odd", workshop.stamp, None)
+    site.load(workshop.place / "odd")
+    assert (site.serving / f"vocab{PARTIAL}").read_bytes() == b"a file"
+    assert (site.serving / f"more{PARTIAL}" / "inner").read_bytes() == b"another"
+
+
+@pytest.mark.parametrize("location", [None, "", "http://["])
+def test_a_registry_that_does_not_say_where_uploads_go_is_one_line(site, bundle, location):
+    class Silent(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(404)
+
+        def do_POST(self) -> None:
+            self.answer(202)
+
+        def answer(self, status: int) -> None:
+            self.send_response(status)
+            if status == 202 and location is not None:
+                self.send_header("Location", location)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        site.targets = Targets(registry=Registry(url=url, credentials=None, tls=None))
+        try:
+            assert "does not say where uploads go" in site.refused(BundleStorageError, bundle)
+        finally:
+            server.shutdown()
 
 
 def test_a_damaged_file_of_the_version_in_service_is_put_right(site, bundle):

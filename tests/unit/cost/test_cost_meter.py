@@ -168,8 +168,9 @@ async def test_it_says_when_it_ends_and_keeps_old_rows_for_as_long_as_it_is_told
 
 
 async def test_workers_that_are_gone_are_forgotten(site):
-    """Addresses come and go."""
+    """Addresses come and go, and some never answered."""
     site.look(0.0)
+    site.meter.looking(WorkerId("never seen"))
     site.pass_(4000.0)
     await site.meter.flush()
     assert site.meter._accounts == {}

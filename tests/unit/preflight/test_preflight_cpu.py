@@ -78,6 +78,9 @@ def test_this_machine_is_looked_at_as_a_container_sees_it(tmp_path):
     held = look_at_processor(proc=proc, groups=groups)
     assert held.cores == 0.5
     assert held.free_bytes == 20000
+    (groups / "memory.stat").write_text("anon 2000\ninactive_file 8000\nactive_file 0\n")
+    read = look_at_processor(proc=proc, groups=groups)
+    assert read.free_bytes == held.free_bytes + 8000, "weights that were read can be dropped"
     (groups / "cpu.max").write_text("max 100000\n")
     (groups / "memory.max").write_text("max\n")
     assert look_at_processor(proc=proc, groups=groups) == free

@@ -142,3 +142,12 @@ def test_a_bundle_whose_list_was_altered_is_refused(tmp_path):
             blob.write_bytes(content.replace(b"config.json", b"c0nfig.json"))
     with pytest.raises(BundleRefusedError):
         expected_files(bundle, Path("/models/demo/target"))
+
+
+def test_a_bundle_that_nobody_vouched_for_is_only_a_hint(tmp_path):
+    """Its files are whole, and anybody may have made it."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    same = compare(tmp_path / "model", {"config.json": hashlib.sha256(b"{}").hexdigest()})
+    assert judge_digests([same]).result is Result.OK
+    assert judge_digests([same], unsigned=True).result is Result.WARN

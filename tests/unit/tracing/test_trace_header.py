@@ -1,0 +1,36 @@
+"""What the API reads of a client's own trace."""
+
+import pytest
+from starlette.requests import Request
+
+from appliance.api.openai import parse_call
+from appliance.serving.dialects.routes import ROUTES
+from appliance.tenancy import ApiKey, Caller, Tenant
+
+CALLER = Caller(tenant=Tenant(name="acme"), key=ApiKey(key_id="aaaaaaaa", digest="0" * 64))
+THEIRS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    ("traced", "sent", "expected"),
+    [
+        (True, [THEIRS], THEIRS),
+        (True, [], None),
+        (True, [THEIRS, THEIRS], None),
+        (False, [THEIRS], None),
+    ],
+)
+def test_a_traceparent_is_read_where_requests_are_traced(traced, sent, expected):
+    """Sent twice it says nothing, as the standard has it."""
+    request = Request(
+        {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "headers": [(b"traceparent", each.encode()) for each in sent],
+            "client": ("127.0.0.1", 1234),
+            "state": {"request_id": "ours", "client_request_id": None},
+        }
+    )
+    body, route = b'{"model":"demo","messages":[]}', ROUTES["/v1/chat/completions"]
+    assert parse_call(request, CALLER, body, route, traced=traced).traceparent == expected
