@@ -76,6 +76,10 @@ class WorkerTime:
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
+    def part(self, share: float) -> "WorkerTime":
+        """So much of it, 0..1."""
+        return WorkerTime(**{field.name: round(getattr(self, field.name) * share) for field in fields(self)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:

@@ -3,6 +3,7 @@ Make a report of rows and prices.  Pure.
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo
 
@@ -10,7 +11,7 @@ from appliance.cost.gaps import find_gaps
 from appliance.cost.prices import Money, Prices, capital_per_hour, per_million, prices_of
 from appliance.cost.report import Cost, Day, Line, Missing, Report, Rest, Saving, WorkerLine
 from appliance.cost.rows import Recorded, Share, WorkerKey, WorkerTime
-from appliance.cost.slots import begin_of, day_of
+from appliance.cost.slots import SLOT_SECONDS, begin_of, day_of
 from appliance.settings import CostSettings
 
 MICRO, MILLI = 1e6, 1e3
@@ -83,20 +84,28 @@ def make_report(
 
 def _times(recorded: Recorded) -> Times:
     """
-    Each worker's time in each slot, as the gateway that saw most of it saw it.
+    Each worker's time in each slot, seen by one gateway at a time.
 
-    Several gateways look at the same worker; savings are counted by the one that steers only, and added.
+    Several gateways look at the same worker.  The one that saw most of it counts, and of the others what lies
+    outside its period: those that came before or after it.  Savings are counted by the one that steers only,
+    and added.
     """
-    gateways = {period.start: period.gateway for period in recorded.periods}
-    seen: dict[WorkerKey, dict[str, WorkerTime]] = defaultdict(lambda: defaultdict(WorkerTime))
+    periods = {period.start: period for period in recorded.periods}
+    seen: dict[WorkerKey, list[tuple[str, WorkerTime]]] = defaultdict(list)
     for start, key, time in recorded.workers:
-        seen[key][gateways.get(start, start)].add(time)
+        seen[key].append((start, time))
     times = {}
-    for key, by_gateway in seen.items():
-        best = max(by_gateway.values(), key=lambda time: time.observed_us)
+    for key, rows in seen.items():
         chosen, every = WorkerTime(), WorkerTime()
-        chosen.add(best)
-        for time in by_gateway.values():
+        covered: list[tuple[str, int, int]] = []
+        for start, time in sorted(rows, key=lambda row: -row[1].observed_us):
+            period = periods.get(start)
+            begin = max(period.began_at, key.slot) if period else key.slot
+            end = min(period.until, key.slot + SLOT_SECONDS) if period else key.slot + SLOT_SECONDS
+            gateway = period.gateway if period else start
+            others = [(first, last) for other, first, last in covered if other != gateway]
+            chosen.add(time.part(_uncovered(begin, end, others)))
+            covered.append((gateway, begin, end))
             every.add(time)
         chosen.draft_us, chosen.draft_tokens = every.draft_us, every.draft_tokens
         chosen.target_only_us = every.target_only_us
@@ -104,6 +113,18 @@ def _times(recorded: Recorded) -> Times:
         chosen.target_only_high_us = every.target_only_high_us
         times[key] = chosen
     return times
+
+
+def _uncovered(begin: int, end: int, covered: Iterable[tuple[int, int]]) -> float:
+    """The share of a period that lies outside all others, 0..1; an instant lies in one or it does not."""
+    left, at = 0, begin
+    for other_begin, other_end in sorted(covered):
+        left += max(0, min(other_begin, end) - at)
+        at = max(at, other_end)
+    left += max(0, end - at)
+    if end <= begin:
+        return 0.0 if any(first <= begin <= last for first, last in covered) else 1.0
+    return left / (end - begin)
 
 
 def _elapsed(times: Times) -> float:

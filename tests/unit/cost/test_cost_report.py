@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from datetime import date
 from zoneinfo import ZoneInfo
 
@@ -113,6 +114,20 @@ def test_gateways_that_share_a_worker_do_not_double_it():
     assert made.observed_seconds == 3600
     assert made.busy_seconds == 1800
     assert made.unattributed.seconds == 0
+
+
+def test_gateways_that_follow_one_another_add_up():
+    """Half an hour each under a name of its own, as pods have that are replaced; or some minutes together."""
+    halves = [
+        hour(busy=HOUR_US // 4, observed=HOUR_US // 2),
+        hour(busy=HOUR_US // 4, observed=HOUR_US // 2, start="s2"),
+    ]
+    first = replace(period("s1", "a"), until=SLOT + 1800)
+    for begins, observed in ((1800, 3600), (1500, 3300)):
+        second = replace(period("s2", "b"), began_at=SLOT + begins, until=SLOT + begins + 1800)
+        made = report([share("red", HOUR_US // 2)], halves, [first, second])
+        assert made.observed_seconds == pytest.approx(observed)
+        assert made.busy_seconds == pytest.approx(observed / 2)
 
 
 def test_savings_with_their_bounds():
