@@ -13,7 +13,7 @@ from typing import Any
 import appliance.run
 from appliance.audit.pending import Receipt
 from appliance.cli import main
-from appliance.gateway import Gateway
+from appliance.recorder import Recorder
 
 
 class NoAudit:
@@ -34,11 +34,11 @@ class NoAudit:
         return pending.result()
 
 
-def unaudited_gateway(**parts: Any) -> Gateway:  # noqa: ANN401
-    """Build the gateway of the product, with a sink that keeps nothing."""
-    return Gateway(**{**parts, "audit": NoAudit()})
+def unaudited_recorder(**parts: Any) -> Recorder:  # noqa: ANN401
+    """Build the recorder of the product, with a sink that keeps nothing."""
+    return Recorder(**{**parts, "audit": NoAudit()})
 
 
 if __name__ == "__main__":
-    appliance.run.Gateway = unaudited_gateway
+    appliance.run.Recorder = unaudited_recorder
     main()
