@@ -56,7 +56,9 @@ class Announcer:
             self._progress_at = progress.seconds
             self.say(text)
 
-    def ready(self, installation: Installation, url: str, models: list[str], key: str) -> None:
+    def ready(
+        self, installation: Installation, url: str, models: list[str], key: str, *, console: bool
+    ) -> None:
         """Show where to send the first request, and where to look."""
         body = {
             "model": models[0] if models else "MODEL",
@@ -69,6 +71,8 @@ class Announcer:
         self.say(f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\")
         self.say(f"  -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
         self.say("")
+        if console:
+            self.say(f"console          {url}/console  (log in with the admin key)")
         self.say(f"metrics          {url}/metrics")
         self.say(f"readiness        {url}/readyz")
         self.say(f"live table       appliance status --data {installation.directory} --url {url}")

@@ -658,4 +658,5 @@ async def _announce_when_ready(
     parts: GatewayParts, announcer: Announcer, installation: Installation, url: str, key: str
 ) -> None:
     await parts.pool.wait_healthy()
-    announcer.ready(installation, url, sorted(parts.pool.models()), key)
+    console = parts.services.console is not None
+    announcer.ready(installation, url, sorted(parts.pool.models()), key, console=console)
