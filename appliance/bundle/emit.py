@@ -11,7 +11,7 @@ from enum import StrEnum
 import yaml
 
 from appliance.bundle.manifest import Item, Kind, Manifest
-from appliance.bundle.references import repository_of
+from appliance.bundle.references import chart_path, repository_of
 
 
 class Form(StrEnum):
@@ -46,7 +46,7 @@ def _oc_mirror(manifest: Manifest) -> str:
     mirror: dict[str, object] = {
         "additionalImages": [{"name": _pinned(item)} for item in manifest.of_kind(Kind.IMAGE)]
     }
-    charts = [{"name": item.name, "path": _chart_path(item)} for item in manifest.of_kind(Kind.CHART)]
+    charts = [{"name": item.name, "path": chart_path(item)} for item in manifest.of_kind(Kind.CHART)]
     if charts:
         mirror["helm"] = {"local": charts}
     return _yaml(
@@ -65,7 +65,7 @@ def _zarf(manifest: Manifest) -> str:
             "name": item.name,
             "version": item.version,
             "namespace": "sovereign-appliance",
-            "localPath": _chart_path(item),
+            "localPath": chart_path(item),
         }
         for item in manifest.of_kind(Kind.CHART)
     ]
@@ -115,11 +115,6 @@ def _pinned(item: Item) -> str:
 def _short(item: Item) -> str:
     """Last part of an image's repository."""
     return item.name.rpartition("/")[2]
-
-
-def _chart_path(item: Item) -> str:
-    """Where `appliance bundle load --files` puts a chart."""
-    return f"charts/{item.name}-{item.version}.tgz"
 
 
 def _yaml(document: dict[str, object]) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from appliance.audit.keys import sync_directory
 from appliance.bundle.copying import PARTIAL, copy_verified, holds, storage_error
 from appliance.bundle.manifest import BundleFile, Kind, Manifest
+from appliance.bundle.references import chart_path
 from appliance.bundle.tree import Tree
 from appliance.errors import BundleStorageError
 
@@ -87,7 +88,7 @@ def place_files(manifest: Manifest, trees: Sequence[Tree], directory: Path) -> l
         item = tree.item
         match item.kind:
             case Kind.CHART:
-                files[f"charts/{item.name}-{item.version}.tgz"] = tree.images[0].layers[0]
+                files[chart_path(item)] = tree.images[0].layers[0]
             case Kind.SBOM:
                 for name, file in tree.named_files().items():
                     files[f"sbom/{item.name}/{item.version}/{name}"] = file

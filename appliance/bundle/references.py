@@ -43,6 +43,11 @@ def repository_of(item: Item) -> tuple[str, str]:
     return (rest if foreign else repository), tag
 
 
+def chart_path(item: Item) -> str:
+    """Where `appliance bundle load --files` puts a chart."""
+    return f"charts/{item.name}-{item.version}.tgz"
+
+
 def images_in(text: str, where: str, variables: Mapping[str, str] | None = None) -> list[Named]:
     """
     Find the images that YAML text names: every `image` that is a text, or an image volume's reference.

@@ -4,25 +4,9 @@
 # An environment that is there already is kept until its pins change.  One that cannot be made is said
 # to be missing, loudly, and its tests skip: a client of others must not keep ours from being tested.
 set -eu
-python=$1 directory=$3
-pip=$(cd "$(dirname "$2")" && pwd)/$(basename "$2")
-here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$directory"
-directory=$(cd "$directory" && pwd)
-
-say() { printf '%s\n' "clients: $*" >&2; }
-
-# Everything from files that say each version; `--no-deps`, so that nothing else comes along.
-make_python() {
-    name=$1 at=$directory/$1
-    cmp -s "$here/requirements/$name.txt" "$at/installed.txt" && return 0
-    say "installing the environment $name"
-    rm -rf "$at"
-    "$python" -m venv --without-pip "$at" &&
-        "$pip" --python "$at/bin/python" --disable-pip-version-check install --quiet --no-compile \
-            --retries 2 --timeout 30 --no-deps --only-binary :all: --requirement "$here/requirements/$name.txt" &&
-        cp "$here/requirements/$name.txt" "$at/installed.txt"
-}
+who=clients
+# shellcheck source=tests/environments.sh
+. "$(dirname "$0")/../environments.sh"
 
 make_node() {
     make_python node || return 1

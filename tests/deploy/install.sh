@@ -5,26 +5,9 @@
 # tests skip.  Policies and schemas (regopy, kubernetes-validate) run in the tests' own process and come with the
 # extra `dev`; what Debian has is in deploy/debian-packages.txt.
 set -eu
-python=$1 directory=$3
-pip=$(cd "$(dirname "$2")" && pwd)/$(basename "$2")
-here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$directory"
-directory=$(cd "$directory" && pwd)
-
-say() { printf '%s\n' "deploy: $*" >&2; }
-
-# Everything from files that say each version; `--no-deps`, so that nothing else comes along.
-make_python() {
-    name=$1 at=$directory/$1
-    shift
-    cmp -s "$here/requirements/$name.txt" "$at/installed.txt" && return 0
-    say "installing the environment $name"
-    rm -rf "$at"
-    "$python" -m venv --without-pip "$at" &&
-        "$pip" --python "$at/bin/python" --disable-pip-version-check install --quiet --no-compile \
-            --retries 2 --timeout 30 --no-deps --only-binary :all: "$@" --requirement "$here/requirements/$name.txt" &&
-        cp "$here/requirements/$name.txt" "$at/installed.txt"
-}
+who=deploy
+# shellcheck source=tests/environments.sh
+. "$(dirname "$0")/../environments.sh"
 
 # Helm 4: its wheel says Python 3.12; whether this Python will do is tried, not believed.
 make_engine() {
