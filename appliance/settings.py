@@ -617,10 +617,8 @@ class EgressSettings(Section):
 
     @model_validator(mode="after")
     def _strict_has_something_to_try(self) -> "EgressSettings":
-        if self.mode == "strict" and not self.tcp_targets:
-            message = (
-                "strict needs tcp_targets: without any no check says `closed`, and no gateway gets ready"
-            )
+        if self.mode == "strict" and not (self.tcp_targets or self.udp_targets or self.metadata_targets):
+            message = "strict needs targets: without any no check says `closed`, and no gateway gets ready"
             raise ValueError(message)
         return self
 

@@ -280,5 +280,7 @@ def test_tenants_of_groups_can_be_set_by_the_environment():
 
 def test_a_strict_egress_check_has_something_to_try():
     """Or no gateway would ever be ready, and nobody would know why."""
-    with pytest.raises(ConfigurationError, match="strict needs tcp_targets"):
-        load(egress={"mode": "strict", "tcp_targets": []})
+    nothing = dict.fromkeys(("tcp_targets", "udp_targets", "metadata_targets"), ())
+    with pytest.raises(ConfigurationError, match="strict needs targets"):
+        load(egress={"mode": "strict", **nothing})
+    assert load(egress={"mode": "strict", "tcp_targets": ()}).egress.mode == "strict"
