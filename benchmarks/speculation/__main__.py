@@ -38,16 +38,17 @@ def main() -> None:
     plan = options.plan
     command = shlex.join(["python", "-m", "benchmarks.speculation", *sys.argv[1:]])
     provenance = look(command, model=options.model.name, draft=options.draft.name)
-    count = plan.rounds * len(plan.modes) * len(plan.cells)
+    count = plan.restarts * plan.rounds * len(plan.modes) * len(plan.cells)
     minutes = plan.estimate_seconds / 60
     say(f"{count} segments in {len(plan.cells)} cells: about {minutes:.0f} minutes, after the start")
     records, failure = Records(), ""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with ExitStack() as stack:
-            speculative = start(stack, options, "--draft", str(options.draft))
-            alone = start(stack, options, "--no-draft") if TARGET_ALONE in plan.modes else None
-            uvloop.run(measure(plan, speculative, alone, records))
+        for number in range(plan.restarts):
+            with ExitStack() as stack:
+                speculative = start(stack, options, "--draft", str(options.draft))
+                alone = start(stack, options, "--no-draft") if TARGET_ALONE in plan.modes else None
+                uvloop.run(measure(plan, speculative, alone, records, number))
     except KeyboardInterrupt:
         failure = "stopped early"
     except (BenchmarkError, StartError) as error:
@@ -81,7 +82,9 @@ def start(stack: ExitStack, options: Options, *arguments: str) -> Started:
     return appliance, standstill
 
 
-async def measure(plan: Plan, speculative: Started, alone: Started | None, records: Records) -> None:
+async def measure(
+    plan: Plan, speculative: Started, alone: Started | None, records: Records, number: int
+) -> None:
     """Carry the plan out on the appliances that were started."""
     side = await Side.connect(*speculative)
     records.engine = side.engine
@@ -92,7 +95,7 @@ async def measure(plan: Plan, speculative: Started, alone: Started | None, recor
         corpus=load_corpus(),
         say=say,
     )
-    await runner.run(records)
+    await runner.run(records, start=number)
 
 
 def write(directory: Path, plan: Plan, provenance: Provenance, records: Records) -> None:

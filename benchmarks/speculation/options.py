@@ -52,6 +52,7 @@ def parse(arguments: Sequence[str]) -> Options:
     add("--temperatures", nargs="+", type=float, metavar="T")
     add("--concurrency", nargs="+", type=_count, metavar="N")
     add("--rounds", type=_count)
+    add("--restarts", type=_count, default=1, help="all of it so often, in new processes (default 1)")
     add("--seconds", type=_seconds, help="measured time of a segment (default 6)")
     add("--learn", type=float, help="seconds the monitor gets with each cell's traffic first (default 30)")
     add("--warm-up", type=float, default=2.0, help="seconds of load before each segment (default 2)")
@@ -75,6 +76,7 @@ def parse(arguments: Sequence[str]) -> Options:
         temperatures=_each(grid["temperatures"]),
         concurrency=_each(grid["concurrency"]),
         rounds=grid["rounds"],
+        restarts=said.restarts,
         seconds=grid["seconds"],
         learn=grid["learn"],
         modes=modes_of(choices, separate_target=not said.no_separate_target),

@@ -91,6 +91,7 @@ class Plan:
     temperatures: tuple[float, ...]
     concurrency: tuple[int, ...]
     rounds: int
+    """In one pair of worker processes."""
     modes: tuple[Mode, ...]
     seconds: float
     """Measured time of a segment."""
@@ -101,6 +102,11 @@ class Plan:
     shift_seconds: float
     """How long traffic of the kind `shift` stays of one sort."""
     max_tokens: int
+    restarts: int = 1
+    """
+    How often all of it is measured, each time in new processes: two processes of one program differ by
+    a tenth on some machines, for as long as they live.
+    """
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -126,7 +132,7 @@ class Plan:
         """About how long it takes, without starting the workers."""
         overhead = SWITCH_SECONDS + self.warm_up + DRAIN_SECONDS
         segments = self.rounds * len(self.modes)
-        return sum(
+        return self.restarts * sum(
             segments * (overhead + self.window(cell.kind))
             + (self.learn + DRAIN_SECONDS if ADAPTIVE in self.modes else 0.0)
             for cell in self.cells

@@ -72,7 +72,9 @@ def _method(plan: Plan) -> list[str]:
     shifting = plan.window(Kind.SHIFT)
     return [
         "Real vLLM behind the gateway, audit log on, all on one machine with the clients.  Each cell was",
-        f"measured in {plan.rounds} rounds of all modes, in changing order.  A segment is {plan.warm_up:g} s",
+        f"measured in {plan.rounds * plan.restarts} rounds of all modes, in changing order"
+        + (f", with {plan.restarts} starts of the processes" if plan.restarts > 1 else "")
+        + f".  A segment is {plan.warm_up:g} s",
         f"of warm-up and {plan.seconds:g} s measured under the same load ({shifting:g} s if traffic shifts).",
         f"Answers are streamed, {plan.max_tokens} tokens long, without hits of the prefix cache.",
         f"The monitor had {plan.learn:g} s with each cell's traffic before its first round, and keeps",

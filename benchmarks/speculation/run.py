@@ -45,9 +45,13 @@ class Runner:
         self._serving: Side | None = None
         self._segments = 0
 
-    async def run(self, records: Records) -> None:
+    async def run(self, records: Records, *, start: int = 0) -> None:
         """
         Measure every cell of the plan.
+
+        Args:
+            records: what is added to.
+            start: how often the processes were started before, which the numbers of rounds go on from.
 
         Raises:
             BenchmarkError: it cannot go on; `records` keeps what was measured.
@@ -56,16 +60,16 @@ class Runner:
         for kind in plan.kinds:
             traffic = await self._traffic(kind)
             for cell in (cell for cell in plan.cells if cell.kind is kind):
-                await self._cell(cell, traffic, records)
+                await self._cell(cell, traffic, records, start * plan.rounds)
 
-    async def _cell(self, cell: Cell, traffic: Traffic, records: Records) -> None:
+    async def _cell(self, cell: Cell, traffic: Traffic, records: Records, earlier: int) -> None:
         plan = self._plan
         title = f"{cell.kind} t={cell.temperature:g} c={cell.concurrency}"
         if ADAPTIVE in plan.modes and plan.learn:
             self._say(f"{title}  the monitor learns for {plan.learn:g} s")
             await self._switch(ADAPTIVE)
             await drive(self._speculative.target, self._load(cell, traffic, 0, learn=True), _nothing)
-        for number in range(plan.rounds):
+        for number in range(earlier, earlier + plan.rounds):
             for mode in plan.order(number):
                 side = await self._switch(mode)
                 figures = await drive(side.target, self._load(cell, traffic, number), side.reading)
@@ -74,7 +78,7 @@ class Runner:
                     records.learnt[cell] = parse_learnt(await side.speculation())
                 length = 1 + figures.accepted_tokens / figures.drafts if figures.drafts else None
                 self._say(
-                    f"{title}  round {number + 1}/{plan.rounds}  {mode.name:<13}"
+                    f"{title}  round {number + 1}/{plan.restarts * plan.rounds}  {mode.name:<13}"
                     f"{figures.tokens_per_second:7.1f} tokens/s"
                     + (f", acceptance length {length:.2f}" if length is not None else "")
                 )
@@ -101,7 +105,7 @@ class Runner:
             cell=cell,
             traffic=traffic,
             # Each round takes up the prompts elsewhere, each mode of a round at the same place.
-            first=number * PROMPTS // max(1, plan.rounds),
+            first=number * PROMPTS // max(1, plan.restarts * plan.rounds),
             warm_up=0.0 if learn else plan.warm_up,
             seconds=plan.learn if learn else plan.window(cell.kind),
             max_tokens=plan.max_tokens,
