@@ -209,3 +209,19 @@ class BundleIncompleteError(BundleError):
 
 class BundleStorageError(BundleError):
     """A bundle cannot be read, copied or delivered: a disk, an engine or a registry; a load can go on."""
+
+
+class DraftError(ApplianceError):
+    """Base of what can go wrong with the life of a draft; the one in service is untouched."""
+
+
+class DraftNotFoundError(DraftError):
+    """No draft revision, data set, training run or evaluation has this name or digest."""
+
+
+class DraftRefusedError(DraftError):
+    """A draft may not go on: lint, signature, evaluation or trial is against it; the message says why."""
+
+
+class DraftStorageError(DraftError):
+    """The draft registry cannot be read or written; asking again goes on where it stopped."""

@@ -28,6 +28,10 @@ class Installation:
     """Directory of audit entries that wait for the database."""
     control_token: Path
     """Secret that control presents to the plugin in a worker, mode 0600."""
+    drafts: Path
+    """The draft registry, with data sets, training runs and evaluations."""
+    drafts_key: Path
+    """What signs draft revisions that were made here."""
 
     @property
     def sealed_head(self) -> Path:
@@ -74,6 +78,8 @@ def locate(settings: Settings) -> Installation:
         signing_key=settings.audit.signing_key_file or directory / "audit.key",
         spool=settings.audit.spool_directory or directory / "spool",
         control_token=settings.data.control_token_file or directory / "control.token",
+        drafts=(settings.drafts.directory or directory / "drafts").absolute(),
+        drafts_key=settings.drafts.signing_key_file or directory / "drafts.key",
     )
 
 

@@ -444,6 +444,24 @@ class RecycleSettings(Section):
     """How long each of them may take; the first after a start is slow."""
 
 
+class DraftSettings(Section):
+    """The life of draft models: where they are kept, and what a new one has to show before it serves."""
+
+    directory: Path | None = None
+    """The draft registry, with data sets, training runs and evaluations; default: `drafts` in the data
+    directory.  Workers on other machines need the same path, on a volume they share."""
+    trusted_keys_file: Path | None = None
+    """Whose drafts may be imported: public keys, one a line, as for bundles; null: only what is made here."""
+    signing_key_file: Path | None = None
+    """What signs revisions made here; default: `drafts.key` in the data directory, made when first needed."""
+    trial_drafts: Annotated[int, Field(ge=64)] = 2000
+    """Fewest drafts that a new draft is tried with on its first worker, on served traffic."""
+    trial_seconds: Annotated[float, Field(gt=0)] = 1800.0
+    """How long that trial may take; one that is not decided by then is a refusal."""
+    trial_margin: Annotated[float, Field(ge=0, le=0.5)] = 0.02
+    """Share of acceptance length and of tokens per engine second that a new draft may lose."""
+
+
 class WitnessSettings(Section):
     """Somebody else who keeps the log's newest head, and says so."""
 
@@ -768,6 +786,7 @@ class Settings(Section):
     batch: BatchSettings = BatchSettings()
     monitor: MonitorSettings = MonitorSettings()
     recycle: RecycleSettings = RecycleSettings()
+    drafts: DraftSettings = DraftSettings()
     audit: AuditSettings = AuditSettings()
     sovereignty: SovereigntySettings = SovereigntySettings()
     egress: EgressSettings = EgressSettings()

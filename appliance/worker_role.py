@@ -14,9 +14,9 @@ from typing import Any
 from appliance.announce import Announcer
 from appliance.audit.registry import EntryType
 from appliance.audit.sink import AuditSink
-from appliance.drafts.findings import Finding
-from appliance.drafts.lint import lint_pair, refuse_errors
-from appliance.drafts.rules import Severity
+from appliance.drafts.lint.findings import Finding
+from appliance.drafts.lint.lint import lint_pair, refuse_errors
+from appliance.drafts.lint.rules import Severity
 from appliance.errors import AuditError, ControlRefusedError
 from appliance.installation import Installation
 from appliance.logs import Logger

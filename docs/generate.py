@@ -25,7 +25,7 @@ from appliance.audit.json_schema import json_schema_page
 from appliance.audit.reference import reference as audit_format
 from appliance.cli import cli
 from appliance.cost.report import Report as CostReport
-from appliance.drafts.explanations import EXPLANATIONS
+from appliance.drafts.lint.explanations import EXPLANATIONS
 from appliance.metrics import Metrics
 from appliance.preflight.report import Report
 from appliance.settings import PREFIX, Settings

@@ -86,6 +86,15 @@ RENDERINGS: dict[type[errors.ApplianceError], Rendering] = {
     errors.ControlUnavailableError: Rendering(
         status=HTTPStatus.SERVICE_UNAVAILABLE, kind="server_error", code="control_unavailable", retryable=True
     ),
+    errors.DraftNotFoundError: Rendering(
+        status=HTTPStatus.NOT_FOUND, kind="invalid_request_error", code="draft_not_found"
+    ),
+    errors.DraftRefusedError: Rendering(
+        status=HTTPStatus.CONFLICT, kind="invalid_request_error", code="draft_refused"
+    ),
+    errors.DraftStorageError: Rendering(
+        status=HTTPStatus.SERVICE_UNAVAILABLE, kind="server_error", code="draft_storage", retryable=True
+    ),
     errors.TenantNotFoundError: Rendering(
         status=HTTPStatus.NOT_FOUND, kind="invalid_request_error", code="tenant_not_found"
     ),

@@ -32,6 +32,11 @@ class EntryType(StrEnum):
     WORKER_RECYCLED = "worker.recycled"
     WORKER_DRAINED = "worker.drained"
     WORKER_FAILED = "worker.failed"
+    DRAFT_IMPORTED = "draft.imported"
+    DRAFT_HARVESTED = "draft.harvested"
+    DRAFT_TRAINED = "draft.trained"
+    DRAFT_EVALUATED = "draft.evaluated"
+    DRAFT_TRIED = "draft.tried"
     DRAFT_PROMOTED = "draft.promoted"
     DRAFT_ROLLED_BACK = "draft.rolled_back"
     TENANT_CREATED = "tenant.created"
@@ -94,6 +99,10 @@ def _text(name: str, meaning: str, *values: str) -> Field:
 
 def _count(name: str, meaning: str) -> Field:
     return Field(name=name, kind=Kind.INTEGER, meaning=meaning)
+
+
+def _decimal(name: str, meaning: str) -> Field:
+    return Field(name=name, kind=Kind.DECIMAL, meaning=meaning)
 
 
 def _flag(name: str, meaning: str) -> Field:
@@ -377,6 +386,82 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _WORKER,
             _text("reason", "how the failure was noticed"),
             *_maybe(_EXIT_CODE),
+        ),
+        EntryType.DRAFT_IMPORTED: _schema(
+            "A draft model entered the registry, from outside or from a training here; from now on it can be "
+            "put into service.",
+            _DRAFT,
+            _text("target", "digest of the target model it was made for"),
+            _text("signer", "key its revision was signed with"),
+            _ACTOR,
+            *_maybe(
+                _text("parent", "digest of the draft model its training started from"),
+                _text("dataset", "digest of the manifest of the data it was trained on"),
+                _text("record", "digest (SHA-256, hex) of its training record"),
+            ),
+        ),
+        EntryType.DRAFT_HARVESTED: _schema(
+            "Kept content of tenants was read to train a draft: a further use of personal data, with what "
+            "allowed it.  Written twice: before anything is read, and with the counts when it is done.",
+            _text("stage", "whether reading is about to begin, or the data set is complete", "begun", "done"),
+            _list("tenants", "tenants whose policy allows it and whose content was read"),
+            _text("policy", "what allowed it: the permission and the content mode that every tenant had"),
+            _ACTOR,
+            *_maybe(
+                _text("dataset", "digest of the manifest of what was taken"),
+                _count("samples", "requests taken"),
+                _count("tokens", "tokens of these"),
+                _text("purpose", "why, in the operator's words, at most 200 characters"),
+            ),
+        ),
+        EntryType.DRAFT_TRAINED: _schema(
+            "A draft model was trained on this site; links it to its data and its parent.",
+            _DRAFT,
+            _text("target", "digest of the target model it learnt from"),
+            _text("record", "digest (SHA-256, hex) of its training record"),
+            _text("recipe", "tool and version that trained it"),
+            _ACTOR,
+            *_maybe(
+                _text("parent", "digest of the draft model the training started from"),
+                _text("dataset", "digest of the manifest of the data it was trained on"),
+                _count("samples", "requests of the data set that were used"),
+                _count("missing", "requests of the data set that had been erased by then, and were not used"),
+            ),
+        ),
+        EntryType.DRAFT_EVALUATED: _schema(
+            "A draft model was measured against the one in service before it may serve anybody.",
+            _DRAFT,
+            _text("previous_draft", "digest of the draft model it was compared with; `none` for none"),
+            _text("verdict", "whether it may be tried on served traffic", "passed", "refused"),
+            _text("evaluation", "digest (SHA-256, hex) of the report"),
+            _ACTOR,
+            *_maybe(
+                _text("reason", "why it was refused"),
+                _decimal("acceptance_length", "mean tokens per draft of the new one, bonus token included"),
+                _decimal("previous_acceptance_length", "the same of the one in service"),
+                _decimal("speed_ratio", "tokens per engine second, the new one over the one in service"),
+                _count("mismatches", "greedy answers that differed from the target's own beyond rounding"),
+            ),
+        ),
+        EntryType.DRAFT_TRIED: _schema(
+            "One step on the way of a new draft model into service, with the numbers it was decided on.",
+            _text("promotion", "id of the promotion"),
+            _text(
+                "step",
+                "what was done or decided",
+                *("begun", "canary", "trial", "rollout", "refused", "interrupted", "failed"),
+            ),
+            _DRAFT,
+            _ACTOR,
+            *_maybe(
+                _text("previous_draft", "digest of the draft model in service before; `none` for none"),
+                _WORKER,
+                _text("reason", "why, where it did not go on"),
+                _count("drafts", "drafts the trial saw of the new one"),
+                _decimal("acceptance_length", "mean tokens per draft of the new one in the trial"),
+                _decimal("previous_acceptance_length", "the same of the one in service, over the same time"),
+                _decimal("speed_ratio", "tokens per engine second, the new one over the one in service"),
+            ),
         ),
         EntryType.DRAFT_PROMOTED: _schema(
             "A new draft model was put into service; the change record for something that shapes latency, "

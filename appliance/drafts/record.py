@@ -7,10 +7,21 @@ trainer's own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 FLAGS = ("fc_norm", "norm_output", "norm_before_fc")
+DIGESTS = ("target", "parent", "dataset")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """Acceptance that a draft showed."""
+
+    acceptance_length: float
+    """Mean tokens per draft, the bonus token included: 1.0 for none accepted."""
+    draft_tokens: int
+    """K it was measured at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +35,16 @@ class TrainingRecord:
     """Layers of the target, in the order `fc` takes them."""
     trained_context: int | None = None
     """Longest text it was trained on, in tokens."""
+    target: str | None = None
+    """Digest of the target it learnt from."""
+    parent: str | None = None
+    """Digest of the draft its training started from."""
+    dataset: str | None = None
+    """Digest of the manifest of the data it was trained on."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Tool, version, steps and rates, as the trainer wrote them."""
+    expected: Mapping[str, Expectation] = field(default_factory=dict)
+    """What it accepted when it was evaluated, by kind of traffic; `all` for everything together."""
 
 
 def parse_record(content: Mapping[str, Any]) -> tuple[TrainingRecord, tuple[str, ...]]:
@@ -35,9 +56,33 @@ def parse_record(content: Mapping[str, Any]) -> tuple[TrainingRecord, tuple[str,
         wrong.append("aux_layers")
     if context is not None and not (is_count(context) and context > 0):
         wrong.append("trained_context")
-    known = {name: None if name in wrong else fields.get(name) for name in (*FLAGS, "trained_context")}
+    wrong += [name for name in DIGESTS if not isinstance(fields.get(name), str | None)]
+    recipe, expected = fields.get("recipe") or {}, _expectations(fields.get("expected") or {})
+    if not isinstance(recipe, dict):
+        wrong.append("recipe")
+    if expected is None:
+        wrong.append("expected")
+    simple = (*FLAGS, "trained_context", *DIGESTS)
+    known = {name: None if name in wrong else fields.get(name) for name in simple}
     named = None if layers is None or "aux_layers" in wrong else tuple(layers)
-    return TrainingRecord(aux_layers=named, **known), tuple(wrong)
+    record = TrainingRecord(
+        aux_layers=named, recipe={} if "recipe" in wrong else recipe, expected=expected or {}, **known
+    )
+    return record, tuple(wrong)
+
+
+def _expectations(content: object) -> Mapping[str, Expectation] | None:
+    """What a record says under `expected`; None where that is not what it has to be."""
+    if not isinstance(content, dict):
+        return None
+    found: dict[str, Expectation] = {}
+    for kind, said in content.items():
+        length = said.get("acceptance_length") if isinstance(said, dict) else None
+        tokens = said.get("draft_tokens") if isinstance(said, dict) else None
+        if not is_count(tokens) or not isinstance(length, int | float) or not 1 <= length <= 1 + tokens:
+            return None
+        found[kind] = Expectation(acceptance_length=float(length), draft_tokens=tokens)
+    return found
 
 
 def is_count(value: object) -> TypeGuard[int]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from appliance.drafts.pair import language_model
+from appliance.drafts.lint.pair import language_model
 from appliance.drafts.record import is_count
 from appliance.serving.weights import Weights
 

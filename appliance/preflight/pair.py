@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from appliance.drafts.findings import Finding
-from appliance.drafts.lint import lint_pair
-from appliance.drafts.rules import Severity
+from appliance.drafts.lint.findings import Finding
+from appliance.drafts.lint.lint import lint_pair
+from appliance.drafts.lint.rules import Severity
 from appliance.errors import ConfigurationError
 from appliance.preflight.accelerator import read_pair
 from appliance.preflight.check import Check, Subject

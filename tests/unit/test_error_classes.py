@@ -34,6 +34,7 @@ NEVER_SHOWN = {
     errors.MalformedCheckpointError,  # stops a start or a command
     errors.AuditKeyError,  # stops a start
     errors.BundleError,  # a base
+    errors.DraftError,  # a base
     errors.BundleRefusedError,  # stops a command
     errors.BundleRollbackError,  # stops a command
     errors.BundleIncompleteError,  # stops a command
@@ -85,6 +86,9 @@ def test_an_error_on_the_wire_has_all_four_members(kind: type[errors.ApplianceEr
         (errors.WorkerFailedError, 502, "worker_failed"),
         (errors.NoWorkerAvailableError, 503, "no_worker_available"),
         (errors.ControlUnavailableError, 503, "control_unavailable"),
+        (errors.DraftNotFoundError, 404, "draft_not_found"),
+        (errors.DraftRefusedError, 409, "draft_refused"),
+        (errors.DraftStorageError, 503, "draft_storage"),
         (errors.AuditUnavailableError, 503, "audit_unavailable"),
         (errors.AuditForkError, 503, "audit_unavailable"),
         (errors.WorkerTimeoutError, 504, "worker_timeout"),

@@ -19,7 +19,7 @@ from appliance.serving.worker_protocol import RESTART_FILE
 from appliance.settings import DataSettings, LogSettings, Settings, WorkerSettings
 from appliance.speculation import Reason, SpeculationMode
 from appliance.worker_role import WORKER_ID, Listeners, WorkerRole
-from tests.unit.drafts.builder import eagle31, write
+from tests.unit.drafts.lint.builder import eagle31, write
 
 
 class Recorder:

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from appliance.drafts.lint import lint_pair
+from appliance.drafts.lint.lint import lint_pair
 from appliance.preflight import pair
 from appliance.preflight.check import Result
 from appliance.preflight.pair import Loaded, check_pair, judge_draft, judge_tokenizer, load_tokenizer

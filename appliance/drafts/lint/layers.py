@@ -8,9 +8,9 @@ on `qwen3.py`, `deepseek_eagle3.py` on `deepseek_v2.py`.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from appliance.drafts.architectures import Family
-from appliance.drafts.rules import Rule
-from appliance.drafts.shape import DraftShape, Size
+from appliance.drafts.lint.architectures import Family
+from appliance.drafts.lint.rules import Rule
+from appliance.drafts.lint.shape import DraftShape, Size
 
 QWEN3_HEAD_DIM = 128
 """Width of a head where a Qwen3 config names none (`transformers.Qwen3Config`)."""

@@ -3,7 +3,7 @@ A draft's config as vLLM reads it.
 
 Three ways of writing a config come out as one: a plain one, one in the speculators format, and one
 wrapped in a `model` of its own.  Pure; a field that is absent or of the wrong type reads as None,
-and judging that is `appliance.drafts.lint`'s business.
+and judging that is `appliance.drafts.lint.lint`'s business.
 
 Sources, below `vllm/`: `transformers_utils/config.py`, `transformers_utils/configs/eagle.py`,
 `transformers_utils/configs/speculators/`, `model_executor/models/llama_eagle3.py`, `qwen3_eagle3.py`,
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.drafts.architectures import DRAFT_FAMILIES, Family
+from appliance.drafts.lint.architectures import DRAFT_FAMILIES, Family
 from appliance.drafts.record import is_count
 
 EAGLE3 = "Eagle3"

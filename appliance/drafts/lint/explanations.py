@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from appliance.drafts.rules import Rule, Severity
+from appliance.drafts.lint.rules import Rule, Severity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Promises of `appliance.drafts.lint`: one broken draft for each rule, and nothing said of a good one."""
+"""Promises of `appliance.drafts.lint.lint`: one broken draft for each rule, nothing said of a good one."""
 
 import re
 from importlib.util import find_spec
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.explanations import EXPLANATIONS
-from appliance.drafts.lint import lint_pair, refuse_errors
-from appliance.drafts.rules import Rule, Severity
+from appliance.drafts.lint.explanations import EXPLANATIONS
+from appliance.drafts.lint.lint import lint_pair, refuse_errors
+from appliance.drafts.lint.rules import Rule, Severity
 from appliance.errors import ConfigurationError
 from appliance.serving.weights import TensorInfo, Weights, inspect_weights
 from appliance.settings import DEMO_DRAFT, DEMO_TARGET
-from tests.unit.drafts.builder import HIDDEN, RECORD, VOCABULARY, eagle31, plain, write
-from tests.unit.drafts.catalogue import BROKEN, GOOD, changed, lengthen, recorded
+from tests.unit.drafts.lint.builder import HIDDEN, RECORD, VOCABULARY, eagle31, plain, write
+from tests.unit.drafts.lint.catalogue import BROKEN, GOOD, changed, lengthen, recorded
 
 
 @pytest.mark.parametrize("name", GOOD)

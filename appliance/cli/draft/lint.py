@@ -1,28 +1,21 @@
 """
-`appliance draft`: draft models, before they are served.
+`appliance draft lint`: whether vLLM would serve a draft as it was trained.
 """
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from appliance.drafts.findings import Finding
-from appliance.drafts.lint import lint_pair
-from appliance.drafts.rules import Severity
+from appliance.drafts.lint.findings import Finding
+from appliance.drafts.lint.lint import lint_pair
+from appliance.drafts.lint.rules import Severity
 from appliance.serving.weights import inspect_weights
 
-commands = typer.Typer(help="Draft models, before they are served.", no_args_is_help=True)
 
-
-@commands.callback()
-def _group() -> None:
-    """Keep `lint` a command of its own while it is the only one."""
-
-
-@commands.command()
 def lint(
     target: Annotated[Path, typer.Argument(help="Directory of the target's weights.")],
     draft: Annotated[Path, typer.Argument(help="Directory of the draft head's weights.")],
@@ -58,6 +51,10 @@ def lint(
             typer.echo(f"{finding.severity:<7}  {finding.rule}: {finding.message}; {finding.advice}")
         typer.echo(f"verdict  {_verdict(errors, warnings)}")
     sys.exit(1 if errors else 0)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"lint": lint}
+"""By name below `appliance draft`."""
 
 
 def _shown(finding: Finding) -> dict[str, str]:

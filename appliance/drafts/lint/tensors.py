@@ -1,16 +1,16 @@
 """
 Whether the tensors in a draft's file are those its class has places for.
 
-Pure; a part of `appliance.drafts.lint`.  Shapes and names of quantized weights say nothing without
+Pure; a part of `appliance.drafts.lint.lint`.  Shapes and names of quantized weights say nothing without
 their scheme, so only what is written in plain numbers is judged.
 """
 
 from collections.abc import Iterator
 
-from appliance.drafts.findings import Finding
-from appliance.drafts.layers import Expected, expected_tensors, fused_tensors
-from appliance.drafts.pair import Pair
-from appliance.drafts.rules import Rule
+from appliance.drafts.lint.findings import Finding
+from appliance.drafts.lint.layers import Expected, expected_tensors, fused_tensors
+from appliance.drafts.lint.pair import Pair
+from appliance.drafts.lint.rules import Rule
 
 MAP, HEAD, EMBEDDING = "d2t", "lm_head.weight", "embed_tokens.weight"
 OFFSETS = frozenset({"I64", "U64", "I32", "U32", "F32", "F64"})

@@ -6,7 +6,7 @@ import pytest
 
 from appliance.announce import Announcer
 from appliance.audit.registry import REGISTRY
-from appliance.drafts.rules import Rule
+from appliance.drafts.lint.rules import Rule
 from appliance.errors import ConfigurationError
 from appliance.installation import locate
 from appliance.logs import configure_logs
@@ -14,7 +14,7 @@ from appliance.serving.supervise import WorkerEvent, WorkerEventKind
 from appliance.settings import DataSettings, LogSettings, Settings, WorkerSettings
 from appliance.speculation import Reason, SpeculationMode
 from appliance.worker_role import Listeners, LoadedPair, WorkerRole, load_pair
-from tests.unit.drafts.builder import Draft, eagle31, write
+from tests.unit.drafts.lint.builder import Draft, eagle31, write
 
 
 @pytest.fixture

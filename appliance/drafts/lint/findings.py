@@ -4,8 +4,8 @@ One thing found about a pair of weights.
 
 from dataclasses import dataclass
 
-from appliance.drafts.explanations import EXPLANATIONS
-from appliance.drafts.rules import Rule, Severity
+from appliance.drafts.lint.explanations import EXPLANATIONS
+from appliance.drafts.lint.rules import Rule, Severity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.drafts.architectures import Family
+from appliance.drafts.lint.architectures import Family
+from appliance.drafts.lint.shape import DraftShape, Size, read_shape
 from appliance.drafts.record import TrainingRecord, is_count, parse_record
-from appliance.drafts.shape import DraftShape, Size, read_shape
 from appliance.serving.weights import TensorInfo, Weights
 
 PREFIX = "model."

@@ -2,8 +2,8 @@
 Drafts of every kind that fit, and for each rule at least one that is broken in just that way.
 """
 
-from appliance.drafts.rules import Rule
-from tests.unit.drafts.builder import (
+from appliance.drafts.lint.rules import Rule
+from tests.unit.drafts.lint.builder import (
     AUX,
     CONTEXT,
     DRAFTED,

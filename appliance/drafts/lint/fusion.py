@@ -1,19 +1,19 @@
 """
 How a draft takes up its target's hidden states: aux layers, their norms, and `fc`; and what its trainer said.
 
-Pure; a part of `appliance.drafts.lint`.
+Pure; a part of `appliance.drafts.lint.lint`.
 """
 
 import json
 from collections.abc import Iterator
 
-from appliance.drafts.architectures import Family
-from appliance.drafts.findings import Finding
-from appliance.drafts.layers import Expected
-from appliance.drafts.pair import Pair
+from appliance.drafts.lint.architectures import Family
+from appliance.drafts.lint.findings import Finding
+from appliance.drafts.lint.layers import Expected
+from appliance.drafts.lint.pair import Pair
+from appliance.drafts.lint.rules import Rule
+from appliance.drafts.lint.shape import AUX_IDS, Size
 from appliance.drafts.record import is_count
-from appliance.drafts.rules import Rule
-from appliance.drafts.shape import AUX_IDS, Size
 
 INPUT_NORM = "input_norm.weight"
 

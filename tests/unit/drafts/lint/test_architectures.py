@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.drafts.architectures import DRAFT_FAMILIES, TARGETS, Family
+from appliance.drafts.lint.architectures import DRAFT_FAMILIES, TARGETS, Family
 
 CLASSES = {
     ("llama_eagle3", "Eagle3LlamaForCausalLM"): Family.LLAMA,

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from appliance.cli import cli
-from appliance.drafts.explanations import EXPLANATIONS
-from appliance.drafts.rules import Rule
-from tests.unit.drafts.builder import Draft, eagle31, write
+from appliance.drafts.lint.explanations import EXPLANATIONS
+from appliance.drafts.lint.rules import Rule
+from tests.unit.drafts.lint.builder import Draft, eagle31, write
 
 
 @pytest.fixture

@@ -5,19 +5,19 @@ Most of what can be wrong with an EAGLE 3 or 3.1 draft is not noticed by vLLM; t
 few of its tokens are accepted.  Pure.  It fails towards refusing: a finding of severity `error` is
 something vLLM 0.32 is known to fail on, or to serve wrongly without a word.
 
-The rules and what they rest on are in `appliance.drafts.explanations`.
+The rules and what they rest on are in `appliance.drafts.lint.explanations`.
 """
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from appliance.drafts.architectures import TARGETS, Family
-from appliance.drafts.findings import Finding
-from appliance.drafts.fusion import fusion_problems
-from appliance.drafts.pair import Pair, make_pair
-from appliance.drafts.rules import Rule, Severity
-from appliance.drafts.tensors import tensor_problems, vocabulary_problems
+from appliance.drafts.lint.architectures import TARGETS, Family
+from appliance.drafts.lint.findings import Finding
+from appliance.drafts.lint.fusion import fusion_problems
+from appliance.drafts.lint.pair import Pair, make_pair
+from appliance.drafts.lint.rules import Rule, Severity
+from appliance.drafts.lint.tensors import tensor_problems, vocabulary_problems
 from appliance.errors import ConfigurationError
 from appliance.serving.weights import Weights
 

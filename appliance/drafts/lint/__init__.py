@@ -1,0 +1,3 @@
+"""
+Whether a draft fits its target, judged before vLLM loads it.
+"""
