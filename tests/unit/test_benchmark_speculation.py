@@ -106,6 +106,10 @@ def test_the_estimate_is_at_least_what_is_measured():
     assert planned.estimate_seconds > segments * planned.seconds + len(planned.cells) * planned.learn
 
 
+def test_each_start_of_the_processes_takes_as_long_again():
+    assert plan(restarts=3).estimate_seconds == 3 * plan().estimate_seconds
+
+
 def test_shifting_traffic_is_measured_through_each_of_its_phases():
     planned = plan(seconds=4.0, shift_seconds=8.0)
     assert (planned.window(Kind.SHIFT), planned.window(Kind.CODE)) == (16.0, 4.0)

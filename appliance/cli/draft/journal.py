@@ -14,7 +14,7 @@ from appliance.account import account_name
 from appliance.audit.append import append_entry
 from appliance.audit.entry import JSON
 from appliance.audit.registry import EntryType
-from appliance.audit.store import AuditStore
+from appliance.audit.store import SqlAuditStore
 from appliance.installation import locate
 from appliance.settings import Settings
 
@@ -26,7 +26,7 @@ def open_journal(settings: Settings) -> Journal:
     """Return what records the steps of one command, as the account it runs under."""
 
     def record(entry_type: EntryType, fields: dict[str, JSON | None]) -> int:
-        with closing(AuditStore(locate(settings).database_url)) as store:
+        with closing(SqlAuditStore(locate(settings).database_url)) as store:
             return append_entry(
                 store,
                 entry_type,
