@@ -23,7 +23,8 @@ def open_database(url: str, *, busy_seconds: float) -> Engine:
     With the execution option `writes=False`, transactions on SQLite do not take the write lock.
 
     Raises:
-        ConfigurationError: the URL cannot be used; whether anything answers there is not tried.
+        ConfigurationError: the URL cannot be used; whether anything answers there is not tried.  When it is
+            first used: the database has another encoding than UTF-8.
     """
     try:
         parsed = make_url(url)

@@ -3,7 +3,8 @@ Connections to PostgreSQL: the driver pg8000, with the gaps closed that a gatewa
 
 Every statement is bounded twice: by the server, and by the socket where the server does not answer
 at all.  After such a silence the connection is given up: the answer may still come, and would be
-taken for that of the next statement.  Fails closed: whatever goes wrong is a database error.
+taken for that of the next statement.  Fails closed: whatever goes wrong is a database error, but for a
+database of another encoding than UTF-8, which is one of configuration: it cannot keep every text.
 """
 
 import socket
@@ -18,6 +19,7 @@ from sqlalchemy import URL, Engine, create_engine, event
 from appliance.errors import ConfigurationError
 
 DRIVERS = ("postgresql", "postgresql+pg8000")
+ENCODING = "UTF8"
 OPTIONS = frozenset({"unix_sock", "password_file", "sslmode", "sslrootcert", "sslcert", "sslkey"})
 SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
 
@@ -48,7 +50,7 @@ def open_postgresql(url: URL, *, busy_seconds: float) -> Engine:
     engine = create_engine(url.set(drivername=DRIVERS[1], query={}), creator=connect, pool_pre_ping=True)
     # One statement with many rows; the driver would send each by itself and wait for its answer.
     engine.dialect.use_insertmanyvalues_wo_returning = True
-    _insist_on_durable_commits(engine)
+    _prepare_connections(engine)
     return engine
 
 
@@ -125,9 +127,13 @@ def _ssl_context(options: dict[str, str]) -> ssl.SSLContext | bool | None:
     return context
 
 
-def _insist_on_durable_commits(engine: Engine) -> None:
+def _prepare_connections(engine: Engine) -> None:
+    """Have connections commit durably, and refuse a database that cannot keep every text."""
+    is_known = False
+
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver has no types
+        nonlocal is_known
         # The driver writes a statement in pieces: without this each waits 40 ms for the server's delayed
         # acknowledgement of the one before.
         if connection._usock.family in {socket.AF_INET, socket.AF_INET6}:  # noqa: SLF001 - there is no other way
@@ -135,8 +141,20 @@ def _insist_on_durable_commits(engine: Engine) -> None:
         cursor = connection.cursor()
         # A stricter setting of the server's (remote_apply) is kept.
         cursor.execute(
-            "SELECT set_config('synchronous_commit', 'on', false)"
-            " WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+            "SELECT current_setting('server_encoding'), current_database(),"
+            " CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')"
+            " THEN set_config('synchronous_commit', 'on', false) END"
         )
+        encoding, database, _commit = cursor.fetchone()
         cursor.close()
         connection.commit()
+        if encoding != ENCODING:
+            connection.close()
+            refusal = (
+                f"the database {database} has the encoding {encoding}, which cannot keep every text: "
+                f"create it anew with ENCODING '{ENCODING}' TEMPLATE template0"
+            )
+            # Once it was in order, what answers here now is another database: an outage, as for any other
+            # that is not ours, and nothing that should end a gateway.
+            raise pg8000.InterfaceError(refusal) if is_known else ConfigurationError(refusal)
+        is_known = True

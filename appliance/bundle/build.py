@@ -25,6 +25,8 @@ from appliance.bundle.references import annotated_images, check_complete, check_
 from appliance.bundle.signature import sign_manifest
 from appliance.errors import ConfigurationError
 
+ONE_VERSION = frozenset({Kind.MODEL, Kind.WHEELS, Kind.FILES})
+"""Kinds whose place in an installation has the name of the thing and not its version."""
 Render = Callable[[Path, tuple[Path, ...], str], str]
 """Renders a packaged chart with files of values, and with values as text on top; returns YAML."""
 
@@ -172,7 +174,19 @@ class _Builder:
             raise ConfigurationError(f"{kind} {name} cannot be listed: {error.errors()[0]['msg']}") from error
         if item.label in self._items:
             raise ConfigurationError(f"the recipe names {item.label} twice")
+        self._check_only_version(item)
         self._items[item.label] = (item, entry)
+
+    def _check_only_version(self, item: Item) -> None:
+        """Refuse a second version of what is loaded to a place that has the name and not the version."""
+        if item.kind not in ONE_VERSION:
+            return
+        for other, _ in self._items.values():
+            if (other.kind, other.name) == (item.kind, item.name):
+                raise ConfigurationError(
+                    f"the recipe has two versions of {item.kind}/{item.name}, {other.version} and "
+                    f"{item.version}, and a site can use one of them: leave one out, or name them differently"
+                )
 
     def _expand(self, paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
         for path in paths:

@@ -2,9 +2,9 @@
 Load a bundle into an installation.
 
 First everything is verified, then everything is brought in beside what serves, then the audit log
-says so, and only then `current` is turned and the version remembered.  Whatever fails before that
+says so, then the version is remembered, and only then `current` is turned.  Whatever fails before that
 leaves the previous version serving, and the next run goes on where this one stopped.  Fails closed:
-what cannot be recorded is not put into service.
+what cannot be recorded or remembered is not put into service, or an older bundle could be loaded over it.
 """
 
 import fcntl
@@ -108,17 +108,20 @@ def load_bundle(bundle: Bundle, targets: Targets, home: Home, record: Record, pr
         work = _Work(bundle, progress)
         try:
             work.bring_in(trees, placements, targets)
+            changed = journal.resumed or work.done > 0
+            changed = changed or loaded is None or loaded.manifest != bundle.manifest.digest
+            if changed and not journal.has(RECORDED):
+                record(bundle.manifest, bundle.signer)
+                journal.note(RECORDED)
+            # A crash between this and the links leaves the version before in service, and the journal, by
+            # which the same bundle is gone on with.  The other way round it would leave a version in service
+            # that nobody remembers, and everything newer than the one before could follow it.
+            write_memory(home.memory, memory.with_bundle(bundle.manifest, bundle.signer))
         except BundleStorageError as error:
             raise BundleStorageError(f"{error}; the version before goes on serving") from error
-        changed = journal.resumed or work.done > 0
-        changed = changed or loaded is None or loaded.manifest != bundle.manifest.digest
-        if changed and not journal.has(RECORDED):
-            record(bundle.manifest, bundle.signer)
-            journal.note(RECORDED)
         for placement in placements:
             if activate(placement):
                 progress(f"{placement.current} is {placement.version} now")
-        write_memory(home.memory, memory.with_bundle(bundle.manifest, bundle.signer))
         journal.finish()
     return changed
 

@@ -21,7 +21,7 @@ from appliance.bundle.copying import PARTIAL, copy_verified, holds, storage_erro
 from appliance.bundle.manifest import BundleFile, Kind, Manifest
 from appliance.bundle.references import chart_path
 from appliance.bundle.tree import Tree
-from appliance.errors import BundleStorageError
+from appliance.errors import BundleRefusedError, BundleStorageError
 
 CURRENT = "current"
 READ_ONLY = 0o444
@@ -69,7 +69,17 @@ class Placement:
 
 
 def place_models(trees: Sequence[Tree], models: Path) -> list[Placement]:
-    """The directories of the models in a bundle."""
+    """
+    The directories of the models in a bundle.
+
+    Raises:
+        BundleRefusedError: a model is in it twice, and there is one link to put one of them into service.
+    """
+    names = [tree.item.name for tree in trees if tree.item.kind is Kind.MODEL]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BundleRefusedError(
+            f"the bundle has two versions of the model {twice[0]}, and one of them can serve: ask for another"
+        )
     return [
         Placement(
             home=models / tree.item.name,

@@ -1,5 +1,5 @@
 """
-The keys a site trusts for bundles: a file with one key a line, and from when until when it counts.
+The keys a site trusts for bundles and drafts: a file with one key a line, and from when until when it counts.
 
     # release key, handed over on paper
     example.com/releases+1a2b3c4d+AbCd...= not-before=2026-01-01 not-after=2027-06-30
@@ -50,7 +50,7 @@ class TrustedKey:
                 f"the key {self.name} counts from {self.not_before} on, and today is {day}: check the clock"
             )
         return (
-            f"the key {self.name} counted until {self.not_after}, and today is {day}: ask for a bundle "
+            f"the key {self.name} counted until {self.not_after}, and today is {day}: ask for the same, "
             "signed with a newer key, or extend not-after if the key is still good"
         )
 

@@ -62,7 +62,10 @@ def check_database(inquiry: Inquiry) -> Iterable[Check]:
     try:
         seen = look_at_database(url, inquiry)
     except ApplianceError as error:
-        yield REACHABLE.fail(str(error), "see docs/how-to/use-postgresql.md for what the URL may hold")
+        yield REACHABLE.fail(
+            str(error),
+            "see docs/how-to/use-postgresql.md for how the database is made and what the URL may hold",
+        )
     except SQLAlchemyError as error:
         yield REACHABLE.fail(
             f"it does not answer: {first_line(error)}",

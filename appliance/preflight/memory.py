@@ -10,6 +10,12 @@ tensor x pipeline parallel GPUs.  KV cache of one token, on one GPU:
 with the layers shared by pipeline stages and, in plain attention, the heads by tensor parallel GPUs (at
 least one on each).  It is too high for models with sliding windows or linear attention, and leaves
 out activations and CUDA graphs.
+
+On a CPU a step that does not draft puts by what the draft would have read, the target's hidden states, at
+the place of its token in the KV cache (`appliance.serving.vllm_lazy_draft`), and a mark there that they are
+owed.  Of one token, at most:
+
+    aux layers x hidden size of the target x bytes of the arithmetic type + 1
 """
 
 from collections.abc import Mapping
@@ -18,6 +24,7 @@ from math import ceil, prod
 from typing import Any
 
 from appliance.drafts.lint.pair import language_model
+from appliance.drafts.lint.shape import read_shape
 from appliance.drafts.record import is_count
 from appliance.serving.weights import Weights
 
@@ -37,11 +44,18 @@ class Need:
     """KV cache of one token; None where the config does not say enough."""
     context: int | None
     """Tokens in the longest context."""
+    owed: int = 0
+    """On a CPU, what one token's place in the KV cache takes beside it while the draft is not run; 0 where
+    there is no draft, where none of it is put by, and where the config does not say enough."""
 
     @property
     def one_context(self) -> int:
         """KV cache of one longest context; 0 where it is not known."""
         return (self.token or 0) * (self.context or 0)
+
+    def owed_beside(self, cache: int) -> int:
+        """Bytes that a CPU worker's draft is owed at most, beside a KV cache of so many bytes."""
+        return cache // self.token * self.owed if self.token else 0
 
 
 def estimate(
@@ -71,7 +85,10 @@ def estimate(
     number = TYPE_BYTES.get(str(named) if dtype == "auto" else dtype, 2)
     weights = tensor_bytes(target, number) // (tensor * pipeline)
     token = token_bytes(fields, cache_bytes or number, tensor=tensor, pipeline=pipeline)
+    owed = 0
     if draft is not None:
+        # Of a model that takes pictures nothing is put by: its draft is run at every step.
+        owed = owed_bytes(fields, draft, number) if fields is target.config else 0
         weights += tensor_bytes(draft, number) // tensor
         layer = draft.config.get("transformer_layer_config")
         shape = {**draft.config, **layer} if isinstance(layer, dict) else draft.config
@@ -82,6 +99,7 @@ def estimate(
         weights=weights,
         token=token,
         context=context if context is not None else longest if is_count(longest) else None,
+        owed=owed,
     )
 
 
@@ -110,3 +128,11 @@ def token_bytes(fields: Mapping[str, Any], number: int, *, tensor: int = 1, pipe
     kept = fields.get("num_key_value_heads")
     kept = kept if is_count(kept) and kept else heads
     return 2 * staged * ceil(kept / tensor) * size * number
+
+
+def owed_bytes(fields: Mapping[str, Any], draft: Weights, number: int) -> int:
+    """Bytes put by of a token that the draft is not run over; 0 where it reads no hidden states of layers."""
+    shape, hidden = read_shape(draft.config), fields.get("hidden_size")
+    if not (shape.fuses and is_count(hidden)):
+        return 0
+    return shape.aux_count * hidden * number + 1

@@ -119,10 +119,18 @@ def judge_cores(seen: Processor) -> Check:
 
 
 def judge_memory(settings: WorkerSettings, seen: Processor, need: Need) -> Check:
-    """Decide whether weights and KV cache fit, and one longest context in the KV cache."""
+    """
+    Decide whether weights, KV cache and what the draft is owed fit, and one longest context in the KV cache.
+
+    What is owed is taken bit by bit, while speculation is stopped: a worker without room for it starts, and
+    is killed later.
+    """
     cache = settings.cpu_kv_cache_gib * 2**30
+    owed = need.owed_beside(cache)
     text = f"{gib(seen.free_bytes)} free: weights {gib(need.weights)}, KV cache {gib(cache)}"
-    taken = need.weights + cache
+    if owed:
+        text = f"{text}, up to {gib(owed)} beside it for a draft that is not run"
+    taken = need.weights + cache + owed
     if taken > seen.free_bytes:
         return MEMORY.fail(text, "add memory, use a smaller model, or lower worker.cpu_kv_cache_gib")
     if need.one_context > cache:

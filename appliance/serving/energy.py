@@ -4,7 +4,8 @@ How much energy this worker's GPUs have taken, by the driver's own counters.
 NVML counts millijoules since the driver was loaded, on Volta and newer
 (`nvmlDeviceGetTotalEnergyConsumption`, https://docs.nvidia.com/deploy/nvml-api/).  NVIDIA's Python
 bindings are used where they are installed.  It fails open: what cannot be read is not said, and costs are
-then made of the watts in the settings.
+then made of the watts in the settings.  So it is for a worker that spans several machines: the driver here
+knows the GPUs of this one only, and a part must not pass for the whole.
 """
 
 import importlib
@@ -17,7 +18,7 @@ def open_meter(
     visible: str | None, count: int, load: Callable[[], ModuleType | None] | None = None
 ) -> "EnergyMeter | None":
     """
-    A meter of the GPUs that a worker uses; None where nothing measures them.
+    A meter of the GPUs that a worker uses; None where nothing measures all of them.
 
     Args:
         visible: `CUDA_VISIBLE_DEVICES`, numbers or ids of GPUs; None where all are visible.
@@ -30,6 +31,8 @@ def open_meter(
     try:
         nvml.nvmlInit()
         names = _names(visible, nvml.nvmlDeviceGetCount())[:count]
+        if len(names) < count:
+            return None
         handles = [_handle(nvml, name) for name in names]
         meter = EnergyMeter(nvml, handles)
         return meter if handles and meter.read() is not None else None

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,8 +12,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.audit.registry import EntryType
 from appliance.audit.schema import upgrade_database
+from appliance.audit.store import SqlAuditStore
 from appliance.database import first_line, open_database
-from appliance.errors import AuditUnavailableError
+from appliance.errors import AuditUnavailableError, ConfigurationError
 from tests.grower import Grower
 from tests.postgres import private_postgres
 
@@ -137,6 +140,62 @@ def test_a_server_without_tls_is_refused_where_tls_is_asked_for(postgres_url):
     """`require` and stricter do not fall back to clear text; `prefer`, the default, does."""
     assert "SSL" in _refusal(f"{postgres_url}?sslmode=require")
     assert _select_one(f"{postgres_url}?sslmode=disable") == 1
+
+
+@pytest.fixture(params=["SQL_ASCII", "LATIN1"])
+def other_encoding(request, postgres):
+    """A database that cannot keep every text; the encoding, and its URL."""
+    name = f"other_{request.param.lower()}"
+    postgres.execute(f"DROP DATABASE IF EXISTS {name}")
+    postgres.execute(f"CREATE DATABASE {name} ENCODING '{request.param}' TEMPLATE template0")
+    return request.param, postgres.url_of(name)
+
+
+def test_a_database_of_another_encoding_is_refused_in_words(other_encoding):
+    """Before anything is written to it, whoever opens it; it says how the database has to be made."""
+    encoding, url = other_encoding
+    for use in (_select_one, upgrade_database, SqlAuditStore):
+        with pytest.raises(ConfigurationError) as caught:
+            use(url)
+        assert f"has the encoding {encoding}" in str(caught.value)
+        assert "create it anew with ENCODING 'UTF8'" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_gateway_ends_with_one_line_on_a_database_of_another_encoding(other_encoding, tmp_path):
+    """Not with a traceback at the first name that is not ASCII."""
+    encoding, url = other_encoding
+    done = subprocess.run(
+        [sys.executable, "-m", "appliance", "gateway", "--data", str(tmp_path / "data"), "--port", "0"],
+        env={"APPLIANCE_AUDIT__DATABASE_URL": url, "APPLIANCE_POOL__URLS": '["http://127.0.0.1:9"]'},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "encoding" in line]
+    assert line.startswith("appliance: ")
+    assert encoding in line
+
+
+def test_a_database_that_was_exchanged_for_one_of_another_encoding_is_an_outage(postgres):
+    """A gateway that runs refuses to record, as without any, and goes on once the right one is back."""
+    url = postgres.new_database()
+    name = url.rpartition("/")[2]
+    engine = open_database(url, busy_seconds=BUSY_SECONDS)
+    with engine.begin() as connection:
+        connection.execute(text("SELECT 1"))
+    engine.dispose()
+    postgres.execute(f"ALTER DATABASE {name} RENAME TO {name}_right")
+    postgres.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0")
+    assert "has the encoding SQL_ASCII" in _failure(engine, "SELECT 1")
+    postgres.execute(f"DROP DATABASE {name}")
+    postgres.execute(f"ALTER DATABASE {name}_right RENAME TO {name}")
+    with engine.begin() as connection:
+        assert connection.scalar(text("SELECT 3")) == 3
+    engine.dispose()
 
 
 def _select_one(url):

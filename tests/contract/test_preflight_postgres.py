@@ -75,3 +75,15 @@ def test_clocks_that_disagree_are_a_failure(postgres_url, tmp_path):
     check = asked(postgres_url, tmp_path, clock=lambda: time.time() - 3600)["database.clock"]  # noqa: TID251
     assert check.result is Result.FAIL
     assert "ahead" in check.seen
+
+
+def test_a_database_of_another_encoding_is_a_failure(postgres, tmp_path):
+    """No gateway would start on it; what has to be done is named, and the rest is not asked."""
+    postgres.execute("CREATE DATABASE plain ENCODING 'SQL_ASCII' TEMPLATE template0")
+    checks = asked(postgres.url_of("plain"), tmp_path)
+    assert checks["database.reachable"].result is Result.FAIL
+    assert "has the encoding SQL_ASCII" in checks["database.reachable"].seen
+    assert "ENCODING 'UTF8'" in checks["database.reachable"].seen
+    assert {check.result for name, check in checks.items() if name != "database.reachable"} == {
+        Result.SKIPPED
+    }

@@ -1,7 +1,8 @@
 """
 The last minutes of every worker's acceptance, for the chart.
 
-In memory only: Prometheus keeps what should last.  A crash loses the chart and nothing else.
+In memory only: Prometheus keeps what should last.  A crash loses the chart and nothing else.  Fails open: a
+defect here is logged, once until it is gone, and leaves a hole in the chart.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.api.control import Control
+from appliance.logs import Logger
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import WorkerSnapshot
 from appliance.speculation import SpeculationMode, bucket_of
@@ -34,25 +36,40 @@ class Sample:
 class History:
     """Looks at all workers now and then, and remembers."""
 
-    def __init__(self, *, pool: WorkerPool, control: Control, clock: Callable[[], float]) -> None:
-        self._pool, self._control, self._clock = pool, control, clock
+    def __init__(
+        self, *, pool: WorkerPool, control: Control, clock: Callable[[], float], logger: Logger
+    ) -> None:
+        self._pool, self._control, self._clock, self._logger = pool, control, clock, logger
+        self._is_failing = False
         self.samples: dict[str, deque[Sample]] = {}
         """By worker, oldest first."""
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look until cancelled, whatever goes wrong with a look."""
         while True:
-            self.look()
+            try:
+                self.look()
+            except Exception as defect:
+                # A chart is no reason for the gateway to end.
+                if not self._is_failing:
+                    self._logger.exception("console_history_failed", error=type(defect).__name__)
+                self._is_failing = True
+            else:
+                self._is_failing = False
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def look(self) -> None:
         """Take one sample of each worker, and forget those that left the pool long ago."""
         now = self._clock()
+        # First, so that nothing grows while samples fail.
+        self._forget_before(now - KEPT_SECONDS)
         for snapshot in self._pool.snapshots:
-            kept = self.samples.setdefault(snapshot.worker.worker_id, deque())
-            kept.append(self._sample(snapshot, now))
+            sample = self._sample(snapshot, now)
+            self.samples.setdefault(snapshot.worker.worker_id, deque()).append(sample)
+
+    def _forget_before(self, time: float) -> None:
         for worker, kept in list(self.samples.items()):
-            while kept and now - kept[0].at > KEPT_SECONDS:
+            while kept and kept[0].at < time:
                 kept.popleft()
             if not kept:
                 del self.samples[worker]

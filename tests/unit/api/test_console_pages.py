@@ -136,7 +136,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             settings=ConsoleSettings(),
             sessions=Sessions(idle_seconds=60, longest_seconds=300, clock=lambda: now[0]),
             logins=Logins(attempts=3, seconds=60, clock=lambda: now[0]),
-            history=History(pool=pool, control=control, clock=lambda: now[0]),
+            history=History(pool=pool, control=control, clock=lambda: now[0], logger=logger),
             verification=verification,
             witnesses=lambda: WitnessLevel(known=0, cosigned=0, size=0, time=0),
             clock=lambda: now[0],

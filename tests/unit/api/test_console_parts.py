@@ -1,16 +1,18 @@
 """Promises of the console's parts: sessions end, logins are limited, forms are ours, charts have gaps."""
 
+import asyncio
 import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 from starlette.requests import Request
 
 from appliance.api.console.chart import HEIGHT, MOST_LINES, WIDTH, draw
 from appliance.api.console.forms import MOST_BYTES, is_from_here, read_form
-from appliance.api.console.history import KEPT_SECONDS, History, Sample
+from appliance.api.console.history import KEPT_SECONDS, SAMPLE_SECONDS, History, Sample
 from appliance.api.console.logins import MOST_ADDRESSES, Logins
 from appliance.api.console.sessions import MOST_SESSIONS, Sessions
 from appliance.api.console.words import MODES, REASONS
@@ -198,7 +200,7 @@ def test_a_chart_says_whom_it_leaves_out():
 
 def test_history_remembers_ten_minutes_and_forgets_who_left(clock):
     pool, control = WorkerPool(), FakeControl()
-    history = History(pool=pool, control=control, clock=clock)
+    history = History(pool=pool, control=control, clock=clock, logger=structlog.get_logger())
     pool.add(Worker(worker_id=WorkerId("w1"), url="http://w1"))
     control.views["w1"] = FakeView()
     for _ in range(3):
@@ -212,9 +214,42 @@ def test_history_remembers_ten_minutes_and_forgets_who_left(clock):
     assert history.samples == {}
 
 
+async def test_a_defect_in_a_look_is_logged_once_and_the_history_goes_on(clock, monkeypatch):
+    """Whatever a view raises: the gateway does not end, and what is old is forgotten all the same."""
+    logged, looks = [], 0
+    logger = structlog.wrap_logger(
+        structlog.ReturnLogger(),
+        processors=[lambda _logger, _level, event: logged.append((event["event"], event["error"])) or ""],
+        wrapper_class=structlog.make_filtering_bound_logger(0),
+    )
+    pool, control = WorkerPool(), FakeControl()
+    pool.add(Worker(worker_id=WorkerId("w1"), url="http://w1"))
+    history = History(pool=pool, control=control, clock=clock, logger=logger)
+
+    def view(_worker):
+        if 2 <= looks <= 5 or looks == 8:
+            message = "no view"
+            raise ZeroDivisionError(message)
+
+    async def sleep(seconds):
+        nonlocal looks
+        assert seconds == SAMPLE_SECONDS
+        looks += 1
+        clock.now += 200
+        if looks == 10:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(control, "view", view)
+    monkeypatch.setattr("appliance.api.console.history.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await history.run()
+    assert logged == [("console_history_failed", "ZeroDivisionError")] * 2
+    assert [each.at for each in history.samples["w1"]] == [2200.0, 2400.0, 2800.0]
+
+
 def test_break_even_is_that_of_the_nearest_batch_it_was_measured_at(clock):
     pool, control = WorkerPool(), FakeControl()
-    history = History(pool=pool, control=control, clock=clock)
+    history = History(pool=pool, control=control, clock=clock, logger=structlog.get_logger())
     pool.add(Worker(worker_id=WorkerId("w1"), url="http://w1"))
     (snapshot,) = pool.snapshots
     assert history.break_even(snapshot) is None

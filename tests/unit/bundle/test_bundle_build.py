@@ -328,6 +328,19 @@ class TestRefusedRecipes:
         one = {**wheels, "files": ["compose.yaml"]}
         assert "twice" in self.refused(workshop, wheels=[one, one])
 
+    @pytest.mark.parametrize("kind", ["models", "wheels", "files"])
+    def test_two_versions_of_one_thing_are_refused(self, workshop, kind):
+        """Both would be loaded to one place: one link, or one file written over the other."""
+        what = {"directory": "model"} if kind == "models" else {"files": ["compose.yaml"]}
+        things = [{"name": "demo/target", "version": version, **what, **SAID} for version in ("r1", "r2")]
+        message = self.refused(workshop, **{kind: things})
+        assert (
+            f"two versions of {kind.removesuffix('s') if kind == 'models' else kind}/demo/target" in message
+        )
+        assert "r1 and r2" in message
+        names = [{**thing, "name": f"demo/{thing['version']}"} for thing in things]
+        workshop.build("1.5.0", **{kind: names})
+
     def test_a_chart_whose_version_leads_out_of_a_directory_is_not_listed(self, workshop):
         """It would be loaded there; charts of others are taken as they come."""
         recipe = workshop.recipe()

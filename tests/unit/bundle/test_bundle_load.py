@@ -22,7 +22,7 @@ from appliance.bundle.carry import make_difference
 from appliance.bundle.copying import PARTIAL
 from appliance.bundle.engine import Engine, saved_form
 from appliance.bundle.load import Home, Targets, load_bundle
-from appliance.bundle.manifest import Manifest
+from appliance.bundle.manifest import Kind, Manifest
 from appliance.bundle.memory import Memory, read_memory
 from appliance.bundle.oci import Platform
 from appliance.bundle.parts import split
@@ -40,6 +40,7 @@ from appliance.errors import (
 from tests.bundles import GATEWAY, Workshop, all_files, tar_of, write_saved_image
 
 WEIGHTS = "model.safetensors"
+SAID = {"licence": "Apache-2.0", "origin": "https://example.com/source"}
 
 
 class Site:
@@ -352,6 +353,22 @@ def test_a_version_that_was_begun_and_given_up_takes_no_room(site, workshop, bun
     assert not list(model.glob(".*"))
 
 
+def test_two_versions_of_one_model_are_refused_before_anything_is_written(site, workshop):
+    """Properly signed as they may be: there is one link, and it would be turned twice at every load."""
+    model = {"version": "r1", "directory": "model", **SAID}
+    two = workshop.build("1.1.0", models=[{**model, "name": f"demo/{name}"} for name in ("target", "other")])
+    manifest = Manifest.decode((two / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+    opened = workshop.open_bundle(two)
+    trees = [
+        replace(tree, item=tree.item.model_copy(update={"name": "demo/target"}))
+        if tree.item.kind is Kind.MODEL
+        else tree
+        for tree in verify_bundle(opened)
+    ]
+    with pytest.raises(BundleRefusedError, match="two versions of the model demo/target"):
+        site.targets.placements(manifest, trees)
+
+
 def killed(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -429,6 +446,20 @@ class TestFailures:
         monkeypatch.setattr("hashlib.file_digest", lambda *_: hashlib.sha256(b"rot"))
         assert "the disk is bad" in site.refused(BundleStorageError, bundle)
 
+    def test_what_cannot_be_remembered_is_not_put_into_service(self, site, bundle, newer):
+        """Else whatever is newer than the version before could follow it; the next run goes on."""
+        site.load(bundle)
+        old = site.serving.resolve()
+        # Nobody can write over a directory, the superuser included.
+        (site.home.directory / f"bundle.json{PARTIAL}").mkdir()
+        message = site.refused(BundleStorageError, newer)
+        assert "the version before goes on serving" in message
+        assert site.serving.resolve() == old
+        (site.home.directory / f"bundle.json{PARTIAL}").rmdir()
+        site.load(newer)
+        assert site.serving.resolve() != old
+        assert [version for version, *_ in site.recorded] == ["1.0.0", "1.1.0"]
+
     def test_a_directory_in_place_of_the_link_is_left_alone(self, site, bundle):
         """Someone's own weights are not removed."""
         site.serving.mkdir(parents=True)
@@ -476,13 +507,18 @@ def killed_at(point: int, act: Callable[[], None]) -> int:
     return in_a_child(run)
 
 
-def test_a_load_killed_at_any_point_leaves_a_whole_version_and_goes_on(site, bundle, newer):
-    """`kill -9` before every flush, rename and link in turn; each time the next run ends well."""
+def test_a_load_killed_at_any_point_leaves_a_whole_version_and_goes_on(site, workshop, bundle, newer):
+    """
+    `kill -9` before every flush, rename and link in turn; each time the next run ends well.
+
+    And what may serve by then is never followed by an older bundle, though it is newer than the one before.
+    """
+    between = workshop.build("1.0.5")
     site.load(bundle)
     old = site.serving.resolve()
     saved = site.place.with_name("saved")
     shutil.copytree(site.place, saved, symlinks=True)
-    point, killed, resumed = 0, 0, 0
+    point, killed, resumed, guarded = 0, 0, 0, 0
     while True:
         status = killed_at(point, lambda: site.load(newer))
         if status == 0:
@@ -493,8 +529,12 @@ def test_a_load_killed_at_any_point_leaves_a_whole_version_and_goes_on(site, bun
         versions = {b"weights, first edition" * 100: "1.0.0", b"weights, second edition" * 100: "1.1.0"}
         assert weights in versions
         remembered = read_memory(site.home.memory).find("sovereign-appliance").version
-        # Never remembered as loaded before it serves.
-        assert remembered <= versions[weights]
+        # Never in service before it is remembered, neither weights nor files.
+        served = {str(link.readlink()).partition("-")[0] for link in site.place.rglob("current")}
+        assert max(versions[weights], *(served - {"r1"})) <= remembered
+        if remembered == "1.1.0":
+            site.refused(BundleRollbackError, between)
+            guarded += 1
         site.said.clear()
         site.load(newer)
         resumed += "going on with a load that was cut off" in site.said
@@ -508,6 +548,8 @@ def test_a_load_killed_at_any_point_leaves_a_whole_version_and_goes_on(site, bun
         point += 1
     assert killed > 20
     assert resumed > 2
+    # At least before, between and after the two links.
+    assert guarded > 3
 
 
 def test_a_plan_says_what_changes_and_what_goes(workshop, bundle, newer):

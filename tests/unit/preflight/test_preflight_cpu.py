@@ -62,6 +62,20 @@ def test_one_longest_context_fits_the_cache():
     assert "cpu_kv_cache_gib" in check.todo
 
 
+def test_what_the_draft_is_owed_has_to_fit_as_well():
+    """Taken while speculation is stopped, in the worst case for every token the cache has room for."""
+    settings = WorkerSettings(cpu_kv_cache_gib=4)
+    owing = replace(NEED, owed=2000)  # twice what a token takes in the cache: 8 GiB
+    assert judge_memory(settings, SEEN, owing).result is Result.OK
+    tight = replace(SEEN, free_bytes=24 * GIB)
+    assert judge_memory(settings, tight, NEED).result is Result.OK
+    assert judge_memory(settings, tight, owing).result is Result.WARN
+    check = judge_memory(settings, replace(SEEN, free_bytes=21 * GIB), owing)
+    assert check.result is Result.FAIL
+    assert "up to 8.0 GiB beside it" in check.seen
+    assert "beside" not in judge_memory(settings, SEEN, NEED).seen
+
+
 def test_this_machine_is_looked_at_as_a_container_sees_it(tmp_path):
     """Flags and memory by the kernel, quota and limit by the control group."""
     proc, groups = tmp_path / "proc", tmp_path / "groups"

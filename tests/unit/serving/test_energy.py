@@ -56,6 +56,12 @@ def test_gpus_it_cannot_name_are_not_measured(visible):
     assert open_meter(visible, 1, Bindings) is None
 
 
+@pytest.mark.parametrize(("visible", "count"), [(None, 8), ("2,3", 4), ("0", 2)])
+def test_a_worker_with_gpus_elsewhere_is_not_measured(visible, count):
+    """It spans several machines, and the GPUs of this one would pass for all of them."""
+    assert open_meter(visible, count, Bindings) is None
+
+
 def test_without_bindings_or_counters_nothing_is_said():
     """No library, or a GPU older than Volta, or one that is lost later on."""
     assert open_meter(None, 1, lambda: None) is None
