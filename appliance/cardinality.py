@@ -1,17 +1,18 @@
 """
-A bound on the series that name a tenant, over all metrics together.
+Bounds on the series that grow with what is outside: tenants, and labels that clients can invent.
 
-A monitoring server holds every series of every gateway in memory.  Tenants are what their number grows
-with; once `most` series name one, what further tenants do is counted under `(other)`, so sums stay whole.
+A monitoring server holds every series of every gateway in memory.  Once `most` series name a tenant, over
+all metrics together, what further tenants do is counted under `(other)`, so sums stay whole.  What clients
+invent is named only once it is seen often (`Regulars`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 OTHER = "(other)"
-"""In the place of a tenant's name, which never has parentheses."""
+"""In the place of a name; no name has parentheses."""
 Family = TypeVar("Family", "TenantCounter", "TenantGauge")
 
 
@@ -73,3 +74,51 @@ def _in_order(
     family: TenantCounter | TenantGauge, values: Sequence[object], named: dict[str, object]
 ) -> tuple[str, ...]:
     return tuple(map(str, values or (named[name] for name in family._labelnames)))  # noqa: SLF001
+
+
+class Regulars:
+    """
+    Tells what is seen often from what is seen once: only the former gets a series of its own.
+
+    Made for labels that clients can invent.  Counts of the last one to two spans of `among` sightings are
+    kept, so memory is bounded whatever is seen.
+
+    Args:
+        most: named at a time.  Who comes later waits until one of them has not been seen for a whole span.
+        often: sightings among the last ones from which on something is named.
+        among: sightings of a span.
+        on_gone: called with what is named no longer.
+    """
+
+    def __init__(
+        self, *, most: int, often: int, among: int, on_gone: Callable[[tuple[str, ...]], None]
+    ) -> None:
+        self._most, self._often, self._among = most, often, among
+        self._on_gone = on_gone
+        self._named: set[tuple[str, ...]] = set()
+        self._current: dict[tuple[str, ...], int] = {}
+        self._previous: dict[tuple[str, ...], int] = {}
+        self._seen = 0
+
+    def saw(self, labels: tuple[str, ...]) -> bool:
+        """Count one sighting; whether these labels are named now."""
+        if self._seen >= self._among:
+            self._previous, self._current, self._seen = self._current, {}, 0
+        self._seen += 1
+        count = self._current[labels] = self._current.get(labels, 0) + 1
+        if labels in self._named:
+            return True
+        if count + self._previous.get(labels, 0) < self._often or not self._has_room():
+            return False
+        self._named.add(labels)
+        return True
+
+    def _has_room(self) -> bool:
+        """Whether another may be named, once whoever stayed away has been forgotten."""
+        if len(self._named) < self._most:
+            return True
+        gone = {each for each in self._named if each not in self._current and each not in self._previous}
+        self._named -= gone
+        for each in gone:
+            self._on_gone(each)
+        return len(self._named) < self._most

@@ -319,6 +319,7 @@ class ControlLoop:
 
     def _publish(self, before: WorkerSnapshot, after: WorkerSnapshot) -> None:
         publish_worker(self._parts.metrics, after)
+        publish_steps(self._parts.metrics, before, after)
         if after.healthy != before.healthy:
             self._parts.logger.info(
                 "worker_health_changed",
@@ -373,6 +374,27 @@ def publish_worker(metrics: Metrics, after: WorkerSnapshot) -> None:
         metrics.acceptance_rate.labels(worker).set(window.acceptance_rate)
         for position, rate in enumerate(window.acceptance_rate_per_position):
             metrics.acceptance_rate_per_position.labels(worker, str(position)).set(rate)
+
+
+def publish_steps(metrics: Metrics, before: WorkerSnapshot, after: WorkerSnapshot) -> None:
+    """
+    Export what each kind of decode step took and gave, as the worker itself counts it.
+
+    An engine that started anew begins with what it has counted since.  Where a worker said nothing, what it
+    said last stands.
+    """
+    worker, earlier, reading = after.worker.worker_id, before.reading, after.reading
+    if reading is None:
+        return
+    known = earlier.steps if earlier is not None and earlier.epoch == reading.epoch else None
+    if known is None:
+        metrics.forget_steps(worker)
+    for kind, cell in reading.steps.items():
+        # Few kinds of steps happen between two looks; the others stay as they are.
+        if known is None or known.get(kind) != cell:
+            batch, draft_tokens = map(str, kind)
+            metrics.worker_step_tokens.labels(worker, draft_tokens, batch).copy(cell.tokens)
+            metrics.worker_step_seconds.labels(worker, draft_tokens, batch).copy(cell.seconds)
 
 
 def _rate(before: WorkerSnapshot, metrics: WorkerMetrics, now: float) -> float:

@@ -19,6 +19,7 @@ from appliance.cost.metering import Metering
 from appliance.limits.estimate import estimate_tokens
 from appliance.members import Member
 from appliance.metrics import Metrics
+from appliance.metrics.gaps import Gaps
 from appliance.serving.target_only import ForbiddenBy
 from appliance.serving.usage import Usage
 from appliance.serving.worker import WorkerSnapshot
@@ -71,8 +72,8 @@ class Exchange:
     worker: WorkerSnapshot | None = None
     dispatched: float = 0.0
     answered: float = 0.0
-    first_content: float | None = None
-    frames: int = 0
+    gaps: Gaps = field(default_factory=Gaps)
+    """When pieces of content were sent on."""
     usage: Usage | None = None
     finish_reason: str | None = None
     outcome: Outcome | None = None
@@ -109,11 +110,15 @@ class Exchange:
         """Whether the intent will never be in the log, so that its outcome must not be either."""
         return self.intent.done() and (self.intent.cancelled() or self.intent.exception() is not None)
 
-    def saw_frames(self, count: int, now: float) -> None:
-        """Note that frames of content were sent on."""
-        if self.first_content is None:
-            self.first_content = now
-        self.frames += count
+    @property
+    def first_content(self) -> float | None:
+        """When the first piece of content was sent on; None before it was."""
+        return self.gaps.first
+
+    @property
+    def frames(self) -> int:
+        """Pieces of content sent on."""
+        return self.gaps.pieces
 
     @property
     def final_usage(self) -> Usage:
@@ -194,8 +199,8 @@ class Exchange:
             known = {
                 "worker": worker.worker.worker_id,
                 "engine": worker.engine,
-                "weights": worker.worker.weights,
-                "draft": worker.worker.draft,
+                "weights": worker.weights,
+                "draft": worker.draft,
                 "speculation_mode": str(worker.watch.mode),
                 "speculation_reason": str(worker.watch.reason),
             }
@@ -230,6 +235,7 @@ class Exchange:
         meters.seconds.observe(now - self.started, exemplar)
         if self.first_content is not None:
             meters.first_byte_seconds.observe(self.first_content - self.started, exemplar)
+            metrics.inter_token_seconds.labels(self.model).add(self.gaps)
         meters.prompt_tokens.inc(usage.prompt_tokens)
         meters.completion_tokens.inc(usage.completion_tokens)
         if usage.drafts:
@@ -237,7 +243,7 @@ class Exchange:
             metrics.draft_tokens.labels(tenant, self.model).inc(usage.draft_tokens or 0)
             metrics.accepted_tokens.labels(tenant, self.model).inc(usage.accepted_tokens or 0)
 
-    def attribute(self, attribution: Attribution) -> None:
+    def attribute(self, attribution: Attribution, metrics: Metrics) -> None:
         """Add what drafting for the request came to, if there was any and the worker said so."""
         usage, context = self.usage, self.context
         if usage is None or context is None or not usage.drafts:
@@ -251,6 +257,14 @@ class Exchange:
             draft_tokens=usage.draft_tokens or 0,
             accepted_tokens=usage.accepted_tokens or 0,
             completion_tokens=usage.completion_tokens,
+        )
+        metrics.saw_drafts(
+            model=self.model,
+            template=self.template,
+            context=context,
+            drafts=usage.drafts,
+            draft_tokens=usage.draft_tokens or 0,
+            accepted_tokens=usage.accepted_tokens or 0,
         )
 
     def meter(self, costs: Metering) -> None:

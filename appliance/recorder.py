@@ -95,7 +95,7 @@ class Recorder:
         elif not exchange.recorded:
             self._queue_end(exchange, now)
         exchange.count(self._metrics, now)
-        exchange.attribute(self._attribution)
+        exchange.attribute(self._attribution, self._metrics)
         exchange.meter(self._costs)
         self._logger.info("request_finished", **exchange.log_fields(now))
         if exchange.trace is not None:

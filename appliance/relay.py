@@ -100,7 +100,7 @@ class Relay:
     async def _relay_frames(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
         """Pass whole frames on as they arrive; hold back the ones that end the stream."""
         buffer, final, done = sse.FrameBuffer(), b"", False
-        saw, dialect = exchange.capture.saw, call.endpoint.dialect
+        saw, saw_pieces, dialect = exchange.capture.saw, exchange.gaps.saw, call.endpoint.dialect
 
         async def keep_alive() -> None:
             saw(sse.KEEP_ALIVE)
@@ -127,7 +127,7 @@ class Relay:
                 # Only now: what is read here is for the record, and the client need not wait for it.
                 exchange.last_frames = frames
                 if pieces := dialect.count_pieces(frames):
-                    exchange.saw_frames(pieces, self._clock())
+                    saw_pieces(pieces, self._clock())
                 exchange.finish_reason = dialect.finish_reason(frames) or exchange.finish_reason
         exchange.ends(Outcome.COMPLETED, status=answer.status)
         saw(final)

@@ -3,11 +3,11 @@ What orchestrators and Prometheus ask: alive, ready, metrics.  None of these is 
 """
 
 from fastapi import APIRouter
-from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from appliance.api.services import Services
+from appliance.metrics.page import page
 
 router = APIRouter()
 
@@ -45,5 +45,5 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Everything measured, as Prometheus text, or as OpenMetrics, which has exemplars, if asked for."""
     services: Services = request.app.state.services
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(services.metrics.registry), headers={"Content-Type": content_type})
+    text, content_type = await page(services.metrics.registry, request.headers.get("accept", ""))
+    return Response(text, headers={"Content-Type": content_type})

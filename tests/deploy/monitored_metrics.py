@@ -63,4 +63,4 @@ def _of_worker() -> dict[str, Labels]:
 
 def placeholders(text: str) -> set[str]:
     """The labels that a legend or a template fills in."""
-    return set(re.findall(r"\{\{\s*(?:\$labels\.)?([a-z_]+)\s*\}\}", text))
+    return set(re.findall(r"\{\{\s*(?:\$labels\.)?([a-z_]+)\s*\}\}", text)) - {"else", "end"}

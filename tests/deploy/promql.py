@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import promql_parser as promql
 
 Labels = frozenset[str]
-TARGET = frozenset({"job", "instance"})
-"""What Prometheus adds to whatever it reads."""
+TARGET = frozenset({"namespace", "job", "instance"})
+"""What Prometheus adds to whatever it reads; the namespace only in Kubernetes, elsewhere it is empty."""
 SUBSTITUTES = {
     "$__rate_interval": "1m",
     "$__interval": "15s",
@@ -109,7 +109,7 @@ def _of_call(expr: promql.Call, known: Mapping[str, Labels]) -> Labels:
     if expr.func.name == "label_replace":
         _insist({expr.args[3].val}, has, str(expr))
         return has | {expr.args[1].val}
-    if expr.func.name == "absent":
+    if expr.func.name in {"absent", "absent_over_time"}:
         return frozenset()
     return has
 

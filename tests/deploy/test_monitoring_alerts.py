@@ -7,6 +7,7 @@ Prometheus itself judges, through `promtool test rules`, on series written in it
 
 import json
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ LONG, COARSE = 400, 10
 """Stories that go on for longer, in minutes, are judged every so many minutes only, and seen then."""
 GATEWAY = 'job="appliance-gateway",instance="g1:8080"'
 WORKER = 'job="appliance-worker",instance="w1:8000"'
+OTHER_RELEASE = 'namespace="b",job="other-gateway",instance="g9:8080"'
 OURS, ANSWERED = "appliance_errors_total", "appliance_requests_total"
 
 
@@ -61,10 +63,16 @@ def w(metric: str, **labels: str) -> str:
     return metric + "{" + ",".join([*(f'{name}="{value}"' for name, value in labels.items()), WORKER]) + "}"
 
 
-def errors(bad: str, good: str, code: str = "worker_failed") -> dict[str, str]:
+def other(metric: str, **labels: str) -> str:
+    """A series of a gateway of another release, which the same Prometheus reads."""
+    named = [f'{name}="{value}"' for name, value in labels.items()]
+    return metric + "{" + ",".join([*named, OTHER_RELEASE]) + "}"
+
+
+def errors(bad: str, good: str, code: str = "worker_failed", of: Callable[..., str] = g) -> dict[str, str]:
     """Counters of requests that failed and that were answered."""
     labels = {"tenant": "acme", "model": "demo"}
-    return {g(OURS, code=code): bad, g(ANSWERED, **labels, outcome="completed"): good}
+    return {of(OURS, code=code): bad, of(ANSWERED, **labels, outcome="completed"): good}
 
 
 W1 = {"worker": "w1"}
@@ -193,6 +201,45 @@ CASES = (
         quiet=4, fires=10, resolved=17,
     ),
     Case(
+        alert="ApplianceMetricsMissing",
+        story="another release is read all the time",
+        series={
+            g("appliance_build_info"): "1x4 _x20 1x10",
+            other("appliance_build_info"): "1x40",
+        },
+        quiet=10, fires=19, resolved=27,
+    ),
+    Case(
+        alert="ApplianceMetricsMissing",
+        story="one of two gateways is enough",
+        series={
+            g("appliance_build_info"): "1x4 _x30",
+            'appliance_build_info{job="appliance-gateway",instance="g2:8080"}': "1x40",
+        },
+        quiet=25,
+    ),
+    Case(
+        alert="ApplianceNoWorker",
+        story="another release has workers",
+        series={
+            g("appliance_build_info"): "1x30",
+            g("appliance_worker_up", worker="w1"): "1x4 0x10 1x10",
+            other("appliance_build_info"): "1x30",
+            other("appliance_worker_up", worker="w1"): "1x30",
+        },
+        quiet=4, fires=8, resolved=17,
+    ),
+    Case(
+        alert="ApplianceNoWorker",
+        story="a release without any stands beside one that has them",
+        series={
+            g("appliance_build_info"): "1x9 stale",
+            other("appliance_build_info"): "1x30",
+            other("appliance_worker_up", worker="w1"): "1x30",
+        },
+        quiet=0, fires=5, resolved=12,
+    ),
+    Case(
         alert="ApplianceWorkerDown",
         story="one of two goes and comes back",
         series={
@@ -209,6 +256,72 @@ CASES = (
             'appliance_worker_up{worker="w1",instance="g2"}': "1x30",
         },
         quiet=20,
+    ),
+    Case(
+        alert="ApplianceWorkerDown",
+        story="a pod crashes and its address leaves the name, until it is ready again",
+        series={
+            g("appliance_worker_up", worker="w1"): "1x120",
+            g("appliance_worker_up", worker="w2"): "1x20 stale _x38 1x60",
+            g("appliance_workers_left_total", health="up"): "0x120",
+            g("appliance_workers_left_total", health="down"): "0x20 1x100",
+        },
+        quiet=30, fires=40, resolved=66,
+    ),
+    Case(
+        alert="ApplianceWorkerDown",
+        story="a gateway of an earlier version does not say how workers left",
+        series={
+            g("appliance_worker_up", worker="w1"): "1x120",
+            g("appliance_worker_up", worker="w2"): "1x20 stale",
+        },
+        quiet=30, fires=40, resolved=100,
+    ),
+    Case(
+        alert="ApplianceWorkerDown",
+        story="one that is taken away is not missed",
+        series={
+            g("appliance_worker_up", worker="w1"): "1x120",
+            g("appliance_worker_up", worker="w2"): "1x20 stale",
+            g("appliance_workers_left_total", health="up"): "0x20 1x100",
+            g("appliance_workers_left_total", health="down"): "0x120",
+        },
+        quiet=45,
+    ),
+    Case(
+        alert="ApplianceWorkerDown",
+        story="one is taken away, and then another fails",
+        series={
+            g("appliance_worker_up", worker="w1"): "1x120",
+            g("appliance_worker_up", worker="w2"): "1x20 stale",
+            g("appliance_worker_up", worker="w3"): "1x40 stale",
+            g("appliance_workers_left_total", health="up"): "0x20 1x100",
+            g("appliance_workers_left_total", health="down"): "0x40 1x80",
+        },
+        quiet=39, fires=60, resolved=115,
+    ),
+    Case(
+        alert="ApplianceWorkerDown",
+        story="a rollout starts every worker anew, one after the other",
+        series={
+            g("appliance_worker_up", worker="w1"): "1x20 stale",
+            g("appliance_worker_up", worker="w2"): "1x26 stale",
+            g("appliance_worker_up", worker="w3"): "_x24 1x100",
+            g("appliance_worker_up", worker="w4"): "_x30 1x100",
+            g("appliance_workers_left_total", health="up"): "0x20 1x5 2x100",
+            g("appliance_workers_left_total", health="down"): "0x120",
+        },
+        quiet=60,
+    ),
+    Case(
+        alert="ApplianceWorkerDown",
+        story="workers of another release do not stand in, whatever they are called",
+        series={
+            g("appliance_worker_up", worker="w1"): "1x4 0x10 1x10",
+            other("appliance_worker_up", worker="w1"): "1x30",
+            other("appliance_worker_up", worker="w2"): "_x4 1x30",
+        },
+        quiet=6, fires=10, resolved=17,
     ),
     Case(
         alert="ApplianceWorkerRestarting",
@@ -262,6 +375,34 @@ CASES = (
         quiet=45,
     ),
     Case(
+        alert="ApplianceQueueGrowing",
+        story="another release's queue shrinks by as much",
+        series={
+            g("appliance_queue_requests", priority="interactive"): "0x10 2+2x30 0x20",
+            other("appliance_queue_requests", priority="interactive"): "80x10 78-2x30 0x20",
+        },
+        quiet=12, fires=38, resolved=50,
+    ),
+    Case(
+        alert="ApplianceStreamsStall",
+        story="one gap in twenty is long for a while",
+        series={
+            g("appliance_inter_token_seconds_count", model="demo"): "0+100x120",
+            g("appliance_inter_token_seconds_bucket", model="demo", le="2.5"):
+                "0+100x20 2095+95x39 5900+100x60",
+        },
+        quiet=22, fires=45, resolved=85,
+    ),
+    Case(
+        alert="ApplianceStreamsStall",
+        story="a few streams at night say little",
+        series={
+            g("appliance_inter_token_seconds_count", model="demo"): "0+10x120",
+            g("appliance_inter_token_seconds_bucket", model="demo", le="2.5"): "0+5x120",
+        },
+        quiet=60,
+    ),
+    Case(
         alert="ApplianceLimitSaturated",
         story="a tenant asks for more than it has, and stops",
         series={
@@ -294,6 +435,15 @@ CASES = (
     ),
     Case(
         alert="ApplianceErrorBudgetBurnsFast",
+        story="a busy release that is well does not hide one that fails",
+        series={
+            **errors("0x60 0+3x60 180x200", "0+6x330"),
+            **errors("0x330", "0+6000x330", of=other),
+        },
+        quiet=60, fires=80, resolved=170,
+    ),
+    Case(
+        alert="ApplianceErrorBudgetBurnsFast",
         story="mistakes of clients are theirs",
         series=errors("0+10x120", "0+6x120", code="invalid_request"),
         quiet=100,
@@ -314,6 +464,15 @@ CASES = (
         alert="ApplianceErrorBudgetBurnsSlowly",
         story="two in a hundred fail all day",
         series=errors("0x300 0+2x1500 3000x3000", "0+100x4800"),
+        quiet=300, fires=1500, resolved=4790,
+    ),
+    Case(
+        alert="ApplianceErrorBudgetBurnsSlowly",
+        story="two in a hundred fail at one of two releases",
+        series={
+            **errors("0x300 0+2x1500 3000x3000", "0+100x4800"),
+            **errors("0x4800", "0+10000x4800", of=other),
+        },
         quiet=300, fires=1500, resolved=4790,
     ),
     Case(
@@ -415,6 +574,12 @@ CASES = (
         quiet=1600,
     ),
     Case(
+        alert="ApplianceCostNotWritten",
+        story="the database takes nothing for forty minutes",
+        series={g("appliance_cost_written_timestamp_seconds"): "0+60x30 1800x40 4260+60x30"},
+        quiet=48, fires=55, resolved=76,
+    ),
+    Case(
         alert="ApplianceDiskLow",
         story="a disk runs low and is made larger",
         series={g("appliance_audit_disk_low", disk="database"): "0x4 1x15 0x10"},
@@ -495,6 +660,28 @@ CASES = (
         story="it is rotated five days before its end",
         series={g("appliance_keys_next_end_timestamp_seconds"): f"{8 * 86400}x4000 0x100"},
         quiet=1200, fires=3000, resolved=4050,
+    ),
+    Case(
+        alert="ApplianceApiKeyExpires",
+        story="keys of another release end later",
+        series={
+            g("appliance_keys_next_end_timestamp_seconds"): f"{8 * 86400}x4000 0x100",
+            other("appliance_keys_next_end_timestamp_seconds"): f"{90 * 86400}x4100",
+        },
+        quiet=1200, fires=3000, resolved=4050,
+    ),
+    Case(
+        alert="ApplianceSpeculationNotControllable",
+        story="a worker of another release has the same name",
+        series={
+            g("appliance_speculation_controllable", **W1): "1x4 0x30 1x10",
+            g("appliance_speculation_mode", **W1, mode="speculative"): "1x50",
+            g("appliance_worker_up", **W1): "1x50",
+            other("appliance_speculation_controllable", **W1): "1x50",
+            other("appliance_speculation_mode", **W1, mode="speculative"): "1x50",
+            other("appliance_worker_up", **W1): "1x50",
+        },
+        quiet=15, fires=25, resolved=38,
     ),
     Case(
         alert="ApplianceSigningKeyOld",

@@ -54,6 +54,14 @@ def test_a_rule_asks_for_what_there_is(rule: dict[str, Any]):
         assert placeholders(text) <= has, text
 
 
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, id=rule.get("alert") or rule["record"]) for rule in rules()]
+)
+def test_installations_that_one_prometheus_reads_are_judged_apart(rule: dict[str, Any]):
+    """What is left says whose it is, so that none is hidden by the sum over all; alerts are routed by it."""
+    assert labels_of(promql.parse(rule["expr"]), known_metrics()) >= {"namespace", "job"}
+
+
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_panel_asks_for_what_there_is(panel: dict[str, Any]):
     """And names its series by labels they have."""
@@ -169,6 +177,23 @@ def test_there_are_the_dashboards_an_operator_is_promised():
     assert {"Speculation changes", "Worker recycles"} <= {
         each["name"] for each in speculation["annotations"]["list"]
     }
+
+
+def test_what_two_dashboards_ask_alike_they_explain_alike():
+    """One panel with one title and one text, wherever it stands."""
+    said: dict[tuple[str, ...], set[tuple[str, str, str]]] = {}
+    for page in PAGES:
+        for panel in page["panels"]:
+            if "targets" in panel:
+                asked = tuple(target["expr"] for target in panel["targets"])
+                said.setdefault(asked, set()).add((panel["title"], panel["description"], panel["type"]))
+    assert [words for words in said.values() if len(words) > 1] == []
+    assert any(len({page["uid"] for page in PAGES if asks(page, asked)}) > 1 for asked in said)
+
+
+def asks(page: dict[str, Any], asked: tuple[str, ...]) -> bool:
+    """Whether a panel of a page asks exactly this."""
+    return any(asked == tuple(each["expr"] for each in panel.get("targets", ())) for panel in page["panels"])
 
 
 def test_the_error_budget_counts_exactly_the_errors_that_are_ours():

@@ -446,6 +446,42 @@ async def test_a_worker_that_restarts_is_judged_anew(controlled):
     assert controlled.seen().watch.window.drafts == 0
 
 
+async def test_tokens_by_engine_second_are_exported_as_the_engine_counts_them(controlled):
+    """By draft tokens and batch size, so that a query makes the speed of each; from 0 when it starts anew."""
+    worker = EngineWorker()
+    await controlled.start(worker, **PATIENT)
+    await controlled.tick(4, accepted=2)
+    kind = {"worker": "w1", "draft_tokens": "3", "batch": "1"}
+    cell = controlled.seen().reading.steps[1, 3]
+    assert controlled.sample("worker_step_tokens_total", **kind) == cell.tokens > 0
+    assert controlled.sample("worker_step_seconds_total", **kind) == cell.seconds > 0
+    worker.decode(accepted=1)
+    await controlled.tick()
+    later = controlled.seen().reading.steps[1, 3]
+    assert controlled.sample("worker_step_tokens_total", **kind) == later.tokens > cell.tokens
+    again = EngineWorker()
+    worker.scheduler, worker.steering = again.scheduler, again.steering
+    await controlled.tick()
+    assert controlled.sample("worker_step_tokens_total", **kind) is None
+    await controlled.tick(accepted=2)
+    anew = controlled.seen().reading.steps[1, 3]
+    assert controlled.sample("worker_step_tokens_total", **kind) == anew.tokens < cell.tokens
+
+
+async def test_steps_of_a_worker_that_says_nothing_stay_as_they_were(controlled):
+    """A look that shows no steps is no sign that there were none; they are gone with the worker."""
+    worker = EngineWorker()
+    await controlled.start(worker, **PATIENT)
+    await controlled.tick(3, accepted=2)
+    kind = {"worker": "w1", "draft_tokens": "3", "batch": "1"}
+    told = controlled.sample("worker_step_tokens_total", **kind)
+    worker.metrics = "cut off in the mid"
+    await controlled.tick(3)
+    assert controlled.sample("worker_step_tokens_total", **kind) == told > 0
+    controlled.metrics.forget_worker(W1)
+    assert controlled.sample("worker_step_tokens_total", **kind) is None
+
+
 async def test_a_worker_that_cannot_be_scraped_keeps_what_it_was_told(controlled):
     """Three looks that fail take it out of routing; none of them changes its mode."""
     worker = EngineWorker()

@@ -482,6 +482,34 @@ async def test_a_client_that_leaves_while_it_waits_stops_the_worker(running, str
     assert (outcome["outcome"], outcome["tokens_estimated"]) == ("client_gone", True)
 
 
+async def test_the_time_between_two_pieces_of_a_stream_is_measured(running):
+    """By model, every gap of it once it has ended; an answer in one piece has none."""
+    running.worker.pieces, running.worker.pause_seconds = ["x"] * 5, 0.03
+    for stream in (True, False):
+        await running.post(chat(stream=stream))
+    await running.events("request_finished", 2)
+    value = running.metrics.registry.get_sample_value
+    labels = {"model": MODEL}
+    # Five pieces and the one that says why it ended.
+    assert value("appliance_inter_token_seconds_count", labels) == 5
+    assert value("appliance_inter_token_seconds_sum", labels) >= 4 * 0.03
+    assert value("appliance_inter_token_seconds_bucket", {**labels, "le": "0.01"}) < 5
+
+
+async def test_drafts_are_counted_by_context_and_template(running):
+    """What a worker said of its drafts, once for the length of the context and once for the template."""
+    await running.post(chat(stream=True))
+    await running.events("request_finished")
+    value = running.metrics.registry.get_sample_value
+    labels = {"model": MODEL, "context": "0-1k"}
+    drafts = value("appliance_context_drafts_total", labels)
+    assert drafts == value("appliance_drafts_total", {"tenant": "acme", "model": MODEL}) > 0
+    assert value("appliance_context_accepted_tokens_total", labels) == value(
+        "appliance_accepted_tokens_total", {"tenant": "acme", "model": MODEL}
+    )
+    assert value("appliance_template_drafts_total", {"model": MODEL, "template": "(other)"}) == drafts
+
+
 async def test_a_client_that_leaves_is_seen_in_log_and_metrics(running):
     """One line, one count, nothing left in flight."""
     running.worker.head_seconds = 30

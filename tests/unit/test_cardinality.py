@@ -7,11 +7,13 @@ from itertools import product
 from prometheus_client import CollectorRegistry, generate_latest
 
 from appliance.api.errors import RENDERINGS
+from appliance.attribution import context_bucket
 from appliance.audit.registry import EntryType
 from appliance.cardinality import OTHER, TenantSeries
 from appliance.exchange import Outcome
 from appliance.limits.quota import Measure
 from appliance.metrics import TENANT_SERIES, Metrics
+from appliance.metrics.families import OFTEN, TEMPLATES
 from appliance.speculation import Reason, SpeculationMode, buckets_up_to
 from appliance.tenancy import PriorityClass
 
@@ -38,6 +40,11 @@ VALUES = {
     "disk": ("database", "spool", "data"),
     "state": ("known", "cosigned"),
     "version": ("0.1.0",),
+    "context": tuple(sorted({context_bucket(tokens) for tokens in range(0, 2**18, 512)})),
+    "draft_tokens": range(4),
+    "health": ("up", "down"),
+    "bound": ("low", "high"),
+    "of": ("worker_hour", "site_hour", "kwh"),
 }
 """What each label can be; a new label brings its values."""
 
@@ -48,14 +55,24 @@ def series(metrics: Metrics) -> int:
     return sum(not line.startswith("#") and "_created" not in line for line in lines)
 
 
+def saw_template(metrics: Metrics, template: str, model: str = "general") -> None:
+    """A request with this template was drafted for."""
+    counts = {"drafts": 1, "draft_tokens": 3, "accepted_tokens": 2}
+    metrics.saw_drafts(model=model, template=template, context="0-1k", **counts)
+
+
 def busy_site(tenants: tuple[str, ...]) -> Metrics:
     """Metrics after everything that can happen has happened: to every tenant, on every model and worker."""
     metrics = Metrics(CollectorRegistry())
     values = {**VALUES, "tenant": tenants}
     for family in vars(metrics).values():
         names = getattr(family, "_labelnames", ())
-        for labels in product(*(values[name] for name in names)) if names else ():
-            family.labels(*labels)
+        if names and "template" not in names:
+            for labels in product(*(values[name] for name in names)):
+                family.labels(*labels)
+    # Clients make templates, so it is not their labels that are bounded, but how many are told apart.
+    for model, number, _ in product(MODELS, range(100), range(OFTEN)):
+        saw_template(metrics, f"chat-{number:08x}", model)
     return metrics
 
 
@@ -74,10 +91,43 @@ def test_a_quiet_site_of_two_hundred_tenants_shows_each_by_name():
             family.labels(tenant, "general").inc()
         for limit in Measure:
             metrics.limit_used.labels(tenant, limit).set(0.5)
+        metrics.engine_seconds.labels(tenant, "general").inc()
+        metrics.energy_joules.labels(tenant, "general").inc()
     page = generate_latest(metrics.registry).decode()
     assert f'tenant="{OTHER}"' not in page
     assert all(f'tenant="{tenant}"' in page for tenant in TENANTS)
     assert "appliance_tenant_series_full 0.0" in page
+
+
+def test_the_busy_site_has_everything_there_is():
+    """What the bound is held against: no family without a series, and none that is left out of the sum."""
+    families = {family.name: family for family in busy_site(TENANTS[:2]).registry.collect()}
+    assert [name for name, family in families.items() if not family.samples] == []
+    assert len(families["appliance_worker_step_tokens"].samples) >= len(VALUES["batch"]) * 4 * 4
+    assert len(families["appliance_context_drafts"].samples) >= len(MODELS) * 9
+
+
+def test_templates_that_clients_make_up_share_a_series():
+    """Few are told apart, every draft is counted, and what is told apart is what comes often."""
+    metrics = Metrics(CollectorRegistry())
+    for number in range(5 * OFTEN):
+        for template in ("chat-common", f"chat-{number:08x}"):
+            saw_template(metrics, template)
+    samples = metrics.template_drafts.collect()[0].samples
+    counts = {each.labels["template"]: each.value for each in samples if each.name.endswith("_total")}
+    assert counts == {"chat-common": 4 * OFTEN + 1, OTHER: 6 * OFTEN - 1}
+
+
+def test_a_template_that_is_gone_makes_room():
+    """Its series leave the page."""
+    metrics = Metrics(CollectorRegistry())
+    fleeting = [f"chat-{number:08x}" for number in range(TEMPLATES)]
+    for template, times in (*((each, OFTEN) for each in fleeting), ("chat-new", 3000)):
+        for _ in range(times):
+            saw_template(metrics, template)
+    page = generate_latest(metrics.registry).decode()
+    assert "chat-new" in page
+    assert [each for each in fleeting if each in page] == []
 
 
 def test_more_tenants_make_no_more_series():

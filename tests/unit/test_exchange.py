@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from appliance.attribution import Attribution, Offender
 from appliance.audit.entry import Entry, encode, new_entry_id
 from appliance.audit.registry import REGISTRY, EntryType
+from appliance.cardinality import OTHER
 from appliance.exchange import Exchange, Outcome
 from appliance.logs import ALLOWED
 from appliance.metrics import Metrics
@@ -96,7 +97,8 @@ def test_every_outcome_can_be_written_to_the_log(
         forbidden_by=forbidden_by,
         queued=queued,
     )
-    record.first_content = None if first is None else 100.0 + first
+    if first is not None:
+        record.gaps.saw(1, 100.0 + first)
     record.ends(outcome, status=200)
     assert leaf_of(EntryType.REQUEST_OUTCOME, record.fields(100.0 + seconds))
 
@@ -165,7 +167,8 @@ def test_drafts_are_attributed_to_tenant_model_template_and_context():
     """With the counts the worker gave."""
     attribution = Attribution(label_key=bytes(16), clock=lambda: 0.0, min_drafts=1)
     usage = Usage(prompt_tokens=100, completion_tokens=10, drafts=4, draft_tokens=12, accepted_tokens=6)
-    exchange(usage=usage).attribute(attribution)
+    metrics = Metrics(CollectorRegistry())
+    exchange(usage=usage).attribute(attribution, metrics)
     assert attribution.offenders(5) == (
         Offender(
             tenant="acme", model="demo", template="raw-plain", context="0-1k", requests=1,
@@ -173,6 +176,11 @@ def test_drafts_are_attributed_to_tenant_model_template_and_context():
             wasted_draft_tokens=6,
         ),
     )  # fmt: skip
+    value = metrics.registry.get_sample_value
+    counts = {"drafts": 4, "draft_tokens": 12, "accepted_tokens": 6}
+    for name, count in counts.items():
+        assert value(f"appliance_context_{name}_total", {"model": "demo", "context": "0-1k"}) == count
+        assert value(f"appliance_template_{name}_total", {"model": "demo", "template": OTHER}) == count
 
 
 @pytest.mark.parametrize(
@@ -181,8 +189,10 @@ def test_drafts_are_attributed_to_tenant_model_template_and_context():
 def test_requests_nobody_drafted_for_are_not_attributed(usage: Usage | None):
     """A worker that decodes without a draft has no acceptance length to blame anybody for."""
     attribution = Attribution(label_key=bytes(16), clock=lambda: 0.0)
-    exchange(usage=usage).attribute(attribution)
+    metrics = Metrics(CollectorRegistry())
+    exchange(usage=usage).attribute(attribution, metrics)
     assert attribution.overall().requests == 0
+    assert list(metrics.context_drafts.collect()[0].samples) == []
 
 
 def test_the_first_word_on_how_a_request_ended_counts():
@@ -204,16 +214,31 @@ def test_a_broken_promise_of_the_gateway_outweighs_what_the_worker_did():
 def test_without_usage_frames_are_counted_as_an_estimate():
     """An interrupted stream cost something."""
     record = exchange()
-    record.saw_frames(3, 101.0)
-    record.saw_frames(4, 102.0)
+    record.gaps.saw(3, 101.0)
+    record.gaps.saw(4, 102.0)
     assert record.final_usage == Usage(completion_tokens=7, estimated=True)
     assert record.first_content == 101.0
+
+
+def test_gaps_between_pieces_are_counted_when_the_request_ends():
+    """By model, however it ended; an answer in one piece has none."""
+    metrics = Metrics(CollectorRegistry())
+    for times in ((101.0, 101.25, 104.25), (101.0,), ()):
+        record = exchange()
+        for now in times:
+            record.gaps.saw(1, now)
+        record.ends(Outcome.CLIENT_GONE)
+        record.count(metrics, 105.0)
+    value = metrics.registry.get_sample_value
+    assert value("appliance_inter_token_seconds_count", {"model": "demo"}) == 2
+    assert value("appliance_inter_token_seconds_sum", {"model": "demo"}) == pytest.approx(3.25)
+    assert value("appliance_inter_token_seconds_bucket", {"model": "demo", "le": "0.3"}) == 1
 
 
 def test_a_prompt_that_is_known_and_an_answer_that_is_not_make_an_estimate():
     """As Anthropic's streams count: the prompt at the beginning, the answer at the end."""
     record = exchange(usage=Usage(prompt_tokens=7, estimated=True))
-    record.saw_frames(3, 101.0)
+    record.gaps.saw(3, 101.0)
     assert record.final_usage == Usage(prompt_tokens=7, completion_tokens=3, estimated=True)
     assert record.used_tokens("", {}) == 10
 
@@ -221,7 +246,7 @@ def test_a_prompt_that_is_known_and_an_answer_that_is_not_make_an_estimate():
 def test_what_the_worker_says_is_better_than_an_estimate():
     """Usage wins over frames."""
     record = exchange(usage=Usage(prompt_tokens=7, completion_tokens=10))
-    record.saw_frames(3, 101.0)
+    record.gaps.saw(3, 101.0)
     assert record.final_usage == Usage(prompt_tokens=7, completion_tokens=10)
 
 
@@ -236,7 +261,7 @@ def test_overhead_is_the_time_not_spent_waiting_for_the_worker():
 def test_the_log_line_has_only_fields_that_are_allowed():
     """Nothing is dropped by the log's list, and nothing is in it that should be."""
     record = exchange(worker=WORKER, usage=Usage(drafts=4, draft_tokens=12, accepted_tokens=6))
-    record.saw_frames(1, 101.0)
+    record.gaps.saw(1, 101.0)
     record.ends(Outcome.COMPLETED, status=200)
     assert set(record.log_fields(102.0)) <= ALLOWED
 

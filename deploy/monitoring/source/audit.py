@@ -2,18 +2,13 @@
 Whether everything is recorded, the record is whole, and nothing gets out.
 """
 
-from deploy.monitoring.source.common import DAY, EGRESS, JOB, JOBS, YES_NO, quantiles, since, until
+from deploy.monitoring.source.common import AUDIT_LOG, DAY, EGRESS, JOB, JOBS, quantiles, since, until
 from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row
 
 STATE = Row(
     title="Now",
     panels=(
-        Panel(
-            title="Audit log",
-            text="Whether entries can be written. Failing: in the mode `strict` requests are refused.",
-            queries=(Query(expr=f"max(appliance_audit_failing{{{JOB}}})"),),
-            kind="stat", width=3, height=4, words=YES_NO,
-        ),
+        AUDIT_LOG,
         Panel(
             title="Stored entries",
             text="Whether the log's own check found stored entries as they were written. Altered: an incident, keep "

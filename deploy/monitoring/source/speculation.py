@@ -132,6 +132,88 @@ DECISIONS = Row(
         ),
     ),
 )  # fmt: skip
+
+
+def _steps(what: str, by: str, window: str) -> str:
+    """A rate of what engines count of their steps; several gateways read the same counters."""
+    counter = f"appliance_worker_step_{what}_total{{{WORKER}}}"
+    return f"sum by ({by}) (max by (worker, draft_tokens, batch) (rate({counter}[{window}])))"
+
+
+def _length(by: str) -> str:
+    """Acceptance length of requests that ended in the last hour, by a label of their drafts' counters."""
+    accepted, drafts = (
+        f"sum by ({by}) (increase(appliance_{by}_{counted}_total{{{MODEL}}}[1h]))"
+        for counted in ("accepted_tokens", "drafts")
+    )
+    return f"1 + {accepted} / ({drafts} > 0)"
+
+
+SPEED = Row(
+    title="What is fastest?",
+    panels=(
+        Panel(
+            title="Tokens per engine second by batch size",
+            text="What one second of an engine gives, by how many requests are decoded together (at most so many) and "
+            "how many tokens are drafted, in the time shown. Within a batch size the longest bar is what pays; "
+            "numbers that are not in use are tried now and then. Steps that read a prompt are left out.",
+            queries=(
+                Query(
+                    expr=f"{_steps('tokens', 'batch, draft_tokens', '$__range')} "
+                    f"/ ({_steps('seconds', 'batch, draft_tokens', '$__range')} > 0)",
+                    legend="batch up to {{batch}}, {{draft_tokens}} drafted",
+                ),
+            ),
+            unit="none", kind="bargauge", width=12,
+        ),
+        Panel(
+            title="Tokens per engine second",
+            text="By tokens drafted a step, over all batch sizes: a line that rises may just have had larger batches, "
+            "so compare numbers of draft tokens in the panel beside.",
+            queries=(
+                Query(
+                    expr=f"{_steps('tokens', 'draft_tokens', '$__rate_interval')} "
+                    f"/ ({_steps('seconds', 'draft_tokens', '$__rate_interval')} > 0)",
+                    legend="{{draft_tokens}} drafted",
+                ),
+            ),
+            unit="none", width=12,
+        ),
+    ),
+)  # fmt: skip
+WHERE = Row(
+    title="Where are drafts accepted?",
+    panels=(
+        Panel(
+            title="Acceptance length by context",
+            text="By the length of the prompt in tokens, over an hour. Far lower from some length on: the draft was "
+            "not trained for such contexts.",
+            queries=(Query(expr=_length("context"), legend="{{context}}"),),
+            unit="none",
+        ),
+        Panel(
+            title="Acceptance length by template",
+            text="The ten lowest over an hour, by the label of the prompt template; `appliance speculation status` "
+            "names its tenants. Far below the others: the draft never saw this template. Labels are made anew when "
+            "a gateway starts; `(other)` are templates that come rarely.",
+            queries=(Query(expr=f"bottomk(10, {_length('template')})", legend="{{template}}"),),
+            unit="none",
+        ),
+        Panel(
+            title="Draft tokens thrown away by template",
+            text="Drafted and not accepted, per second: computed for nothing. The ten templates with most.",
+            queries=(
+                Query(
+                    expr="topk(10, sum by (template) ("
+                    f"rate(appliance_template_draft_tokens_total{{{MODEL}}}[$__rate_interval]) "
+                    f"- rate(appliance_template_accepted_tokens_total{{{MODEL}}}[$__rate_interval])))",
+                    legend="{{template}}",
+                ),
+            ),
+            stacked=True,
+        ),
+    ),
+)  # fmt: skip
 TOKENS = Row(
     title="Tokens",
     panels=(
@@ -166,7 +248,7 @@ TOKENS = Row(
             title="Over the hours",
             text="Acceptance length averaged over an hour. A slope that goes on for hours without a change of "
             "traffic: recycle the worker.",
-            queries=(Query(expr='worker:appliance_acceptance_length:avg1h{worker=~"$worker"}', legend="{{worker}}"),),
+            queries=(Query(expr=f"worker:appliance_acceptance_length:avg1h{{{WORKER}}}", legend="{{worker}}"),),
             unit="none",
         ),
     ),
@@ -178,5 +260,5 @@ SPECULATION = Dashboard(
     text="What drafting gives, where it does not pay, and what was decided about it.",
     variables=(JOBS, WORKERS, MODELS),
     events=EVENTS,
-    rows=(WORTH, DECISIONS, TOKENS),
+    rows=(WORTH, SPEED, DECISIONS, WHERE, TOKENS),
 )

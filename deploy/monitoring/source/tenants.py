@@ -1,5 +1,5 @@
 """
-Tenants: who uses how much, who is at its limits, and what the tokens come to at a price.
+Tenants: who uses how much, who is at its limits, what it costs, and what the tokens come to at a price.
 """
 
 from deploy.monitoring.source.common import EVENTS, JOB, JOBS, MODELS, TENANT, TENANTS, until
@@ -10,7 +10,7 @@ USE = Row(
     panels=(
         Panel(
             title="Requests by tenant",
-            text="The ten tenants with most requests. `(other)`: those that came once 3300 series named a "
+            text="The ten tenants with most requests. `(other)`: those that came once 3100 series named a "
             "tenant.",
             queries=(
                 Query(
@@ -55,9 +55,9 @@ USE = Row(
             kind="table", width=12,
         ),
         Panel(
-            title="Cost in the time shown",
-            text="Tokens of prompts and answers at the price of a million tokens that is typed in at the top, in "
-            "its currency.",
+            title="Price in the time shown",
+            text="What you charge: tokens of prompts and answers at the price of a million tokens that is typed in at "
+            "the top, in its currency. What they cost you is below.",
             queries=(
                 Query(
                     expr=f"topk(20, sum by (tenant) (increase(appliance_tokens_total{{{TENANT}}}[$__range]))) "
@@ -83,7 +83,7 @@ ENGINES = Row(
                     legend="{{tenant}}",
                 ),
             ),
-            unit="none", stacked=True, width=6,
+            unit="none", stacked=True,
         ),
         Panel(
             title="Power by tenant",
@@ -96,7 +96,7 @@ ENGINES = Row(
                     legend="{{tenant}}",
                 ),
             ),
-            unit="watt", stacked=True, width=6,
+            unit="watt", stacked=True,
         ),
         Panel(
             title="Engines at work",
@@ -108,18 +108,88 @@ ENGINES = Row(
                     legend="{{worker}}",
                 ),
             ),
-            unit="percentunit", most=1, width=6,
+            unit="percentunit", most=1,
+        ),
+    ),
+)  # fmt: skip
+
+
+SITE = "namespace, job"
+"""What tells one installation from another; each has prices of its own."""
+
+
+def _price(of: str) -> str:
+    """A price of each installation's settings; nothing where it is not set."""
+    return f'max by ({SITE}) (appliance_cost_price{{{JOB},of="{of}"}})'
+
+
+def _priced(amount: str, of: str) -> str:
+    """An amount of each installation at its price, added up; 0 where there is no price."""
+    return f"(sum({amount} * on ({SITE}) {_price(of)}) or on() vector(0))"
+
+
+def _each_second(counter: str) -> str:
+    """What all workers add to a counter, over an hour; each gateway sees all of every worker."""
+    return f"sum by ({SITE}) (max by ({SITE}, worker) (rate({counter}{{{JOB}}}[1h])))"
+
+
+def _saved(bound: str | None) -> str:
+    """Engine seconds that drafting saved; a gateway has those of the time in which it steered."""
+    metric = "appliance_speculation_saved_engine_seconds"
+    if bound is not None:
+        metric = "appliance_speculation_saved_bound_engine_seconds"
+    selector = JOB if bound is None else f'{JOB},bound="{bound}"'
+    return f"sum by ({SITE}) ({metric}{{{selector}}})"
+
+
+MACHINES = _priced(_each_second("appliance_worker_observed_seconds_total"), "worker_hour")
+ENERGY = _priced(_each_second("appliance_worker_energy_joules_total") + " / 1000", "kwh")
+PEOPLE = f"(sum({_price('site_hour')}) or on() vector(0))"
+DELIVERED = f'sum(rate(appliance_tokens_total{{{JOB},kind="completion"}}[1h]))'
+BOUNDS = (("low", "at least"), (None, "measured"), ("high", "at most"))
+"""95 % confidence, as if all measurements erred the same way."""
+
+COST = Row(
+    title="What it costs (prices of the settings, section `cost`)",
+    panels=(
+        Panel(
+            title="Cost of an hour",
+            text="Of all workers together, busy or not: their machines, the energy they took in the last hour, and the "
+            "people who run them. 0: no price in the settings. `appliance cost report` has it by tenant and day.",
+            queries=(
+                Query(expr=MACHINES, legend="machines"),
+                Query(expr=ENERGY, legend="energy"),
+                Query(expr=PEOPLE, legend="people"),
+            ),
+            unit="none", stacked=True, width=6,
+        ),
+        Panel(
+            title="Cost of a million delivered tokens",
+            text="What the last hour cost, by the tokens of answers that were sent in it, idle time included. Rises "
+            "when there is little to do; a gap: nothing was delivered.",
+            queries=(
+                Query(expr=f"({MACHINES} + {ENERGY} + {PEOPLE}) / ({DELIVERED} * 3600 > 0) * 1000000", legend="cost"),
+            ),
+            unit="none", width=6,
         ),
         Panel(
             title="Engine time saved by drafting",
-            text="Since the gateway started, by what the worker takes without drafts; below 0: lost.",
-            queries=(
-                Query(
-                    expr=f"max by (worker) (appliance_speculation_saved_engine_seconds{{{JOB}}}) or on() vector(0)",
-                    legend="{{worker}}",
-                ),
+            text="Since the gateways started, by what workers take without drafts; below 0: lost. With 95 % confidence "
+            "it lies between the outer lines. 0 between them: whether drafting saves is not known.",
+            queries=tuple(
+                Query(expr=f"sum({_saved(bound)}) or on() vector(0)", legend=legend) for bound, legend in BOUNDS
             ),
             unit="s", width=6, least=None,
+        ),
+        Panel(
+            title="Saved by drafting",
+            text="What the saved engine time would have cost on these machines, at least, as measured and at most; "
+            "energy left out. 0: nothing was saved, or a machine has no price.",
+            queries=tuple(
+                Query(expr=_priced(f"{_saved(bound)} / 3600", "worker_hour"), legend=legend)
+                for bound, legend in BOUNDS
+            ),
+            unit="none", kind="stat", width=6,
         ),
     ),
 )  # fmt: skip
@@ -232,9 +302,9 @@ DRAFTS = Row(
 TENANTS_AND_COST = Dashboard(
     uid="appliance-tenants",
     title="Appliance: tenants and cost",
-    text="Who uses how much, who is at its limits, and what the tokens come to at a price.",
+    text="Who uses how much, who is at its limits, what it costs, and what the tokens come to at a price.",
     variables=(JOBS, MODELS, TENANTS),
     events=EVENTS[:1],
-    rows=(USE, ENGINES, LIMITS, DRAFTS),
+    rows=(USE, ENGINES, COST, LIMITS, DRAFTS),
     price=True,
 )

@@ -2,7 +2,15 @@
 One worker in detail: what gateways see of it, and what vLLM says of itself.
 """
 
-from deploy.monitoring.source.common import EVENTS, JOBS, WORKER, WORKERS, quantiles
+from deploy.monitoring.source.common import (
+    EVENTS,
+    JOBS,
+    KV_CACHE,
+    TOKENS_GENERATED,
+    WORKER,
+    WORKERS,
+    quantiles,
+)
 from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row, Variable
 
 INSTANCES = Variable(
@@ -68,26 +76,8 @@ SEEN = Row(
                 Query(expr=f"max by (worker) (appliance_worker_places{{{WORKER}}})", legend="{{worker}} places"),
             ),
         ),
-        Panel(
-            title="Tokens generated",
-            text="Per second.",
-            queries=(
-                Query(
-                    expr=f"max by (worker) (appliance_worker_generation_tokens_per_second{{{WORKER}}})",
-                    legend="{{worker}}",
-                ),
-            ),
-        ),
-        Panel(
-            title="KV cache in use",
-            text="Share of the memory for contexts. Near 1, requests are pushed back and computed again.",
-            queries=(
-                Query(
-                    expr=f"max by (worker) (appliance_worker_kv_cache_usage_ratio{{{WORKER}}})", legend="{{worker}}"
-                ),
-            ),
-            unit="percentunit", most=1, steps=((0.95, "red"),),
-        ),
+        TOKENS_GENERATED,
+        KV_CACHE,
     ),
 )  # fmt: skip
 SPEED = Row(

@@ -1,23 +1,25 @@
 """
 Every metric the appliance exports, declared once on an injected registry.
-
-Labels come from closed sets: tenants and models from the configuration, workers from the pool, the
-rest from enumerations.  Metrics fail open: nothing here may refuse a request.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from appliance.cardinality import TenantSeries
+from appliance.cardinality import OTHER, Regulars, TenantSeries
+from appliance.metrics.copied import CopiedCounter
+from appliance.metrics.gaps import GAP_SECONDS, GapHistogram
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 FINE_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
-TENANT_SERIES = 3300
-"""Most series that name a tenant; all others of a site with 200 tenants come to a thousand or so."""
+TENANT_SERIES = 3100
+"""Most series that name a tenant; all others of a site with 200 tenants come to fewer than 1900."""
+TEMPLATES = 16
+"""Prompt templates with series of their own at a time, over all models."""
+OFTEN, AMONG = 20, 1000
+"""A template is told apart once it was seen so often among so many requests that were drafted for."""
 
 
 class Metrics:
@@ -27,6 +29,7 @@ class Metrics:
         self.registry = registry
         self._meters: dict[tuple[str, str, str, str], Meters] = {}
         self._entry_counters: dict[str, Counter] = {}
+        self._templates = Regulars(most=TEMPLATES, often=OFTEN, among=AMONG, on_gone=self._forget_template)
 
         by_tenant = TenantSeries(TENANT_SERIES)
 
@@ -60,6 +63,13 @@ class Metrics:
             "appliance_time_to_first_byte_seconds", "From request to the first byte of a stream's content.",
             SECONDS, "model", "route",
         )  # fmt: skip
+        self.inter_token_seconds = GapHistogram(
+            "appliance_inter_token_seconds",
+            "Between two pieces of a stream's content, as sent; with drafts a piece has several tokens. "
+            "Counted when the stream ends. Rising while the time to the first byte does not: look at batch "
+            "size and KV cache.",
+            ("model",), buckets=GAP_SECONDS, registry=registry,
+        )  # fmt: skip
         self.overhead_seconds = histogram(
             "appliance_overhead_seconds",
             "Time the gateway itself added before the first byte, the wait for the audit log included.",
@@ -85,9 +95,11 @@ class Metrics:
             "result",
         )  # fmt: skip
 
+        self._add_drafting(counter)
         self._add_tenants(gauge, by_tenant)
         self._add_limits(counter, gauge)
         self._add_workers(counter, gauge)
+        self._add_steps(registry)
         self._add_cost(counter, gauge)
 
         self.speculation_mode = gauge(
@@ -153,6 +165,36 @@ class Metrics:
         self._add_admission(counter, gauge, histogram)
         self._add_audit(counter, gauge, histogram)
 
+    def _add_drafting(self, counter: Callable[..., Counter]) -> None:
+        self.context_drafts = counter(
+            "appliance_context_drafts", "Drafts made for requests, by the length of their context in tokens.",
+            "model", "context",
+        )  # fmt: skip
+        self.context_draft_tokens = counter(
+            "appliance_context_draft_tokens", "Draft tokens proposed for them.", "model", "context"
+        )
+        self.context_accepted_tokens = counter(
+            "appliance_context_accepted_tokens",
+            "Draft tokens of them that the target accepted. Far fewer from some length on: the draft was not "
+            "trained for such contexts.",
+            "model", "context",
+        )  # fmt: skip
+        self.template_drafts = counter(
+            "appliance_template_drafts",
+            "Drafts made for requests, by prompt template: the labels that `appliance speculation status` "
+            "shows, made anew when a gateway starts. `(other)`: templates that are seen rarely.",
+            "model", "template",
+        )  # fmt: skip
+        self.template_draft_tokens = counter(
+            "appliance_template_draft_tokens", "Draft tokens proposed for them.", "model", "template"
+        )
+        self.template_accepted_tokens = counter(
+            "appliance_template_accepted_tokens",
+            "Draft tokens of them that the target accepted. Far fewer for one template: the draft never saw "
+            "it.",
+            "model", "template",
+        )  # fmt: skip
+
     def _add_workers(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
         self.worker_up = gauge("appliance_worker_up", "1 while the worker can take requests.", "worker")
         self.worker_restarts = counter(
@@ -179,9 +221,31 @@ class Metrics:
         self.worker_tokens_per_second = gauge(
             "appliance_worker_generation_tokens_per_second", "Generated tokens per second.", "worker"
         )
+        self.workers_left = counter(
+            "appliance_workers_left",
+            "Workers that left the list, by whether they were `up` or `down` when they did. `down`: they "
+            "failed, and were not taken away.",
+            "health",
+        )  # fmt: skip
+        for health in ("up", "down"):
+            self.workers_left.labels(health)  # the first of a new series would not be seen as a rise
         self.scrape_failures = counter(
             "appliance_scrape_failures", "Looks at a worker that failed.", "worker"
         )
+
+    def _add_steps(self, registry: CollectorRegistry) -> None:
+        self.worker_step_tokens = CopiedCounter(
+            "appliance_worker_step_tokens",
+            "Tokens that decode steps gave, by draft tokens a step and by batch size (at most so many). "
+            "Falls to 0 when the worker starts anew.",
+            ("worker", "draft_tokens", "batch"), registry=registry,
+        )  # fmt: skip
+        self.worker_step_seconds = CopiedCounter(
+            "appliance_worker_step_seconds",
+            "Engine time those steps took. Tokens by seconds say which number of draft tokens is fastest. "
+            "Only steps without a prompt count.",
+            ("worker", "draft_tokens", "batch"), registry=registry,
+        )  # fmt: skip
 
     def _add_admission(
         self,
@@ -428,6 +492,18 @@ class Metrics:
             "lost. Only the gateway that steers measures it.",
             "worker",
         )  # fmt: skip
+        self.speculation_saved_bound = gauge(
+            "appliance_speculation_saved_bound_engine_seconds",
+            "Between `low` and `high` the saved engine time lies with 95 % confidence, if all measurements "
+            "erred the same way. On both sides of 0: whether drafting saves is not known.",
+            "worker", "bound",
+        )  # fmt: skip
+        self.cost_price = gauge(
+            "appliance_cost_price",
+            "Prices in the settings, in `cost.currency`: of a `worker_hour` (its machine), a `site_hour` "
+            "(people) and a `kwh` (times `cost.pue`). Absent where there is none.",
+            "of",
+        )  # fmt: skip
         self.cost_written_time = gauge(
             "appliance_cost_written_timestamp_seconds",
             "When engine time and energy were last written to the database; a crash loses what came after.",
@@ -435,9 +511,33 @@ class Metrics:
 
     def forget_worker(self, worker_id: str) -> None:
         """Export nothing more of a worker that has left: addresses that come and go must not pile up."""
+        is_up = self.worker_up.labels(worker_id)._value.get()  # noqa: SLF001 - 0 if it was never looked at
+        self.workers_left.labels("up" if is_up else "down").inc()
         for family in vars(self).values():
             if isinstance(family, MetricWrapperBase) and "worker" in family._labelnames:  # noqa: SLF001
                 family.remove_by_labels({"worker": worker_id})
+
+    def forget_steps(self, worker_id: str) -> None:
+        """Export no steps of an engine that is no more; its successor counts from 0."""
+        for family in (self.worker_step_tokens, self.worker_step_seconds):
+            family.remove_by_labels({"worker": worker_id})
+
+    def saw_drafts(
+        self, *, model: str, template: str, context: str, drafts: int, draft_tokens: int, accepted_tokens: int
+    ) -> None:
+        """Count what drafting for one request came to, by the length of its context and by its template."""
+        if not self._templates.saw((model, template)):
+            template = OTHER
+        self.context_drafts.labels(model, context).inc(drafts)
+        self.context_draft_tokens.labels(model, context).inc(draft_tokens)
+        self.context_accepted_tokens.labels(model, context).inc(accepted_tokens)
+        self.template_drafts.labels(model, template).inc(drafts)
+        self.template_draft_tokens.labels(model, template).inc(draft_tokens)
+        self.template_accepted_tokens.labels(model, template).inc(accepted_tokens)
+
+    def _forget_template(self, labels: tuple[str, ...]) -> None:
+        for family in (self.template_drafts, self.template_draft_tokens, self.template_accepted_tokens):
+            family.remove(*labels)
 
     def saw_audit_commit(self, _entries: int, seconds: float) -> None:
         """Note one commit of the audit log."""
@@ -478,135 +578,3 @@ class Meters:
     first_byte_seconds: Histogram
     prompt_tokens: Counter
     completion_tokens: Counter
-
-
-class AuditView(Protocol):
-    """The part of the audit log's state that is exported."""
-
-    @property
-    def size(self) -> int:
-        """Durable entries."""
-
-    @property
-    def queued(self) -> int:
-        """Entries waiting for a commit."""
-
-    @property
-    def checkpoint_size(self) -> int:
-        """Entries the newest checkpoint covers."""
-
-    @property
-    def checkpoint_time(self) -> float:
-        """When it was signed, in seconds since the epoch."""
-
-    @property
-    def open_requests(self) -> int:
-        """Intents without an outcome yet."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why the last write failed."""
-
-
-def observe_audit(metrics: Metrics, state: Callable[[], AuditView]) -> None:
-    """Read the audit log's state whenever the metrics are read."""
-    metrics.audit_tree_size.set_function(lambda: state().size)
-    metrics.audit_queue_entries.set_function(lambda: state().queued)
-    metrics.audit_checkpoint_size.set_function(lambda: state().checkpoint_size)
-    metrics.audit_checkpoint_lag.set_function(lambda: _lag(state()))
-    metrics.audit_checkpoint_time.set_function(lambda: state().checkpoint_time)
-    metrics.audit_open_requests.set_function(lambda: state().open_requests)
-    metrics.audit_failing.set_function(lambda: state().failure is not None)
-
-
-def _lag(state: AuditView) -> int:
-    return state.size - state.checkpoint_size
-
-
-class HealthView(Protocol):
-    """The part of the audit log's health that is exported."""
-
-    @property
-    def spool_entries(self) -> int:
-        """Entries in the spool."""
-
-    @property
-    def spool_bytes(self) -> int:
-        """Size of the spool."""
-
-    @property
-    def gap_entries(self) -> int:
-        """Entries recorded nowhere and not admitted yet."""
-
-    @property
-    def verified_size(self) -> int:
-        """Entries the log's own check found whole."""
-
-    @property
-    def verified_time(self) -> float:
-        """When it last ended, in seconds since the epoch."""
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether it found damage."""
-
-
-def observe_health(metrics: Metrics, health: Callable[[], HealthView]) -> None:
-    """Read the audit log's health whenever the metrics are read."""
-    metrics.audit_spool_entries.set_function(lambda: health().spool_entries)
-    metrics.audit_spool_bytes.set_function(lambda: health().spool_bytes)
-    metrics.audit_gap_entries.set_function(lambda: health().gap_entries)
-    metrics.audit_verified_size.set_function(lambda: health().verified_size)
-    metrics.audit_verified_time.set_function(lambda: health().verified_time)
-    metrics.audit_damaged.set_function(lambda: health().is_damaged)
-
-
-class TenantsView(Protocol):
-    """How well the tenants in force are known."""
-
-    @property
-    def generation(self) -> int:
-        """Number of changes that led to them."""
-
-    @property
-    def age_seconds(self) -> float:
-        """How long ago the database last confirmed them."""
-
-    @property
-    def next_key_end(self) -> int:
-        """Unix time at which the next key ends that nobody has rotated; 0 if none does."""
-
-
-def observe_tenants(metrics: Metrics, view: TenantsView) -> None:
-    """Read how well the tenants are known whenever the metrics are read."""
-    metrics.keys_next_end.set_function(lambda: view.next_key_end)
-    metrics.tenants_generation.set_function(lambda: view.generation)
-    metrics.tenants_age_seconds.set_function(lambda: view.age_seconds)
-
-
-class WitnessView(Protocol):
-    """How far the audit log is witnessed."""
-
-    @property
-    def known(self) -> int:
-        """Witnesses in the settings."""
-
-    @property
-    def cosigned(self) -> int:
-        """Those that have cosigned it."""
-
-    @property
-    def size(self) -> int:
-        """Entries the newest cosignature covers."""
-
-    @property
-    def time(self) -> int:
-        """When it was given, in Unix time."""
-
-
-def observe_witnesses(metrics: Metrics, level: Callable[[], WitnessView]) -> None:
-    """Read how far the log is witnessed whenever the metrics are read."""
-    metrics.audit_witnesses.labels("known").set_function(lambda: level().known)
-    metrics.audit_witnesses.labels("cosigned").set_function(lambda: level().cosigned)
-    metrics.audit_witnessed_size.set_function(lambda: level().size)
-    metrics.audit_witness_time.set_function(lambda: level().time)
