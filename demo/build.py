@@ -15,8 +15,13 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from appliance.drafts.training.files import load_head, new_head, save_head
+from appliance.drafts.training.loop import Trainer, plain_batch
+from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.schedule import learning_rate
+from appliance.drafts.training.shape import HeadShape
+from appliance.drafts.training.target import FrozenTarget
 from demo.training.corpus import load_corpus
-from demo.training.draft import DraftHead, DraftRecipe, aux_layers, load_draft, save_draft, train_draft
 from demo.training.on_policy import OnPolicyRecipe, mixed, write_continuations
 from demo.training.target import (
     TargetRecipe,
@@ -30,6 +35,9 @@ from demo.training.tokenizer import train_tokenizer
 
 TARGET_STEPS = 1200
 DRAFT_STEPS = 1000
+PEAK_RATES = (2e-3, 1e-3)
+"""Of each round: the first is on the corpus, the others are half on what the target itself writes."""
+WINDOW = 192
 
 
 class Progress:
@@ -51,35 +59,46 @@ class Progress:
 
 
 def build_draft(
-    ids: torch.Tensor, target: LlamaForCausalLM, draft_at: Path, options: argparse.Namespace
+    ids: torch.Tensor, target: LlamaForCausalLM, target_at: Path, draft_at: Path, options: argparse.Namespace
 ) -> None:
     """Train the draft round by round; it is written after each."""
-    recipe = DraftRecipe(steps=options.draft_steps)
-    torch.manual_seed(recipe.seed)
-    head = DraftHead(target.config, target) if options.from_round <= 1 else load_draft(draft_at, target)
-    for number, peak_rate in enumerate(recipe.peak_rates, start=1):
+    config = json.loads((target_at / "config.json").read_text(encoding="utf-8"))
+    frozen = FrozenTarget(target.float(), options.device)
+    seed = Recipe().seed
+    torch.manual_seed(seed)
+    stored = new_head(config, frozen.output) if options.from_round <= 1 else None
+    if stored is None:
+        stored = load_head(draft_at, config, frozen.output)
+    draft_at.mkdir(parents=True, exist_ok=True)
+    for number, peak_rate in enumerate(PEAK_RATES, start=1):
         if number < options.from_round:
             continue
-        batches = windows(ids, batch=recipe.batch, window=recipe.window, seed=recipe.seed + number - 1)
+        recipe = Recipe(steps=options.draft_steps, window=WINDOW, rate=peak_rate, seed=seed)
+        batches = windows(ids, batch=recipe.batch, window=recipe.window, seed=seed + number - 1)
         if number > 1:
-            own = OnPolicyRecipe(rounds=options.on_policy_rounds, seed=recipe.seed + number - 1)
+            own = OnPolicyRecipe(rounds=options.on_policy_rounds, seed=seed + number - 1)
             progress = Progress(f"text for round {number}")
             rows = write_continuations(ids, target, recipe.window, own, progress, options.device)
             batches = mixed(batches, rows, batch=recipe.batch, seed=own.seed)
         progress = Progress(f"draft, round {number}")
-        train_draft(head, batches, target, recipe, peak_rate, progress, options.device)
-        save_draft(head, target, draft_at)
-        write_training_record(target, recipe, draft_at)
+        trainer = Trainer(stored.head, frozen, recipe, options.device)
+        for step in range(options.draft_steps):
+            rate = learning_rate(step, options.draft_steps, peak_rate)
+            trainer.step(plain_batch(next(batches)), rate)
+            shown = " ".join(f"{value:.2f}" for value in trainer.agreement)
+            progress(step + 1, options.draft_steps, f"agreement {shown}")
+        save_head(stored, draft_at)
+        write_training_record(stored.head.shape, draft_at)
 
 
-def write_training_record(target: LlamaForCausalLM, recipe: DraftRecipe, draft_at: Path) -> None:
+def write_training_record(shape: HeadShape, draft_at: Path) -> None:
     """Write down what has no weights and decides acceptance, for `appliance draft lint`."""
     record = {
-        "fc_norm": True,
-        "norm_output": True,
-        "norm_before_fc": False,
-        "aux_layers": list(aux_layers(target.config)),
-        "trained_context": recipe.window,
+        "fc_norm": shape.fc_norm,
+        "norm_output": shape.norm_output,
+        "norm_before_fc": shape.norm_before_fc,
+        "aux_layers": list(shape.aux_layers),
+        "trained_context": WINDOW,
     }
     (draft_at / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
@@ -116,7 +135,7 @@ def main() -> None:
         config = target_config(tokenizer.bos_token_id, tokenizer.eos_token_id)
         target = train_target(ids, config, recipe, Progress("target"), options.device)
         save_target(target, target_at)
-    build_draft(ids, target, draft_at, options)
+    build_draft(ids, target, target_at, draft_at, options)
     size = sum(path.stat().st_size for path in options.out.rglob("*.safetensors"))
     print(f"wrote {target_at} and {draft_at}: {size / 2**20:.1f} MiB of weights", flush=True)
 

@@ -71,7 +71,7 @@ audit_payloads = Table(
     "audit_payloads",
     metadata,
     Column("request_id", Text, primary_key=True),
-    Column("part", Text, primary_key=True),  # `request` or `response`
+    Column("part", Text, primary_key=True),  # `request`, `response` or `sample`
     Column("tenant", Text, nullable=False),
     Column("key_id", Text, nullable=False),  # of the tenant's key that wrapped the data key
     Column("nonce", LargeBinary, nullable=False),

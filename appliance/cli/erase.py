@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ import typer
 
 from appliance.audit.content.payload_keys import DAY_MS, PayloadKeys, Purpose, load_master_key
 from appliance.audit.content.payloads import Payload, SqlPayloadStore
-from appliance.audit.content.sealing import Part, commit, commit_under, open_sealed, place, unwrap
+from appliance.audit.content.sealing import LOGGED, Part, commit, commit_under, open_sealed, place, unwrap
 from appliance.audit.entry import format_time
 from appliance.audit.store import AuditStore
 from appliance.cli.admin import open_admin
@@ -34,6 +35,14 @@ from appliance.settings import Settings
 
 PATIENCE_SECONDS = 600.0
 """A large erasure takes its time, and a gateway that was left alone with it finishes it."""
+
+
+class Logged(StrEnum):
+    """A part that the log names; the samples beside them are neither shown nor compared."""
+
+    REQUEST = Part.REQUEST.value
+    RESPONSE = Part.RESPONSE.value
+
 
 TenantOption = Annotated[str, typer.Option("--tenant", help="Name of the tenant.")]
 BeforeOption = Annotated[
@@ -123,7 +132,7 @@ def holds(url: UrlOption = None, config: ConfigOption = None, data: DataOption =
 
 def open_content(
     request_id: Annotated[str, typer.Argument(help="Id of the request, as entries name it.")],
-    part: Annotated[Part | None, typer.Option("--part", help="Only this part; default: both.")] = None,
+    part: Annotated[Logged | None, typer.Option("--part", help="Only this part; default: both.")] = None,
     keys: Annotated[
         Path | None, typer.Option("--keys", help="Also write the data keys, for `verify --payload-keys`.")
     ] = None,
@@ -134,7 +143,7 @@ def open_content(
 ) -> None:
     """Decrypt what was kept of one request, checked against the log; the log says so first."""
     settings = settings_from(config, data)
-    wanted = [part] if part else [*Part]
+    wanted = [Part(part)] if part else [*LOGGED]
     opened: dict[str, str] = {}
     with (
         open_reader(settings, url, purpose, unrecorded=False) as reader,
@@ -170,7 +179,7 @@ def open_content(
 def check(
     request_id: Annotated[str, typer.Argument(help="Id of the request, as entries name it.")],
     file: Annotated[Path, typer.Argument(help="What it is said to have been, byte for byte.")],
-    part: Annotated[Part, typer.Option("--part", help="Body or answer.")] = Part.REQUEST,
+    part: Annotated[Logged, typer.Option("--part", help="Body or answer.")] = Logged.REQUEST,
     purpose: PurposeOption = "",
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -183,19 +192,20 @@ def check(
     except OSError as error:
         message = f"cannot read {file}: {error.strerror}"
         raise ConfigurationError(message) from error
-    where = place(settings.audit.origin, request_id, part)
+    wanted = Part(part)
+    where = place(settings.audit.origin, request_id, wanted)
     with (
         open_reader(settings, url, purpose, unrecorded=False) as reader,
         closing(SqlPayloadStore(locate(settings).database_url)) as store,
     ):
         named = _named(reader.store, request_id, "payload_commitment")
-        if part not in named:
-            message = f"the log commits to no {part} of request {request_id}"
+        if wanted not in named:
+            message = f"the log commits to no {wanted} of request {request_id}"
             raise ConfigurationError(message)
-        index, entry = named[part]
+        index, entry = named[wanted]
         reader.record("check", index, index + 1)
         if "payload_digest" in entry:
-            payload = store.get(request_id, part)
+            payload = store.get(request_id, wanted)
             if payload is None:
                 message = f"the {part} of request {request_id} was erased, and its key with it"
                 raise ConfigurationError(message)

@@ -33,7 +33,10 @@ ContentOption = Annotated[
 ]
 PriorityOption = Annotated[str | None, typer.Option("--priority", help="interactive, standard or batch.")]
 MayOption = Annotated[
-    str | None, typer.Option("--may", help="What it may ask for: priority,lora,remote_media; '' for none.")
+    str | None,
+    typer.Option(
+        "--may", help="What it may or allows: priority,lora,remote_media,train_drafts; '' for none."
+    ),
 ]
 LimitOption = Annotated[
     list[str] | None,

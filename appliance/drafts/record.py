@@ -7,21 +7,15 @@ trainer's own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeGuard
+
+from appliance.speculation import Expectation, parse_expectation
+
+__all__ = ["DIGESTS", "FLAGS", "Expectation", "TrainingRecord", "encode_record", "is_count", "parse_record"]
 
 FLAGS = ("fc_norm", "norm_output", "norm_before_fc")
 DIGESTS = ("target", "parent", "dataset")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
-    """Acceptance that a draft showed."""
-
-    acceptance_length: float
-    """Mean tokens per draft, the bonus token included: 1.0 for none accepted."""
-    draft_tokens: int
-    """K it was measured at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +65,27 @@ def parse_record(content: Mapping[str, Any]) -> tuple[TrainingRecord, tuple[str,
     return record, tuple(wrong)
 
 
+def encode_record(record: TrainingRecord) -> dict[str, Any]:
+    """Return a record as JSON, without what it does not say; `parse_record` reads it back as it was."""
+    content: dict[str, Any] = {
+        name: getattr(record, name) for name in (*FLAGS, "aux_layers", "trained_context", *DIGESTS)
+    }
+    content["aux_layers"] = None if record.aux_layers is None else list(record.aux_layers)
+    content["recipe"] = dict(record.recipe) or None
+    content["expected"] = {kind: asdict(said) for kind, said in record.expected.items()} or None
+    return {name: value for name, value in content.items() if value is not None}
+
+
 def _expectations(content: object) -> Mapping[str, Expectation] | None:
     """What a record says under `expected`; None where that is not what it has to be."""
     if not isinstance(content, dict):
         return None
     found: dict[str, Expectation] = {}
     for kind, said in content.items():
-        length = said.get("acceptance_length") if isinstance(said, dict) else None
-        tokens = said.get("draft_tokens") if isinstance(said, dict) else None
-        if not is_count(tokens) or not isinstance(length, int | float) or not 1 <= length <= 1 + tokens:
+        expectation = parse_expectation(said)
+        if expectation is None:
             return None
-        found[kind] = Expectation(acceptance_length=float(length), draft_tokens=tokens)
+        found[kind] = expectation
     return found
 
 

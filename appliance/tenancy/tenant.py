@@ -45,7 +45,7 @@ class PriorityClass(StrEnum):
 
 
 class Permission(StrEnum):
-    """What policy takes out of a request or refuses, unless its tenant may."""
+    """What policy takes out of requests, refuses or leaves alone, unless their tenant may."""
 
     PRIORITY = "priority"
     """The request's own `priority`."""
@@ -53,6 +53,8 @@ class Permission(StrEnum):
     """Adapters named in the request."""
     REMOTE_MEDIA = "remote_media"
     """Images and sound by URL, which the worker would fetch."""
+    TRAIN_DRAFTS = "train_drafts"
+    """Its kept content may train draft models, on this site and nowhere else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

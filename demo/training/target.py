@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from appliance.drafts.training.precision import mixed_precision
+from appliance.drafts.training.schedule import learning_rate
 from demo.training.corpus import Corpus
-from demo.training.precision import mixed_precision
-from demo.training.schedule import learning_rate
 from demo.training.tokenizer import ASSISTANT, BEGIN, END, USER, VOCABULARY
 
 

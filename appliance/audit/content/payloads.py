@@ -4,6 +4,10 @@ Where sealed content is kept: rows beside the log, by request and part, that may
 A row is durable before the leaf that names it is written, so a row nobody names is harmless and a
 leaf whose row is missing is a finding, unless an `erasure` entry accounts for it.  Synchronous:
 one thread of the gateway calls it.  Fails closed: every database error is `AuditUnavailableError`.
+
+A sample (`appliance.audit.content.samples`) is a row beside a request's own that no leaf names.  It is
+there only while they are: what erases, wraps anew or destroys keys takes it along; what counts,
+exports or shows content leaves it out.
 """
 
 import json
@@ -17,7 +21,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from appliance.audit.content.sealing import Part, Sealed
+from appliance.audit.content.sealing import LOGGED, Part, Sealed
 from appliance.audit.entry import new_entry_id
 from appliance.audit.registry import EntryType
 from appliance.audit.tables import audit_checkpoints, audit_leaves, audit_payloads
@@ -27,6 +31,8 @@ from appliance.errors import AuditUnavailableError, ConfigurationError
 BUSY_SECONDS = 5.0
 CHUNK = 500
 _COLUMNS = audit_payloads.c
+_IS_LOGGED = _COLUMNS.part.in_([part.value for part in LOGGED])
+_IS_SAMPLE = _COLUMNS.part == Part.SAMPLE.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +64,11 @@ class Found:
     """What a selection comes to."""
 
     payloads: int
+    """Those that entries name; samples are not counted."""
     requests: tuple[str, ...]
     """Those of the named requests that have any."""
     key_ids: tuple[str, ...]
-    """Tenant's keys that wrap them."""
+    """Tenant's keys that wrap them, samples included."""
 
 
 class SqlPayloadStore:
@@ -83,21 +90,8 @@ class SqlPayloadStore:
 
     def add(self, payloads: Sequence[Payload]) -> None:
         """Keep payloads, in one durable transaction."""
-        rows = [
-            {
-                "request_id": payload.request_id,
-                "part": str(payload.part),
-                "tenant": payload.tenant,
-                "key_id": payload.key_id,
-                "nonce": payload.sealed.nonce,
-                "wrapped_key": payload.sealed.wrapped_key,
-                "ciphertext": payload.sealed.ciphertext,
-                "time": payload.time,
-            }
-            for payload in payloads
-        ]
         with self._transaction("kept") as connection:
-            connection.execute(insert(audit_payloads), rows)
+            connection.execute(insert(audit_payloads), [row_of(payload) for payload in payloads])
 
     def get(self, request_id: str, part: Part) -> Payload | None:
         """Return one payload, or None: it was erased, or never kept."""
@@ -107,8 +101,8 @@ class SqlPayloadStore:
         return _payload(row) if row is not None else None
 
     def all(self) -> Iterator[Payload]:
-        """Yield every payload, in order of request; each in a transaction of its own."""
-        query = select(audit_payloads).order_by(_COLUMNS.request_id, _COLUMNS.part).limit(1)
+        """Yield all that entries name, in order of request; each in a transaction of its own."""
+        query = select(audit_payloads).where(_IS_LOGGED).order_by(_COLUMNS.request_id, _COLUMNS.part).limit(1)
         condition: ColumnElement[bool] | None = None
         while True:
             with self._reading() as connection:
@@ -125,7 +119,7 @@ class SqlPayloadStore:
         count, found, key_ids = 0, set[str](), set[str]()
         with self._reading() as connection:
             for condition in _conditions(selection):
-                counted = select(func.count()).select_from(audit_payloads).where(condition)
+                counted = select(func.count()).select_from(audit_payloads).where(condition, _IS_LOGGED)
                 count += connection.scalar(counted) or 0
                 key_ids |= set(connection.scalars(select(_COLUMNS.key_id).where(condition).distinct()))
                 if selection.requests:
@@ -133,21 +127,29 @@ class SqlPayloadStore:
         return Found(payloads=count, requests=tuple(sorted(found)), key_ids=tuple(sorted(key_ids)))
 
     def delete(self, selection: Selection) -> int:
-        """Delete what is selected, in one transaction, and return how many payloads that were."""
+        """Delete what is selected, in one transaction, and return how many rows that were."""
         with self._transaction("erased") as connection:
             if self._is_sqlite:
                 # What is deleted is overwritten in the file, not just unlinked from its pages.
                 connection.exec_driver_sql("PRAGMA secure_delete = ON")
+            # Samples come after what they were made of.  On PostgreSQL a statement does not see rows
+            # that came while it waited for a lock: the first waits for whoever is keeping a sample,
+            # the second sees it, and from the first on nobody can keep another.
             return sum(
-                connection.execute(delete(audit_payloads).where(condition)).rowcount
+                connection.execute(delete(audit_payloads).where(condition, of_part)).rowcount
                 for condition in _conditions(selection)
+                for of_part in (~_IS_SAMPLE, _IS_SAMPLE)
             )
 
     def wrapped_with(self, key_id: str) -> list[tuple[str, str, bytes]]:
         """Return request, part and wrapped data key of some payloads under a tenant's key, [] for none."""
-        query = select(_COLUMNS.request_id, _COLUMNS.part, _COLUMNS.wrapped_key)
+        query = select(_COLUMNS.request_id, _COLUMNS.part, _COLUMNS.wrapped_key).where(
+            _COLUMNS.key_id == key_id
+        )
+        # A request's body before its sample: the order in which whoever keeps a sample locks them.
+        query = query.order_by(_COLUMNS.request_id, _COLUMNS.part).limit(CHUNK)
         with self._reading() as connection:
-            rows = connection.execute(query.where(_COLUMNS.key_id == key_id).limit(CHUNK)).all()
+            rows = connection.execute(query).all()
         return [(row.request_id, row.part, row.wrapped_key) for row in rows]
 
     def rewrap(self, rows: Iterable[tuple[str, str, bytes]], key_id: str) -> None:
@@ -203,7 +205,7 @@ class SqlPayloadStore:
             AuditUnavailableError: the log cannot be read; nothing may be erased then.
         """
         standing: dict[str, str] = {}
-        for entry in self._entries(EntryType.HOLD_PLACED, EntryType.HOLD_RELEASED):
+        for _, entry in self.entries(EntryType.HOLD_PLACED, EntryType.HOLD_RELEASED):
             if entry["type"] == EntryType.HOLD_PLACED:
                 standing[entry["tenant"]] = entry["reason"]
             else:
@@ -212,16 +214,17 @@ class SqlPayloadStore:
 
     def erasures(self) -> list[dict[str, Any]]:
         """Return the members of every `erasure` entry, in order."""
-        return self._entries(EntryType.ERASURE)
+        return [entry for _, entry in self.entries(EntryType.ERASURE)]
 
-    def _entries(self, *kinds: EntryType) -> list[dict[str, Any]]:
+    def entries(self, *kinds: EntryType) -> list[tuple[int, dict[str, Any]]]:
+        """Return index and members of every entry of kinds that belong to no request, in order."""
         # Only entries without a request: the index on request and type then finds them.
         query = select(audit_leaves.c.idx, audit_leaves.c.leaf).where(
             audit_leaves.c.request_id.is_(None), audit_leaves.c.type.in_([kind.value for kind in kinds])
         )
         with self._reading() as connection:
             rows = sorted(connection.execute(query).all(), key=lambda row: row.idx)
-        return [json.loads(row.leaf) for row in rows]
+        return [(row.idx, json.loads(row.leaf)) for row in rows]
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -255,6 +258,20 @@ def _conditions(selection: Selection) -> Iterator[ColumnElement[bool]]:
         yield and_(mine, _COLUMNS.request_id < first_id(selection.before_ms))
     for start in range(0, len(selection.requests), CHUNK):
         yield and_(mine, _COLUMNS.request_id.in_(selection.requests[start : start + CHUNK]))
+
+
+def row_of(payload: Payload) -> dict[str, Any]:
+    """The row of the table that holds a payload."""
+    return {
+        "request_id": payload.request_id,
+        "part": payload.part.value,
+        "tenant": payload.tenant,
+        "key_id": payload.key_id,
+        "nonce": payload.sealed.nonce,
+        "wrapped_key": payload.sealed.wrapped_key,
+        "ciphertext": payload.sealed.ciphertext,
+        "time": payload.time,
+    }
 
 
 def _payload(row: Any) -> Payload:  # noqa: ANN401 - a row of the table

@@ -362,10 +362,12 @@ def _entries(
         return [{**about, "payloads": found.payloads, "before": format_time(selection.before_ms)}]
     about["keys"] = key_ids if 0 < len(key_ids) <= NAMED_KEYS_BESIDE_REQUESTS else None
     entries: list[dict[str, JSON | None]] = []
+    left = found.payloads
     for start in range(0, len(found.requests), NAMED_PER_ENTRY):
         named = found.requests[start : start + NAMED_PER_ENTRY]
         # The last of several entries carries what is left of the count, so that the sum is right.
         last = start + NAMED_PER_ENTRY >= len(found.requests)
-        count = found.payloads - sum(int(str(entry["payloads"])) for entry in entries) if last else len(named)
+        count = left if last else min(left, len(named))
+        left -= count
         entries.append({**about, "payloads": count, "requests": named})
     return entries

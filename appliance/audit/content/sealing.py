@@ -39,6 +39,12 @@ class Part(StrEnum):
 
     REQUEST = "request"
     RESPONSE = "response"
+    SAMPLE = "sample"
+    """What a harvest made of the other two; no entry names it, and it never outlives them."""
+
+
+LOGGED = (Part.REQUEST, Part.RESPONSE)
+"""Parts that entries of the log name: what is counted, exported and shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +131,22 @@ def open_sealed(blob: bytes, where: bytes, data_key: bytes, *, digest: str, comm
     if not hmac.compare_digest(commit_under(data_key, where, content), commitment):
         raise AuditVerificationError("the payload opens, but it is not what the log commits to")
     return content
+
+
+def open_unlogged(blob: bytes, where: bytes, data_key: bytes) -> bytes:
+    """
+    Return the content of a part that no entry names; whoever has a digest of it compares.
+
+    Raises:
+        AuditVerificationError: it belongs elsewhere, or was altered.
+    """
+    try:
+        cipher = AESGCM(_derive(data_key, ENCRYPTION))
+        return cipher.decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], where)
+    except (InvalidTag, ValueError) as error:
+        raise AuditVerificationError(
+            "the sample does not open: it was altered, moved, or the key is another's"
+        ) from error
 
 
 def commit_under(data_key: bytes, where: bytes, content: bytes) -> str:

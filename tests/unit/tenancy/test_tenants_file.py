@@ -105,8 +105,8 @@ def test_a_speculation_policy_nobody_knows_is_refused(value):
     ("line", "words"),
     [
         ("priority: urgent", "priority must be interactive, standard or batch"),
-        ("may: [everything]", "may must be priority, lora or remote_media"),
-        ("may: lora", "may must be a list of priority, lora or remote_media"),
+        ("may: [everything]", "may must be priority, lora, remote_media or train_drafts"),
+        ("may: lora", "may must be a list of priority, lora, remote_media or train_drafts"),
         ("disabled: 'no'", "disabled must be true or false"),
         ("limits: 60", "limits must be numbers by name"),
         ("limits: {requests_per_second: 1}", "requests_per_second is no limit"),

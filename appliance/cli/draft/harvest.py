@@ -1,0 +1,202 @@
+"""
+`appliance draft harvest`: samples for training, from kept content of tenants that allow it.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from appliance.audit.content.payloads import first_id
+from appliance.audit.content.samples import SqlSampleStore
+from appliance.audit.reading import MAX_PURPOSE_CHARACTERS
+from appliance.cli.audit import open_store
+from appliance.cli.draft.journal import open_journal
+from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.drafts.harvest.candidate import POLICY, Candidate, Wanted, allows
+from appliance.drafts.harvest.harvest import Parts, Purpose, Survey, harvest, rehearse, survey
+from appliance.drafts.harvest.manifest import Entry, Manifest
+from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.harvest.selection import Bounds, Selection
+from appliance.drafts.harvest.tokenizer import digest_tokenizer, open_tokenizer
+from appliance.drafts.harvest.vault import open_vault
+from appliance.errors import ConfigurationError, DraftRefusedError
+from appliance.installation import locate
+from appliance.serving.weights import load_weights
+from appliance.settings import Settings, process_environment
+from appliance.sovereignty.environment import offline_environment
+from appliance.tenancy import Tenant
+from appliance.tenancy.moments import parse_moment
+from appliance.tenancy.store import SqlTenantStore
+
+CLOCK: Callable[[], float] = time.time  # noqa: TID251 - a command is a composition root
+ANY_LENGTH = 32768
+"""Longest sample of a target that does not say what it can read, in tokens."""
+
+
+def harvest_samples(
+    target: Annotated[
+        Path | None,
+        typer.Option("--target", help="Directory of the target; default: worker.model."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="Name it is served under; default: its directory's; repeatable."),
+    ] = None,
+    max_samples: Annotated[int, typer.Option("--max-samples", min=1, help="Most requests to take.")] = 5000,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Most tokens of all of them together.")
+    ] = None,
+    per_stratum: Annotated[
+        int | None,
+        typer.Option("--per-stratum", min=1, help="Most requests of one template and context length."),
+    ] = None,
+    longest: Annotated[
+        int | None,
+        typer.Option("--longest", min=2, help="Most tokens of one request; default: the target's context."),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Of requests from this time on (RFC 3339) or date (UTC).")
+    ] = None,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option("--tenant", help="Only this tenant; repeatable; default: all that allow it."),
+    ] = None,
+    other_weights: Annotated[  # noqa: FBT002 - a flag of the command line
+        bool, typer.Option("--other-weights", help="Also answers that other weights of the model gave.")
+    ] = False,
+    seed: Annotated[str, typer.Option("--seed", help="Another seed, another choice.")] = "1",
+    purpose: Annotated[str, typer.Option("--purpose", help="Why; goes into the audit log.")] = "",
+    dry_run: Annotated[  # noqa: FBT002 - as above
+        bool, typer.Option("--dry-run", help="Show what would be taken; no content is read.")
+    ] = False,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """
+    Take samples for training a draft, from what is kept of tenants that may `train_drafts`.
+
+    The log says so before anything is read.  Samples are sealed beside the content they were made of, and
+    are erased with it.  A dry run looks at the log alone and is not recorded.
+    """
+    settings = settings_from(config, data)
+    if len(purpose) > MAX_PURPOSE_CHARACTERS or not purpose.isprintable():
+        message = f"--purpose takes one line of at most {MAX_PURPOSE_CHARACTERS} characters"
+        raise ConfigurationError(message)
+    start = "" if since is None else first_id(parse_moment("--since", since) * 1000)
+    with open_store(settings):  # the tables are there and up to date, or this ends here
+        pass
+    chosen = _allowing(settings, tenant or [])
+    weights = load_weights(target or settings.worker.model)
+    is_served = weights.path == settings.worker.model.absolute()
+    name = (settings.worker.served_name if is_served else None) or weights.path.name
+    wanted = Wanted(
+        models=frozenset(model or [name]),
+        weights=weights.digest,
+        any_weights=other_weights,
+        longest=_longest(longest, settings.worker.max_model_len if is_served else None, weights.config),
+    )
+    with closing(SqlSampleStore(locate(settings).database_url)) as store:
+        surveyed = survey(store.answered(chosen, since=start), wanted)
+    bounds = Bounds(samples=max_samples, tokens=max_tokens, per_stratum=per_stratum)
+    selection = Selection(surveyed.candidates, bounds, seed=seed)
+    if dry_run:
+        _show_rehearsal(chosen, surveyed, selection)
+        return
+    told = Purpose(target=weights.digest, tokenizer=digest_tokenizer(weights.path), words=purpose)
+    environment = offline_environment(process_environment(), plugins=())
+    with open_tokenizer(weights.path, environment) as tokenizer, open_vault(settings, clock=CLOCK) as vault:
+        manifest, skipped = harvest(
+            surveyed,
+            selection,
+            told,
+            Parts(
+                samples=vault,
+                tokenizer=tokenizer,
+                journal=open_journal(settings),
+                allowing=lambda: frozenset(each.name for each in _tenants(settings) if allows(each)),
+                clock=CLOCK,
+                drafts=locate(settings).drafts,
+            ),
+        )
+    _show(manifest, skipped)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"harvest": harvest_samples}
+"""By name below `appliance draft`."""
+
+
+def _allowing(settings: Settings, named: list[str]) -> list[str]:
+    """
+    The tenants to harvest: those that are named, or all that allow it.
+
+    Raises:
+        DraftRefusedError: one that is named does not allow it, or none does.
+    """
+    allowing = [tenant.name for tenant in _tenants(settings) if allows(tenant)]
+    for name in named:
+        if name not in allowing:
+            raise DraftRefusedError(
+                f"{name} does not allow it: `appliance tenant set {name} --content encrypted --may "
+                "...,train_drafts`, once it has agreed"
+            )
+    if not allowing:
+        raise DraftRefusedError(
+            f"no tenant allows it ({POLICY}): see `--content` and `--may` of `appliance tenant set`"
+        )
+    return sorted(set(named)) or allowing
+
+
+def _tenants(settings: Settings) -> tuple[Tenant, ...]:
+    with closing(SqlTenantStore(locate(settings).database_url)) as store:
+        return store.read().tenants
+
+
+def _longest(asked: int | None, served: int | None, config: Mapping[str, Any]) -> int:
+    """Most tokens of one sample: what was asked for, within what the target can read."""
+    inner = config.get("text_config")
+    known = (config, inner if isinstance(inner, dict) else {})
+    says = [each["max_position_embeddings"] for each in known if each.get("max_position_embeddings")]
+    bounds = [bound for bound in (asked, served, *says[:1]) if isinstance(bound, int)]
+    return min(bounds, default=ANY_LENGTH)
+
+
+def _show_rehearsal(tenants: list[str], surveyed: Survey, selection: Selection) -> None:
+    chosen = rehearse(selection)
+    typer.echo(f"{'allowed':<12}{', '.join(tenants)}")
+    tokens = sum(candidate.tokens for candidate in chosen)
+    typer.echo(f"{'would take':<12}{len(chosen)} of {len(surveyed.candidates)} requests, {tokens} tokens")
+    _show_counts("tenant", Counter(candidate.tenant for candidate in chosen))
+    _show_counts("like", Counter(_stratum(candidate) for candidate in chosen))
+    left = len(surveyed.candidates) - len(chosen)
+    _show_counts("skipped", surveyed.skipped + Counter({Skipped.NO_ROOM: left}))
+    typer.echo("what only shows in the content is not known yet; nothing was read, and nothing recorded")
+
+
+def _show(manifest: Manifest, skipped: Counter[Skipped]) -> None:
+    samples = manifest.samples
+    held_out = sum(entry.held_out for entry in samples)
+    tokens = sum(entry.tokens for entry in samples)
+    typer.echo(f"{'data set':<12}{manifest.digest}")
+    typer.echo(f"{'samples':<12}{len(samples)}, {tokens} tokens, {held_out} of them held out for judging")
+    _show_counts("tenant", Counter(entry.tenant for entry in samples))
+    _show_counts("like", Counter(_stratum(entry) for entry in samples))
+    _show_counts("skipped", skipped)
+    if skipped[Skipped.ALTERED]:
+        typer.echo("some content is not what the log commits to: run `appliance audit verify`", err=True)
+
+
+def _stratum(sample: Candidate | Entry) -> str:
+    return f"{sample.template} {sample.context}"
+
+
+def _show_counts(label: str, counts: Counter[Any]) -> None:
+    rows: Iterable[tuple[Any, int]] = sorted(
+        ((what, count) for what, count in counts.items() if count), key=lambda row: (-row[1], str(row[0]))
+    )
+    for what, count in rows:
+        typer.echo(f"{label:<12}{count:>7}  {what}")

@@ -1,0 +1,155 @@
+"""
+`appliance draft provenance`: whose requests a draft learnt from, and what became of them.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from appliance.audit.content.payloads import SqlPayloadStore
+from appliance.audit.registry import EntryType
+from appliance.cli.audit import open_store
+from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.drafts.harvest.dataset import find_manifest
+from appliance.drafts.harvest.provenance import Covered, Provenance, first_training, parse_used, trace
+from appliance.drafts.registry.opening import open_registry
+from appliance.drafts.registry.revision import Revision
+from appliance.errors import ConfigurationError, DraftNotFoundError, DraftRefusedError
+from appliance.installation import locate
+from appliance.serving.weights import TRAINING_RECORD
+from appliance.settings import Settings
+
+USED = "used.txt"
+SHOWN = 10
+"""Requests that are named one by one; `--json` names all."""
+
+
+def provenance(
+    draft: Annotated[str, typer.Argument(help="Digest of the draft, or the beginning of it.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """
+    Show which tenants' requests a draft learnt from, and whether any of them had been erased.
+
+    The exit code is 1 where a request was erased before the draft was trained, or is not the data set's.
+    """
+    settings = settings_from(config, data)
+    with open_store(settings):  # made or upgraded, or there is none
+        pass
+    registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
+    revision = registry.find(draft)
+    found = _trace(settings, revision, registry.weights(revision))
+    if as_json:
+        shown = {"draft": revision.digest, "sound": found.is_sound, **asdict(found)}
+        typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+    else:
+        for name, value in _lines(revision, found):
+            typer.echo(f"{name:<15}{value}")
+    sys.exit(0 if found.is_sound else 1)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"provenance": provenance}
+"""By name below `appliance draft`."""
+
+
+def _trace(settings: Settings, revision: Revision, weights: Path) -> Provenance:
+    """
+    What is known of a draft's data.
+
+    Raises:
+        DraftNotFoundError: it says nothing of its data, or its data set is not on this machine.
+        DraftRefusedError: what it says was altered.
+        AuditError: the log cannot be read.
+    """
+    record = _record(weights)
+    if revision.dataset is None or "used" not in record:
+        raise DraftNotFoundError(
+            f"the draft {revision.digest} does not say what it learnt from: it was not trained by "
+            "`appliance draft train`"
+        )
+    try:
+        used = parse_used((weights / USED).read_bytes(), record["used"])
+    except OSError as error:
+        raise DraftRefusedError(f"cannot read {weights / USED}: {error.strerror}") from error
+    manifest = find_manifest(locate(settings).drafts, revision.dataset)
+    with closing(SqlPayloadStore(locate(settings).database_url)) as store:
+        trainings = store.entries(EntryType.DRAFT_TRAINED)
+        erasures = store.entries(EntryType.ERASURE)
+    trained = first_training(revision.digest, trainings)
+    _check_record(weights, [entry for index, entry in trainings if index == trained])
+    return trace(used, manifest, erasures, trained=trained)
+
+
+def _record(weights: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((weights / TRAINING_RECORD).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read {weights / TRAINING_RECORD}: {error}") from error
+    return record if isinstance(record, dict) else {}
+
+
+def _check_record(weights: Path, entries: list[Mapping[str, Any]]) -> None:
+    """Make sure that the record is the one the log names: it names the list of what was used."""
+    digest = hashlib.sha256((weights / TRAINING_RECORD).read_bytes()).hexdigest()
+    for entry in entries:
+        if str(entry.get("record", "")).removeprefix("sha256:") != digest:
+            raise DraftRefusedError(
+                f"{weights / TRAINING_RECORD} is not the training record that the log names: it was altered"
+            )
+
+
+def _lines(revision: Revision, found: Provenance) -> list[tuple[str, str]]:
+    """What people are shown."""
+    lines = [
+        ("draft", revision.digest),
+        ("data set", str(found.dataset)),
+        ("trained", "not here, says the log" if found.trained is None else f"entry {found.trained}"),
+        ("samples", f"{found.used} of {_count(len(found.tenants), 'tenant')}"),
+        *(("", f"{tenant}: {count}") for tenant, count in found.tenants.items()),
+    ]
+    if found.unknown:
+        lines.append(("unknown", f"{len(found.unknown)} used requests are not the data set's"))
+        lines += [("", request) for request in found.unknown[:SHOWN]]
+    lines += _erased("erased before", found.erased_before)
+    lines += _erased("erased since", found.erased_since)
+    return [*lines, ("verdict", _verdict(found))]
+
+
+def _erased(name: str, covered: tuple[Covered, ...]) -> list[tuple[str, str]]:
+    if not covered:
+        return [(name, "none")]
+    counts = Counter(each.tenant for each in covered)
+    told = ", ".join(f"{count} of {tenant}" for tenant, count in sorted(counts.items()))
+    more = [("", f"and {len(covered) - SHOWN} more")] if len(covered) > SHOWN else []
+    named = [("", f"{each.request_id} by entry {each.index}") for each in covered[:SHOWN]]
+    return [(name, told), *named, *more]
+
+
+def _verdict(found: Provenance) -> str:
+    if found.erased_before:
+        return "not sound: it learnt from what had been erased; take it out of service and train another"
+    if found.unknown:
+        return "not sound: it learnt from what its data set does not name; take it out of service"
+    if found.erased_since:
+        return (
+            "sound; what was erased since is still in what it learnt: harvest again, train and promote "
+            "another, or take it out of service now with `appliance draft rollback`"
+        )
+    return "sound: nothing it learnt from was erased"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,262 @@
+"""
+`appliance draft train`: a new draft out of a data set of this site.
+
+It can be stopped and killed at any time; the same command goes on.  A training that is done changes nothing
+when it is asked for again.
+"""
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from appliance.cli.draft.journal import open_journal
+from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.drafts.harvest.dataset import Dataset, open_dataset
+from appliance.drafts.registry.opening import open_registry, site_signer
+from appliance.drafts.registry.registry import DraftRegistry
+from appliance.drafts.training.backend import choose_backend
+from appliance.drafts.training.job import Job
+from appliance.drafts.training.launch import train
+from appliance.drafts.training.origin import choose_parent
+from appliance.drafts.training.progress import Point, ProgressLine, read_points
+from appliance.drafts.training.publish import publish, refuse_erased
+from appliance.drafts.training.recipe import STEPS, Backend, Recipe, usual_rate
+from appliance.drafts.training.run_directory import RunDirectory, run_directory
+from appliance.drafts.training.samples import sample_lines
+from appliance.drafts.training.shape import text_config
+from appliance.drafts.training.speculators.carry_out import train_with_speculators
+from appliance.drafts.training.speculators.scratch import sweep_scratch
+from appliance.errors import ConfigurationError, DraftRefusedError
+from appliance.serving.devices import look
+from appliance.serving.weights import Weights, load_weights
+from appliance.settings import Settings, process_environment
+from appliance.sovereignty.environment import refuse_ways_out
+
+STOPPED = 130
+"""Exit code of a training that was stopped."""
+
+DatasetOption = Annotated[str, typer.Option("--dataset", help="Digest of a data set, or how it begins.")]
+TargetOption = Annotated[
+    Path | None, typer.Option("--target", help="Directory of the target; default: worker.model.")
+]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        help="Draft to start from: a registered one or a directory; default: the one in service.",
+        metavar="DRAFT",
+    ),
+]
+ScratchOption = Annotated[bool, typer.Option("--from-scratch", help="Start from nothing, with EAGLE 3.1.")]
+RunOption = Annotated[
+    str | None, typer.Option("--run", help="Name of the run; default: made of what is trained.")
+]
+StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help=f"Steps; default: {STEPS}.")]
+MinutesOption = Annotated[float | None, typer.Option("--minutes", help="Minutes, in place of --steps.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+BackendOption = Annotated[str, typer.Option("--backend", help="auto, small or speculators.")]
+BatchOption = Annotated[int, typer.Option("--batch", help="Windows of one step.")]
+WindowOption = Annotated[int, typer.Option("--window", help="Most tokens seen at once.")]
+UnrollOption = Annotated[int, typer.Option("--unroll", help="Draft tokens trained in a row.")]
+DecayOption = Annotated[
+    float, typer.Option("--decay", help="Weight of a draft token over the one before it.")
+]
+RateOption = Annotated[
+    float | None, typer.Option("--rate", help="Highest learning rate; default: by the width of the draft.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Start of what is left to chance.")]
+CorpusOption = Annotated[
+    Path | None, typer.Option("--corpus", help="File of general text (UTF-8) to mix in.")
+]
+ShareOption = Annotated[
+    float, typer.Option("--corpus-share", help="Share of a step's windows that are general text.")
+]
+PythonOption = Annotated[
+    Path | None,
+    typer.Option("--python", help="Interpreter with speculators and vLLM; default: this one."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a command was asked to train, with everything looked up."""
+
+    settings: Settings
+    registry: DraftRegistry
+    dataset: Dataset
+    target: Weights
+    job: Job
+    run: RunDirectory
+
+
+def train_draft(
+    dataset: DatasetOption,
+    target: TargetOption = None,
+    parent: FromOption = None,
+    from_scratch: ScratchOption = False,  # noqa: FBT002 - a flag of the command line
+    run: RunOption = None,
+    steps: StepsOption = None,
+    minutes: MinutesOption = None,
+    device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
+    batch: BatchOption = 8,
+    window: WindowOption = 512,
+    unroll: UnrollOption = 3,
+    decay: DecayOption = 0.9,
+    rate: RateOption = None,
+    seed: SeedOption = 32,
+    corpus: CorpusOption = None,
+    corpus_share: ShareOption = 0.25,
+    python: PythonOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """
+    Train a draft on a data set, and register it; it serves nobody yet.
+
+    It starts from the draft in service and keeps that one's kind; --from-scratch makes EAGLE 3.1.  Killed at
+    any moment, the same command goes on where it was.  Ctrl-C stops it with a checkpoint.
+    """
+    if device not in {"auto", "cpu", "cuda"}:
+        raise ConfigurationError("--device is auto, cpu or cuda")
+    if parent is not None and from_scratch:
+        raise ConfigurationError("say --from or --from-scratch, not both")
+    refuse_ways_out(process_environment())
+    settings = settings_from(config, data)
+    registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
+    _say("reading the target's weights")
+    weights = load_weights(target or settings.worker.model)
+    opened = open_dataset(settings, dataset)
+    if opened.manifest.target != weights.digest:
+        raise DraftRefusedError(
+            f"the data set was harvested for the target {opened.manifest.target}, and {weights.path} is "
+            f"{weights.digest}: harvest again, or name the right --target"
+        )
+    start = None if from_scratch else choose_parent(settings, registry, weights, parent)
+    recipe = Recipe(
+        steps=STEPS if steps is None and minutes is None else steps,
+        minutes=minutes,
+        batch=batch,
+        window=window,
+        unroll=unroll,
+        decay=decay,
+        rate=rate or _rate(weights, is_refresh=start is not None),
+        seed=seed,
+        corpus_share=0.0 if corpus is None else corpus_share,
+    )
+    job = Job(
+        run="",
+        target=str(weights.path),
+        target_digest=weights.digest,
+        parent=None if start is None else str(start.path),
+        parent_digest=None if start is None else start.digest,
+        dataset=opened.manifest.digest,
+        recipe=recipe,
+        device=device,
+        corpus=None if corpus is None else str(corpus.absolute()),
+        corpus_digest=None if corpus is None else _digest(corpus),
+    )
+    where = run_directory(registry.directory, job.identity, run)
+    asked = _Asked(
+        settings=settings,
+        registry=registry,
+        dataset=opened,
+        target=weights,
+        job=job.in_directory(where.path),
+        run=where,
+    )
+    sweep_scratch(registry.directory)
+    chosen = choose_backend(backend, device, weights, look())
+    with where.locked():
+        _carry_out(asked, chosen, python or Path(sys.executable))
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"train": train_draft}
+"""By name below `appliance draft`."""
+
+
+def _carry_out(asked: _Asked, backend: Backend, python: Path) -> None:
+    run = asked.run
+    run.refuse_changed(asked.job.identity)
+    if run.published is not None:
+        typer.echo(f"{run.published} was trained by this run already, nothing was changed")
+        return
+    if not run.draft.exists():
+        _say(f"training with the backend {backend} in {run.path}")
+        line = ProgressLine(sys.stderr)
+        try:
+            finished = _train(asked, backend, python, line)
+        finally:
+            line.close()
+        if asked.dataset.withheld:
+            _say(f"{asked.dataset.withheld} samples were left out: their tenants allow it no more")
+        if not finished:
+            _say("stopped with a checkpoint: the same command goes on")
+            sys.exit(STOPPED)
+    refuse_erased(run.draft, asked.dataset)
+    digest = publish(
+        run.draft,
+        asked.target,
+        registry=asked.registry,
+        signer=lambda: site_signer(asked.settings),
+        journal=open_journal(asked.settings),
+        context=asked.settings.worker.max_model_len,
+    )
+    run.publish(digest)
+    _summarise(run)
+    typer.echo(f"report in {run.draft / 'report.html'}")
+    typer.echo(f"{digest} is registered; `appliance draft evaluate` tells what it is worth")
+
+
+def _train(asked: _Asked, backend: Backend, python: Path, line: ProgressLine) -> bool:
+    def hear(point: Point) -> None:
+        line.show(point, steps=asked.job.recipe.steps)
+
+    if backend is Backend.SPECULATORS:
+        return train_with_speculators(
+            asked.job, asked.run, sample_lines(asked.dataset), python=python,
+            environment=process_environment(), say=_say,
+        )  # fmt: skip
+    return train(
+        asked.job,
+        lambda: sample_lines(asked.dataset),
+        log=asked.run.log,
+        environment=process_environment(),
+        hear=hear,
+    )
+
+
+def _summarise(run: RunDirectory) -> None:
+    """Say how good it is on what it was not trained on, if that was measured."""
+    measured = [point for point in read_points(run.progress) if point.held_out]
+    if measured and measured[-1].acceptance_length is not None:
+        shares = " ".join(f"{share:.2f}" for share in measured[-1].held_out or ())
+        typer.echo(
+            f"on held-out samples: agreement {shares}, acceptance length "
+            f"{measured[-1].acceptance_length:.2f} if verification were greedy"
+        )
+
+
+def _rate(target: Weights, *, is_refresh: bool) -> float:
+    width = text_config(target.config).get("hidden_size")
+    if not isinstance(width, int) or width < 1:
+        raise ConfigurationError(f"{target.path}/config.json does not say its hidden_size: say --rate")
+    return usual_rate(width, is_refresh=is_refresh)
+
+
+def _digest(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the corpus {file}: {error.strerror}") from error
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

@@ -1,0 +1,218 @@
+"""
+From finished steps to the numbers of a report.  Pure.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from appliance.drafts.evaluation.arms import Arm, Mode, Prompt
+from appliance.drafts.evaluation.equality import Agreement, Compared, compare
+from appliance.drafts.evaluation.intervals import Drafted, acceptance_length, length_ratio
+from appliance.drafts.evaluation.report import (
+    Aspect,
+    Comparison,
+    Difference,
+    Equality,
+    Expected,
+    Line,
+)
+from appliance.drafts.evaluation.results import Answered, StepResult
+from appliance.speculation import ALL_TRAFFIC
+
+DIFFERENCES = 20
+"""Most differences that a report names."""
+NOTHING = Drafted(drafts=0, accepted=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything that was answered, in the rounds that every arm finished."""
+
+    prompts: Sequence[Prompt]
+    answers: Mapping[Arm, Sequence[Answered]]
+    draft_tokens: int
+
+    @property
+    def drafting(self) -> tuple[Arm, ...]:
+        """The arms with a draft."""
+        return tuple(arm for arm in self.answers if arm is not Arm.TARGET)
+
+    @property
+    def compared(self) -> int:
+        """Prompts that every arm answered."""
+        return len({answer.prompt for answer in self.answers[Arm.CANDIDATE]})
+
+
+def gather(
+    results: Iterable[StepResult], arms: Iterable[Arm], prompts: Sequence[Prompt], draft_tokens: int
+) -> Evidence:
+    """
+    Take what is comparable: rounds that only some arms have finished are left out.
+
+    Args:
+        results: finished steps.
+        arms: who takes part.
+        prompts: in the order of the rounds.
+        draft_tokens: K.
+    """
+    by_arm: dict[Arm, dict[int, StepResult]] = {arm: {} for arm in arms}
+    for result in results:
+        by_arm[result.arm][result.number] = result
+    whole = set.intersection(*(set(rounds) for rounds in by_arm.values()))
+    return Evidence(
+        prompts=prompts,
+        answers={
+            arm: [answer for number in sorted(whole) for answer in rounds[number].answered]
+            for arm, rounds in by_arm.items()
+        },
+        draft_tokens=draft_tokens,
+    )
+
+
+def lines(evidence: Evidence) -> tuple[Line, ...]:
+    """Acceptance by arm and kind of traffic; kinds of which nothing was drafted for are left out."""
+    found = []
+    for aspect, value, belongs in _kinds(evidence):
+        for arm in evidence.drafting:
+            line = _line(evidence, aspect, value, arm, belongs)
+            if line is not None:
+                found.append(line)
+    return tuple(found)
+
+
+def comparisons(evidence: Evidence) -> tuple[Comparison, ...]:
+    """The candidate over the draft in service, by kind of traffic; none where there is no such draft."""
+    if Arm.INCUMBENT not in evidence.answers:
+        return ()
+    found = []
+    for aspect, value, belongs in _kinds(evidence):
+        mine = _by_prompt(evidence.answers[Arm.CANDIDATE], belongs)
+        other = _by_prompt(evidence.answers[Arm.INCUMBENT], belongs)
+        both = [place for place in sorted(mine.keys() & other.keys()) if mine[place].drafts]
+        pairs = [(mine[place], other[place]) for place in both if other[place].drafts]
+        ratio = length_ratio(pairs)
+        if ratio is not None:
+            found.append(Comparison(aspect=aspect, value=value, requests=len(pairs), ratio=ratio))
+    return tuple(found)
+
+
+def equalities(evidence: Evidence, epsilon: float) -> tuple[tuple[Equality, ...], tuple[Difference, ...]]:
+    """How many greedy answers are the target's own, by arm, and the first that are not."""
+    own = {answer.prompt: answer for answer in evidence.answers[Arm.TARGET]}
+    found, differences = [], []
+    for arm in evidence.drafting:
+        greedy = [answer for answer in evidence.answers[arm] if answer.mode is Mode.GREEDY]
+        verdicts = [
+            (answer, compare(own[answer.prompt].trail, own[answer.prompt].near, answer.trail, epsilon))
+            for answer in greedy
+        ]
+        count = dict.fromkeys(Agreement, 0)
+        for answer, compared in verdicts:
+            count[compared.agreement] += 1
+            if compared.agreement is not Agreement.SAME:
+                differences.append(_difference(arm, evidence.prompts[answer.prompt], compared))
+        found.append(
+            Equality(
+                arm=arm,
+                compared=len(greedy),
+                same=count[Agreement.SAME],
+                ties=count[Agreement.TIE],
+                mismatches=count[Agreement.MISMATCH],
+            )
+        )
+    differences.sort(key=lambda difference: difference.agreement is Agreement.TIE)
+    return tuple(found), tuple(differences[:DIFFERENCES])
+
+
+def expected(found: Iterable[Line]) -> dict[str, Expected]:
+    """What the candidate accepted by template, and of everything together."""
+    said = {}
+    for line in found:
+        if line.arm is Arm.CANDIDATE and line.aspect in {Aspect.ALL, Aspect.TEMPLATE}:
+            kind = ALL_TRAFFIC if line.aspect is Aspect.ALL else line.value
+            said[kind] = Expected(
+                acceptance_length=line.acceptance_length.value, draft_tokens=len(line.per_position)
+            )
+    return said
+
+
+Belongs = Callable[[Answered], bool]
+
+
+def _kinds(evidence: Evidence) -> list[tuple[Aspect, str, Belongs]]:
+    """Every kind of traffic there is, the widest first."""
+    prompts = evidence.prompts
+    seen = {answer.prompt for answer in evidence.answers[Arm.CANDIDATE]}
+
+    def of_mode(mode: Mode) -> Belongs:
+        return lambda answer: answer.mode is mode
+
+    def of_context(context: str) -> Belongs:
+        return lambda answer: prompts[answer.prompt].context == context
+
+    def of_template(template: str) -> Belongs:
+        return lambda answer: prompts[answer.prompt].template == template
+
+    contexts = sorted({prompts[place].context for place in seen}, key=_context_order)
+    return [
+        (Aspect.ALL, ALL_TRAFFIC, lambda _answer: True),
+        *((Aspect.MODE, str(mode), of_mode(mode)) for mode in Mode),
+        *((Aspect.CONTEXT, context, of_context(context)) for context in contexts),
+        *(
+            (Aspect.TEMPLATE, template, of_template(template))
+            for template in sorted({prompts[place].template for place in seen})
+        ),
+    ]
+
+
+def _context_order(label: str) -> tuple[int, str]:
+    """Ranges of lengths by where they begin: `0-1k`, `1k-2k`, ..., `128k+`."""
+    begin = label.partition("-")[0].rstrip("k+")
+    return (int(begin) if begin.isdecimal() else 0, label)
+
+
+def _by_prompt(answers: Iterable[Answered], belongs: Belongs) -> dict[int, Drafted]:
+    """Drafts by prompt, all of a prompt's answers together: they are alike."""
+    found: defaultdict[int, Drafted] = defaultdict(lambda: NOTHING)
+    for answer in answers:
+        if belongs(answer):
+            before = found[answer.prompt]
+            found[answer.prompt] = Drafted(
+                drafts=before.drafts + answer.drafts, accepted=before.accepted + answer.accepted
+            )
+    return found
+
+
+def _line(evidence: Evidence, aspect: Aspect, value: str, arm: Arm, belongs: Belongs) -> Line | None:
+    answers = [answer for answer in evidence.answers[arm] if belongs(answer)]
+    requests = [request for request in _by_prompt(answers, belongs).values() if request.drafts]
+    length = acceptance_length(requests, evidence.draft_tokens)
+    if length is None:
+        return None
+    drafts = sum(request.drafts for request in requests)
+    accepted_at = [
+        sum(answer.accepted_at[position] for answer in answers if position < len(answer.accepted_at))
+        for position in range(evidence.draft_tokens)
+    ]
+    return Line(
+        aspect=aspect,
+        value=value,
+        arm=arm,
+        requests=len(requests),
+        drafts=drafts,
+        draft_tokens=sum(answer.draft_tokens for answer in answers),
+        accepted=sum(request.accepted for request in requests),
+        acceptance_length=length,
+        per_position=tuple(count / drafts for count in accepted_at),
+    )
+
+
+def _difference(arm: Arm, prompt: Prompt, compared: Compared) -> Difference:
+    return Difference(
+        arm=arm,
+        request_id=prompt.request_id,
+        agreement=compared.agreement,
+        position=compared.position or 0,
+        gap=compared.gap,
+    )

@@ -1,0 +1,3 @@
+"""
+Taking samples for training out of kept content, for as long as that content is kept.
+"""

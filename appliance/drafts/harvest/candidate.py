@@ -1,0 +1,121 @@
+"""
+Which requests may be taken, by what the log says of them alone.
+
+Pure: an outcome's members in, a candidate or a reason out.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from appliance.attribution import context_bucket
+from appliance.drafts.harvest.reasons import Skipped
+from appliance.tenancy import ContentPolicy, Permission, Tenant
+
+ROUTES = MappingProxyType(
+    {
+        "/v1/chat/completions": "chat",
+        "/v1/completions": "text",
+        "/v1/messages": "messages",
+        "/v1/responses": "responses",
+    }
+)
+"""Routes with an answer to learn from, and how their bodies are read (`harvest.conversation`)."""
+POLICY = f"may {Permission.TRAIN_DRAFTS}, content {ContentPolicy.ENCRYPTED}"
+"""What has to be true of every tenant that is harvested; the log and the manifest say so."""
+_OK = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A request that may be taken."""
+
+    request_id: str
+    tenant: str
+    template: str
+    context: str
+    route: str
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def stratum(self) -> tuple[str, str]:
+        """What it is like: template and context bucket."""
+        return self.template, self.context
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompt and answer, as the worker counted them."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a harvest is after."""
+
+    models: Collection[str]
+    """Names the target is served under."""
+    weights: str
+    """Digest of the target's weights."""
+    any_weights: bool = False
+    """Whether answers of other weights may be taken as well."""
+    longest: int
+    """Most tokens of one sample."""
+
+
+def allows(tenant: Tenant) -> bool:
+    """Whether a tenant's content may be harvested now; one that is disabled says nothing any more."""
+    return (
+        Permission.TRAIN_DRAFTS in tenant.may
+        and tenant.content is ContentPolicy.ENCRYPTED
+        and not tenant.disabled
+    )
+
+
+def still_allows(tenant: Tenant) -> bool:
+    """Whether what was harvested of a tenant may still be trained on."""
+    return Permission.TRAIN_DRAFTS in tenant.may
+
+
+def judge(request_id: str, tenant: str, outcome: Mapping[str, Any], wanted: Wanted) -> Candidate | Skipped:
+    """
+    Say whether a request may be taken.
+
+    Args:
+        request_id: of a request of which body and answer are kept.
+        tenant: whose it is.
+        outcome: members of its `request.outcome`.
+        wanted: what the harvest is after.
+    """
+    prompt, completion = (_count(outcome.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+    weights = outcome.get("weights")
+    checks = (
+        (Skipped.ALTERED, outcome.get("tenant") != tenant),
+        (Skipped.NOT_COMPLETED, (outcome.get("outcome"), outcome.get("status")) != ("completed", _OK)),
+        (Skipped.OTHER_ROUTE, outcome.get("route") not in ROUTES),
+        (Skipped.OTHER_MODEL, outcome.get("model") not in wanted.models),
+        # Who did not start the worker does not know its weights; the name has to do then.
+        (Skipped.OTHER_WEIGHTS, not wanted.any_weights and weights not in {None, wanted.weights}),
+        (Skipped.TRUNCATED, bool(outcome.get("payload_truncated"))),
+        (Skipped.TOOL_CALL, outcome.get("finish_reason") in {"tool_calls", "tool_use", "function_call"}),
+        (Skipped.UNCOUNTED, outcome.get("tokens_estimated") is not False or not prompt),
+        (Skipped.NO_ANSWER, not completion),
+        (Skipped.TOO_LONG, prompt + completion > wanted.longest),
+    )
+    for reason, applies in checks:
+        if applies:
+            return reason
+    return Candidate(
+        request_id=request_id,
+        tenant=tenant,
+        template=str(outcome.get("template", "none")),
+        context=str(outcome.get("context_bucket") or context_bucket(prompt)),
+        route=str(outcome["route"]),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+    )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,0 +1,55 @@
+"""
+Why a request is not taken; a harvest counts each.
+"""
+
+from enum import StrEnum
+
+
+class Skipped(StrEnum):
+    """One reason each; what a later step would find as well does not count twice."""
+
+    # Seen in the log, before anything is read.
+    NOT_COMPLETED = "not_completed"
+    """It failed, was refused, or its client left."""
+    OTHER_ROUTE = "other_route"
+    """Its route has no answer to learn from."""
+    OTHER_MODEL = "other_model"
+    """Another model answered, or an adapter."""
+    OTHER_WEIGHTS = "other_weights"
+    """Other weights of the model answered."""
+    UNCOUNTED = "uncounted"
+    """The worker did not say how many tokens it had, so what is made of the text cannot be compared."""
+    TRUNCATED = "truncated"
+    """Only the beginning of the answer was kept."""
+    NO_ANSWER = "no_answer"
+    """The answer has no text."""
+    TOOL_CALL = "tool_call"
+    """The answer is a tool call: the worker does not hand on the words it was made of."""
+    TOO_LONG = "too_long"
+    """Longer than the target's context, or than what was asked for."""
+    # A matter of how much is wanted.
+    NO_ROOM = "no_room"
+    """Enough was taken of its like, or in all."""
+    # Seen once it is read.
+    WITHDRAWN = "withdrawn"
+    """Its tenant took the permission back while the harvest ran."""
+    ERASED = "erased"
+    """It was erased meanwhile, or its key is not on this machine."""
+    ALTERED = "altered"
+    """It is not what the log commits to: run `appliance audit verify`."""
+    UNREADABLE = "unreadable"
+    """Body or answer is not of a form that is known here."""
+    MEDIA = "media"
+    """The prompt holds more than text."""
+    SEVERAL_ANSWERS = "several_answers"
+    """More than one prompt or answer."""
+    REASONING = "reasoning"
+    """The worker took reasoning out of the answer, or had some in the prompt."""
+    UNUSUAL = "unusual"
+    """An option changes how text and tokens go together."""
+    PROMPT_DIFFERS = "prompt_differs"
+    """The target's template makes another number of tokens of the prompt than the worker counted."""
+    ANSWER_DIFFERS = "answer_differs"
+    """The answer's text does not lead back to the tokens the worker counted."""
+    DUPLICATE = "duplicate"
+    """The same prompt was taken already."""

@@ -1,0 +1,258 @@
+"""
+Kept content opened, and samples sealed beside it: what of a harvest touches keys.
+
+A sample is sealed under the key that wraps its request's body, never under a newer one: every
+erasure of the request destroys that key, so nothing under another could outlive it in a copy of
+the database.  Whoever seals looks whether the key is still in use afterwards, whoever erases
+retires it before looking for rows: one of them sees the other.  Fails closed.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from appliance.audit.content.payload_keys import PayloadKeys, Purpose, TenantKey, load_master_key
+from appliance.audit.content.payloads import Payload
+from appliance.audit.content.samples import Beside, SqlSampleStore
+from appliance.audit.content.sealing import Part, open_sealed, open_unlogged, place, seal, unwrap
+from appliance.audit.entry import format_time
+from appliance.audit.registry import EntryType
+from appliance.audit.store import AuditStore, SqlAuditStore
+from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.harvest.sample import SALT_BYTES, Sample, decode_sample, encode_sample
+from appliance.errors import AuditKeyError, AuditVerificationError, DraftRefusedError
+from appliance.installation import locate
+from appliance.settings import Settings
+
+TRIES = 5
+PAUSE_SECONDS = 0.2
+"""Between two looks at something that an erasure is just changing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """Body and answer of one request, as they were kept."""
+
+    body: bytes
+    answer: bytes
+
+
+class Vault:
+    """Content, samples and keys of one site; used by one thread."""
+
+    def __init__(
+        self,
+        *,
+        store: SqlSampleStore,
+        log: AuditStore,
+        keys: PayloadKeys,
+        origin: str,
+        clock: Callable[[], float],
+        random_bytes: Callable[[int], bytes],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.store = store
+        self._log = log
+        self._keys = keys
+        self._origin = origin
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._sleep = sleep
+        self._lost: set[str] = set()
+        """Keys that were waited for in vain; an id is never given to another key."""
+
+    def open_content(self, request_id: str, tenant: str) -> Content | Skipped:
+        """
+        Open body and answer, each checked against the log, which also has to say that they are the tenant's.
+
+        Raises:
+            AuditError: database or keys cannot be read.
+        """
+        found: dict[Part, bytes] = {}
+        for leaf in self._log.leaf_by_request(request_id):
+            entry = json.loads(leaf.leaf)
+            if "payload_digest" in entry:
+                part = Part.REQUEST if leaf.type == EntryType.REQUEST_INTENT else Part.RESPONSE
+                opened = self._open_logged(request_id, part, entry, tenant)
+                if isinstance(opened, Skipped):
+                    return opened
+                found[part] = opened
+        if found.keys() != {Part.REQUEST, Part.RESPONSE}:
+            return Skipped.ERASED
+        return Content(body=found[Part.REQUEST], answer=found[Part.RESPONSE])
+
+    def keep(self, sample: Sample) -> Sample | Skipped:
+        """
+        Keep a sample beside its request's content; durable on return.
+
+        The same tokens again keep what is there, so a harvest can be done again after a crash.
+
+        Args:
+            sample: without a salt.
+
+        Returns:
+            What is kept, salt included, or why nothing is.
+
+        Raises:
+            AuditError: database or keys cannot be read or written.
+        """
+        for attempt in range(TRIES):
+            if attempt:
+                self._sleep(PAUSE_SECONDS)
+            old = self.store.get(sample.request_id, Part.SAMPLE)
+            there = None if old is None else self._there(sample.request_id)
+            if there is not None and replace(there, salt="") == sample:
+                return there
+            body = self.store.get(sample.request_id, Part.REQUEST)
+            if body is None or body.tenant != sample.tenant:
+                return Skipped.ERASED
+            key = self._key_in_use(body.key_id)
+            if key is None:
+                continue  # it is being destroyed: another will wrap the body, or the body will be gone
+            salted = replace(sample, salt=self._random_bytes(SALT_BYTES).hex())
+            sealed = self._sealed(salted, key)
+            done = self.store.add_sample(sealed, instead_of=old)
+            if done is Beside.GONE:
+                return Skipped.ERASED
+            # A crash before the next lines: a sample under a key that may be gone, which opens for
+            # nobody, goes with its request, and is replaced by the next harvest.
+            if done is Beside.KEPT and self._keys.is_in_use(key.key_id, Purpose.WRAPPING):
+                return salted
+            if done is Beside.KEPT:
+                self.store.remove_sample(sealed)
+        return Skipped.ERASED
+
+    def read(self, request_id: str) -> Sample | None:
+        """
+        Open the sample of a request; None where there is none any more, or its key was destroyed.
+
+        Raises:
+            DraftRefusedError: it was altered.
+            AuditError: database or keys cannot be read.
+        """
+        where = place(self._origin, request_id, Part.SAMPLE)
+        try:
+            opened = self._data_key(request_id, Part.SAMPLE)
+            if opened is None:
+                return None
+            payload, data_key = opened
+            sample = decode_sample(open_unlogged(payload.sealed.blob, where, data_key))
+        except AuditVerificationError as error:
+            raise DraftRefusedError(f"the sample of request {request_id} does not open: {error}") from error
+        if (sample.request_id, sample.tenant) != (request_id, payload.tenant):
+            raise DraftRefusedError(f"the sample of request {request_id} is another's: harvest again")
+        return sample
+
+    def _there(self, request_id: str) -> Sample | None:
+        """The sample of a request as far as it can be read; what cannot be is replaced."""
+        try:
+            return self.read(request_id)
+        except DraftRefusedError:
+            return None
+
+    def _open_logged(
+        self, request_id: str, part: Part, entry: dict[str, Any], tenant: str
+    ) -> bytes | Skipped:
+        try:
+            opened = self._data_key(request_id, part)
+            if opened is None:
+                return Skipped.ERASED
+            payload, data_key = opened
+            if {entry.get("tenant"), payload.tenant} != {tenant}:
+                return Skipped.ALTERED
+            return open_sealed(
+                payload.sealed.blob,
+                place(self._origin, request_id, part),
+                data_key,
+                digest=entry["payload_digest"],
+                commitment=entry["payload_commitment"],
+            )
+        except AuditVerificationError:
+            return Skipped.ALTERED
+
+    def _data_key(self, request_id: str, part: Part) -> tuple[Payload, bytes] | None:
+        """
+        A stored part and its data key, or None: it was erased, is being erased, or its key is not here.
+
+        Nothing is opened with a key whose destruction has begun: the part may be what it is about.
+        """
+        for tries_left in reversed(range(TRIES)):
+            payload = self.store.get(request_id, part)
+            if payload is None or payload.key_id in self._lost:
+                return None
+            key = self._key_in_use(payload.key_id)
+            if key is not None:
+                return payload, unwrap(payload.sealed.wrapped_key, key.key)
+            again = self.store.get(request_id, part)
+            is_destroyed = self._keys.find(payload.key_id, Purpose.WRAPPING) is None
+            if not tries_left or (is_destroyed and again == payload):
+                self._lost.add(payload.key_id)
+                return None
+            self._sleep(PAUSE_SECONDS)
+        return None
+
+    def _key_in_use(self, key_id: str) -> TenantKey | None:
+        name = self._keys.find(key_id, Purpose.WRAPPING)
+        if name is None or name.is_retired:
+            return None
+        try:
+            return self._keys.read(name)
+        except AuditKeyError:
+            if self._keys.is_in_use(key_id, Purpose.WRAPPING):
+                raise
+            return None  # retired between the two lines above
+
+    def _sealed(self, sample: Sample, key: TenantKey) -> Payload:
+        where = place(self._origin, sample.request_id, Part.SAMPLE)
+        sealed, _ = seal(encode_sample(sample), where, key.key, random_bytes=self._random_bytes)
+        return Payload(
+            request_id=sample.request_id,
+            part=Part.SAMPLE,
+            tenant=sample.tenant,
+            key_id=key.key_id,
+            sealed=sealed,
+            time=format_time(int(self._clock() * 1000)),
+        )
+
+
+@contextmanager
+def open_vault(
+    settings: Settings,
+    *,
+    clock: Callable[[], float],
+    random_bytes: Callable[[int], bytes] = os.urandom,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Vault]:
+    """
+    Open content, samples and keys where the settings say they are, for as long as the context lasts.
+
+    Raises:
+        AuditError: database or keys cannot be used.
+        ConfigurationError: the database URL cannot be.
+    """
+    audit, installation = settings.audit, locate(settings)
+    master = audit.payload_master_key_file
+    keys = PayloadKeys(
+        audit.payload_keys_directory or installation.payload_keys,
+        master_key=load_master_key(master) if master else None,
+        key_days=audit.payload_rotation_days,
+        clock=clock,
+        random_bytes=random_bytes,
+    )
+    with (
+        closing(SqlAuditStore(installation.database_url)) as log,
+        closing(SqlSampleStore(installation.database_url)) as store,
+    ):
+        yield Vault(
+            store=store,
+            log=log,
+            keys=keys,
+            origin=audit.origin,
+            clock=clock,
+            random_bytes=random_bytes,
+            sleep=sleep,
+        )

@@ -1,0 +1,72 @@
+"""
+The registry where the settings place it, and the key of the site that vouches for what is in it.
+"""
+
+import os
+from contextlib import suppress
+
+from appliance.audit.checkpoint import NoteSigner
+from appliance.audit.keys import Signer, create_signing_key, load_keys, mldsa_path, sync_directory
+from appliance.bundle.trust import TrustedKey, load_trusted_keys
+from appliance.drafts.registry.registry import Clock, DraftRegistry
+from appliance.errors import ConfigurationError
+from appliance.installation import Installation, locate
+from appliance.settings import Settings
+
+
+def open_registry(settings: Settings, clock: Clock) -> DraftRegistry:
+    """
+    Return the registry, which trusts the site's own key and those in `drafts.trusted_keys_file`.
+
+    Nothing is made: where there is no key of the site yet, nothing can have been signed with it.
+
+    Args:
+        settings: where things are.
+        clock: seconds since the epoch.
+
+    Raises:
+        ConfigurationError: the file of trusted keys cannot be read.
+        AuditKeyError: the site's key cannot be used.
+    """
+    installation, file = locate(settings), settings.drafts.trusted_keys_file
+    others = () if file is None else load_trusted_keys(file)
+    mine = (_load(settings, installation),) if installation.drafts_key.exists() else ()
+    own = tuple(TrustedKey(verifier_key=signer.verifier_key) for signer in mine)
+    return DraftRegistry(installation.drafts, trusted=(*own, *others), clock=clock)
+
+
+def site_signer(settings: Settings) -> NoteSigner:
+    """
+    Return the key that signs drafts of this site, and make it when it is first needed.
+
+    One that the settings place elsewhere is the operator's, and is never made.
+
+    Raises:
+        ConfigurationError: the data directory cannot be made.
+        AuditKeyError: the key cannot be used, or is missing where the settings place it.
+    """
+    installation = locate(settings)
+    if settings.drafts.signing_key_file is None and not installation.drafts_key.exists():
+        _create(installation)
+    return _load(settings, installation)
+
+
+def _load(settings: Settings, installation: Installation) -> Signer:
+    path = installation.drafts_key
+    return load_keys(path, mldsa_path(path), f"{settings.audit.origin}/drafts")
+
+
+def _create(installation: Installation) -> None:
+    """Make the key under another name first: whoever reads it meanwhile finds a whole key or none."""
+    path = installation.drafts_key
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        installation.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh.unlink(missing_ok=True)
+        create_signing_key(fresh)
+        with suppress(FileExistsError):  # another process was faster, and its key is the site's
+            os.link(fresh, path)
+        fresh.unlink()
+        sync_directory(path.parent)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the key of drafts {path}: {error.strerror}") from error

@@ -1,0 +1,118 @@
+"""
+A directory with a draft in it, read to be registered.
+
+Only what the digest covers counts as the draft: config, tensors, tokenizer and text files right in the
+directory.  Anything else there (code, pickled weights, pictures) never enters the registry.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.bundle.manifest import BundleFile, is_inner_path
+from appliance.drafts.record import DIGESTS, TrainingRecord, parse_record
+from appliance.drafts.registry.revision import MAX_BYTES, REVISION, SIGNATURE, is_digest
+from appliance.errors import ConfigurationError, DraftNotFoundError, DraftRefusedError
+from appliance.serving.weights import TRAINING_RECORD, Weights, digest_files, hash_files, inspect_weights
+
+WEIGHTS = "weights"
+"""Where the draft itself lies, in the directory of a registered one."""
+MEDIA_TYPE = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSource:
+    """A draft as it was found."""
+
+    home: Path
+    """Directory that was named; its `revision.json`, if any, is in it."""
+    weights: Weights
+    """Config and tensors; its path is where the files are."""
+    files: Mapping[str, BundleFile]
+    """Size and SHA-256 of every file of the draft, by name."""
+    digest: str
+    record: TrainingRecord
+    """What its trainer wrote down; nothing where there is no `training.json`."""
+
+    @property
+    def record_hash(self) -> str | None:
+        """SHA-256 (hex) of `training.json`."""
+        file = self.files.get(TRAINING_RECORD)
+        return None if file is None else file.sha256
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether it comes with what somebody said and signed about it."""
+        return (self.home / REVISION).exists() and (self.home / SIGNATURE).exists()
+
+    def read(self, name: str) -> bytes:
+        """
+        Return a small file of the directory that was named.
+
+        Raises:
+            DraftRefusedError: it cannot be read, or is too large.
+        """
+        return read_small(self.home / name)
+
+
+def read_source(path: Path) -> DraftSource:
+    """
+    Read a draft's directory, or one as the registry has it: `revision.json` beside `weights/`.
+
+    Every byte is read.
+
+    Raises:
+        DraftNotFoundError: there is no directory.
+        DraftRefusedError: it holds no whole draft; the message says what is missing or broken.
+    """
+    home = path.absolute()
+    if not home.is_dir():
+        raise DraftNotFoundError(f"{home} is no directory: name the one that holds the draft's config.json")
+    inner = home / WEIGHTS
+    place = inner if (home / REVISION).exists() and inner.is_dir() else home
+    try:
+        weights = inspect_weights(place)
+        hashes = {name: found for name, found in hash_files(place).items() if name != REVISION}
+        sizes = {name: (place / name).stat().st_size for name in hashes}
+    except ConfigurationError as error:
+        raise DraftRefusedError(f"the draft cannot be registered: {error}") from error
+    except (OSError, UnicodeError, RecursionError) as error:
+        raise DraftRefusedError(f"the draft in {place} cannot be read: {error}") from error
+    odd = [name for name in hashes if not is_inner_path(name)]
+    if odd:
+        raise DraftRefusedError(f"the file {odd[0]!r} has a name that no draft needs: rename or remove it")
+    record, _wrong = parse_record(weights.training)
+    for name in DIGESTS:
+        if getattr(record, name) is not None and not is_digest(getattr(record, name)):
+            raise DraftRefusedError(
+                f"{place / TRAINING_RECORD}: {name} is no digest; one reads sha256: and 64 hex digits"
+            )
+    return DraftSource(
+        home=home,
+        weights=weights,
+        files={name: describe_file(sizes[name], found) for name, found in hashes.items()},
+        digest=digest_files(hashes),
+        record=record,
+    )
+
+
+def describe_file(size: int, sha256: str) -> BundleFile:
+    """Return what a file has to be, in the words that files are copied by."""
+    return BundleFile(path=f"blobs/sha256/{sha256}", size=size, sha256=sha256, media_type=MEDIA_TYPE)
+
+
+def read_small(path: Path) -> bytes:
+    """
+    Return the bytes of a file that is never large.
+
+    Raises:
+        DraftRefusedError: it cannot be read, or is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise DraftRefusedError(f"cannot read {path}: {error.strerror}") from error
+    if len(content) > MAX_BYTES:
+        raise DraftRefusedError(f"{path} is larger than any such file is: it was altered")
+    return content

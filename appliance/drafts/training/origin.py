@@ -1,0 +1,77 @@
+"""
+What a training starts from: the draft in service unless told otherwise.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.drafts.lint.lint import lint_pair
+from appliance.drafts.lint.rules import Severity
+from appliance.drafts.registry.registry import DraftRegistry
+from appliance.drafts.registry.standing import read_standing
+from appliance.errors import ConfigurationError, DraftRefusedError
+from appliance.serving.weights import Weights, inspect_weights, load_weights
+from appliance.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parent:
+    """A draft to start from."""
+
+    path: Path
+    digest: str
+
+
+def choose_parent(settings: Settings, registry: DraftRegistry, target: Weights, named: str | None) -> Parent:
+    """
+    Find the draft to start from: the named one, or the one in service for the target.
+
+    Args:
+        settings: where the draft in service is told.
+        registry: of this site.
+        target: with its digest.
+        named: a directory, or a registered draft's digest, or how it begins; None for the one in service.
+
+    Raises:
+        DraftNotFoundError: there is none of this name.
+        DraftRefusedError: none serves the target, or it does not fit it.
+        ConfigurationError: its files are missing or broken.
+    """
+    if named is not None and Path(named).is_dir():
+        weights = load_weights(Path(named))
+        parent = Parent(path=weights.path, digest=weights.digest)
+    else:
+        digest = named or read_standing(registry.directory, target.digest).draft
+        if digest is None:
+            parent = _settings_draft(settings)
+        else:
+            revision = registry.find(digest)
+            parent = Parent(path=registry.weights(revision), digest=revision.digest)
+    refuse_misfit(target, parent.path)
+    return parent
+
+
+def refuse_misfit(target: Weights, draft: Path, *, context: int | None = None) -> None:
+    """
+    See that vLLM would serve a draft with its target.
+
+    Raises:
+        DraftRefusedError: it would not; the message has the first reason.
+    """
+    findings = lint_pair(target, inspect_weights(draft), context=context)
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if errors:
+        raise DraftRefusedError(
+            f"the draft in {draft} does not fit its target: {errors[0].message}; {errors[0].advice}"
+        )
+
+
+def _settings_draft(settings: Settings) -> Parent:
+    draft = settings.worker.draft
+    if draft is None or settings.worker.method != "eagle3":
+        raise DraftRefusedError("no draft serves this target: name one with --from, or say --from-scratch")
+    try:
+        weights = load_weights(draft)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; name a draft with --from, or say --from-scratch") from error
+    return Parent(path=weights.path, digest=weights.digest)

@@ -1,0 +1,190 @@
+"""
+Carrying out a training by speculators: its three processes, and what they leave.
+
+The samples are in clear in a private directory while it lasts (`scratch.py`), with all that is printed.
+Stopped or killed, the same command goes on from the library's last checkpoint.
+"""
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from appliance.drafts.training.job import Given, Job, read_given
+from appliance.drafts.training.run_directory import RunDirectory
+from appliance.drafts.training.shape import default_layers, head_layers, text_config
+from appliance.drafts.training.speculators.convert import convert_draft
+from appliance.drafts.training.speculators.plan import (
+    HOST,
+    VERSION,
+    Setup,
+    prepare_command,
+    private_places,
+    server_command,
+    train_command,
+)
+from appliance.drafts.training.speculators.processes import POLL_SECONDS, Processes, processes_of
+from appliance.drafts.training.speculators.result import take_over
+from appliance.drafts.training.speculators.scratch import scratch_directory, write_samples
+from appliance.drafts.training.windows import Text, Window, plan_epoch
+from appliance.errors import ConfigurationError, DraftRefusedError
+from appliance.serving.devices import look
+from appliance.serving.weights import Weights, inspect_weights
+from appliance.sovereignty.environment import offline_environment
+
+START_SECONDS = 1800.0
+INSTALL = "appliance/drafts/training/speculators/requirements.txt"
+
+
+def train_with_speculators(
+    job: Job,
+    run: RunDirectory,
+    lines: Iterable[str],
+    *,
+    python: Path,
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+) -> bool:
+    """
+    Train until it is done; False where it was stopped before.
+
+    Args:
+        job: what to train.
+        run: its directory, locked.
+        lines: of the samples, as the process of the other backend gets them.
+        python: interpreter of an environment with the library and vLLM.
+        environment: of this process.
+        say: tells the operator what is being done.
+
+    Raises:
+        ConfigurationError: the environment of `python` or the machine cannot do it.
+        DraftRefusedError: something is not as it was, or a process failed.
+        DraftStorageError: files cannot be written.
+    """
+    if job.recipe.steps is None:
+        raise ConfigurationError("the backend speculators counts steps: say --steps in place of --minutes")
+    python, offline = python.absolute(), offline_environment(environment)
+    _check_version(python, offline)
+    given = read_given(lines)
+    run.claim(job, given)
+    target = inspect_weights(Path(job.target))
+    with (
+        scratch_directory(run) as scratch,
+        (scratch / "log.txt").open("x", encoding="utf-8") as log,
+        processes_of(log, {**offline, **private_places(scratch)}) as processes,
+    ):
+        setup = _set_up(job, run, given, target, scratch, python)
+        say(f"{setup.tokens} tokens, hidden states from a server on port {setup.port}, log in {log.name}")
+        if not _carry_out(setup, processes, say):
+            return False
+    take_over(job, run, given, target)
+    return True
+
+
+def _carry_out(setup: Setup, processes: Processes, say: Callable[[str], None]) -> bool:
+    say("packing the samples")
+    if not processes.finish(processes.start(prepare_command(setup), ()), "packing the samples"):
+        return False
+    say("starting the server of hidden states")
+    server = processes.start(server_command(setup), setup.serving_gpus)
+    if not _wait_for(server, setup.port, processes):
+        return False
+    say("training")
+    trainer = processes.start(train_command(setup), setup.training_gpus)
+    return processes.finish(trainer, "speculators")
+
+
+def _set_up(job: Job, run: RunDirectory, given: Given, target: Weights, scratch: Path, python: Path) -> Setup:
+    recipe = job.recipe
+    depth = int(text_config(target.config)["num_hidden_layers"])
+    parent, layers = None, default_layers(depth)
+    if job.parent is not None:
+        parent = run.path / "parent"
+        shutil.rmtree(parent, ignore_errors=True)
+        convert_draft(Path(job.parent), target, parent)
+        layers = head_layers(inspect_weights(Path(job.parent)).config, target.config)
+    texts = given.training
+    steps = plan_epoch(texts, batch=recipe.batch, window=recipe.window, seed=recipe.seed, epoch=0)
+    rows = [
+        {
+            "input_ids": list(texts[window.text].token_ids[window.start : window.stop]),
+            "loss_mask": row_mask(texts[window.text], window),
+        }
+        for step in steps
+        for window in step
+    ]
+    if not rows:
+        raise DraftRefusedError("no sample has an answer to learn from: harvest more")
+    setup = Setup(
+        python=python,
+        target=target.path,
+        parent=parent,
+        layers=layers,
+        depth=depth,
+        recipe=recipe,
+        tokens=sum(len(row["input_ids"]) for row in rows),
+        scratch=scratch,
+        checkpoints=run.path / "checkpoints",
+        port=_free_port(),
+        gpus=look().gpus,
+    )
+    write_samples(setup.samples, (json.dumps(row) + "\n" for row in rows))
+    for path in (setup.hidden_states, *map(Path, private_places(scratch).values())):
+        path.mkdir(mode=0o700, exist_ok=True)
+    return setup
+
+
+def row_mask(text: Text, window: Window) -> list[int]:
+    """
+    The mask of a window as the library reads it: of each token, whether the one after it is to be predicted.
+
+    Its `shift_batch` pairs the mask of a token with what is predicted from that token, so a mask of answers
+    would train on what follows an answer's end.
+    """
+    learnt = [
+        int(text.loss_mask[place] and place >= window.first) for place in range(window.start, window.stop)
+    ]
+    return [*learnt[1:], 0]
+
+
+def _check_version(python: Path, environment: Mapping[str, str]) -> None:
+    code = "import importlib.metadata as m; print(m.version('speculators')); m.version('vllm')"
+    try:
+        said = subprocess.run(  # noqa: S603 - an interpreter the operator named
+            [str(python), "-c", code], env=dict(environment), capture_output=True, text=True, check=False
+        ).stdout.split()
+    except OSError as error:
+        raise ConfigurationError(f"cannot run {python}: {error.strerror}") from error
+    if said != [VERSION]:
+        raise ConfigurationError(
+            f"{python} has {f'speculators {said[0]}' if said else 'no speculators, or no vLLM'}, and needs "
+            f"{VERSION}: make an environment of {INSTALL} and name its interpreter with --python"
+        )
+
+
+def _wait_for(server: subprocess.Popen[bytes], port: int, processes: Processes) -> bool:
+    deadline = time.monotonic() + START_SECONDS
+    while not processes.stopped:
+        with (
+            suppress(urllib.error.URLError, OSError),
+            urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=5),
+        ):
+            return True
+        if server.poll() is not None or time.monotonic() > deadline:
+            raise DraftRefusedError(f"the server of hidden states did not start{processes.cause()}")
+        time.sleep(POLL_SECONDS)
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: Any = probe.getsockname()[1]
+    return int(port)

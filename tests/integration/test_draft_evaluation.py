@@ -1,0 +1,364 @@
+"""
+Drafts evaluated on real vLLM workers: a better one passes, everything else is refused with its reason.
+
+Four workers in all, since each takes half a minute to start: tests that need the same pair of target and
+draft get the worker that an earlier test started.  They are started and ended by the code under test.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+import typer
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+from appliance.audit.entry import decode
+from appliance.audit.store import SqlAuditStore
+from appliance.cli.draft import evaluate as command
+from appliance.drafts.evaluation import runner
+from appliance.drafts.evaluation.arms import Arm, Served
+from appliance.drafts.evaluation.contest import Contest, open_contest
+from appliance.drafts.evaluation.evaluating import Data, Site, evaluate
+from appliance.drafts.evaluation.page import render_page
+from appliance.drafts.evaluation.prompts import choose_prompts
+from appliance.drafts.evaluation.report import Evaluation, Verdict
+from appliance.drafts.evaluation.runner import Options
+from appliance.drafts.evaluation.store import load_evaluation, save_evaluation
+from appliance.drafts.evaluation.worker import Running, running
+from appliance.drafts.harvest.sample import Sample
+from appliance.drafts.harvest.tokenizer import digest_tokenizer
+from appliance.drafts.registry.opening import open_registry, site_signer
+from appliance.drafts.registry.registry import DraftRegistry
+from appliance.errors import DraftRefusedError
+from appliance.installation import locate
+from appliance.serving.devices import choose_device, look
+from appliance.serving.launch import LaunchPlan
+from appliance.serving.weights import load_weights
+from appliance.settings import DEMO_DRAFT, DEMO_TARGET, Settings, load_settings
+from demo.training.corpus import held_out_prompts, load_corpus
+
+pytestmark = pytest.mark.worker
+IN_MODULE = pytest.mark.asyncio(loop_scope="module")
+
+PROMPTS = 10
+OPTIONS = Options(max_tokens=32, draft_tokens=3)
+AT_MOST = 3
+"""Workers that are kept at a time."""
+DATASET = f"sha256:{'d' * 64}"
+START_SECONDS = 300.0
+
+
+def samples() -> Iterator[Sample]:
+    """Held-out code that the demo pair was not trained on, as a harvest would have it."""
+    tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
+    for place, text in enumerate(held_out_prompts(load_corpus(), count=PROMPTS)):
+        asked, answer = tokenizer.encode(text).ids, tokenizer.encode("    return None\n").ids
+        yield Sample(
+            request_id=f"01HARVEST{place:04}",
+            tenant="acme",
+            template="raw-plain" if place % 2 else "chat-0123abcd",
+            context="0-1k",
+            token_ids=(*asked, *answer),
+            loss_mask=(False,) * len(asked) + (True,) * len(answer),
+            salt=f"{place:032x}",
+        )
+
+
+class SmallDataset:
+    """A data set as `open_dataset` gives one, without a database behind it."""
+
+    missing = withheld = 0
+    manifest = SimpleNamespace(digest=DATASET, tokenizer=digest_tokenizer(DEMO_TARGET))
+
+    def read(self, held_out: bool) -> Iterator[Sample]:
+        assert held_out
+        yield from samples()
+
+
+def copied(source: Path, directory: Path) -> Path:
+    shutil.copytree(source, directory)
+    return directory
+
+
+def with_noise(directory: Path, tensor: str, share: float) -> Path:
+    """Change a tensor of a copy: so much of its own size in random numbers on top."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    torch.manual_seed(11)
+    found = tensors[tensor]
+    noise = torch.randn(found.shape) * found.float().std() * share
+    tensors[tensor] = (found.float() + noise).to(found.dtype)
+    save_file(tensors, file)
+    return directory
+
+
+@dataclass
+class Scene:
+    """A site with drafts in its registry."""
+
+    settings: Settings
+    registry: DraftRegistry
+    target: str
+    committed: str
+    noisy: str
+    flipped: str
+    """The committed draft, with a flag turned against its training record."""
+    other_target: Path
+    """The demo target with other weights."""
+    directory: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.directory = locate(self.settings).drafts
+
+    def contest(self, candidate: str, incumbent: str | None) -> Contest:
+        return open_contest(
+            self.registry, self.directory, self.settings.worker, candidate=candidate, incumbent=incumbent
+        )
+
+    def site(self, margin: float) -> Site:
+        return Site(
+            directory=self.directory,
+            settings=self.settings.worker,
+            device=choose_device("cpu", look()),
+            python=sys.executable,
+            environment={name: os.environ[name] for name in ("PATH", "HOME")},
+            engine="vllm of the test",
+            available_bytes=2**50,
+            margin=margin,
+            say=lambda _line: None,
+            clock=time.monotonic,
+            wall_clock=lambda: 1_800_000_000.0,
+        )
+
+    async def evaluate(
+        self,
+        candidate: str,
+        incumbent: str | None,
+        *,
+        arms: dict[Arm, Served] | None = None,
+        margin: float = 0.02,
+    ) -> Evaluation:
+        data = Data(digest=DATASET, chosen=choose_prompts(samples(), count=PROMPTS, room=1900), missing=0)
+        return await evaluate(self.contest(candidate, incumbent), data, OPTIONS, self.site(margin), arms=arms)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory) -> Scene:
+    home = tmp_path_factory.mktemp("evaluation")
+    settings = load_settings(
+        environment={},
+        overrides={
+            "data": {"directory": str(home / "data")},
+            "worker": {"device": "cpu", "dtype": "float32"},
+        },
+    )
+    registry = open_registry(settings, lambda: 1_800_000_000.0)
+    signer, target = site_signer(settings), load_weights(DEMO_TARGET).digest
+    noisy = with_noise(copied(DEMO_DRAFT, home / "noisy"), "fc.weight", 50.0)
+    flipped = copied(DEMO_DRAFT, home / "flipped")
+    config = json.loads((flipped / "config.json").read_text())
+    (flipped / "config.json").write_text(json.dumps({**config, "norm_output": False}))
+    digests = [
+        registry.add(path, target=target, how="imported", signer=signer).digest
+        for path in (DEMO_DRAFT, noisy, flipped)
+    ]
+    other = with_noise(copied(DEMO_TARGET, home / "other-target"), "lm_head.weight", 0.5)
+    return Scene(settings, registry, target, *digests, other)
+
+
+class Pool:
+    """Workers that were started once and are lent to whoever would start the same."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, ...], tuple[AsyncExitStack, Running]] = OrderedDict()
+        self._lent: set[tuple[str, ...]] = set()
+
+    @asynccontextmanager
+    async def lend(self, arm: Arm, plan: LaunchPlan, **more: Any) -> AsyncIterator[Running]:
+        serves = tuple(plan.argv[plan.argv.index(name) + 1] for name in ("--model",))
+        serves += tuple(word for word in plan.argv if word.startswith('{"method"'))
+        if serves not in self._kept:
+            await self._make_room()
+            stack = AsyncExitStack()
+            self._kept[serves] = stack, await stack.enter_async_context(running(arm, plan, **more))
+        self._kept.move_to_end(serves)
+        self._lent.add(serves)
+        try:
+            yield replace(self._kept[serves][1], arm=arm)
+        finally:
+            self._lent.discard(serves)
+
+    async def _make_room(self) -> None:
+        while len(self._kept) >= AT_MOST:
+            oldest = next(each for each in self._kept if each not in self._lent)
+            await self._kept.pop(oldest)[0].aclose()
+
+    async def close(self) -> None:
+        while self._kept:
+            await self._kept.popitem()[1][0].aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool():
+    pool = Pool()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "running", pool.lend)
+        yield pool
+    await pool.close()
+    assert not [each for each in psutil.Process().children(recursive=True) if "vllm" in " ".join(_line(each))]
+
+
+def _line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@IN_MODULE
+async def test_the_committed_draft_passes_against_a_damaged_one(scene, pool):
+    """Better beyond doubt, and the target's answers stay its own."""
+    # The margin is for speed: measured in a few seconds on a machine that tests share with others.
+    found = await scene.evaluate(scene.committed, scene.noisy, margin=0.5)
+    assert (found.verdict, found.reasons) == (Verdict.PASSED, ())
+    assert (found.compared, found.complete, found.together) == (PROMPTS, True, True)
+    assert found.acceptance_length(Arm.CANDIDATE).low > found.acceptance_length(Arm.INCUMBENT).high
+    assert found.acceptance_ratio.low > 1.1
+    assert found.speed_ratio.value > 1.0
+    assert {each.arm: each.compared for each in found.equalities} == {
+        Arm.INCUMBENT: PROMPTS,
+        Arm.CANDIDATE: PROMPTS,
+    }
+    assert found.mismatches == 0
+    assert {(line.aspect, line.value) for line in found.lines} == {
+        ("all", "all"), ("mode", "greedy"), ("mode", "sampled"), ("context", "0-1k"),
+        ("template", "raw-plain"), ("template", "chat-0123abcd"),
+    }  # fmt: skip
+    for speed in found.speeds:
+        cells = {(pace.batch, pace.draft_tokens) for pace in speed.paces}
+        assert {(1, 0), (1, 3)} <= cells
+        assert all(pace.seconds > 0 for pace in speed.paces)
+    first, second, third = next(
+        line for line in found.lines if (line.aspect, line.arm) == ("all", Arm.CANDIDATE)
+    ).per_position
+    assert 1 > first > second > third > 0
+    save_evaluation(scene.directory, found, render_page(found))
+    assert load_evaluation(scene.directory, scene.committed) == found
+
+
+@IN_MODULE
+async def test_a_worse_draft_is_refused_for_what_it_accepts(scene, pool):
+    """Noise on the weights that fuse the target's layers: everything looks fine but the numbers."""
+    found = await scene.evaluate(scene.noisy, scene.committed)
+    assert found.verdict is Verdict.REFUSED
+    ratio = found.acceptance_ratio
+    assert ratio.high < 0.8
+    assert found.reasons[0].startswith(f"its acceptance length is {ratio.value:.3f} times the incumbent's (")
+    assert found.reasons[0].endswith("less than 0.980")
+    assert found.mismatches == 0
+
+
+@IN_MODULE
+async def test_an_arm_that_answers_differently_than_the_target_is_refused(scene, pool):
+    """Served with a target of other weights, the candidate's answers are another model's."""
+    other = load_weights(scene.other_target)
+    arms = scene.contest(scene.committed, "none").arms
+    arms[Arm.CANDIDATE] = replace(arms[Arm.CANDIDATE], target=other)
+    found = await scene.evaluate(scene.committed, "none", arms=arms)
+    assert found.verdict is Verdict.REFUSED
+    assert found.mismatches > 0
+    assert found.reasons[0].startswith(f"{found.mismatches} of {PROMPTS} of its greedy answers differ")
+    assert found.differences[0].request_id.startswith("01HARVEST")
+
+
+def invoke(scene: Scene, *words: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    app = typer.Typer()
+    app.command()(command.COMMANDS["evaluate"])
+    monkeypatch.setattr(command, "open_dataset", lambda _settings, _name: SmallDataset())
+    data = str(scene.settings.data.directory)
+    return CliRunner().invoke(app, [*words, "--dataset", "dddd", "--data", data])
+
+
+def entries(scene: Scene) -> list[dict[str, Any]]:
+    store = SqlAuditStore(locate(scene.settings).database_url)
+    try:
+        leaves = [leaf for leaf in store.leaves(0, 10_000) if leaf.type == "draft.evaluated"]
+        return [dict(decode(leaf.leaf).fields) for leaf in leaves]
+    finally:
+        store.close()
+
+
+def test_a_flag_against_the_training_record_is_refused_before_anything_is_started(scene, monkeypatch):
+    """By the command, with a report, a line in the audit log and exit code 1."""
+    result = invoke(scene, scene.flipped, "--incumbent", scene.committed, monkeypatch=monkeypatch)
+    assert result.exit_code == 1, result.output
+    assert "reason     training-norm-output: " in result.stdout
+    assert "verdict    refused" in result.stdout
+    found = load_evaluation(scene.directory, scene.flipped)
+    assert found.verdict is Verdict.REFUSED
+    assert [reason.partition(":")[0] for reason in found.reasons] == ["training-norm-output"]
+    assert (found.lines, found.compared) == ((), 0)
+    entry = entries(scene)[-1]
+    assert entry["evaluation"] == found.digest.removeprefix("sha256:")
+    assert (entry["draft"], entry["verdict"]) == (scene.flipped, "refused")
+    assert entry["previous_draft"] == scene.committed
+    assert entry["reason"].startswith("training-norm-output")
+
+
+def test_the_draft_in_service_is_not_evaluated_against_itself(scene, monkeypatch):
+    """By default the settings' draft serves, which is the committed one."""
+    result = invoke(scene, scene.committed, monkeypatch=monkeypatch)
+    assert isinstance(result.exception, DraftRefusedError)
+    assert "there is nothing to evaluate" in str(result.exception)
+
+
+def test_a_signal_ends_the_command_and_its_worker(scene, tmp_path):
+    """SIGTERM while vLLM starts: exit code 130, a line that says how to go on, and no process left."""
+    program = (
+        "import typer\n"
+        "from appliance.cli.draft import evaluate as command\n"
+        "from tests.integration.test_draft_evaluation import SmallDataset\n"
+        "command.open_dataset = lambda _settings, _name: SmallDataset()\n"
+        "typer.run(command.COMMANDS['evaluate'])\n"
+    )
+    words = [scene.committed, "--incumbent", "none", "--dataset", "d"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words, "--data", str(scene.settings.data.directory)],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        parent = psutil.Process(process.pid)
+        while not (
+            found := [each for each in parent.children(recursive=True) if "vllm" in " ".join(_line(each))]
+        ):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, "no worker was started"
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=START_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, said
+    assert "no worker is left" in said
+    assert psutil.wait_procs(found, timeout=10)[1] == []

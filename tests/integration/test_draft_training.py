@@ -1,0 +1,397 @@
+"""
+A draft trained by the command on the demo pair, and what becomes of it: registered, recorded, served by vLLM.
+
+The data set is one as `open_dataset` gives it, made of held-out code; the process that trains is real.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from typer.testing import CliRunner, Result
+
+from appliance.audit.entry import decode
+from appliance.audit.store import SqlAuditStore
+from appliance.cli.draft import train as command
+from appliance.drafts.harvest.sample import Sample
+from appliance.drafts.lint.lint import lint_pair
+from appliance.drafts.registry.opening import open_registry
+from appliance.drafts.training.files import load_head
+from appliance.drafts.training.head import StepCache
+from appliance.drafts.training.launch import train
+from appliance.drafts.training.loop import plain_batch
+from appliance.drafts.training.progress import Point, read_points
+from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.samples import sample_lines
+from appliance.drafts.training.speculators.convert import convert_draft, speculators_config
+from appliance.drafts.training.speculators.plan import Setup, server_command
+from appliance.drafts.training.target import FrozenTarget, load_target
+from appliance.errors import DraftRefusedError
+from appliance.installation import locate
+from appliance.serving.weights import digest_weights, inspect_weights
+from appliance.settings import DEMO_DRAFT, DEMO_TARGET, load_settings, process_environment
+from appliance.sovereignty.environment import offline_environment
+from demo.training.corpus import held_out_prompts, load_corpus
+from tests.integration.worker_process import stock_worker
+from tests.unit.drafts.training import tiny
+
+DATASET = f"sha256:{'d' * 64}"
+STEPS = 60
+SIZES = ("--batch", "4", "--window", "96")
+PROMPT = 40
+"""Tokens of a sample that are asked; the rest is answered."""
+
+
+def samples(count: int = 48) -> list[Sample]:
+    """Code that neither of the pair was trained on, as a harvest would have it."""
+    tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
+    made = []
+    for place, text in enumerate(held_out_prompts(load_corpus(), count=count, characters=500)):
+        ids = tuple(tokenizer.encode(text).ids)
+        made.append(
+            Sample(
+                request_id=f"01HARVEST{place:04}",
+                tenant="acme",
+                template="raw-plain",
+                context="0-1k",
+                token_ids=ids,
+                loss_mask=tuple(number >= PROMPT for number in range(len(ids))),
+                salt=f"{place:032x}",
+            )
+        )
+    return made
+
+
+class SmallDataset:
+    """A data set as `open_dataset` gives one, without a database behind it."""
+
+    def __init__(self, taken: list[Sample]) -> None:
+        self._samples = taken
+        self.missing = self.withheld = 0
+        self.erased: set[str] = set()
+        self.manifest = SimpleNamespace(
+            digest=DATASET,
+            target=digest_weights(DEMO_TARGET),
+            samples=[SimpleNamespace(request_id=each.request_id, digest=each.digest) for each in taken],
+        )
+
+    def read(self, held_out: bool) -> Iterator[Sample]:
+        for place, sample in enumerate(self._samples):
+            if (place % 8 == 0) is held_out and sample.request_id not in self.erased:
+                yield sample
+
+
+@pytest.fixture(scope="module")
+def dataset() -> SmallDataset:
+    return SmallDataset(samples())
+
+
+@pytest.fixture(scope="module")
+def worn(tmp_path_factory) -> Path:
+    """The committed draft, worn: with noise in its weights, as if its target had changed."""
+    directory = tmp_path_factory.mktemp("worn") / "draft"
+    shutil.copytree(DEMO_DRAFT, directory)
+    tensors = load_file(directory / "model.safetensors")
+    torch.manual_seed(7)
+    for name in ("fc.weight", "midlayer.mlp.down_proj.weight"):
+        found = tensors[name].float()
+        tensors[name] = (found + torch.randn_like(found) * found.std() * 1.5).bfloat16()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+class Site:
+    """A data directory, and the command on it."""
+
+    def __init__(self, data: Path) -> None:
+        self.settings = load_settings(overrides={"data": {"directory": str(data)}})
+        self._data = data
+        self._app = typer.Typer()
+        self._app.command()(command.train_draft)
+
+    def run(self, *arguments: str) -> Result:
+        given = [
+            "--dataset",
+            DATASET,
+            "--target",
+            str(DEMO_TARGET),
+            "--device",
+            "cpu",
+            "--data",
+            str(self._data),
+        ]
+        return CliRunner().invoke(self._app, [*given, *arguments])
+
+    def entries(self) -> list[tuple[str, dict]]:
+        with closing(SqlAuditStore(locate(self.settings).database_url)) as store:
+            leaves = store.leaves(0, 1000)
+        return [(leaf.type, dict(decode(leaf.leaf).fields)) for leaf in leaves]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, dataset) -> Iterator[Site]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "open_dataset", lambda _settings, _name: dataset)
+        yield Site(tmp_path_factory.mktemp("site") / "data")
+
+
+@pytest.fixture(scope="module")
+def trained(site, worn) -> Result:
+    return site.run("--from", str(worn), "--steps", str(STEPS), *SIZES, "--run", "refresh")
+
+
+def test_a_refresh_learns_and_is_registered(site, trained, worn, dataset):
+    """From a worn draft to a better one, with a record of all it came from, beside it and in the log."""
+    assert trained.exit_code == 0, (trained.output, trained.exception)
+    (revision,) = open_registry(site.settings, lambda: 0.0).revisions()
+    assert (revision.source, revision.parent, revision.dataset) == ("trained", digest_weights(worn), DATASET)
+    path = open_registry(site.settings, lambda: 0.0).weights(revision)
+    draft = inspect_weights(path)
+    assert lint_pair(inspect_weights(DEMO_TARGET), draft) == ()
+    run = locate(site.settings).drafts / "runs" / "refresh"
+    points = read_points(run / "progress.jsonl")
+    assert points[-1].step == STEPS
+    assert points[-1].loss < points[0].loss
+    held_out = [point.held_out for point in points if point.held_out]
+    assert held_out[-1][0] > held_out[0][0]
+    assert revision.record.expected["all"].acceptance_length > 1.3
+    assert (run / "draft" / "report.html").read_text().count("<svg") == 3
+    kinds = [(kind, entry) for kind, entry in site.entries() if kind.startswith("draft.")]
+    assert [kind for kind, _ in kinds] == ["draft.trained", "draft.imported"]
+    assert kinds[0][1]["samples"] == draft.training["samples"] == 42
+    assert {entry["draft"] for _, entry in kinds} == {revision.digest}
+
+
+def test_a_finished_run_changes_nothing(site, trained, worn):
+    """Asked for again, it says so; asked for something else under its name, it is refused."""
+    before = site.entries()
+    again = site.run("--from", str(worn), "--steps", str(STEPS), *SIZES, "--run", "refresh")
+    assert again.exit_code == 0
+    assert "nothing was changed" in again.output
+    other = site.run("--from", str(worn), "--steps", "61", *SIZES, "--run", "refresh")
+    assert isinstance(other.exception, DraftRefusedError)
+    assert "recipe" in str(other.exception)
+    parent = site.run("--from", str(DEMO_DRAFT), "--steps", str(STEPS), *SIZES, "--run", "refresh")
+    assert isinstance(parent.exception, DraftRefusedError)
+    assert site.entries() == before
+
+
+def test_nothing_of_the_samples_is_in_the_run(site, trained, dataset):
+    """Not in the checkpoint, the log, the report or the record; only which they were."""
+    run = locate(site.settings).drafts / "runs"
+    tokens = dataset._samples[1].token_ids[PROMPT : PROMPT + 6]
+    text = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json")).decode(list(tokens))
+    needles = [
+        text.encode(),
+        ", ".join(map(str, tokens)).encode(),
+        ",".join(map(str, tokens)).encode(),
+        torch.tensor(tokens).numpy().tobytes(),
+    ]
+    for file in run.rglob("*"):
+        if file.is_file():
+            content = file.read_bytes()
+            assert not any(needle in content for needle in needles), file
+
+
+def test_what_was_erased_meanwhile_is_in_no_new_draft(site, worn, dataset):
+    """The draft is there, but is not registered: it learnt from what may not be learnt from any more."""
+    before = site.entries()
+    dataset.erased = set()
+    arguments = ("--from", str(worn), "--steps", "2", "--window", "64", "--run", "late")
+    original = command.refuse_erased
+
+    def erase_first(draft: Path, data: SmallDataset) -> None:
+        used = (draft / "used.txt").read_text().split()[0]
+        data.erased = {used}
+        original(draft, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "refuse_erased", erase_first)
+        result = site.run(*arguments)
+    dataset.erased = set()
+    assert isinstance(result.exception, DraftRefusedError)
+    assert "erased while the draft was trained" in str(result.exception)
+    assert site.entries() == before
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    return tiny.write_target(tmp_path_factory.mktemp("tiny") / "target")
+
+
+def carry_out(run: Path, target: Path, hear=lambda _: None) -> bool:
+    run.mkdir(exist_ok=True)
+    dataset = tiny.FakeDataset(tiny.samples())
+    return train(
+        tiny.job(run, target, steps=420),
+        lambda: sample_lines(dataset),
+        log=run / "log.txt",
+        environment=process_environment(),
+        hear=hear,
+    )
+
+
+def test_killed_and_stopped_it_comes_out_the_same(tmp_path, small):
+    """Killed before the first checkpoint and after it, then stopped: the same weights, bit for bit."""
+    assert carry_out(tmp_path / "whole", small)
+    run = tmp_path / "parts"
+
+    def kill_at(step: int):
+        def hear(point: Point) -> None:
+            if point.step == step:
+                (child,) = psutil.Process().children()
+                child.kill()
+
+        return hear
+
+    for step in (30, 250):
+        with pytest.raises(DraftRefusedError, match="status -9"):
+            carry_out(run, small, kill_at(step))
+    steps: list[int] = []
+
+    def stop(point: Point) -> None:
+        steps.append(point.step)
+        if len(steps) == 20:
+            (child,) = psutil.Process().children()
+            child.terminate()
+
+    assert carry_out(run, small, stop) is False
+    assert steps[0] == 201
+    assert carry_out(run, small)
+    weights = [(tmp_path / name / "draft" / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert weights[0] == weights[1]
+    records = [
+        json.loads((tmp_path / name / "draft" / "training.json").read_text()) for name in ("whole", "parts")
+    ]
+    assert records[0] == records[1]
+
+
+@pytest.mark.worker
+def test_what_was_trained_is_served(site, trained, worn, tmp_path):
+    """vLLM loads the head, and accepts more of it than of the one it was made from."""
+    (revision,) = open_registry(site.settings, lambda: 0.0).revisions()
+    fresh = open_registry(site.settings, lambda: 0.0).weights(revision)
+    lengths = {}
+    for name, draft in (("worn", worn), ("fresh", fresh)):
+        with stock_worker(tmp_path / f"{name}.log", draft=draft) as worker:
+            for prompt in held_out_prompts(load_corpus(), count=12):
+                complete(worker.url, prompt)
+            accepted, drafts = (
+                counter(worker.url, f"vllm:spec_decode_num_{what}_total")
+                for what in ("accepted_tokens", "drafts")
+            )
+            lengths[name] = 1 + accepted / drafts
+    assert lengths["fresh"] > lengths["worn"] + 0.1
+    expected = revision.record.expected["all"].acceptance_length
+    assert lengths["fresh"] == pytest.approx(expected, rel=0.35)
+
+
+def complete(url: str, prompt: str) -> None:
+    body = {"model": "demo-coder", "prompt": prompt, "max_tokens": 48, "temperature": 0}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        response.read()
+
+
+def counter(url: str, name: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+        page = response.read().decode()
+    return sum(
+        float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE)
+    )
+
+
+def test_vllm_understands_the_arguments_of_the_server():
+    """Every flag of the server of hidden states exists, and takes the value it is given."""
+    setup = Setup(
+        python=Path("/train/bin/python"),
+        target=DEMO_TARGET,
+        parent=None,
+        layers=(2, 4, 5),
+        depth=8,
+        recipe=Recipe(steps=5),
+        tokens=1000,
+        scratch=Path("/dev/shm/x"),
+        checkpoints=Path("/runs/x"),
+        port=8123,
+        gpus=2,
+    )
+    code = (
+        "import json, sys\n"
+        "from vllm.entrypoints.launchers.cli_args import make_arg_parser\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+        "parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])\n"
+        "method = parsed.speculative_config['method']\n"
+        "print(json.dumps([method, parsed.enable_chunked_prefill, parsed.host, parsed.port]))\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code, *server_command(setup)[3:]],
+        env=offline_environment(process_environment()),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr[-2000:]
+    assert json.loads(said.stdout.splitlines()[-1]) == ["extract_hidden_states", False, "127.0.0.1", 8123]
+
+
+def test_the_library_computes_what_we_do(tmp_path):
+    """A head written here, in the class of the library for large ones: the same logits at each step."""
+    pytest.importorskip(
+        "speculators", reason="speculators is not installed: its class was not compared with ours"
+    )
+    from speculators.models.eagle3 import Eagle3SpeculatorConfig  # noqa: PLC0415
+    from speculators.models.eagle3.core import Eagle3DraftModel  # noqa: PLC0415
+
+    target_weights = inspect_weights(DEMO_TARGET)
+    convert_draft(DEMO_DRAFT, target_weights, tmp_path / "converted")
+    config = Eagle3SpeculatorConfig.from_pretrained(tmp_path / "converted")
+    config.transformer_layer_config._attn_implementation = "sdpa"
+    theirs = Eagle3DraftModel.from_pretrained(
+        str(tmp_path / "converted"), config=config, verifier=str(DEMO_TARGET)
+    ).float()
+    target = FrozenTarget(load_target(DEMO_TARGET, "cpu")._model.float(), "cpu")
+    ours = load_head(DEMO_DRAFT, target_weights.config, target.output).head
+    torch.manual_seed(1)
+    batch = plain_batch(torch.randint(0, 2048, (1, 65)))
+    seen = target.observe(batch, ours.shape.aux_layers)
+    logits: list[torch.Tensor] = []
+    theirs.lm_head.register_forward_hook(lambda _module, _given, made: logits.append(made.detach()))
+    with torch.no_grad():
+        theirs(
+            hidden_states=torch.cat(seen.captured, -1)[:, :-1],
+            input_ids=batch.ids[:, 1:],
+            document_ids=torch.zeros(1, 64, dtype=torch.long),
+            position_ids=batch.positions[:, 1:],
+            ttt_steps=3,
+        )
+        rows = batch.ids.shape[1] - 4
+        fed, cache = ours.fuse([state[:, :rows] for state in seen.captured]), StepCache()
+        for j in range(3):
+            embeds = seen.embeds[:, 1 + j : 1 + j + rows]
+            output, fed = ours.step(fed, embeds, batch.positions[:, :rows] + j, cache)
+            torch.testing.assert_close(ours.logits(output), logits[j][:, :rows], atol=1e-4, rtol=1e-4)
+    # And back: what the library writes is a draft that vLLM would serve, and that can be refreshed here.
+    theirs.to(torch.bfloat16).save_pretrained(tmp_path / "saved")
+    saved = inspect_weights(tmp_path / "saved")
+    config = speculators_config(saved.config, target_weights)
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
+    assert lint_pair(target_weights, inspect_weights(tmp_path / "saved")) == ()
+    again = load_head(tmp_path / "saved", target_weights.config, target.output).head
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name

@@ -1,0 +1,242 @@
+"""Promises of `appliance draft evaluate`: verdict, exit code, report, audit log, in this order."""
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from appliance.audit.entry import decode
+from appliance.audit.store import SqlAuditStore
+from appliance.cli.draft import evaluate as command
+from appliance.drafts.evaluation import evaluating, runner
+from appliance.drafts.evaluation.report import Evaluation
+from appliance.drafts.evaluation.store import load_evaluation
+from appliance.drafts.evaluation.worker import running
+from appliance.drafts.harvest.tokenizer import digest_tokenizer
+from appliance.drafts.registry.opening import open_registry, site_signer
+from appliance.drafts.registry.standing import Standing, write_standing
+from appliance.errors import (
+    AuditUnavailableError,
+    ConfigurationError,
+    DraftNotFoundError,
+    DraftRefusedError,
+    WorkerFailedError,
+)
+from appliance.serving.weights import load_weights
+from appliance.settings import Settings, load_settings
+from tests.unit.drafts.evaluation.evaluation_parts import DATASET, Programs, in_thread, sample
+from tests.unit.drafts.lint.builder import RECORD, eagle31, write
+
+PROMPTS = 16
+
+
+@dataclass
+class Bench:
+    """A site of tiny weights, with small programs in the place of vLLM."""
+
+    settings: Settings
+    config: Path
+    target: Path
+    target_digest: str
+    old: str
+    new: str
+    programs: Programs
+
+    @property
+    def drafts(self) -> Path:
+        return self.settings.data.directory / "drafts"
+
+    def invoke(self, *words: str, max_tokens: int = 24) -> Any:
+        app = typer.Typer()
+        app.command()(command.COMMANDS["evaluate"])
+        options = ["--dataset", "dddd", "--max-tokens", str(max_tokens), "--config", str(self.config)]
+        return CliRunner().invoke(app, [*words, *options])
+
+    def entries(self) -> list[dict[str, Any]]:
+        with closing(SqlAuditStore(f"sqlite:///{self.settings.data.directory / 'audit.db'}")) as store:
+            return [dict(decode(leaf.leaf).fields) for leaf in store.leaves(0, 100)]
+
+
+class SmallDataset:
+    """Samples of a data set, all of them held out."""
+
+    missing, withheld = 2, 1
+
+    def __init__(self, tokenizer: str) -> None:
+        self.manifest = SimpleNamespace(digest=DATASET, tokenizer=tokenizer)
+
+    def read(self, held_out: bool):
+        assert held_out
+        return map(sample, range(PROMPTS))
+
+
+def draft(directory: Path, trained_context: int, **training: Any) -> tuple[Path, Path]:
+    made = eagle31()
+    made.training = {**RECORD, "trained_context": trained_context, **training}
+    target, weights = write(made, directory)
+    return target.path, weights.path
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch) -> Bench:
+    target, first = draft(tmp_path / "first", 512)
+    _, second = draft(tmp_path / "second", 768)
+    config = tmp_path / "settings.yaml"
+    config.write_text(
+        json.dumps(
+            {
+                "data": {"directory": str(tmp_path / "data")},
+                "worker": {"model": str(target), "draft": str(first), "device": "cpu"},
+            }
+        )
+    )
+    settings = load_settings(config, environment={})
+    registry, signer = open_registry(settings, lambda: 1_800_000_000.0), site_signer(settings)
+    digest = load_weights(target).digest
+    old, new = (
+        registry.add(path, target=digest, how="imported", signer=signer).digest for path in (first, second)
+    )
+    programs = Programs({old: {"rate": 0.4}, new: {"rate": 0.75}})
+    monkeypatch.setattr(evaluating, "Place", programs)
+    monkeypatch.setattr(runner, "running", in_thread)
+    dataset = SmallDataset(digest_tokenizer(target))
+    monkeypatch.setattr(command, "open_dataset", lambda _settings, _name: dataset)
+    return Bench(settings, config, target, digest, old, new, programs)
+
+
+def test_a_draft_that_passed_is_reported_shown_and_recorded(bench):
+    """Exit code 0; report, page and audit log say the same; the work is cleared."""
+    result = bench.invoke(bench.new.removeprefix("sha256:")[:10])
+    assert result.exit_code == 0, (result.output, result.exception)
+    found = load_evaluation(bench.drafts, bench.new)
+    assert (found.verdict, found.incumbent, found.target) == ("passed", bench.old, bench.target_digest)
+    assert (found.missing, found.withheld) == (2, 1)
+    assert result.stdout.splitlines()[-2:] == [
+        "verdict    passed",
+        f"report     {bench.drafts}/evaluations/{bench.new.removeprefix('sha256:')}/report.json",
+    ]
+    assert f"acceptance {found.acceptance_ratio.value:.3f} times" in result.stdout
+    (entry,) = bench.entries()
+    assert entry.pop("actor").startswith("cli:")
+    assert entry == {
+        "draft": bench.new,
+        "previous_draft": bench.old,
+        "verdict": "passed",
+        "evaluation": found.digest.removeprefix("sha256:"),
+        "acceptance_length": f"{found.lines[1].acceptance_length.value:.3f}",
+        "previous_acceptance_length": f"{found.lines[0].acceptance_length.value:.3f}",
+        "speed_ratio": f"{found.speed_ratio.value:.3f}",
+        "mismatches": 0,
+    }
+    place = bench.drafts / "evaluations" / bench.new.removeprefix("sha256:")
+    assert sorted(path.name for path in place.iterdir()) == [".lock", "report.html", "report.json"]
+
+
+def test_a_draft_that_was_refused_ends_with_exit_code_1_and_its_reasons(bench):
+    """The other way round: the new one is in service and the old one wants to."""
+    standing = Standing(target=bench.target_digest, draft=bench.new)
+    write_standing(bench.drafts, standing)
+    result = bench.invoke(bench.old)
+    assert result.exit_code == 1, result.exception
+    assert "reason     its acceptance length is " in result.stdout
+    assert "verdict    refused" in result.stdout
+    (entry,) = bench.entries()
+    assert (entry["verdict"], entry["previous_draft"]) == ("refused", bench.new)
+    assert entry["reason"].startswith("its acceptance length is ")
+
+
+def test_json_is_the_report_and_nothing_else(bench):
+    """Progress goes to standard error."""
+    result = bench.invoke(bench.new, "--json")
+    assert result.exit_code == 0, result.exception
+    said = result.stdout.encode()
+    assert Evaluation.decode(said.rstrip(b"\n"), "stdout") == load_evaluation(bench.drafts, bench.new)
+    assert "took" in result.stderr
+
+
+def test_none_compares_with_the_target_alone(bench):
+    """Whatever is in service."""
+    result = bench.invoke(bench.new, "--incumbent", "none", "--json")
+    assert result.exit_code == 0, result.exception
+    assert "incumbent" not in json.loads(result.stdout)
+    assert bench.old not in bench.programs.started
+    assert bench.entries()[0]["previous_draft"] == "none"
+
+
+@pytest.mark.parametrize("words", [(), ("--incumbent", "the same")])
+def test_the_draft_it_would_be_compared_with_is_no_candidate(bench, words):
+    """Neither the settings' draft nor one that is named."""
+    words = [bench.old if word == "the same" else word for word in words]
+    result = bench.invoke(bench.old, *words)
+    assert isinstance(result.exception, DraftRefusedError)
+    assert "there is nothing to evaluate" in str(result.exception)
+    assert not (bench.drafts / "evaluations").exists()
+
+
+def test_a_draft_nobody_registered_is_not_found(bench):
+    """Only what the registry vouches for is loaded."""
+    assert isinstance(bench.invoke("ffff").exception, DraftNotFoundError)
+    assert isinstance(bench.invoke(bench.new, "--incumbent", "ffff").exception, DraftNotFoundError)
+
+
+def test_another_target_than_the_drafts_is_a_refusal_on_paper(bench, tmp_path):
+    """Named by the command; nothing is started, and no content is read."""
+    other, _ = draft(tmp_path / "other", 512)
+    (other / "generation_config.json").write_text("{}")
+    result = bench.invoke(bench.new, "--target", str(other))
+    assert result.exit_code == 1, result.exception
+    found = load_evaluation(bench.drafts, bench.new)
+    assert found.reasons[0].startswith("it is registered for the target sha256:")
+    assert (found.lines, found.missing, bench.programs.started) == ((), 0, [])
+    assert "mismatches" not in bench.entries()[0]
+
+
+def test_a_data_set_of_another_tokenizer_cannot_be_asked(bench, monkeypatch):
+    """Its numbers would be other words."""
+    monkeypatch.setattr(command, "open_dataset", lambda *_: SmallDataset("sha256:another"))
+    result = bench.invoke(bench.new)
+    assert isinstance(result.exception, DraftRefusedError)
+    assert "another tokenizer" in str(result.exception)
+
+
+def test_an_answer_as_long_as_the_context_leaves_no_room(bench):
+    """Said before anything is started."""
+    result = bench.invoke(bench.new, max_tokens=1024)
+    assert isinstance(result.exception, ConfigurationError)
+    assert "leaves no room for a prompt" in str(result.exception)
+    assert bench.programs.started == []
+
+
+def test_a_report_that_the_log_cannot_take_does_not_come_into_being(bench, monkeypatch):
+    """Promotion reads the report: what nobody recorded must not let a draft serve."""
+
+    def refuse(_settings):
+        def record(*_given):
+            raise AuditUnavailableError("the database is away")
+
+        return record
+
+    monkeypatch.setattr(command, "open_journal", refuse)
+    result = bench.invoke(bench.new)
+    assert isinstance(result.exception, AuditUnavailableError)
+    assert load_evaluation(bench.drafts, bench.new) is None
+
+
+def test_a_worker_that_dies_leaves_no_report_and_the_next_try_goes_on(bench, monkeypatch):
+    """An error is no verdict."""
+    monkeypatch.setattr(runner, "running", running)
+    bench.programs.scripts[bench.new]["dies_at"] = 30
+    assert isinstance(bench.invoke(bench.new).exception, WorkerFailedError)
+    assert load_evaluation(bench.drafts, bench.new) is None
+    del bench.programs.scripts[bench.new]["dies_at"]
+    bench.programs.started.clear()
+    result = bench.invoke(bench.new)
+    assert result.exit_code == 0, result.exception
+    assert bench.target_digest not in bench.programs.started
+    assert "were finished before, and are kept" in result.stderr

@@ -1,0 +1,148 @@
+"""Promises of the intervals: they hold the truth as often as they say, and requests are the unit."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.drafts.evaluation.intervals import (
+    STUDENT,
+    Drafted,
+    acceptance_length,
+    length_ratio,
+    mean_ratio,
+    student,
+)
+
+K = 3
+TRIALS = 400
+
+
+def drafted(dice: random.Random, ease: float, drafts: int) -> Drafted:
+    """One request: its own ease moves the chance of all its draft tokens together."""
+    accepted = 0
+    for _ in range(drafts):
+        position = 0
+        while position < K and dice.random() < ease:
+            position += 1
+        accepted += position
+    return Drafted(drafts=drafts, accepted=accepted)
+
+
+def expected_length(easy: float, hard: float) -> float:
+    """Acceptance length over all traffic: half of the drafts are of easy requests, half of hard ones."""
+    return 1 + sum(ease**place for ease in (easy, hard) for place in range(1, K + 1)) / 2
+
+
+def ease_of(dice: random.Random, easy: float, hard: float) -> float:
+    return easy if dice.random() < 0.5 else hard
+
+
+@pytest.mark.parametrize("requests", [12, 48])
+def test_acceptance_lengths_hold_the_truth_in_95_of_100_evaluations(requests):
+    """Requests differ far more than their drafts do; counting drafts as independent would fail this."""
+    dice, truth, hits = random.Random(requests), expected_length(0.8, 0.3), 0
+    for _ in range(TRIALS):
+        asked = [drafted(dice, ease_of(dice, 0.8, 0.3), dice.randint(20, 50)) for _ in range(requests)]
+        found = acceptance_length(asked, K)
+        hits += found.low <= truth <= found.high
+    assert 0.91 <= hits / TRIALS <= 0.985
+
+
+def test_drafts_counted_as_independent_would_be_wrong_about_as_often_as_right():
+    """The reason for all this: the same simulation, with drafts as the unit."""
+    dice, truth, hits = random.Random(5), expected_length(0.8, 0.3), 0
+    for _ in range(TRIALS):
+        asked = [drafted(dice, ease_of(dice, 0.8, 0.3), dice.randint(20, 50)) for _ in range(24)]
+        drafts = sum(each.drafts for each in asked)
+        length = 1 + sum(each.accepted for each in asked) / drafts
+        # No draft accepts more than K, so this is the widest that independent drafts could be spread.
+        width = 1.96 * (K / 2) / math.sqrt(drafts)
+        hits += length - width <= truth <= length + width
+    assert hits / TRIALS < 0.8
+
+
+@pytest.mark.parametrize(("requests", "better"), [(16, 1.0), (48, 1.0), (48, 0.9)])
+def test_ratios_of_two_drafts_on_the_same_requests_hold_the_truth(requests, better):
+    """What makes a request easy makes it easy for both, and the interval knows."""
+    dice, hits = random.Random(requests), 0
+    truth = expected_length(0.8 * better, 0.3 * better) / expected_length(0.8, 0.3)
+    for _ in range(TRIALS):
+        pairs = []
+        for _ in range(requests):
+            ease = ease_of(dice, 0.8, 0.3)
+            drafts = dice.randint(20, 50)
+            pairs.append((drafted(dice, ease * better, drafts), drafted(dice, ease, drafts)))
+        found = length_ratio(pairs)
+        hits += found.low <= truth <= found.high
+    assert 0.91 <= hits / TRIALS <= 0.985
+
+
+def test_the_same_requests_make_the_ratio_narrower_than_different_ones():
+    """Pairing is what lets 64 prompts decide about 2 %."""
+    dice = random.Random(1)
+    eases = [ease_of(dice, 0.8, 0.3) for _ in range(64)]
+    pairs = [(drafted(dice, ease, 60), drafted(dice, ease, 60)) for ease in eases]
+    seconds = [second for _first, second in pairs]
+    dice.shuffle(seconds)
+    paired = length_ratio(pairs)
+    unpaired = length_ratio([(first, second) for (first, _), second in zip(pairs, seconds, strict=True)])
+    assert (paired.high - paired.low) < 0.6 * (unpaired.high - unpaired.low)
+
+
+def test_mean_ratios_of_rounds_hold_the_truth():
+    """Eight rounds are few; Student's quantile makes up for it."""
+    dice, hits = random.Random(3), 0
+    for _ in range(2 * TRIALS):
+        found = mean_ratio([1.1 * math.exp(dice.gauss(0, 0.04)) for _ in range(8)])
+        hits += found.low <= 1.1 <= found.high
+    assert 0.93 <= hits / (2 * TRIALS) <= 0.97
+
+
+def test_one_observation_proves_nothing():
+    """Without a spread there is no interval, or one of everything that is possible."""
+    one = Drafted(drafts=100, accepted=150)
+    alone = acceptance_length([one], K)
+    assert (alone.value, alone.low, alone.high) == (2.5, 1.0, 4.0)
+    assert length_ratio([(one, one)]) is None
+    assert mean_ratio([1.2]) is None
+    assert acceptance_length([Drafted(drafts=0, accepted=0)], K) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 200), st.integers(0, 200)).map(
+            lambda pair: Drafted(drafts=pair[0], accepted=min(pair[1], K * pair[0]))
+        ),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_an_interval_holds_its_own_estimate_and_nothing_impossible(requests):
+    """Whatever was counted, the numbers can be written down and drawn."""
+    found = acceptance_length(requests, K)
+    assert 1.0 <= found.low <= found.value <= found.high <= 1.0 + K
+    ratio = length_ratio([(each, each) for each in requests])
+    if ratio is not None:
+        assert ratio.low <= ratio.value <= ratio.high
+        assert ratio.value == pytest.approx(1.0)
+        assert ratio.high - ratio.low < 1e-6
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=12))
+def test_bounds_of_ratios_are_numbers(ratios):
+    """Even two rounds that have nothing in common have bounds that JSON can hold."""
+    found = mean_ratio(ratios)
+    assert 0 < found.low <= found.value * (1 + 1e-9)
+    assert found.value <= found.high * (1 + 1e-9) < math.inf
+
+
+def test_quantiles_fall_towards_the_normal_distribution():
+    """The table and what follows it are one falling line."""
+    quantiles = [student(freedom) for freedom in range(1, 200)]
+    assert quantiles == sorted(quantiles, reverse=True)
+    assert len(STUDENT) == 30
+    assert student(40) == pytest.approx(2.021, abs=2e-3)
+    assert student(120) == pytest.approx(1.980, abs=2e-3)

@@ -1,0 +1,117 @@
+"""Promises about the workers of an evaluation: apart from what serves, and with no way out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance.drafts.evaluation.arms import Served
+from appliance.drafts.evaluation.place import Place, available_memory, context_of
+from appliance.errors import ConfigurationError
+from appliance.serving.devices import Device, DeviceKind
+from appliance.serving.launch import GIB
+from appliance.serving.weights import TensorInfo
+from appliance.settings import WorkerSettings
+from tests.unit.drafts.evaluation.evaluation_parts import CPU, NEW, TARGET
+
+GPU = Device(kind=DeviceKind.GPU, count=1, bfloat16=True)
+WITH, ALONE = Served(target=TARGET, draft=NEW), Served(target=TARGET)
+
+
+def place(settings: WorkerSettings | None = None, device: Device = CPU) -> Place:
+    return Place(
+        settings=settings or WorkerSettings(),
+        device=device,
+        python="/usr/bin/python3",
+        environment={"PATH": "/usr/bin", "HOME": "/root", "HTTP_PROXY": "http://proxy", "HF_TOKEN": "hf"},
+        token_file=Path("/data/evaluation/control.token"),
+        choose_port=lambda _host: 4321,
+    )
+
+
+def option(plan, name: str) -> str:
+    return plan.argv[plan.argv.index(name) + 1]
+
+
+def test_it_listens_on_loopback_whatever_the_serving_worker_does():
+    """Settings for a worker that others reach do not open this one."""
+    settings = WorkerSettings(host="0.0.0.0", port=8000, served_name="chat", max_num_seqs=64)
+    plan = place(settings).plan(WITH)
+    assert (plan.host, plan.port, plan.url) == ("127.0.0.1", 4321, "http://127.0.0.1:4321")
+    assert option(plan, "--host") == "127.0.0.1"
+    assert option(plan, "--max-num-seqs") == "8"
+    assert option(plan, "--served-model-name") == "evaluated"
+
+
+def test_it_is_offline_loads_our_plugin_alone_and_has_a_token_of_its_own():
+    """No proxy, no hub, no other plugin."""
+    environment = place().plan(WITH).environment
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["VLLM_PLUGINS"] == "appliance"
+    assert environment["APPLIANCE_CONTROL_TOKEN_FILE"] == "/data/evaluation/control.token"
+    assert not {"HTTP_PROXY", "HF_TOKEN", "APPLIANCE_RESTART_FILE"} & environment.keys()
+
+
+def test_each_arm_serves_its_own_weights():
+    """The target alone has no draft, whatever the settings say."""
+    assert "--speculative-config" not in place().plan(ALONE).argv
+    assert str(NEW.path) in option(place().plan(WITH), "--speculative-config")
+    assert option(place().plan(WITH), "--model") == str(TARGET.path)
+
+
+def test_a_schedule_for_large_batches_and_parsers_of_answers_are_not_taken_over():
+    """K is the same at every batch size here, and nobody reads the answers."""
+    settings = WorkerSettings(
+        draft_token_schedule=((1, 4, 3), (5, 64, 0)), tool_call_parser="hermes", reasoning_parser="qwen3"
+    )
+    plan = place(settings).plan(WITH)
+    assert not {"--tool-call-parser", "--reasoning-parser"} & set(plan.argv)
+    assert "[1,5,3]" in option(plan, "--speculative-config")
+
+
+def test_a_worker_of_several_nodes_is_not_started_here():
+    """Its other nodes would be missing."""
+    with pytest.raises(ConfigurationError, match="several nodes"):
+        place(WorkerSettings(extra_arguments=("--nnodes", "2"))).plan(WITH)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "config", "expected"),
+    [
+        ("auto", CPU, {"dtype": "bfloat16"}, "float32"),
+        ("auto", GPU, {"dtype": "bfloat16"}, "bfloat16"),
+        ("auto", GPU, {"torch_dtype": "float16"}, "float16"),
+        ("auto", GPU, {"text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ("auto", GPU, {}, "unknown"),
+        ("float32", GPU, {"dtype": "bfloat16"}, "float32"),
+    ],
+)
+def test_the_arithmetic_is_the_one_vllm_will_choose(dtype, device, config, expected):
+    """What counts as rounding depends on it."""
+    assert place(WorkerSettings(dtype=dtype), device).dtype(replace(TARGET, config=config)) == expected
+
+
+def test_two_workers_run_together_where_memory_for_both_is_free():
+    """On a CPU by what they take; on a GPU by the share the settings give one."""
+    large = replace(TARGET, tensors={"w": TensorInfo(shape=(2**30,), dtype="BF16")})
+    pair = Served(target=large, draft=NEW), Served(target=large, draft=NEW)
+    # 4 GiB of weights in float32, 1 GiB of KV cache and 3 GiB of libraries, each.
+    assert place().holds_two(*pair, 16 * GIB)
+    assert not place().holds_two(*pair, 16 * GIB - 1)
+    assert not place(device=GPU).holds_two(*pair, 2**50)
+    assert place(WorkerSettings(gpu_memory_fraction=0.45), GPU).holds_two(*pair, 0)
+
+
+def test_free_memory_is_what_the_kernel_says():
+    """Where it says nothing, nothing is free."""
+    text = "MemTotal:       24735540 kB\nMemAvailable:   17000000 kB\n"
+    assert available_memory(text) == 17_000_000 * 1024
+    assert available_memory("MemTotal: 1 kB\n") == 0
+
+
+def test_the_context_is_that_of_the_settings_or_the_targets():
+    """A prompt must leave room for its answer."""
+    assert context_of(WorkerSettings(max_model_len=512), TARGET) == 512
+    assert context_of(WorkerSettings(), TARGET) == 2048
+    with pytest.raises(ConfigurationError, match="max_model_len"):
+        context_of(WorkerSettings(), replace(TARGET, config={}))

@@ -1,0 +1,134 @@
+"""Promises of the verdict: a draft passes only where it is proven to lose no more than the margin."""
+
+import pytest
+
+from appliance.drafts.evaluation.arms import Arm
+from appliance.drafts.evaluation.intervals import Interval
+from appliance.drafts.evaluation.report import Equality, Verdict
+from appliance.drafts.evaluation.verdict import LEAST_PROMPTS, Measured, judge, objections
+from appliance.drafts.lint.explanations import EXPLANATIONS
+from appliance.drafts.lint.findings import Finding
+from appliance.drafts.lint.rules import Rule, Severity
+from appliance.drafts.record import TrainingRecord
+from tests.unit.drafts.evaluation.evaluation_parts import digest_of
+
+BETTER = Interval(value=1.1, low=1.05, high=1.15)
+SLIGHTLY_LESS = Interval(value=0.99, low=0.981, high=1.0)
+UNKNOWN = Interval(value=1.0, low=0.9, high=1.1)
+WORSE = Interval(value=0.9, low=0.85, high=0.95)
+
+
+def equality(mismatches: int = 0, arm: Arm = Arm.CANDIDATE) -> Equality:
+    return Equality(arm=arm, compared=64, same=60 - mismatches, ties=4, mismatches=mismatches)
+
+
+def measured(**more) -> Measured:
+    values = {
+        "complete": True,
+        "compared": 64,
+        "has_incumbent": True,
+        "acceptance": BETTER,
+        "speed": BETTER,
+        "speed_problem": "",
+        "equalities": (equality(), equality(arm=Arm.INCUMBENT)),
+        "margin": 0.02,
+    }
+    return Measured(**{**values, **more})
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        measured(),
+        measured(acceptance=SLIGHTLY_LESS),
+        measured(speed=SLIGHTLY_LESS),
+        measured(acceptance=Interval(value=0.99, low=0.98, high=1.0)),
+        measured(acceptance=UNKNOWN, speed=UNKNOWN, margin=0.1),
+        measured(compared=LEAST_PROMPTS),
+        measured(has_incumbent=False, acceptance=None),
+    ],
+)
+def test_what_surely_loses_no_more_than_the_margin_passes(found):
+    """Better, or a little worse with certainty; without a draft in service only speed counts."""
+    assert judge(found) == (Verdict.PASSED, ())
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (measured(acceptance=WORSE), "its acceptance length is 0.900 times the incumbent's (0.850 to 0.950 "),
+        (measured(speed=WORSE), "its speed is 0.900 times the incumbent's (0.850 to 0.950 with 95 % "),
+        (
+            measured(acceptance=UNKNOWN),
+            "too few prompts for a decision: its acceptance length is 0.900 to 1.100 with 95 % confidence ",
+        ),
+        (measured(speed=UNKNOWN), "too few prompts for a decision: its speed is 0.900 to 1.100 "),
+        (
+            measured(acceptance=None),
+            "its acceptance length cannot be compared with the incumbent's: too few prompts",
+        ),
+        (
+            measured(speed=None, speed_problem="the worker runs without the plugin"),
+            "its speed cannot be compared with the incumbent's: the worker runs without the plugin",
+        ),
+        (
+            measured(has_incumbent=False, acceptance=None, speed=WORSE),
+            "its speed is 0.900 times the target's alone (0.850 to 0.950 with 95 % confidence), less",
+        ),
+        (
+            measured(equalities=(equality(3),)),
+            "3 of 64 of its greedy answers differ from the target's own beyond rounding",
+        ),
+        (
+            measured(equalities=(equality(), equality(1, Arm.INCUMBENT))),
+            "1 of 64 of the incumbent's greedy answers differ from the target's own beyond rounding",
+        ),
+        (
+            measured(compared=LEAST_PROMPTS - 1),
+            "too few prompts for a decision: 7 were answered by every arm",
+        ),
+        (measured(complete=False, acceptance=WORSE), "the time was over before every round was measured: "),
+        (measured(margin=0.0, acceptance=SLIGHTLY_LESS), "too few prompts for a decision: its acceptance "),
+    ],
+)
+def test_everything_else_is_refused_with_the_reason_in_one_line(found, reason):
+    """Worse, unknown, different, too little: each has words of its own."""
+    verdict, reasons = judge(found)
+    assert verdict is Verdict.REFUSED
+    assert [each for each in reasons if each.startswith(reason)], reasons
+    assert len(reasons) == 1
+    assert "\n" not in reasons[0]
+
+
+def test_all_reasons_are_given_at_once():
+    """Nobody wants to hear the second reason after curing the first."""
+    _verdict, reasons = judge(measured(acceptance=WORSE, speed=WORSE, equalities=(equality(1),)))
+    assert len(reasons) == 3
+
+
+def test_too_few_prompts_say_nothing_about_acceptance_but_a_mismatch_counts():
+    """Intervals of seven requests are not quoted; an answer that is wrong is wrong with any number."""
+    found = measured(compared=7, acceptance=WORSE, equalities=(equality(1),))
+    verdict, reasons = judge(found)
+    assert verdict is Verdict.REFUSED
+    assert [reason.split()[0] for reason in reasons] == ["1", "too"]
+
+
+def test_a_draft_of_another_target_is_not_even_loaded():
+    """The trainer's word and the registry's word both count."""
+    here, elsewhere = digest_of("a"), digest_of("b")
+    assert objections(TrainingRecord(target=here), here, here, ()) == ()
+    assert objections(TrainingRecord(), here, here, ()) == ()
+    (reason,) = objections(TrainingRecord(target=elsewhere), here, here, ())
+    assert reason.startswith("its training record names the target sha256:bbbbbbbbbbbb, not sha256:aaaa")
+    (reason,) = objections(TrainingRecord(), elsewhere, here, ())
+    assert reason.startswith("it is registered for the target sha256:bbbbbbbbbbbb, not sha256:aaaa")
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_lint_errors_and_whatever_contradicts_the_training_record_refuse(rule):
+    """Warnings do not, unless they are about what only the trainer knows."""
+    here = digest_of("a")
+    found = objections(TrainingRecord(), here, here, [Finding(rule=rule, message="it is so")])
+    refuses = EXPLANATIONS[rule].severity is Severity.ERROR or "training" in rule
+    assert found == ((f"{rule}: it is so; {EXPLANATIONS[rule].advice}",) if refuses else ())

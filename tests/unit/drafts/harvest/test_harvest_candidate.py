@@ -1,0 +1,94 @@
+"""Promises about who is harvested and which requests may be taken, by policy and log alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from appliance.drafts.harvest.candidate import Candidate, Wanted, allows, judge, still_allows
+from appliance.drafts.harvest.reasons import Skipped
+from appliance.tenancy import ContentPolicy, Permission, Tenant
+from tests.unit.drafts.harvest.harvest_site import MODEL, WEIGHTS, allowing
+
+WANTED = Wanted(models={MODEL}, weights=WEIGHTS, longest=100)
+OUTCOME = {
+    "tenant": "acme",
+    "route": "/v1/chat/completions",
+    "model": MODEL,
+    "outcome": "completed",
+    "status": 200,
+    "prompt_tokens": 60,
+    "completion_tokens": 40,
+    "tokens_estimated": False,
+    "template": "chat-1",
+    "context_bucket": "0-1k",
+    "weights": WEIGHTS,
+    "finish_reason": "stop",
+}
+
+
+def judged(wanted=WANTED, **outcome):
+    given = {name: value for name, value in (OUTCOME | outcome).items() if value is not None}
+    return judge("r", "acme", given, wanted)
+
+
+def test_only_who_was_asked_and_keeps_everything_is_harvested():
+    """Each of the three counts."""
+    tenant = allowing("acme")
+    assert allows(tenant)
+    assert not allows(replace(tenant, may=frozenset(set(Permission) - {Permission.TRAIN_DRAFTS})))
+    assert not allows(replace(tenant, content=ContentPolicy.DIGEST))
+    assert not allows(replace(tenant, disabled=True))
+    assert not allows(Tenant(name="new"))
+
+
+def test_what_was_harvested_is_trained_on_only_while_its_tenant_says_so():
+    """Whatever else changed since."""
+    tenant = replace(allowing("acme"), content=ContentPolicy.NONE)
+    assert still_allows(tenant)
+    assert not still_allows(replace(tenant, may=frozenset()))
+
+
+def test_a_request_that_fits_is_a_candidate_with_what_the_log_says_of_it():
+    """Nothing of its content."""
+    assert judged() == Candidate(
+        request_id="r",
+        tenant="acme",
+        template="chat-1",
+        context="0-1k",
+        route="/v1/chat/completions",
+        prompt_tokens=60,
+        completion_tokens=40,
+    )
+    assert judged(context_bucket=None).context == "0-1k"
+    assert judged(Wanted(models={MODEL}, weights=WEIGHTS, longest=9000), prompt_tokens=3000).tokens == 3040
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"),
+    [
+        ({"tenant": "other"}, Skipped.ALTERED),
+        ({"outcome": "client_gone"}, Skipped.NOT_COMPLETED),
+        ({"status": 500}, Skipped.NOT_COMPLETED),
+        ({"route": "/v1/embeddings"}, Skipped.OTHER_ROUTE),
+        ({"model": "demo-lora"}, Skipped.OTHER_MODEL),
+        ({"weights": f"sha256:{'8' * 64}"}, Skipped.OTHER_WEIGHTS),
+        ({"payload_truncated": True}, Skipped.TRUNCATED),
+        ({"finish_reason": "tool_calls"}, Skipped.TOOL_CALL),
+        ({"finish_reason": "tool_use"}, Skipped.TOOL_CALL),
+        ({"tokens_estimated": True}, Skipped.UNCOUNTED),
+        ({"tokens_estimated": None}, Skipped.UNCOUNTED),
+        ({"prompt_tokens": 0}, Skipped.UNCOUNTED),
+        ({"completion_tokens": 0}, Skipped.NO_ANSWER),
+        ({"completion_tokens": 41}, Skipped.TOO_LONG),
+    ],
+)
+def test_a_request_that_does_not_fit_has_one_reason(outcome, why):
+    """Known before anything is read."""
+    assert judged(**outcome) is why
+
+
+def test_weights_that_nobody_recorded_may_be_the_right_ones():
+    """A gateway knows the weights of workers it started; of others the name has to do."""
+    assert isinstance(judged(weights=None), Candidate)
+    other = {"weights": f"sha256:{'8' * 64}"}
+    assert isinstance(judged(replace(WANTED, any_weights=True), **other), Candidate)

@@ -1,0 +1,314 @@
+"""Promises of `appliance draft harvest` and `provenance`: what is typed, what is shown, what is refused."""
+
+import hashlib
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from appliance.audit.registry import EntryType
+from appliance.cli.draft import harvest as command
+from appliance.cli.draft.harvest import COMMANDS as HARVEST
+from appliance.cli.draft.provenance import COMMANDS as PROVENANCE
+from appliance.cli.erase import COMMANDS as CONTENT
+from appliance.drafts.harvest.dataset import find_manifest, open_dataset
+from appliance.drafts.harvest.manifest import Manifest
+from appliance.drafts.harvest.tokenizer import digest_tokenizer
+from appliance.drafts.registry.opening import open_registry, site_signer
+from appliance.drafts.registry.revision import Revision
+from appliance.drafts.registry.source import read_source
+from appliance.errors import ConfigurationError, DraftNotFoundError, DraftRefusedError
+from appliance.serving.weights import digest_weights
+from appliance.settings import Settings, load_settings
+from appliance.tenancy import Tenant
+from tests.unit.drafts.harvest.harvest_site import MODEL, ORIGIN, HarvestSite, LetterChild, allowing
+from tests.unit.drafts.lint.builder import RECORD, eagle31, write
+
+app = typer.Typer()
+for _name, _command in {**HARVEST, **PROVENANCE, "open": CONTENT["open"]}.items():
+    app.command(name=_name)(_command)
+
+
+class Office:
+    """A site with settings, a target, and the commands on it."""
+
+    def __init__(self, site: HarvestSite) -> None:
+        self.site = site
+        draft = eagle31()
+        draft.training = {**RECORD, "recipe": {"name": "parent"}}
+        target, parent = write(draft, site.directory.parent / "made")
+        self.target, self.parent = target.path, parent.path
+        self.config = site.directory.parent / "appliance.yaml"
+        sections = {
+            "data": {"directory": str(site.directory)},
+            "audit": {"origin": ORIGIN},
+            "worker": {"model": str(self.target), "served_name": MODEL},
+        }
+        self.config.write_text(yaml.safe_dump(sections))
+        site.tenants(allowing("acme"), allowing("clinic"), Tenant(name="silent"))
+
+    @property
+    def settings(self) -> Settings:
+        return load_settings(self.config, environment={})
+
+    def run(self, *words: object) -> Result:
+        return CliRunner().invoke(app, [*map(str, words), "--config", str(self.config)])
+
+    def done(self, *words: object) -> str:
+        result = self.run(*words)
+        assert result.exit_code == 0, result.exception or result.output
+        return result.output
+
+    def refused(self, *words: object, kind: type[Exception]) -> str:
+        result = self.run(*words)
+        assert isinstance(result.exception, kind), result.exception or result.output
+        assert "\n" not in str(result.exception)
+        return str(result.exception)
+
+    def talk(self, tenant: str, number: int, **outcome: Any) -> str:
+        outcome = {"weights": digest_weights(self.target), **outcome}
+        return self.site.talk(tenant, f"question {number} of {tenant}", "an answer", **outcome)
+
+    def harvest(self, *words: object) -> Manifest:
+        self.done("harvest", *words)
+        entries = self.site.entries(EntryType.DRAFT_HARVESTED)
+        return find_manifest(self.site.directory / "drafts", entries[-1]["dataset"])
+
+    def train(self, manifest: Manifest, *, used: dict[str, str] | None = None, **record: Any) -> Revision:
+        """Register a draft as if it had been trained here on all that is still there."""
+        if used is None:
+            dataset = open_dataset(self.settings, manifest.digest)
+            used = {each.request_id: each.digest for each in dataset.read(False)}
+        listed = "".join(f"{request} {digest}\n" for request, digest in sorted(used.items()))
+        place = self.site.directory.parent / f"trained-{len(self.site.entries())}"
+        draft = eagle31()
+        draft.training = {
+            **RECORD,
+            "dataset": manifest.digest,
+            "used": hashlib.sha256(listed.encode()).hexdigest(),
+            "samples": len(used),
+            "recipe": {"tool": "test 1"},
+            **record,
+        }
+        _, weights = write(draft, place)
+        (weights.path / "used.txt").write_text(listed)
+        source = read_source(weights.path)
+        self.site.record(
+            EntryType.DRAFT_TRAINED,
+            draft=source.digest,
+            target=digest_weights(self.target),
+            record=source.record_hash,
+            recipe="test 1",
+            dataset=manifest.digest,
+            actor="cli:test",
+        )
+        return open_registry(self.settings, self.site.clock).add(
+            weights.path,
+            target=digest_weights(self.target),
+            how="trained",
+            signer=site_signer(self.settings),
+        )
+
+
+@pytest.fixture
+def office(site, monkeypatch):
+    @contextmanager
+    def open_tokenizer(target: Path, _environment: Any):
+        assert target == office.target
+        yield LetterChild()
+
+    monkeypatch.setattr(command, "open_tokenizer", open_tokenizer)
+    office = Office(site)
+    return office
+
+
+# harvest
+
+
+def test_a_harvest_says_what_it_took_of_whom_and_why_not_the_rest(office):
+    """And makes a data set for the target that is served here."""
+    for number in range(6):
+        office.talk("acme", number, template=f"chat-{number % 2}")
+    office.talk("clinic", 1)
+    office.talk("clinic", 2, outcome="worker_failed")
+    said = office.done("harvest", "--purpose", "spring refresh")
+    manifest = office.harvest()
+    assert manifest.target == digest_weights(office.target)
+    assert manifest.tokenizer == digest_tokenizer(office.target)
+    begun, done, *_ = office.site.entries(EntryType.DRAFT_HARVESTED)
+    assert (begun["purpose"], done["samples"]) == ("spring refresh", 7)
+    assert begun["actor"].startswith("cli:")
+    lines = [line.split() for line in said.splitlines()]
+    assert ["tenant", "6", "acme"] in lines
+    assert ["tenant", "1", "clinic"] in lines
+    assert ["like", "3", "chat-0", "0-1k"] in lines
+    assert ["skipped", "1", "not_completed"] in lines
+    assert done["dataset"] in said
+
+
+def test_a_dry_run_reads_nothing_and_records_nothing(office):
+    """It shows what would be taken."""
+    requests = [office.talk(tenant, number) for tenant in ("acme", "clinic") for number in range(3)]
+    before = len(office.site.entries())
+    said = office.done("harvest", "--dry-run", "--max-samples", 4)
+    assert "4 of 6 requests" in said
+    assert [line.split() for line in said.splitlines() if line.startswith("skipped")] == [
+        ["skipped", "2", "no_room"]
+    ]
+    assert len(office.site.entries()) == before
+    assert all(len(office.site.parts(request)) == 2 for request in requests)
+    assert not (office.site.directory / "drafts").exists()
+
+
+def test_bounds_names_and_times_are_kept_to(office):
+    """Each option does what it says."""
+    for tenant in ("acme", "clinic"):
+        for number in range(4):
+            office.talk(tenant, number, template=f"chat-{number}")
+    assert {entry.tenant for entry in office.harvest("--tenant", "clinic").samples} == {"clinic"}
+    assert len(office.harvest("--max-samples", 3).samples) == 3
+    assert len(office.harvest("--per-stratum", 1).samples) == 4
+    tokens = office.harvest().samples[0].tokens
+    assert len(office.harvest("--max-tokens", 2 * tokens + 1).samples) <= 2
+    office.refused("harvest", "--longest", tokens - 5, kind=DraftRefusedError)
+    office.refused("harvest", "--since", "2090-01-01", kind=DraftRefusedError)
+    assert len(office.harvest("--since", "2020-01-01").samples) == 8
+    assert office.harvest("--max-samples", 3, "--seed", 5) != office.harvest("--max-samples", 3, "--seed", 9)
+
+
+def test_answers_of_other_weights_or_names_are_taken_only_when_asked_for(office):
+    """An adapter answers under a name of its own."""
+    office.talk("acme", 1, weights=f"sha256:{'8' * 64}")
+    assert "other_weights" in office.refused("harvest", kind=DraftRefusedError)
+    assert len(office.harvest("--other-weights").samples) == 1
+    assert "other_model" in office.refused("harvest", "--model", "another", kind=DraftRefusedError)
+    assert len(office.harvest("--other-weights", "--model", "another", "--model", MODEL).samples) == 1
+
+
+def test_nobody_is_harvested_who_does_not_allow_it(office):
+    """Not by name either, and not while it is disabled."""
+    office.talk("silent", 1)
+    assert "acme" not in office.refused("harvest", "--tenant", "silent", kind=DraftRefusedError)
+    office.site.tenants(allowing("acme", disabled=True), Tenant(name="silent"))
+    office.talk("acme", 1)
+    assert "no tenant allows it" in office.refused("harvest", kind=DraftRefusedError)
+    assert office.site.entries(EntryType.DRAFT_HARVESTED) == []
+
+
+def test_a_purpose_is_one_line(office):
+    """It goes into the log."""
+    office.talk("acme", 1)
+    for purpose in ("two\nlines", "x" * 201):
+        office.refused("harvest", "--purpose", purpose, kind=ConfigurationError)
+    assert office.site.entries(EntryType.DRAFT_HARVESTED) == []
+
+
+def test_opening_a_request_shows_body_and_answer_and_never_its_sample(office):
+    """Nobody takes it for something that was said."""
+    request = office.talk("acme", 1)
+    office.harvest()
+    assert len(office.site.parts(request)) == 3
+    shown = office.run("open", request)
+    assert shown.exit_code == 0, shown.exception
+    assert "token_ids" not in shown.output
+    assert "sample" not in shown.output
+    assert office.run("open", request, "--part", "sample").exit_code == 2
+
+
+# provenance
+
+
+@pytest.fixture
+def trained(office):
+    """A draft that learnt from two tenants' requests."""
+    for tenant in ("acme", "clinic"):
+        for number in range(5):
+            office.talk(tenant, number)
+    manifest = office.harvest()
+    return manifest, office.train(manifest)
+
+
+def provenance(office, revision):
+    result = office.run("provenance", revision.digest, "--json")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_provenance_says_whose_requests_a_draft_learnt_from(office, trained):
+    """Those it used, by tenant, with the data set and the entry that says so."""
+    manifest, revision = trained
+    code, found = provenance(office, revision)
+    used = [entry for entry in manifest.samples if not entry.held_out]
+    assert (code, found["sound"], found["used"]) == (0, True, len(used))
+    assert sum(found["tenants"].values()) == len(used)
+    assert found["dataset"] == manifest.digest
+    assert office.site.entries()[found["trained"]]["type"] == "draft.trained"
+    said = office.done("provenance", revision.hex[:12])
+    assert "sound: nothing it learnt from was erased" in said
+    assert manifest.digest in said
+
+
+def test_an_erasure_after_the_training_is_told_with_what_to_do(office, trained):
+    """It is no fault of the training."""
+    manifest, revision = trained
+    office.site.erase("clinic")
+    code, found = provenance(office, revision)
+    gone = [each.request_id for each in manifest.samples if each.tenant == "clinic" and not each.held_out]
+    assert (code, found["sound"]) == (0, True)
+    assert [each["request_id"] for each in found["erased_since"]] == gone
+    said = office.done("provenance", revision.digest)
+    assert f"{len(gone)} of clinic" in said
+    assert "appliance draft rollback" in said
+
+
+def test_a_draft_that_used_what_had_been_erased_is_found_out(office):
+    """The exit code says so."""
+    for number in range(10):
+        office.talk("acme", number)
+    manifest = office.harvest()
+    used = {entry.request_id: entry.digest for entry in manifest.samples}
+    office.site.erase("acme", next(iter(used)))
+    revision = office.train(manifest, used=used)
+    code, found = provenance(office, revision)
+    assert (code, found["sound"]) == (1, False)
+    assert [each["request_id"] for each in found["erased_before"]] == [next(iter(used))]
+    result = office.run("provenance", revision.digest)
+    assert result.exit_code == 1
+    assert "take it out of service" in result.output
+
+
+def test_what_was_never_harvested_is_found_out(office):
+    """A list that names more than the data set."""
+    office.talk("acme", 1)
+    manifest = office.harvest()
+    code, found = provenance(office, office.train(manifest, used={"0" * 26: "f" * 64}))
+    assert (code, found["unknown"]) == (1, ["0" * 26])
+
+
+def test_a_record_that_the_log_does_not_name_proves_nothing(office, trained):
+    """Whoever writes another list has to write another record, and the log names the first."""
+    _, revision = trained
+    real = office.site.record
+    office.site.record = lambda kind, **fields: real(kind, **{**fields, "record": "0" * 64})
+    other = office.train(trained[0], recipe={"tool": "test 2"})
+    assert other.digest != revision.digest
+    assert "altered" in office.refused("provenance", other.digest, kind=DraftRefusedError)
+
+
+def test_a_draft_from_elsewhere_has_no_provenance_here(office):
+    """And is told apart from one that is not there."""
+    registry = open_registry(office.settings, office.site.clock)
+    revision = registry.add(
+        office.parent,
+        target=digest_weights(office.target),
+        how="imported",
+        signer=site_signer(office.settings),
+    )
+    assert "does not say" in office.refused("provenance", revision.digest, kind=DraftNotFoundError)
+    assert "registered" in office.refused("provenance", "ffff", kind=DraftNotFoundError)

@@ -1,0 +1,278 @@
+"""Promises of reading bodies and answers: what the worker read, or a reason why that cannot be told."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.drafts.harvest.answered import read_answer
+from appliance.drafts.harvest.asked import read_body
+from appliance.drafts.harvest.conversation import EOS, Answer, Asked, UnusableError
+from appliance.drafts.harvest.reasons import Skipped
+
+USER = {"role": "user", "content": "hello"}
+
+
+def read(kind, body):
+    return read_body(kind, json.dumps(body).encode())
+
+
+def reason(call, *arguments):
+    with pytest.raises(UnusableError) as caught:
+        call(*arguments)
+    return caught.value.reason
+
+
+def frames(*events, names=False, end=b"data: [DONE]\n\n"):
+    """Server-sent events as the gateway passes them on."""
+    out = b": keep-alive\n\n"
+    for event in events:
+        name = f"event: {event['type']}\n".encode() if names else b""
+        out += name + f"data: {json.dumps(event)}\n\n".encode()
+    return out + end
+
+
+# Bodies.
+
+
+def test_a_chat_is_read_as_the_worker_reads_it():
+    """Text parts joined or kept apart, nothing of the rest lost."""
+    system = {"role": "system", "content": [{"type": "text", "text": "be kind"}]}
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}, "b"], "name": "eve"}
+    nobody = {"role": "assistant", "content": None}
+    asked = read("chat", {"messages": [system, parts, nobody], "temperature": 0.3, "stream": True})
+    assert asked == Asked(
+        messages=(
+            {"role": "system", "content": "be kind"},
+            {"role": "user", "content": ["a", "b"], "name": "eve"},
+            {"role": "assistant", "content": ""},
+        )
+    )
+
+
+def test_tool_calls_of_the_past_come_with_their_arguments_as_an_object():
+    """As templates expect them; what is no object becomes an empty one, as in the worker."""
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "look", "arguments": text}}
+        for text in ('{"x": 1}', "nonsense", "[]", "", None)
+    ]
+    messages = [USER, {"role": "assistant", "tool_calls": calls}]
+    result = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "found"}]}
+    asked = read("chat", {"messages": [*messages, result]})
+    given_ = [call["function"]["arguments"] for call in asked.messages[1]["tool_calls"]]
+    assert given_ == [{"x": 1}, {}, {}, {}, {}]
+    assert asked.messages[2] == {"role": "tool", "content": "found", "tool_call_id": "1"}
+
+
+def test_tools_and_arguments_of_the_template_are_kept():
+    """In the worker's order, with what it adds for an effort."""
+    tool = {"function": {"parameters": {}, "name": "look", "odd": 1}, "type": "function"}
+    body = {"messages": [USER], "tools": [tool], "reasoning_effort": "low", "documents": [{"a": 1}]}
+    asked = read("chat", body | {"chat_template_kwargs": {"flavour": "x"}})
+    assert json.dumps(asked.tools[0]) == (
+        '{"type": "function", "function": {"name": "look", "description": null, "parameters": {}}}'
+    )
+    assert asked.arguments == {
+        "flavour": "x",
+        "reasoning_effort": "low",
+        "enable_thinking": True,
+        "documents": [{"a": 1}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked"),
+    [
+        ("x = 1", Asked(text="x = 1")),
+        (["x = 1"], Asked(text="x = 1")),
+        ([5, 6], Asked(tokens=(5, 6))),
+        ([[5, 6]], Asked(tokens=(5, 6))),
+    ],
+)
+def test_a_text_prompt_is_a_text_or_its_tokens(prompt, asked):
+    """One of them."""
+    assert read("text", {"prompt": prompt}) == asked
+
+
+def test_messages_and_responses_become_a_chat():
+    """With what stands beside the messages first."""
+    chat = ({"role": "system", "content": "be kind"}, USER)
+    system = [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]
+    assert read("messages", {"system": system, "messages": [USER], "max_tokens": 5}) == Asked(messages=chat)
+    assert read("responses", {"instructions": "be kind", "input": "hello"}) == Asked(messages=chat)
+    item = {"role": "user", "type": "message", "content": [{"type": "input_text", "text": "hello"}]}
+    assert read("responses", {"input": [item]}) == Asked(messages=(USER,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "why"),
+    [
+        ("chat", {}, Skipped.UNREADABLE),
+        ("chat", {"messages": "x"}, Skipped.UNREADABLE),
+        ("chat", {"messages": [5]}, Skipped.UNREADABLE),
+        ("chat", {"messages": [USER], "n": 2}, Skipped.SEVERAL_ANSWERS),
+        ("chat", {"messages": [USER], "n": [1]}, Skipped.SEVERAL_ANSWERS),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, Skipped.MEDIA),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": {"a": 1}}]}]}, Skipped.MEDIA),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, Skipped.UNREADABLE),
+        ("chat", {"messages": [{"role": "developer", "content": "x"}]}, Skipped.UNUSUAL),
+        ("chat", {"messages": [{"role": ["user"], "content": "x"}]}, Skipped.UNUSUAL),
+        ("chat", {"messages": [{"role": "assistant", "reasoning": "hm"}]}, Skipped.REASONING),
+        ("chat", {"messages": [{"role": "assistant", "refusal": "no"}]}, Skipped.UNUSUAL),
+        ("chat", {"messages": [USER], "continue_final_message": True}, Skipped.UNUSUAL),
+        ("chat", {"messages": [USER], "add_generation_prompt": False}, Skipped.UNUSUAL),
+        ("chat", {"messages": [USER], "skip_special_tokens": False}, Skipped.UNUSUAL),
+        ("chat", {"messages": [USER], "truncate_prompt_tokens": 5}, Skipped.UNUSUAL),
+        ("text", {"prompt": "x", "echo": True}, Skipped.UNUSUAL),
+        ("text", {"prompt": "x", "suffix": "y"}, Skipped.UNUSUAL),
+        ("text", {"prompt": "x", "add_special_tokens": False}, Skipped.UNUSUAL),
+        ("text", {"prompt": ["x", "y"]}, Skipped.SEVERAL_ANSWERS),
+        ("text", {"prompt": []}, Skipped.SEVERAL_ANSWERS),
+        ("text", {"prompt": None}, Skipped.UNREADABLE),
+        ("messages", {"messages": [USER], "tools": [{}]}, Skipped.UNUSUAL),
+        ("messages", {"messages": [USER], "thinking": {"type": "enabled"}}, Skipped.UNUSUAL),
+        ("messages", {"messages": [{"role": "system", "content": "x"}]}, Skipped.UNUSUAL),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, Skipped.UNUSUAL),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, Skipped.MEDIA),
+        ("responses", {"input": [{"type": "function_call"}]}, Skipped.UNUSUAL),
+        ("responses", {"input": "x", "reasoning": {"effort": "low"}}, Skipped.UNUSUAL),
+        ("responses", {"input": "x", "tools": [{"type": "function"}]}, Skipped.UNUSUAL),
+    ],
+)
+def test_a_body_that_cannot_be_brought_back_says_why(kind, body, why):
+    """It is counted under one reason."""
+    assert reason(read, kind, body) is why
+
+
+@given(st.sampled_from(["chat", "text", "messages", "responses"]), st.binary(max_size=60))
+def test_bytes_that_are_no_body_are_unreadable_and_nothing_else(kind, content):
+    """No error of a library gets out, with the text in it."""
+    with suppress(UnusableError):
+        read_body(kind, content)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+MEMBERS = ("messages", "prompt", "input", "system", "n", "tools", "choices", "content", "output", "thinking")
+INNER = (*MEMBERS, "role", "type", "text", "delta", "message", "finish_reason", "stop_reason")
+PIECES = st.dictionaries(st.sampled_from(INNER), JSON)
+OBJECTS = st.dictionaries(st.sampled_from(MEMBERS), JSON | PIECES | st.lists(PIECES, max_size=2))
+
+
+@given(st.sampled_from(["chat", "text", "messages", "responses"]), OBJECTS)
+def test_any_json_at_all_is_read_or_refused(kind, content):
+    """As a body, as an answer, and as the frame of one."""
+    text = json.dumps(content).encode()
+    for call in (
+        lambda: read_body(kind, text),
+        lambda: read_answer(kind, text),
+        lambda: read_answer(kind, b"event: message_delta\ndata: " + text + b"\n\n"),
+    ):
+        with suppress(UnusableError):
+            call()
+
+
+# Answers.
+
+
+def choice(text, **more):
+    return {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", **more}
+
+
+def whole(*choices):
+    return json.dumps({"choices": choices, "usage": {}}).encode()
+
+
+def test_a_whole_chat_answer_is_its_text_and_how_it_ended():
+    """By the tokenizer's last token, by another one, by a text, or by its length."""
+    assert read_answer("chat", whole(choice("hi"))) == Answer(text="hi", end=EOS)
+    assert read_answer("chat", whole(choice("hi", stop_reason=7))) == Answer(text="hi", end=7)
+    stopped = Answer(text="hi", end=None, stop="\n")
+    assert read_answer("chat", whole(choice("hi", stop_reason="\n"))) == stopped
+    assert read_answer("chat", whole(choice("hi", finish_reason="length"))) == Answer(text="hi", end=None)
+
+
+def test_a_streamed_chat_answer_is_the_same():
+    """Pieces joined, counts and comments left out."""
+    deltas = [{"role": "assistant", "content": ""}, {"content": "h\n\ni"}, {"content": "!"}, {}]
+    events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    events[-1]["choices"][0] |= {"finish_reason": "stop", "stop_reason": None}
+    usage = {"choices": [], "usage": {"prompt_tokens": 1}}
+    assert read_answer("chat", frames(*events, usage)) == Answer(text="h\n\ni!", end=EOS)
+
+
+def test_a_completion_is_read_both_ways():
+    """Its text stands in the choice itself."""
+    body = {"choices": [{"index": 0, "text": "x", "finish_reason": "length"}]}
+    assert read_answer("text", json.dumps(body).encode()) == Answer(text="x", end=None)
+    events = [{"choices": [{"index": 0, "text": text, "finish_reason": None}]} for text in "xy"]
+    events[1]["choices"][0] |= {"finish_reason": "stop", "stop_reason": 2}
+    assert read_answer("text", frames(*events)) == Answer(text="xy", end=2)
+
+
+def test_messages_are_read_both_ways():
+    """From blocks of text."""
+    body = {"content": [{"type": "text", "text": "hi"}], "stop_reason": "end_turn"}
+    assert read_answer("messages", json.dumps(body).encode()) == Answer(text="hi", end=EOS)
+    events = [
+        {"type": "message_start", "message": {}},
+        {"type": "content_block_start", "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "h"}},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "i"}},
+        {"type": "content_block_stop"},
+        {"type": "message_delta", "delta": {"stop_reason": "stop_sequence", "stop_sequence": "."}},
+        {"type": "message_stop"},
+    ]
+    got = read_answer("messages", frames(*events, names=True, end=b""))
+    assert got == Answer(text="hi", end=None, stop=".")
+
+
+def test_responses_are_read_both_ways():
+    """A stream's last event carries all of it."""
+    message = {"type": "message", "content": [{"type": "output_text", "text": "hi"}]}
+    response = {"output": [message], "status": "completed"}
+    assert read_answer("responses", json.dumps(response).encode()) == Answer(text="hi", end=EOS)
+    events = [
+        {"type": "response.output_text.delta", "delta": "hi"},
+        {"type": "response.completed", "response": response},
+    ]
+    assert read_answer("responses", frames(*events, names=True, end=b"")) == Answer(text="hi", end=EOS)
+    cut = response | {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    assert read_answer("responses", json.dumps(cut).encode()) == Answer(text="hi", end=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "why"),
+    [
+        ("chat", whole(), Skipped.SEVERAL_ANSWERS),
+        ("chat", whole(choice("a"), choice("b", index=1)), Skipped.SEVERAL_ANSWERS),
+        ("chat", whole(choice("")), Skipped.NO_ANSWER),
+        ("chat", whole(choice(None)), Skipped.NO_ANSWER),
+        ("chat", whole(choice("x", message={"tool_calls": [{}]})), Skipped.TOOL_CALL),
+        ("chat", whole(choice("x", finish_reason="tool_calls")), Skipped.TOOL_CALL),
+        ("chat", whole(choice("x", message={"content": "x", "reasoning": "hm"})), Skipped.REASONING),
+        ("chat", whole(choice("x", finish_reason="content_filter")), Skipped.UNUSUAL),
+        ("chat", whole(choice("x", finish_reason=None)), Skipped.UNUSUAL),
+        ("chat", whole(choice(["x"])), Skipped.UNREADABLE),
+        ("chat", frames({"error": {"message": "died"}}), Skipped.UNREADABLE),
+        ("chat", frames({"choices": [{"index": 1, "delta": {"content": "x"}}]}), Skipped.SEVERAL_ANSWERS),
+        ("chat", frames({"choices": [{"delta": {"content": "x"}}]}), Skipped.UNUSUAL),
+        ("chat", b'data: {"choices": []}', Skipped.UNREADABLE),
+        ("chat", b"", Skipped.UNREADABLE),
+        ("messages", b'{"content": [{"type": "thinking"}]}', Skipped.REASONING),
+        ("messages", b'{"content": [{"type": "tool_use"}]}', Skipped.TOOL_CALL),
+        ("messages", b'{"content": [], "stop_reason": "refusal"}', Skipped.UNUSUAL),
+        ("responses", b'{"output": [{"type": "function_call"}]}', Skipped.TOOL_CALL),
+        ("responses", b'{"output": [{"type": "reasoning"}]}', Skipped.REASONING),
+        ("responses", b'{"output": [], "status": "failed"}', Skipped.UNUSUAL),
+        ("responses", frames({"type": "response.created"}, names=True, end=b""), Skipped.UNREADABLE),
+    ],
+)
+def test_an_answer_that_cannot_be_used_says_why(kind, content, why):
+    """It is counted under one reason."""
+    assert reason(read_answer, kind, content) is why

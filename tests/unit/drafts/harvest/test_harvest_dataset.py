@@ -1,0 +1,145 @@
+"""Promises of `appliance.drafts.harvest.dataset`: what is read is what was taken and may still be read."""
+
+import stat
+from dataclasses import replace
+
+import pytest
+
+from appliance.drafts.harvest.dataset import DATASETS, find_manifest, open_dataset, save_manifest
+from appliance.drafts.harvest.manifest import Entry, Manifest, is_held_out
+from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError
+from appliance.tenancy import ContentPolicy
+from tests.unit.drafts.harvest.harvest_site import TOKENIZER, WEIGHTS, allowing, sample_of
+
+
+def entry_of(sample):
+    return Entry(
+        request_id=sample.request_id,
+        tenant=sample.tenant,
+        template=sample.template,
+        context=sample.context,
+        tokens=len(sample.token_ids),
+        digest=sample.digest,
+        held_out=is_held_out(sample.request_id),
+    )
+
+
+def manifest_of(*samples, made="2027-01-15T08:00:00.000Z"):
+    entries = sorted((entry_of(sample) for sample in samples), key=lambda entry: entry.request_id)
+    return Manifest(target=WEIGHTS, tokenizer=TOKENIZER, policy="p", made=made, samples=tuple(entries))
+
+
+@pytest.fixture
+def taken(site):
+    """Thirty samples of two tenants that allow it."""
+    site.tenants(allowing("acme"), allowing("clinic"))
+    samples = []
+    for number in range(30):
+        tenant = "acme" if number % 2 else "clinic"
+        samples.append(site.vault.keep(sample_of(site.keep(tenant), tenant, token_ids=(1, number, 3, 4))))
+    return samples
+
+
+def opened(site, samples):
+    manifest = manifest_of(*samples)
+    save_manifest(site.directory / "drafts", manifest)
+    return open_dataset(site.settings, manifest.digest)
+
+
+def read(dataset):
+    return [*dataset.read(False), *dataset.read(True)]
+
+
+def test_all_of_it_is_read_back_in_two_halves(site, taken):
+    """One to train on, one to judge by, each sample in one of them."""
+    dataset = opened(site, taken)
+    train, held = list(dataset.read(False)), list(dataset.read(True))
+    assert sorted(each.request_id for each in (*train, *held)) == [each.request_id for each in taken]
+    assert {each.request_id for each in held} == {
+        each.request_id for each in taken if is_held_out(each.request_id)
+    }
+    assert {*train, *held} == set(taken)
+    assert (dataset.missing, dataset.withheld) == (0, 0)
+
+
+def test_what_was_erased_is_left_out_and_counted_once(site, taken):
+    """However often it is read."""
+    dataset = opened(site, taken)
+    site.erase("acme", taken[1].request_id, taken[3].request_id)
+    for _ in range(2):
+        assert {each.request_id for each in read(dataset)} == {
+            each.request_id for number, each in enumerate(taken) if number not in {1, 3}
+        }
+    assert dataset.missing == 2
+    site.erase("clinic")
+    assert {each.tenant for each in read(dataset)} == {"acme"}
+    assert dataset.missing == 17
+
+
+def test_a_tenant_that_takes_its_permission_back_is_left_out(site, taken):
+    """And so is one that is gone; what it keeps from now on does not matter."""
+    dataset = opened(site, taken)
+    site.tenants(replace(allowing("acme"), content=ContentPolicy.NONE), allowing("clinic", may=frozenset()))
+    assert {each.tenant for each in read(dataset)} == {"acme"}
+    assert (dataset.missing, dataset.withheld) == (0, 15)
+    site.tenants()
+    assert read(dataset) == []
+    assert dataset.withheld == 30
+
+
+def test_another_sample_under_the_same_request_ends_the_reading(site, taken):
+    """Nobody trains on what the manifest does not name."""
+    dataset = opened(site, taken)
+    site.vault.keep(replace(taken[0], salt="", token_ids=(9, 9, 9, 9)))
+    with pytest.raises(DraftRefusedError, match="manifest"):
+        read(dataset)
+
+
+def test_a_request_that_was_harvested_for_another_target_says_so(site, taken):
+    """It is a data set of yesterday, not an attack."""
+    dataset = opened(site, taken)
+    site.vault.keep(replace(taken[0], salt="", tokenizer="sha256:other"))
+    with pytest.raises(DraftRefusedError, match="another tokenizer"):
+        read(dataset)
+
+
+def test_a_data_set_is_found_by_its_digest_or_how_it_begins(site, taken):
+    """Where only one does."""
+    drafts = site.directory / "drafts"
+    first, second = (manifest_of(*taken, made=made) for made in ("a", "b"))
+    for manifest in (first, second):
+        save_manifest(drafts, manifest)
+    digits = first.digest.removeprefix("sha256:")
+    other = second.digest.removeprefix("sha256:")
+    differ = next(place for place in range(64) if digits[place] != other[place])
+    for name in (first.digest, digits, digits[: differ + 1], first.digest.upper()):
+        assert find_manifest(drafts, name) == first
+    for name in (digits[:differ], "", "sha256:", "zz", "../x"):
+        with pytest.raises(DraftNotFoundError):
+            find_manifest(drafts, name)
+
+
+def test_a_manifest_on_disk_is_private_and_has_nothing_of_the_content(site, taken):
+    """Its directory too."""
+    path = save_manifest(site.directory / "drafts", manifest_of(*taken))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert "token_ids" not in path.read_text()
+    assert path.parent.name == DATASETS
+
+
+def test_a_manifest_that_was_altered_is_refused(site, taken):
+    """Under the digest it no longer has."""
+    drafts = site.directory / "drafts"
+    manifest = manifest_of(*taken)
+    path = save_manifest(drafts, manifest)
+    path.write_text(path.read_text().replace("clinic", "court1"))
+    with pytest.raises(DraftRefusedError, match="altered"):
+        open_dataset(site.settings, manifest.digest)
+
+
+def test_a_data_set_that_cannot_be_written_is_an_error_of_ours(tmp_path, taken):
+    """With what is wrong."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DraftStorageError, match="cannot write"):
+        save_manifest(tmp_path / "file", manifest_of(*taken))

@@ -1,0 +1,112 @@
+"""Promises of `appliance.drafts.harvest.provenance`: what a draft used, held against the log."""
+
+import hashlib
+
+import pytest
+
+from appliance.audit.content.payloads import first_id
+from appliance.audit.entry import format_time
+from appliance.drafts.harvest.manifest import Entry, Manifest
+from appliance.drafts.harvest.provenance import Covered, first_training, parse_used, trace
+from appliance.errors import DraftRefusedError
+
+DAY_MS = 1_800_000_000_000
+
+
+def request(number):
+    return first_id(DAY_MS + 1000 * number)
+
+
+def manifest_of(count=4):
+    return Manifest(
+        target="t",
+        tokenizer="k",
+        policy="p",
+        made="m",
+        samples=tuple(
+            Entry(
+                request_id=request(number),
+                tenant="acme" if number % 2 else "clinic",
+                template="x",
+                context="c",
+                tokens=3,
+                digest=f"{number:064x}",
+                held_out=False,
+            )
+            for number in range(count)
+        ),
+    )
+
+
+USED = {entry.request_id: entry.digest for entry in manifest_of().samples}
+
+
+def test_whose_requests_were_used_is_counted_by_tenant():
+    """Of those it learnt from, not of the whole data set."""
+    used = {request(number): f"{number:064x}" for number in (0, 1, 3)}
+    found = trace(used, manifest_of(), [], trained=7)
+    assert (found.used, found.tenants, found.is_sound) == (3, {"acme": 2, "clinic": 1}, True)
+    assert (found.erased_before, found.erased_since, found.unknown) == ((), (), ())
+    assert found.dataset == manifest_of().digest
+
+
+def test_what_was_erased_before_the_training_must_not_have_been_used():
+    """By its name, or by the time it came; of its own tenant only."""
+    by_name = {"tenant": "acme", "requests": [request(1)]}
+    others = {"tenant": "clinic", "requests": [request(3)]}
+    by_time = {"tenant": "clinic", "before": format_time(DAY_MS + 1)}
+    found = trace(USED, manifest_of(), [(3, by_name), (4, others), (5, by_time)], trained=7)
+    assert found.erased_before == (
+        Covered(request_id=request(0), tenant="clinic", index=5),
+        Covered(request_id=request(1), tenant="acme", index=3),
+    )
+    assert not found.is_sound
+
+
+def test_what_was_erased_since_is_told_and_is_no_fault_of_the_training():
+    """The first entry that covers it counts."""
+    everything = {"tenant": "acme", "before": format_time(DAY_MS + 10**9)}
+    found = trace(USED, manifest_of(), [(9, everything), (11, everything)], trained=7)
+    assert [each.request_id for each in found.erased_since] == [request(1), request(3)]
+    assert {each.index for each in found.erased_since} == {9}
+    assert found.is_sound
+
+
+def test_of_a_draft_the_log_does_not_know_every_erasure_counts_as_before():
+    """Nobody can say when it was trained."""
+    found = trace(USED, manifest_of(), [(3, {"tenant": "acme", "requests": [request(1)]})], trained=None)
+    assert len(found.erased_before) == 1
+    assert not found.is_sound
+
+
+def test_what_the_data_set_does_not_name_was_not_harvested():
+    """Another request, or another sample of the same."""
+    used = {**USED, "elsewhere": "0" * 64, request(2): "f" * 64}
+    found = trace(used, manifest_of(), [], trained=7)
+    assert found.unknown == tuple(sorted(("elsewhere", request(2))))
+    assert not found.is_sound
+
+
+def test_the_first_entry_about_a_training_counts():
+    """After a crash there are two."""
+    entries = [(2, {"draft": "b"}), (4, {"draft": "a"}), (6, {"draft": "a"})]
+    assert first_training("a", entries) == 4
+    assert first_training("c", entries) is None
+
+
+def test_the_list_of_what_was_used_has_to_be_the_one_the_record_names():
+    """Byte for byte."""
+    content = b"r1 aa\nr2 bb\n"
+    digest = hashlib.sha256(content).hexdigest()
+    assert parse_used(content, digest) == {"r1": "aa", "r2": "bb"}
+    assert parse_used(b"", hashlib.sha256(b"").hexdigest()) == {}
+    for wrong in (content + b"r3 cc\n", content[:-1]):
+        with pytest.raises(DraftRefusedError, match="record"):
+            parse_used(wrong, digest)
+
+
+@pytest.mark.parametrize("content", [b"r1\n", b"r1 aa bb\n", b"r1 aa\nr1 bb\n", b"\n", b"\xff\n"])
+def test_a_list_that_is_none_is_refused(content):
+    """Whatever the record says."""
+    with pytest.raises(DraftRefusedError, match="line"):
+        parse_used(content, hashlib.sha256(content).hexdigest())

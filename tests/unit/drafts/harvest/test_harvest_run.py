@@ -1,0 +1,285 @@
+"""Promises of `appliance.drafts.harvest.harvest`: the log first, within the policy, and nothing twice."""
+
+from collections import Counter
+
+import pytest
+
+from appliance.audit.registry import EntryType
+from appliance.drafts.harvest.candidate import POLICY, Wanted, allows
+from appliance.drafts.harvest.dataset import DATASETS, open_dataset
+from appliance.drafts.harvest.harvest import (
+    TENANTS_PER_ENTRY,
+    Parts,
+    Purpose,
+    harvest,
+    rehearse,
+    survey,
+)
+from appliance.drafts.harvest.manifest import is_held_out
+from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.harvest.selection import Bounds, Selection
+from appliance.errors import AuditUnavailableError, DraftRefusedError
+from tests.unit.drafts.harvest.harvest_site import MODEL, TOKENIZER, WEIGHTS, LetterChild, allowing
+
+PURPOSE = Purpose(target=WEIGHTS, tokenizer=TOKENIZER, words="spring refresh")
+WANTED = Wanted(models={MODEL}, weights=WEIGHTS, longest=2048)
+
+
+class Run:
+    """Everything a harvest works with; parts can be made to fail."""
+
+    def __init__(self, site):
+        self.site = site
+        self.tokenizer = LetterChild()
+        self.opened = []
+        self.refuse = 0
+        """Number of the entry that cannot be written."""
+        self.recorded = []
+        self.allowed = {"acme", "clinic"}
+
+    def open_content(self, request_id, tenant):
+        self.opened.append(request_id)
+        return self.site.vault.open_content(request_id, tenant)
+
+    def keep(self, sample):
+        return self.site.vault.keep(sample)
+
+    def journal(self, entry_type, fields):
+        self.recorded.append((dict(fields), len(self.opened)))
+        if self.refuse and len(self.recorded) >= self.refuse:
+            message = "the disk is full"
+            raise AuditUnavailableError(message)
+        return self.site.record(entry_type, **fields, actor="cli:test")
+
+    def parts(self):
+        return Parts(
+            samples=self,
+            tokenizer=self.tokenizer,
+            journal=self.journal,
+            allowing=lambda: self.allowed,
+            clock=self.site.clock,
+            drafts=self.site.directory / "drafts",
+        )
+
+    def survey(self, tenants=("acme", "clinic")):
+        return survey(self.site.store.answered(tenants), WANTED)
+
+    def __call__(self, *, seed="1", tenants=("acme", "clinic"), **bounds):
+        surveyed = self.survey(tenants)
+        selection = Selection(surveyed.candidates, Bounds(**{"samples": 1000, **bounds}), seed=seed)
+        return harvest(surveyed, selection, PURPOSE, self.parts())
+
+    @property
+    def manifests(self):
+        return list((self.site.directory / "drafts" / DATASETS).glob("*"))
+
+
+@pytest.fixture
+def run(site):
+    site.tenants(allowing("acme"), allowing("clinic"))
+    return Run(site)
+
+
+def test_what_was_asked_and_answered_becomes_samples_that_can_be_read(run):
+    """Prompt and answer apart, each tenant's under its name."""
+    requests = [run.site.talk(tenant, f"hello {tenant}", "good day") for tenant in ("acme", "clinic")]
+    manifest, skipped = run()
+    assert skipped == Counter()
+    assert [entry.request_id for entry in manifest.samples] == requests
+    assert [entry.held_out for entry in manifest.samples] == [is_held_out(each) for each in requests]
+    dataset = open_dataset(run.site.settings, manifest.digest)
+    samples = {each.request_id: each for held in (False, True) for each in dataset.read(held)}
+    tokenizer = run.tokenizer.tokenizer
+    for request, tenant in zip(requests, ("acme", "clinic"), strict=True):
+        sample = samples[request]
+        answer = sample.token_ids[len(sample.prompt) :]
+        assert sample.loss_mask == (False,) * len(sample.prompt) + (True,) * len(answer)
+        said = [
+            tokenizer.decode(list(each), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            for each in (sample.prompt, answer)
+        ]
+        assert said == [f"<|begin|><|user|>hello {tenant}<|end|><|assistant|>", "good day<|end|>"]
+        assert (sample.tenant, sample.tokenizer) == (tenant, TOKENIZER)
+
+
+def test_the_log_says_it_before_anything_is_read_and_again_when_it_is_done(run):
+    """Who, why, by what right; and how much it was, of which data set."""
+    for tenant in ("acme", "clinic"):
+        run.site.talk(tenant, f"hello {tenant}", "good day")
+    manifest, _ = run()
+    begun, done = run.site.entries(EntryType.DRAFT_HARVESTED)
+    assert run.recorded[0][1] == 0
+    common = {"tenants": ["acme", "clinic"], "policy": POLICY, "purpose": "spring refresh"}
+    assert begun.items() >= {**common, "stage": "begun"}.items()
+    assert not {"samples", "tokens", "dataset"} & begun.keys()
+    tokens = sum(entry.tokens for entry in manifest.samples)
+    counts = {"samples": 2, "tokens": tokens, "dataset": manifest.digest}
+    assert done.items() >= {**common, **counts, "stage": "done"}.items()
+
+
+def test_nothing_is_read_when_it_cannot_be_recorded(run):
+    """No content, no sample, no manifest."""
+    request = run.site.talk("acme", "hello", "good day")
+    run.refuse = 1
+    with pytest.raises(AuditUnavailableError):
+        run()
+    assert (run.opened, run.tokenizer.asked, run.manifests) == ([], 0, [])
+    assert len(run.site.parts(request)) == 2
+
+
+def test_a_data_set_that_cannot_be_recorded_is_none_and_the_next_harvest_uses_its_samples(run):
+    """Nothing is trained on that the log does not know of."""
+    request = run.site.talk("acme", "hello", "good day")
+    run.refuse = 2
+    with pytest.raises(AuditUnavailableError):
+        run()
+    assert run.manifests == []
+    first = run.site.vault.read(request)
+    run.refuse = 0
+    manifest, _ = run()
+    assert [entry.digest for entry in manifest.samples] == [first.digest]
+
+
+def test_the_same_harvest_again_takes_the_same_samples(run):
+    """Byte for byte, however many there are."""
+    for number in range(20):
+        run.site.talk("acme", f"question {number}", "answer", template=f"chat-{number % 3}")
+    first, second = (run(samples=7)[0] for _ in range(2))
+    assert first.samples == second.samples
+    assert len(first.samples) == 7
+
+
+def test_the_same_prompt_is_taken_once(run):
+    """Whoever asked it, and whatever was answered."""
+    for tenant, answer in (("acme", "one"), ("acme", "two"), ("clinic", "one"), ("clinic", "three")):
+        run.site.talk(tenant, "the same", answer)
+    run.site.talk("clinic", "another", "one")
+    manifest, skipped = run()
+    assert len(manifest.samples) == 2
+    assert skipped == {Skipped.DUPLICATE: 3}
+
+
+def test_bounds_count_what_was_taken_and_not_what_was_tried(run):
+    """For what turns out useless the next in line is read."""
+    for number in range(10):
+        run.site.talk("acme", f"good {number}", "yes")
+        run.site.talk("acme", f"bad {number}", "no", completion_tokens=77)
+    manifest, skipped = run(samples=6)
+    assert len(manifest.samples) == 6
+    assert skipped[Skipped.NO_ROOM] + skipped[Skipped.ANSWER_DIFFERS] == 14
+    tokens = sum(entry.tokens for entry in manifest.samples)
+    smaller, _ = run(tokens=tokens - 1)
+    assert sum(entry.tokens for entry in smaller.samples) <= tokens - 1
+
+
+def test_every_reason_is_counted(run):
+    """Of the log, of the content, and of the tokens."""
+    run.site.talk("acme", "hello", "good day")
+    run.site.talk("acme", "failed", "x", outcome="worker_failed")
+    run.site.talk("acme", "foreign", "x", weights=f"sha256:{'8' * 64}")
+    run.site.talk("acme", "counted otherwise", "x", prompt_tokens=5)
+    run.site.keep("acme", b"no json", b"{}")
+    gone = run.site.talk("acme", "erased while it ran", "x")
+    surveyed = run.survey()
+    run.site.erase("acme", gone)
+    selection = Selection(surveyed.candidates, Bounds(samples=10), seed="1")
+    manifest, skipped = harvest(surveyed, selection, PURPOSE, run.parts())
+    assert len(manifest.samples) == 1
+    assert skipped == {
+        Skipped.NOT_COMPLETED: 1,
+        Skipped.OTHER_WEIGHTS: 1,
+        Skipped.PROMPT_DIFFERS: 1,
+        Skipped.UNREADABLE: 1,
+        Skipped.ERASED: 1,
+    }
+
+
+def test_a_tenant_that_takes_its_permission_back_meanwhile_is_not_in_it(run, monkeypatch):
+    """Not what is read later, and not what was read before."""
+    monkeypatch.setattr("appliance.drafts.harvest.harvest.LOOK_AGAIN_AFTER", 10)
+    for number in range(20):
+        for tenant in ("acme", "clinic"):
+            run.site.talk(tenant, f"question {number} of {tenant}", "answer")
+    ask = run.tokenizer.tokenize
+
+    def change_mind(*arguments, **more):
+        if run.tokenizer.asked == 12:
+            run.allowed = {"acme"}
+        return ask(*arguments, **more)
+
+    run.tokenizer.tokenize = change_mind
+    manifest, skipped = run()
+    assert {entry.tenant for entry in manifest.samples} == {"acme"}
+    assert skipped == {Skipped.WITHDRAWN: 20}
+    # It was noticed on the way: the rest of it was not even read.
+    assert len(run.opened) < 40
+
+
+def test_nothing_to_harvest_is_refused_before_the_log_hears_of_it(run):
+    """There was nothing to say."""
+    run.site.talk("acme", "failed", "x", outcome="worker_failed")
+    with pytest.raises(DraftRefusedError, match="1 not_completed"):
+        run()
+    assert run.recorded == []
+
+
+def test_content_that_was_read_for_nothing_is_in_the_log_all_the_same(run):
+    """Without a data set."""
+    run.site.talk("acme", "counted otherwise", "x", prompt_tokens=5)
+    with pytest.raises(DraftRefusedError, match="1 prompt_differs"):
+        run()
+    begun, done = run.site.entries(EntryType.DRAFT_HARVESTED)
+    assert (begun["stage"], done["stage"], done["samples"]) == ("begun", "done", 0)
+    assert "dataset" not in done
+    assert run.manifests == []
+
+
+def test_tenants_that_do_not_fit_into_one_entry_are_named_in_several(run):
+    """With the longest names there are; counts stand in the first, so that sums are right."""
+    names = sorted(f"{number:02d}" + "t" * 61 for number in range(TENANTS_PER_ENTRY + 1))
+    run.allowed = set(names)
+    for name in names:
+        run.site.talk(name, f"hello {name}", "x")
+    surveyed = survey(run.site.store.answered(names), WANTED)
+    selection = Selection(surveyed.candidates, Bounds(samples=100), seed="1")
+    wordy = Purpose(target=WEIGHTS, tokenizer=TOKENIZER, words="\U0001f600" * 200)
+    manifest, _ = harvest(surveyed, selection, wordy, run.parts())
+    entries = run.site.entries(EntryType.DRAFT_HARVESTED)
+    assert [entry["stage"] for entry in entries] == ["begun", "begun", "done", "done"]
+    assert sorted(name for entry in entries[2:] for name in entry["tenants"]) == names
+    assert [entry.get("samples") for entry in entries[2:]] == [len(names), None]
+    assert {entry["dataset"] for entry in entries[2:]} == {manifest.digest}
+
+
+def test_only_tenants_that_are_named_are_looked_at(run):
+    """And a rehearsal reads nothing at all."""
+    for tenant in ("acme", "clinic", "court"):
+        run.site.talk(tenant, f"hello {tenant}", "good day")
+    assert {each.tenant for each in run.survey(("acme", "court")).candidates} == {"acme", "court"}
+    surveyed = run.survey()
+    chosen = rehearse(Selection(surveyed.candidates, Bounds(samples=1), seed="1"))
+    assert len(chosen) == 1
+    assert (run.opened, run.recorded) == ([], [])
+
+
+def test_a_tenant_under_a_legal_hold_can_be_harvested(run):
+    """A hold forbids erasing; it does not forbid reading."""
+    run.site.talk("acme", "hello", "good day")
+    run.site.record(EntryType.HOLD_PLACED, tenant="acme", reason="case 7", actor="admin")
+    manifest, _ = run()
+    assert len(manifest.samples) == 1
+
+
+def test_the_newest_requests_come_first_and_only_those_since_a_time_are_seen(run):
+    """In pages, whatever their number."""
+    requests = [run.site.talk("acme", f"question {number}", "x") for number in range(5)]
+    seen = [each.request_id for each in run.site.store.answered(("acme",))]
+    assert seen == requests[::-1]
+    since = requests[3]
+    assert [each.request_id for each in run.site.store.answered(("acme",), since=since)] == requests[:2:-1]
+
+
+def test_the_policy_is_what_the_permission_says(run):
+    """One word of it everywhere."""
+    assert allows(allowing("acme"))
+    assert POLICY == "may train_drafts, content encrypted"

@@ -1,0 +1,112 @@
+"""Promises of `appliance.drafts.registry.opening`: the site's own key, made once, and whom else it trusts."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from appliance.drafts.registry.opening import open_registry, site_signer
+from appliance.errors import AuditKeyError, ConfigurationError, DraftRefusedError
+from appliance.settings import AuditSettings, DataSettings, DraftSettings, Settings
+from tests.unit.drafts.registry.site import MAKER_KEY, NOW, Site, new_key
+from tests.unit.drafts.registry.test_draft_registry_faults import start, wait_for
+
+
+def settings(data: Path, **drafts: Path) -> Settings:
+    return Settings(
+        data=DataSettings(directory=data),
+        audit=AuditSettings(origin="site.example/audit"),
+        drafts=DraftSettings(**drafts),
+    )
+
+
+def inside(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+def test_looking_makes_no_key(tmp_path):
+    """A status command on a fresh machine leaves it fresh."""
+    registry = open_registry(settings(tmp_path / "data"), lambda: NOW)
+    assert (registry.trusted, registry.revisions()) == ((), ())
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_key_is_made_when_it_is_first_needed_and_then_kept(tmp_path):
+    """Readable by its owner alone, in a directory that is as well."""
+    chosen = settings(tmp_path / "data")
+    key = site_signer(chosen).verifier_key
+    assert key.name == "site.example/audit/drafts"
+    assert site_signer(chosen).verifier_key == key
+    assert [each.verifier_key for each in open_registry(chosen, lambda: NOW).trusted] == [key]
+    assert stat.S_IMODE((tmp_path / "data" / "drafts.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
+    assert inside(tmp_path / "data") == ["drafts.key"]
+
+
+def test_processes_that_need_the_key_at_once_get_the_same(tmp_path):
+    """What one of them signs, the others can read."""
+    for number in range(5):
+        chosen = settings(tmp_path / f"data-{number}")
+        names = [tmp_path / f"seen-{number}-{each}" for each in range(3)]
+        children = [
+            start(lambda name=name, chosen=chosen: name.write_text(site_signer(chosen).verifier_key.encode()))
+            for name in names
+        ]
+        assert wait_for(children) == [0, 0, 0]
+        assert {name.read_text() for name in names} == {site_signer(chosen).verifier_key.encode()}
+        assert inside(tmp_path / f"data-{number}") == ["drafts.key"]
+
+
+def test_a_key_that_a_crash_left_half_made_is_not_in_the_way(tmp_path):
+    """It has the number of a process that is no more, and may be ours."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / f".drafts.key.{os.getpid()}").write_text("half")
+    assert site_signer(settings(tmp_path / "data"))
+    assert inside(tmp_path / "data") == ["drafts.key"]
+
+
+def test_a_key_that_the_settings_place_elsewhere_is_the_operators(tmp_path):
+    """A forgotten mount must not become a second key."""
+    chosen = settings(tmp_path / "data", signing_key_file=tmp_path / "vault" / "drafts.key")
+    with pytest.raises(AuditKeyError, match="there is no signing key"):
+        site_signer(chosen)
+    assert not (tmp_path / "vault").exists()
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path):
+    """Whoever has it can put drafts into service."""
+    chosen = settings(tmp_path / "data")
+    site_signer(chosen)
+    (tmp_path / "data" / "drafts.key").chmod(0o644)
+    with pytest.raises(AuditKeyError, match="chmod 600"):
+        open_registry(chosen, lambda: NOW)
+
+
+def test_a_data_directory_that_cannot_be_made_is_one_line(tmp_path):
+    """With its name."""
+    (tmp_path / "data").write_text("a file")
+    with pytest.raises(ConfigurationError, match="cannot write the key of drafts"):
+        site_signer(settings(tmp_path / "data"))
+
+
+def test_the_keys_of_the_file_are_trusted_beside_the_sites_own(tmp_path):
+    """And only these."""
+    maker, stranger = new_key(tmp_path / "maker.key", MAKER_KEY), new_key(tmp_path / "other.key", "x.example")
+    keys = tmp_path / "keys.txt"
+    keys.write_text(f"# drafts\n{maker.verifier_key.encode()} not-after=2030-12-31\n")
+    chosen = settings(tmp_path / "data", trusted_keys_file=keys)
+    own = site_signer(chosen).verifier_key
+    registry = open_registry(chosen, lambda: NOW)
+    assert [each.verifier_key for each in registry.trusted] == [own, maker.verifier_key]
+    site = Site.open(tmp_path / "site")
+    source = site.draft()
+    revision = registry.add(source, target=site.target, how="imported", signer=stranger)
+    with pytest.raises(DraftRefusedError, match="no trusted key"):
+        open_registry(chosen, lambda: NOW).find(revision.hex)
+
+
+def test_a_file_of_keys_that_is_not_there_stops_everything(tmp_path):
+    """Silence would mean that nobody is trusted, or everybody."""
+    with pytest.raises(ConfigurationError, match="cannot read the trusted keys"):
+        open_registry(settings(tmp_path / "data", trusted_keys_file=tmp_path / "none"), lambda: NOW)

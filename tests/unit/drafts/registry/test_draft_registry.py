@@ -1,0 +1,358 @@
+"""Promises of `appliance.drafts.registry.registry`: a draft is found as it was registered, or not at all."""
+
+import os
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from appliance.bundle.trust import TrustedKey
+from appliance.drafts.registry.registry import DraftRegistry
+from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError
+from appliance.serving.weights import digest_weights
+from tests.unit.drafts.registry.site import Site, digest, new_key, rewrite, snapshot, trust
+
+EXPECTED = {"all": {"acceptance_length": 2.5, "draft_tokens": 3}}
+
+
+def test_a_registered_draft_is_found_with_all_that_was_said_of_it(site: Site):
+    """By a process that starts later."""
+    source = site.draft(parent=digest(8), dataset=digest(9), expected=EXPECTED)
+    added = site.add(source)
+    found = site.registry.find(added.digest)
+    assert found == added
+    assert (found.digest, found.target) == (digest_weights(source), site.target)
+    assert (found.parent, found.dataset, found.source) == (digest(8), digest(9), "trained")
+    assert (found.made, found.origin) == ("2026-11-18T11:06:40.000Z", None)
+    assert found.record.recipe == {"name": "first"}
+    assert found.record.expected["all"].acceptance_length == 2.5
+    assert site.registry.revisions() == (added,)
+
+
+def test_what_is_registered_is_a_copy_that_can_be_read_and_not_written(site: Site):
+    """Workers have accounts of their own, whatever the umask of whoever imports."""
+    source = site.draft()
+    before = os.umask(0o077)
+    try:
+        revision = site.add(source)
+    finally:
+        os.umask(before)
+    weights = site.registry.weights(revision)
+    assert {path.name: path.read_bytes() for path in weights.iterdir()} == {
+        path.name: path.read_bytes() for path in source.iterdir()
+    }
+    for path in (site.directory / "revisions").rglob("*"):
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o444), path
+
+
+def test_only_what_the_digest_covers_gets_in(site: Site):
+    """Code and pickles beside the weights stay outside, and so does what nobody signed."""
+    source = site.draft()
+    for name in ("modeling.py", "pytorch_model.bin", "report.html"):
+        (source / name).write_text("anything")
+    (source / "more").mkdir()
+    (source / "more" / "config.json").write_text("{}")
+    weights = site.registry.weights(site.add(source))
+    assert sorted(path.name for path in weights.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "training.json",
+    ]
+
+
+def test_links_are_followed_into_what_they_point_to(site: Site, tmp_path: Path):
+    """A hub's cache is made of links; the registry stands alone."""
+    source = site.draft()
+    kept = tmp_path / "blob"
+    (source / "model.safetensors").rename(kept)
+    (source / "model.safetensors").symlink_to(kept)
+    revision = site.add(source)
+    kept.unlink()
+    weights = site.registry.weights(revision)
+    assert not any(path.is_symlink() for path in weights.iterdir())
+
+
+def test_adding_again_changes_nothing(site: Site):
+    """Not even a file's inode, nor the day it was registered."""
+    source = site.draft()
+    first = site.add(source)
+    before = snapshot(site.directory)
+    site.now += 1000
+    assert site.add(source, how="imported") == first
+    assert snapshot(site.directory) == before
+
+
+def test_what_a_disk_lost_is_put_right_by_adding_again(site: Site):
+    """File by file; what was said of the draft, and when, stays."""
+    source = site.draft()
+    revision = site.add(source)
+    weights = site.registry.weights(revision)
+    rewrite(weights / "config.json", b"{}")
+    (weights / "training.json").unlink()
+    (weights / "model.safetensors.partial").write_bytes(b"half")
+    untouched = (weights / "model.safetensors").stat().st_ino
+    with pytest.raises(DraftRefusedError, match="is not what was registered"):
+        site.registry.weights(revision)
+    site.now += 1000
+    assert site.add(source) == revision
+    assert site.registry.weights(revision) == weights
+    assert (weights / "model.safetensors").stat().st_ino == untouched
+    assert sorted(path.name for path in weights.iterdir()) == sorted(path.name for path in source.iterdir())
+
+
+def test_a_revision_that_nobody_trusted_signed_is_made_anew(site: Site):
+    """Whoever adds the draft answers for it now."""
+    source = site.draft()
+    revision = site.add(source)
+    (site.home(revision) / "revision.sig").unlink()
+    assert site.registry.revisions() == ()
+    site.now += 1000
+    again = site.add(source)
+    assert again.made > revision.made
+    assert site.registry.revisions() == (again,)
+
+
+def test_a_strange_file_among_the_weights_is_not_served(site: Site):
+    """A second tokenizer would change what a draft says; nobody's file is removed, either."""
+    source = site.draft()
+    revision = site.add(source)
+    stranger = site.registry.weights(revision) / "tokenizer.json"
+    stranger.write_text("{}")
+    with pytest.raises(DraftRefusedError, match="is not what was registered"):
+        site.registry.weights(revision)
+    with pytest.raises(DraftStorageError, match="move it away"):
+        site.add(source)
+    assert stranger.read_text() == "{}"
+
+
+def test_a_draft_has_one_target(site: Site):
+    """The one it was registered for, and the one its trainer named."""
+    source = site.draft()
+    site.add(source)
+    before = snapshot(site.directory)
+    with pytest.raises(DraftRefusedError, match="is registered for the target"):
+        site.add(source, target=digest(5))
+    elsewhere = site.draft("second", target=digest(6))
+    with pytest.raises(DraftRefusedError, match="was trained for the target"):
+        site.add(elsewhere)
+    assert snapshot(site.directory) == before
+    assert site.add(elsewhere, target=digest(6)).target == digest(6)
+
+
+@pytest.mark.parametrize(
+    ("member", "value"), [("target", "llama"), ("parent", "sha256:ab"), ("dataset", digest(1).upper())]
+)
+def test_a_record_that_names_something_by_no_digest_is_refused(site: Site, member: str, value: str):
+    """Nobody could find what it means."""
+    source = site.draft(**{member: value})
+    with pytest.raises(DraftRefusedError, match=f"{member} is no digest"):
+        site.add(source)
+    assert not site.directory.exists()
+
+
+def test_a_draft_without_a_record_can_be_registered(site: Site):
+    """Then nothing is known of how it was made."""
+    source = site.draft()
+    (source / "training.json").unlink()
+    revision = site.add(source)
+    assert (revision.record.recipe, revision.record.expected, revision.parent) == ({}, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", None),
+        ("model.safetensors", None),
+        ("config.json", b"[]"),
+        ("config.json", b"[" * 100_000),
+        ("model.safetensors", b"\x08\0\0\0\0\0\0\0{}"),
+        ("model.safetensors.index.json", b'{"weight_map":{"a":"missing.safetensors"}}'),
+        ("training.json", b"{"),
+        ("training.json", b'{"recipe":{"rate":NaN}}'),
+        ("odd\nname.json", b"{}"),
+    ],
+)
+def test_what_is_no_whole_draft_is_refused_in_one_line(site: Site, name: str, content: bytes | None):
+    """And the registry is as it was."""
+    source = site.draft()
+    if content is None:
+        (source / name).unlink()
+    else:
+        (source / name).write_bytes(content)
+    with pytest.raises(DraftRefusedError) as caught:
+        site.add(source)
+    assert "\n" not in str(caught.value)
+    assert not site.directory.exists()
+
+
+def test_a_directory_that_is_not_there_is_said_to_be_so(site: Site):
+    """A mistyped path is no damaged draft."""
+    site.draft()
+    with pytest.raises(DraftNotFoundError, match="is no directory"):
+        site.add(site.place / "nowhere")
+
+
+def test_a_source_that_changes_while_it_is_copied_is_refused(site: Site, monkeypatch):
+    """What was judged is what is kept."""
+    source = site.draft()
+
+    def change(_placements: object) -> None:
+        (source / "config.json").write_bytes(b'{"other":1}')
+
+    with monkeypatch.context() as patch:
+        patch.setattr("appliance.drafts.registry.shelf.check_room", change)
+        with pytest.raises(DraftRefusedError, match="changed while it was copied"):
+            site.add(source)
+    assert site.registry.revisions() == ()
+
+
+class TestFind:
+    """By digest, or by as much of it as is needed."""
+
+    def test_by_digest_by_digits_and_by_a_beginning_that_is_nobody_elses(self, site: Site):
+        """In whatever case."""
+        first, second = site.add(site.draft("first")), site.add(site.draft("second"))
+        names = (first.digest, first.hex, first.hex.upper(), first.hex[:20], first.digest[:30])
+        for name in names:
+            assert site.registry.find(name) == first
+        assert site.registry.find(second.hex[:20]) == second
+
+    @pytest.mark.parametrize("name", ["", " ", "sha256:", "x", "0" * 65, "../revisions"])
+    def test_what_is_none_is_not_found(self, site: Site, name: str):
+        """Nothing at all is no beginning."""
+        site.add(site.draft())
+        with pytest.raises(DraftNotFoundError, match="is registered"):
+            site.registry.find(name)
+
+    def test_a_beginning_of_several_is_not_guessed_at(self, site: Site):
+        """It says how many there are."""
+        for number in range(17):  # two of them begin with the same digit
+            site.add(site.draft(f"draft-{number}"))
+        firsts = [revision.hex[0] for revision in site.registry.revisions()]
+        several = next(each for each in firsts if firsts.count(each) > 1)
+        with pytest.raises(DraftNotFoundError, match=f"^{firsts.count(several)} drafts begin with"):
+            site.registry.find(several)
+
+    def test_an_empty_registry_has_nothing(self, site: Site):
+        """And looking makes nothing."""
+        assert site.registry.revisions() == ()
+        with pytest.raises(DraftNotFoundError):
+            site.registry.find("ab")
+        assert not site.directory.exists()
+
+
+class TestTampering:
+    """Whatever is changed, the draft is not used; and the others are."""
+
+    def test_no_byte_of_what_is_said_can_be_changed(self, site: Site):
+        """Of revision.json and of its signature, each byte in turn."""
+        bystander, victim = site.add(site.draft("first")), site.add(site.draft("second"))
+        registry = site.registry
+        for name in ("revision.json", "revision.sig"):
+            path = site.home(victim) / name
+            content = path.read_bytes()
+            for at in range(len(content)):
+                changed = bytearray(content)
+                changed[at] ^= 1
+                rewrite(path, bytes(changed))
+                found, complaints = registry.survey()
+                assert found == (bystander,), (name, at)
+                assert len(complaints) == 1
+                assert victim.hex[:12] in complaints[0]
+            with pytest.raises(DraftRefusedError, match="cannot be used"):
+                registry.find(victim.digest)
+            rewrite(path, content)
+        assert registry.find(victim.digest) == victim
+
+    def test_no_byte_of_the_weights_can_be_changed(self, site: Site):
+        """The first, the last and some between, of every file; nor a file left out or put in."""
+        revision = site.add(site.draft())
+        weights = site.registry.weights(revision)
+        for path in sorted(weights.iterdir()):
+            content = path.read_bytes()
+            for at in {0, len(content) // 2, len(content) - 1, *range(0, len(content), 97)}:
+                changed = bytearray(content)
+                changed[at] ^= 1
+                rewrite(path, bytes(changed))
+                with pytest.raises(DraftRefusedError, match="import it again"):
+                    site.registry.weights(revision)
+            path.unlink()
+            with pytest.raises(DraftRefusedError, match="import it again"):
+                site.registry.weights(revision)
+            rewrite_new(path, content)
+        assert site.registry.weights(revision) == weights
+
+    def test_a_cut_or_huge_file_is_refused(self, site: Site):
+        """Before it is read into memory."""
+        revision = site.add(site.draft())
+        for name in ("revision.json", "revision.sig"):
+            path = site.home(revision) / name
+            content = path.read_bytes()
+            for wrong in (b"", content[:-1], content + b"x", content * 10_000, b"\xff\xfe"):
+                rewrite(path, wrong)
+                assert site.registry.revisions() == (), (name, wrong[:20])
+            rewrite(path, content)
+        assert site.registry.revisions() == (revision,)
+
+    def test_what_was_signed_of_one_draft_is_not_said_of_another(self, site: Site):
+        """Both files moved, both properly signed."""
+        first, second = site.add(site.draft("first")), site.add(site.draft("second"))
+        for name in ("revision.json", "revision.sig"):
+            rewrite(site.home(second) / name, (site.home(first) / name).read_bytes())
+        with pytest.raises(DraftRefusedError, match="is that of sha256:"):
+            site.registry.find(second.hex)
+
+    def test_a_missing_directory_of_weights_is_one_line(self, site: Site):
+        """And not a traceback."""
+        revision = site.add(site.draft())
+        (site.home(revision) / "weights").rename(site.place / "away")
+        with pytest.raises(DraftRefusedError, match="import it again"):
+            site.registry.weights(revision)
+
+
+class TestTrust:
+    """Whose word counts, and when."""
+
+    def test_a_key_that_is_not_trusted_counts_for_nothing(self, site: Site, tmp_path: Path):
+        """Though it bears the same name."""
+        revision = site.add(site.draft())
+        other = new_key(tmp_path / "other.key", site.signer.name)
+        registry = DraftRegistry(site.directory, trusted=trust(other), clock=lambda: site.now)
+        assert registry.revisions() == ()
+        with pytest.raises(DraftRefusedError, match="no trusted key signed the draft"):
+            registry.find(revision.hex)
+
+    def test_a_key_counts_on_its_days(self, site: Site):
+        """And says until when it did."""
+        revision = site.add(site.draft())
+        key = TrustedKey(verifier_key=site.signer.verifier_key, not_after=date(2026, 11, 20))
+        registry = DraftRegistry(site.directory, trusted=(key,), clock=lambda: site.now)
+        assert registry.find(revision.hex) == revision
+        site.now += 10 * 86_400
+        with pytest.raises(DraftRefusedError, match="counted until 2026-11-20"):
+            registry.find(revision.hex)
+
+    def test_whoever_adds_is_trusted_by_the_registry_that_was_asked(self, site: Site):
+        """Its key may have been made just now."""
+        registry = DraftRegistry(site.directory, trusted=(), clock=lambda: site.now)
+        source = site.draft()
+        revision = registry.add(source, target=site.target, how="trained", signer=site.signer)
+        assert registry.find(revision.hex) == revision
+
+
+def test_drafts_are_listed_by_the_day_they_came(site: Site):
+    """Oldest first; other things that lie there are none."""
+    later = site.draft("later")
+    site.now += 5
+    second = site.add(later)
+    site.now -= 5
+    first = site.add(site.draft("first"))
+    (site.directory / "revisions" / "notes").mkdir()
+    (site.directory / "revisions" / "README").write_text("mine")
+    assert site.registry.revisions() == (first, second)
+
+
+def rewrite_new(path: Path, content: bytes) -> None:
+    """Put back a file that was removed."""
+    path.write_bytes(content)
+    path.chmod(0o444)

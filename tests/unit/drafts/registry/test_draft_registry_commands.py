@@ -1,0 +1,453 @@
+"""Promises of `appliance draft list`, `show` and `import`: who answers for a draft, what is said of it."""
+
+import hashlib
+import json
+import os
+import pwd
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from appliance.audit.entry import decode
+from appliance.audit.store import SqlAuditStore
+from appliance.cli.draft.registry import COMMANDS
+from appliance.drafts.evaluation.report import Evaluation, Verdict
+from appliance.drafts.evaluation.store import save_evaluation
+from appliance.drafts.registry.opening import open_registry, site_signer
+from appliance.drafts.registry.registry import DraftRegistry
+from appliance.drafts.registry.revision import SIGNED
+from appliance.drafts.registry.standing import Standing, write_standing
+from appliance.errors import (
+    AuditUnavailableError,
+    ConfigurationError,
+    DraftNotFoundError,
+    DraftRefusedError,
+)
+from appliance.settings import Settings, load_settings
+from tests.unit.drafts.lint.builder import eagle31
+from tests.unit.drafts.registry.site import MAKER_KEY, NOW, Site, digest, new_key, rewrite, sign, snapshot
+
+ME = f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
+EXPECTED = {"all": {"acceptance_length": 2.5, "draft_tokens": 3}}
+
+app = typer.Typer()
+for _name, _command in COMMANDS.items():
+    app.command(name=_name)(_command)
+
+
+class Office:
+    """Where an operator works: a site with settings, and a maker of drafts whose key it trusts."""
+
+    def __init__(self, place: Path) -> None:
+        self.maker = Site(place=place / "maker", signer=new_key(place / "maker" / "maker.key", MAKER_KEY))
+        self.place = place
+        self.maker.draft("unused")
+        self.keys = place / "keys.txt"
+        self.keys.write_text(self.maker.signer.verifier_key.encode() + "\n")
+        self.config = place / "appliance.yaml"
+        self.configure()
+
+    def configure(self, **worker: Any) -> None:
+        worker = {"model": str(self.model), **worker}
+        sections = {
+            "data": {"directory": str(self.place / "data")},
+            "worker": worker,
+            "drafts": {"trusted_keys_file": str(self.keys)},
+        }
+        self.config.write_text(yaml.safe_dump(sections))
+
+    @property
+    def model(self) -> Path:
+        return self.maker.made["unused"]
+
+    @property
+    def settings(self) -> Settings:
+        return load_settings(self.config, environment={})
+
+    @property
+    def registry(self) -> DraftRegistry:
+        return open_registry(self.settings, lambda: NOW)
+
+    def run(self, *words: object) -> Result:
+        return CliRunner().invoke(app, [*map(str, words), "--config", str(self.config)])
+
+    def said(self, *words: object) -> str:
+        result = self.run(*words)
+        assert result.exception is None, result.exception
+        return result.stdout
+
+    def refused(self, kind: type[Exception], *words: object) -> str:
+        """The one line with which a command is refused; nothing is registered and nothing recorded."""
+        before = snapshot(self.place / "data" / "drafts")
+        entries = len(self.entries)
+        result = self.run(*words)
+        assert type(result.exception) is kind, result.exception
+        assert snapshot(self.place / "data" / "drafts") == before
+        assert len(self.entries) == entries
+        (line,) = str(result.exception).splitlines()
+        return line
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """What the audit log says was imported."""
+        if not (self.place / "data" / "audit.db").exists():
+            return []
+        with closing(SqlAuditStore(f"sqlite:///{self.place / 'data' / 'audit.db'}")) as store:
+            leaves = store.leaves(0, 1000)
+            return [dict(decode(leaf.leaf).fields) for leaf in leaves if leaf.type == "draft.imported"]
+
+    def signed(self, name: str = "first", **record: Any) -> Path:
+        """A draft as its maker hands it over."""
+        source = self.maker.draft(name, **record)
+        sign(source, self.maker.signer, self.maker.target)
+        return source
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Office:
+    return Office(tmp_path)
+
+
+class TestImport:
+    """Somebody answers for every draft, and the audit log says who."""
+
+    def test_a_signed_draft_is_registered_and_recorded(self, office: Office):
+        """With whose key; what the maker had said of it is kept beside it."""
+        source = office.signed(parent=digest(8), dataset=digest(9))
+        page, note = (source / "revision.json").read_bytes(), (source / "revision.sig").read_bytes()
+        assert f"signed by {MAKER_KEY}" in office.said("import", source)
+        (revision,) = office.registry.revisions()
+        assert (revision.source, revision.origin) == ("imported", MAKER_KEY)
+        assert (revision.target, revision.parent, revision.dataset) == (
+            office.maker.target,
+            digest(8),
+            digest(9),
+        )
+        home = office.place / "data" / "drafts" / "revisions" / revision.hex
+        assert (home / "origin.json").read_bytes() == page
+        assert (home / "origin.sig").read_bytes() == note
+        assert office.entries == [
+            {
+                "draft": revision.digest,
+                "target": revision.target,
+                "signer": MAKER_KEY,
+                "actor": ME,
+                "parent": digest(8),
+                "dataset": digest(9),
+                "record": _sha256(source / "training.json"),
+            }
+        ]
+        assert "revision.json" not in {path.name for path in office.registry.weights(revision).iterdir()}
+
+    def test_a_draft_that_nobody_signed_needs_somebody_who_vouches(self, office: Office):
+        """The site signs, and the entry names its key."""
+        source = office.maker.draft("first")
+        line = office.refused(DraftRefusedError, "import", source)
+        assert line.startswith("nobody answers for the draft")
+        assert "on your word" in office.said("import", source, "--vouch")
+        (revision,) = office.registry.revisions()
+        assert revision.origin is None
+        own = site_signer(office.settings).verifier_key.name
+        assert [entry["signer"] for entry in office.entries] == [own]
+
+    def test_a_signature_may_come_apart_from_the_draft(self, office: Office):
+        """On paper, or by another courier."""
+        source = office.signed()
+        note = (source / "revision.sig").rename(office.place / "by-courier.sig")
+        office.refused(DraftRefusedError, "import", source)
+        assert MAKER_KEY in office.said("import", source, "--signature", note)
+        assert len(office.entries) == 1
+
+    def test_a_draft_is_handed_over_as_a_registry_has_it(self, office: Office):
+        """What one site registered, another can import as it is."""
+        revision = office.maker.add(office.maker.draft("first"))
+        home = office.maker.home(revision)
+        assert MAKER_KEY in office.said("import", home)
+        assert office.registry.find(revision.digest).source == "imported"
+
+    def test_importing_again_changes_and_records_nothing(self, office: Office):
+        """Also under another signature."""
+        source = office.signed()
+        office.said("import", source)
+        before = snapshot(office.place / "data" / "drafts")
+        assert "was registered already" in office.said("import", source)
+        (source / "revision.sig").unlink()
+        assert "was registered already" in office.said("import", source, "--vouch")
+        assert snapshot(office.place / "data" / "drafts") == before
+        assert len(office.entries) == 1
+
+    def test_a_damaged_draft_is_put_right_and_that_is_recorded(self, office: Office):
+        """It enters the registry once more."""
+        source = office.signed()
+        office.said("import", source)
+        (revision,) = office.registry.revisions()
+        rewrite(office.registry.weights(revision) / "config.json", b"{}")
+        office.said("import", source)
+        assert office.registry.weights(revision)
+        assert len(office.entries) == 2
+
+    def test_vouching_is_no_way_around_a_signature(self, office: Office):
+        """Wrong or right: what is signed is judged by that."""
+        source = office.signed()
+        rewrite(source / "revision.sig", (source / "revision.sig").read_bytes()[:-9] + b"AAAAAAAA\n")
+        assert "carries a signature" in office.refused(DraftRefusedError, "import", source, "--vouch")
+        note = (source / "revision.sig").rename(office.place / "apart.sig")
+        line = office.refused(DraftRefusedError, "import", source, "--vouch", "--signature", note)
+        assert "carries a signature" in line
+
+    def test_no_byte_of_what_was_signed_can_be_changed(self, office: Office):
+        """Some of each file; the registry stays as it was."""
+        source = office.signed()
+        for name in ("revision.json", "revision.sig", "config.json", "model.safetensors", "training.json"):
+            content = (source / name).read_bytes()
+            for at in {len(content) // 7, len(content) // 2, len(content) - 2}:
+                changed = bytearray(content)
+                changed[at] ^= 1
+                (source / name).write_bytes(bytes(changed))
+                office.refused(DraftRefusedError, "import", source)
+            (source / name).write_bytes(content)
+        office.said("import", source)
+
+    def test_a_stranger_counts_for_nothing(self, office: Office):
+        """Whatever name the key bears."""
+        source = office.maker.draft("first")
+        sign(source, new_key(office.place / "other.key", MAKER_KEY), office.maker.target)
+        assert "no trusted key signed the draft" in office.refused(DraftRefusedError, "import", source)
+
+    def test_a_draft_that_was_signed_for_another_target_is_refused(self, office: Office):
+        """Both are named."""
+        source = office.maker.draft("first")
+        sign(source, office.maker.signer, digest(5))
+        assert digest(5) in office.refused(DraftRefusedError, "import", source)
+
+    def test_a_signature_of_another_draft_is_refused(self, office: Office):
+        """Properly signed, and carried over."""
+        source, other = office.signed("first"), office.signed("second")
+        for name in ("revision.json", "revision.sig"):
+            shutil.copy(other / name, source / name)
+        assert "is not the one that" in office.refused(DraftRefusedError, "import", source)
+
+    def test_a_signed_page_that_is_none_is_refused(self, office: Office):
+        """A trusted key may sign nonsense."""
+        source = office.maker.draft("first")
+        (source / "revision.json").write_bytes(b"{}")
+        (source / "revision.sig").write_bytes(SIGNED.sign(b"{}", office.maker.signer))
+        assert "another format" in office.refused(DraftRefusedError, "import", source)
+
+    def test_a_draft_that_does_not_fit_is_refused_whoever_signed_it(self, office: Office):
+        """Each finding is a line, whether warning or error."""
+        draft = eagle31()
+        draft.drop("fc.weight")
+        source = office.maker.draft("broken", draft)
+        sign(source, office.maker.signer, office.maker.target)
+        assert "does not fit the target" in office.refused(DraftRefusedError, "import", source)
+        assert "error: fc-missing: " in office.run("import", source).stderr
+
+    def test_a_warning_is_shown_and_does_not_stop_it(self, office: Office):
+        """As at the start of a worker."""
+        office.configure(max_model_len=4096)
+        result = office.run("import", office.signed())
+        assert result.exception is None
+        assert "warning: max-position-embeddings: " in result.stderr
+
+    def test_the_target_may_be_named_by_directory_or_digest(self, office: Office):
+        """Without its weights nobody could tell whether the draft fits."""
+        office.said("import", office.signed("first"), "--target", office.maker.made["unused"])
+        office.said("import", office.signed("second"), "--target", office.maker.target)
+        third = office.signed("third")
+        line = office.refused(ConfigurationError, "import", third, "--target", digest(5))
+        assert "name its directory with --target" in line
+        office.refused(ConfigurationError, "import", third, "--target", "nowhere")
+        assert len(office.registry.revisions()) == 2
+
+    def test_what_cannot_be_recorded_is_not_registered(self, office: Office, monkeypatch):
+        """The audit log comes first."""
+
+        def unavailable(*_: object, **__: object) -> int:
+            raise AuditUnavailableError("the database is away")
+
+        source = office.signed()
+        with monkeypatch.context() as patch:
+            patch.setattr("appliance.cli.draft.journal.append_entry", unavailable)
+            office.refused(AuditUnavailableError, "import", source)
+        assert office.registry.revisions() == ()
+
+    def test_nothing_is_recorded_of_what_has_no_room(self, office: Office, monkeypatch):
+        """Room is counted before."""
+        source = office.signed()
+        with monkeypatch.context() as patch:
+            patch.setattr("appliance.bundle.placing.room", lambda _: [(office.place, 2, 1)])
+            result = office.run("import", source)
+        assert "make room for 1 more" in str(result.exception)
+        assert office.entries == []
+
+
+class TestList:
+    """Which drafts there are, and which of them serve."""
+
+    def test_an_empty_registry_says_so(self, office: Office):
+        """In words for people, as an empty list for programs."""
+        assert office.said("list") == "no draft is registered\n"
+        assert json.loads(office.said("list", "--json")) == {"drafts": [], "warnings": []}
+        assert not (office.place / "data").exists()
+
+    def test_a_line_for_each_with_what_is_decided_about_it(self, office: Office):
+        """Oldest first; every column has a heading, and what is not known is a dash."""
+        for name in ("one", "two", "three"):
+            office.said("import", office.signed(name, parent=digest(8), expected=EXPECTED))
+        office.said("import", office.maker.draft("four"), "--vouch")
+        revisions = {each.record.recipe["name"]: each for each in office.registry.revisions()}
+        directory = office.registry.directory
+        write_standing(
+            directory,
+            Standing(
+                target=office.maker.target,
+                draft=revisions["one"].digest,
+                previous=(None, revisions["two"].digest),
+                promotion="p",
+                candidate=revisions["three"].digest,
+            ),
+        )
+        heading, *lines = office.said("list").splitlines()
+        assert heading.split() == ["draft", "target", "source", "made", "parent", "standing", "expected"]
+        by_draft = {line.split()[0]: line.split()[1:] for line in lines}
+        marks = {"one": "serving", "two": "previous", "three": "candidate", "four": "-"}
+        for name, mark in marks.items():
+            revision = revisions[name]
+            target, source, made, parent, standing, *expected = by_draft[revision.hex[:12]]
+            assert (target, source) == (revision.target[7:19], "imported")
+            assert made == revision.made[:10]
+            assert standing == mark
+            assert parent == ("-" if name == "four" else "0" * 12)
+            assert expected == (["-"] if name == "four" else ["2.50", "at", "K=3"])
+        told = json.loads(office.said("list", "--json"))
+        assert {each["digest"]: each["standing"] for each in told["drafts"]} == {
+            revisions[name].digest: [] if mark == "-" else [mark] for name, mark in marks.items()
+        }
+        assert {each["digest"]: each["expected"] for each in told["drafts"]}[revisions["one"].digest] == (
+            EXPECTED["all"]
+        )
+
+    def test_a_draft_that_cannot_be_used_is_a_warning(self, office: Office):
+        """The others are listed all the same."""
+        office.said("import", office.signed("one"))
+        office.said("import", office.signed("two"))
+        one, two = office.registry.revisions()
+        home = office.registry.directory / "revisions"
+        rewrite(home / one.hex / "revision.sig", b"x")
+        result = office.run("list")
+        assert [line.split()[0] for line in result.stdout.splitlines()] == ["draft", two.hex[:12]]
+        assert result.stderr.startswith(f"warning: the draft {one.hex[:12]} cannot be used: ")
+        assert len(json.loads(office.said("list", "--json"))["warnings"]) == 1
+
+    def test_a_damaged_standing_is_a_warning(self, office: Office):
+        """Nothing is marked then, and it is said why."""
+        office.said("import", office.signed())
+        (office.registry.directory / "standing").mkdir()
+        (office.registry.directory / "standing" / f"{office.maker.target[7:]}.json").write_text("{")
+        assert "is damaged" in office.run("list").stderr
+        (warning,) = json.loads(office.said("list", "--json"))["warnings"]
+        assert "is damaged" in warning
+
+
+class TestShow:
+    """All that is known of one draft."""
+
+    def test_it_is_one_object_for_programs(self, office: Office):
+        """The names are a promise."""
+        office.said("import", office.signed(expected=EXPECTED, dataset=digest(9)))
+        (revision,) = office.registry.revisions()
+        told = json.loads(office.said("show", revision.hex[:9], "--json"))
+        assert list(told) == [
+            *("digest", "target", "source", "origin", "made", "parent", "standing", "expected"),
+            *("dataset", "record", "weights", "lint", "evaluation"),
+        ]
+        assert (told["digest"], told["origin"], told["dataset"]) == (revision.digest, MAKER_KEY, digest(9))
+        assert told["record"]["recipe"] == {"name": "first"}
+        assert told["lint"] == {"target": str(office.model), "findings": []}
+        assert told["evaluation"] is None
+
+    def test_it_is_lines_for_people(self, office: Office):
+        """Nothing unknown is left out."""
+        office.configure(max_model_len=4096)
+        office.said("import", office.signed())
+        (revision,) = office.registry.revisions()
+        lines = office.said("show", revision.digest).splitlines()
+        assert f"digest     {revision.digest}" in lines
+        assert "parent     -" in lines
+        assert "           aux_layers: 1, 4, 7" in lines
+        assert "evaluation -" in lines
+        assert any("warning: max-position-embeddings" in line for line in lines)
+
+    def test_the_verdict_of_its_evaluation_is_shown(self, office: Office):
+        """And why it was refused."""
+        office.said("import", office.signed())
+        (revision,) = office.registry.revisions()
+        save_evaluation(office.registry.directory, refusal(revision.digest, revision.target), "<html></html>")
+        told = json.loads(office.said("show", revision.hex, "--json"))
+        assert told["evaluation"] == {"verdict": "refused", "reasons": ["it accepts less"]}
+        assert "it accepts less" in office.said("show", revision.hex)
+
+    def test_a_report_that_was_altered_is_said_to_be(self, office: Office):
+        """And never shown as if it were one."""
+        office.said("import", office.signed())
+        (revision,) = office.registry.revisions()
+        report = save_evaluation(
+            office.registry.directory, refusal(revision.digest, revision.target), "<html></html>"
+        )
+        rewrite(report, report.read_bytes()[:-1])
+        told = json.loads(office.said("show", revision.hex, "--json"))
+        assert told["evaluation"]["verdict"] == "unreadable"
+
+    def test_another_target_in_the_settings_says_nothing_about_it(self, office: Office):
+        """Lint of another pair would mislead."""
+        office.said("import", office.signed())
+        (revision,) = office.registry.revisions()
+        other = office.place / "other"
+        shutil.copytree(office.model, other)
+        (other / "config.json").write_text((other / "config.json").read_text() + " ")
+        for model in (other, office.place / "nowhere"):
+            office.configure(model=str(model))
+            assert json.loads(office.said("show", revision.hex, "--json"))["lint"] is None
+
+    def test_a_draft_that_is_not_there_or_not_what_it_was_is_refused(self, office: Office):
+        """With what to do."""
+        office.said("import", office.signed())
+        (revision,) = office.registry.revisions()
+        assert "draft list" in office.refused(DraftNotFoundError, "show", "ff" * 32)
+        rewrite(office.registry.weights(revision) / "config.json", b"{}")
+        assert "import it again" in office.refused(DraftRefusedError, "show", revision.hex)
+
+
+def refusal(draft: str, target: str) -> Evaluation:
+    """A report with a verdict, and no measurements."""
+    return Evaluation(
+        draft=draft,
+        target=target,
+        dataset=digest(9),
+        verdict=Verdict.REFUSED,
+        reasons=("it accepts less",),
+        made="2026-11-22T09:30:00.000Z",
+        engine="vllm 0.32.0",
+        device="cpu",
+        dtype="float32",
+        draft_tokens=3,
+        max_tokens=16,
+        margin=0.02,
+        epsilon=0.01,
+        prompts=0,
+        compared=0,
+        missing=0,
+        unusable=0,
+    )
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

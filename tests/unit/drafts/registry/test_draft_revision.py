@@ -1,0 +1,124 @@
+"""Promises of `appliance.drafts.registry.revision`: one spelling, and nothing but what was written."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.bundle.record import canonical
+from appliance.bundle.signature import BUNDLE
+from appliance.drafts.record import TrainingRecord
+from appliance.drafts.registry.revision import SIGNED, Revision, is_digest
+from appliance.errors import BundleRefusedError, DraftRefusedError
+from tests.unit.drafts.registry.site import MAKER_KEY, digest, new_key, trust
+from tests.unit.drafts.test_record import DIGESTS, JSON, RECORDS
+
+REVISIONS = st.builds(
+    Revision,
+    digest=DIGESTS.filter(bool),
+    target=DIGESTS.filter(bool),
+    record=RECORDS,
+    parent=DIGESTS,
+    dataset=DIGESTS,
+    source=st.sampled_from(("imported", "trained")),
+    made=st.datetimes().map(lambda at: f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z".zfill(24)),
+    origin=st.none() | st.just(MAKER_KEY),
+)
+SMALL = Revision(
+    digest=digest(1),
+    target=digest(2),
+    record=TrainingRecord(fc_norm=True, recipe={"steps": 10}),
+    source="trained",
+    made="2026-11-22T09:30:00.000Z",
+)
+
+
+@given(REVISIONS)
+def test_a_revision_that_is_written_is_read_as_it_was(revision: Revision):
+    """To the byte, in both directions."""
+    assert Revision.decode(revision.encode()) == revision
+    assert Revision.decode(revision.encode()).encode() == revision.encode()
+
+
+@given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_anything_else_is_refused_in_one_line(content: bytes):
+    """No other error comes out of it."""
+    with pytest.raises(DraftRefusedError) as caught:
+        Revision.decode(content)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.sampled_from(sorted(json.loads(SMALL.encode()))), JSON)
+def test_no_member_can_be_of_another_kind(member: str, value: Any):
+    """Either it means what it says, or it is refused."""
+    said = json.loads(SMALL.encode()) | {member: value}
+    try:
+        content = canonical(said)
+    except ValueError:  # no JSON has it
+        return
+    try:
+        revision = Revision.decode(content)
+    except DraftRefusedError:
+        return
+    assert revision.encode() == content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text + b"\n",
+        lambda text: text.replace(b":", b": ", 1),
+        lambda text: text.replace(b"{", b'{"more":1,', 1),
+        lambda text: text.replace(b'"format":1', b'"format":true'),
+        lambda text: text.replace(b'"fc_norm":true', b'"fc_norm":null'),
+        lambda text: text.replace(b'"steps":10', b'"steps":1e1'),
+        lambda text: text[:-1],
+    ],
+)
+def test_another_spelling_of_the_same_is_refused(change):
+    """A byte that was changed without a change of meaning is noticed as well."""
+    content = change(SMALL.encode())
+    assert content != SMALL.encode()
+    with pytest.raises(DraftRefusedError):
+        Revision.decode(content)
+
+
+def test_a_newer_format_says_that_it_is_one():
+    """And not that somebody altered it."""
+    with pytest.raises(DraftRefusedError, match="newer release"):
+        Revision.decode(SMALL.encode().replace(b'"format":1', b'"format":2'))
+
+
+@pytest.mark.parametrize("recipe", [{"rate": float("nan")}, {"rate": float("inf")}, {"name": "\ud800"}])
+def test_a_recipe_that_json_cannot_spell_is_refused(recipe):
+    """Python reads NaN out of a training.json; nobody else would."""
+    revision = Revision(
+        digest=digest(1),
+        target=digest(2),
+        record=TrainingRecord(recipe=recipe),
+        source="trained",
+        made=SMALL.made,
+    )
+    with pytest.raises(DraftRefusedError, match=r"training\.json"):
+        revision.encode()
+
+
+def test_a_signature_of_a_draft_is_none_of_a_bundle(tmp_path):
+    """And the other way round: what a key vouched for is part of what it signed."""
+    signer = new_key(tmp_path / "a.key", MAKER_KEY)
+    content = SMALL.encode()
+    assert SIGNED.verify(content, SIGNED.sign(content, signer), trust(signer), 0.0) == MAKER_KEY
+    for kind, other in ((SIGNED, BUNDLE), (BUNDLE, SIGNED)):
+        with pytest.raises(BundleRefusedError, match="is of another"):
+            kind.verify(content, other.sign(content, signer), trust(signer), 0.0)
+
+
+@pytest.mark.parametrize(
+    "value", ["sha256:", digest(1)[:-1], digest(1) + "0", digest(1).upper(), 1, None, b""]
+)
+def test_only_a_whole_digest_is_one(value):
+    """Lower-case, all of it."""
+    assert not is_digest(value)
+    assert is_digest(digest(1))

@@ -1,0 +1,276 @@
+"""
+Promises of what stands around a training: what it starts from, how it is heard and ended, what is recorded.
+
+The process that trains is one that only says what it would have said.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance.audit.registry import EntryType
+from appliance.drafts.registry.standing import Standing, write_standing
+from appliance.drafts.training import launch
+from appliance.drafts.training.job import Given, GivenSample, Job
+from appliance.drafts.training.launch import train
+from appliance.drafts.training.origin import choose_parent
+from appliance.drafts.training.progress import Point
+from appliance.drafts.training.publish import publish, refuse_erased
+from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.samples import sample_lines
+from appliance.errors import AuditUnavailableError, DraftNotFoundError, DraftRefusedError
+from appliance.serving.weights import digest_weights, load_weights
+from appliance.settings import Settings
+from tests.unit.drafts.registry.site import Site, digest
+
+SAMPLES = tuple(
+    GivenSample(
+        request_id=f"req-{number}",
+        digest=f"{number:064x}",
+        held_out=number == 3,
+        token_ids=(1, 2, 3),
+        loss_mask=(False, True, True),
+    )
+    for number in range(4)
+)
+JOB = Job(
+    run="/runs/one",
+    target="/models/target",
+    target_digest=digest(1),
+    parent=None,
+    parent_digest=None,
+    dataset=digest(2),
+    recipe=Recipe(steps=3),
+)
+ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": "/srv/operator", "AWS_SECRET": "hidden"}
+
+
+class Dataset:
+    """Samples, some of which are erased at some time."""
+
+    def __init__(self, *erased: str) -> None:
+        self.manifest = Given(samples=SAMPLES, missing=0)
+        self.missing = 0
+        self.erased = set(erased)
+
+    def read(self, held_out: bool):
+        for sample in SAMPLES:
+            if sample.held_out is held_out and sample.request_id not in self.erased:
+                yield sample
+
+
+@pytest.fixture
+def listen(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "MODULE", "tests.unit.drafts.training.pretend_child")
+
+    def run(behaviour: str, *, lines=None, hear=lambda _: None) -> bool:
+        return train(
+            replace(JOB, corpus=behaviour),
+            lines or (lambda: sample_lines(Dataset())),
+            log=tmp_path / "log.txt",
+            environment=ENVIRONMENT,
+            hear=hear,
+        )
+
+    return run
+
+
+def test_each_step_is_heard_and_the_end(listen):
+    """Whatever else the process prints."""
+    heard: list[Point] = []
+    assert listen("finish", hear=heard.append) is True
+    assert [point.step for point in heard] == [1, 2]
+
+
+def test_why_it_failed_is_one_line(listen):
+    with pytest.raises(DraftRefusedError, match=r"^it cannot be trained$"):
+        listen("fail")
+
+
+def test_a_process_that_dies_is_told_with_its_last_words(listen):
+    with pytest.raises(DraftRefusedError, match=r"status -9 \(the last words\): the same command goes on"):
+        listen("die")
+
+
+def test_the_process_is_told_of_no_way_out(listen):
+    """Its environment is a worker's: nothing the operator has not meant for it, and offline."""
+    with pytest.raises(DraftRefusedError) as refused:
+        listen("environment")
+    environment = json.loads(str(refused.value))
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["HOME"] == "/srv/operator"
+    assert "AWS_SECRET" not in environment
+
+
+def test_a_sample_that_is_not_what_it_should_be_ends_it(listen):
+    """What was handed over so far is no data set."""
+
+    def lines():
+        yield from list(sample_lines(Dataset()))[:2]
+        raise DraftRefusedError("the sample is not the one the manifest names")
+
+    with pytest.raises(DraftRefusedError, match="not the one the manifest names"):
+        listen("finish", lines=lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_it_with_a_checkpoint(listen, number):
+    """The process is asked, and says when it has; the signals are as they were afterwards."""
+    before = signal.getsignal(number)
+    steps: list[Point] = []
+
+    def hear(point: Point) -> None:
+        steps.append(point)
+        if len(steps) == 3:
+            os.kill(os.getpid(), number)
+
+    assert listen("wait", hear=hear) is False
+    assert signal.getsignal(number) is before
+
+
+def test_it_ends_when_its_command_is_killed(tmp_path):
+    """Nobody hears it any more, and it notices at the next thing it says."""
+    code = (
+        "import os\nfrom pathlib import Path\n"
+        "from appliance.drafts.training import launch\n"
+        "from tests.unit.drafts.training.test_training_command import *\n"
+        "launch.MODULE = 'tests.unit.drafts.training.pretend_child'\n"
+        "train(replace(JOB, corpus='wait'), lambda: sample_lines(Dataset()), "
+        f"log=Path({str(tmp_path / 'log.txt')!r}), environment=ENVIRONMENT, "
+        "hear=lambda point: print(point.step, flush=True))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        while command.stdout.readline().strip() != "3":
+            pass
+        children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+        assert len(children) == 1
+        command.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{children[0]}/stat").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{children[0]}/stat").read_text().split()[2] == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        assert not Path(f"/proc/{children[0]}").exists()
+
+
+@pytest.fixture
+def site(tmp_path) -> Site:
+    return Site.open(tmp_path / "site")
+
+
+def settings(site: Site, **worker) -> Settings:
+    return Settings.model_validate({"data": {"directory": str(site.place)}, "worker": worker})
+
+
+def test_it_starts_from_the_draft_in_service(site):
+    """The one that was promoted; before any was, the one of the settings."""
+    first, second = site.draft("first"), site.draft("second")
+    target = load_weights(site.made["first"])
+    chosen = choose_parent(settings(site, draft=str(first)), site.registry, target, None)
+    assert (chosen.path, chosen.digest) == (first, digest_weights(first))
+    revision = site.add(second)
+    write_standing(site.directory, Standing(target=target.digest, draft=revision.digest))
+    chosen = choose_parent(settings(site, draft=str(first)), site.registry, target, None)
+    assert chosen.digest == revision.digest == digest_weights(chosen.path)
+
+
+def test_it_starts_from_the_draft_that_is_named(site):
+    """By its directory, or by digits of its digest."""
+    path = site.draft("first")
+    target = load_weights(site.made["first"])
+    assert choose_parent(settings(site), site.registry, target, str(path)).path == path
+    revision = site.add(path)
+    assert choose_parent(settings(site), site.registry, target, revision.hex[:9]).digest == revision.digest
+    with pytest.raises(DraftNotFoundError):
+        choose_parent(settings(site), site.registry, target, "0123456789")
+
+
+@pytest.mark.parametrize("worker", [{"draft": None}, {"method": "ngram"}])
+def test_without_a_draft_in_service_nothing_is_guessed(site, worker):
+    site.draft("first")
+    target = load_weights(site.made["first"])
+    with pytest.raises(DraftRefusedError, match="--from-scratch"):
+        choose_parent(settings(site, **worker), site.registry, target, None)
+
+
+def test_a_parent_that_does_not_fit_is_refused(site):
+    """What vLLM would serve wrongly is no start."""
+    path = site.draft("first")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "fc_norm": False}))
+    with pytest.raises(DraftRefusedError, match="does not fit its target"):
+        choose_parent(settings(site), site.registry, load_weights(site.made["first"]), str(path))
+
+
+class Journal:
+    """An audit log that can fail."""
+
+    def __init__(self, fails_at: int = 99) -> None:
+        self.entries: list[tuple[EntryType, dict]] = []
+        self._fails_at = fails_at
+
+    def __call__(self, entry_type: EntryType, fields: dict) -> int:
+        if len(self.entries) == self._fails_at:
+            raise AuditUnavailableError("the disk is full")
+        self.entries.append((entry_type, fields))
+        return len(self.entries)
+
+
+def trained(site: Site) -> Path:
+    return site.draft(
+        "new",
+        dataset=digest(5),
+        parent=digest(6),
+        samples=7,
+        missing=2,
+        recipe={"tool": "a tool", "steps": 9},
+    )
+
+
+def test_a_trained_draft_is_recorded_and_registered(site):
+    """Where it came from is in the audit log before it can be used."""
+    path, journal = trained(site), Journal()
+    target = load_weights(site.made["new"])
+    name = publish(path, target, registry=site.registry, signer=lambda: site.signer, journal=journal)
+    assert name == digest_weights(path)
+    revision = site.registry.find(name)
+    assert (revision.source, revision.target, revision.dataset) == ("trained", target.digest, digest(5))
+    (first, training), (second, entry) = journal.entries
+    assert (first, second) == (EntryType.DRAFT_TRAINED, EntryType.DRAFT_IMPORTED)
+    assert training | {"record": ""} == {
+        "draft": name, "target": target.digest, "parent": digest(6), "dataset": digest(5),
+        "record": "", "recipe": "a tool", "samples": 7, "missing": 2,
+    }  # fmt: skip
+    assert entry["signer"] == site.signer.verifier_key.name
+    publish(path, target, registry=site.registry, signer=lambda: site.signer, journal=journal)
+    assert len(journal.entries) == 2
+
+
+@pytest.mark.parametrize("fails_at", [0, 1])
+def test_what_cannot_be_recorded_is_not_registered(site, fails_at):
+    """Tried again, it is."""
+    path = trained(site)
+    target = load_weights(site.made["new"])
+    with pytest.raises(AuditUnavailableError):
+        publish(path, target, registry=site.registry, signer=lambda: site.signer, journal=Journal(fails_at))
+    assert site.registry.revisions() == ()
+    publish(path, target, registry=site.registry, signer=lambda: site.signer, journal=Journal())
+    assert len(site.registry.revisions()) == 1
+
+
+def test_a_draft_that_learnt_from_what_was_erased_meanwhile_is_not_registered(tmp_path):
+    """Its record would say what the log says could not be."""
+    (tmp_path / "used.txt").write_text("".join(f"req-{number} {number:064x}\n" for number in range(3)))
+    refuse_erased(tmp_path, Dataset())
+    refuse_erased(tmp_path, Dataset("req-3"))
+    with pytest.raises(DraftRefusedError, match="1 of the 3 samples were erased"):
+        refuse_erased(tmp_path, Dataset("req-1"))
