@@ -52,8 +52,11 @@ unit: setup-dev ## Unit tests, in an empty network namespace where the kernel al
 	else echo "SKIPPED the network wall: this machine does not allow network namespaces" && \
 	$(BIN)/python -m pytest tests/unit; fi
 
+WHOLE := tests/integration tests/abuse tests/contract tests/faults tests/attacks tests/test_docs.py
+
 integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
-	@$(BIN)/python -m pytest tests/integration tests/abuse tests/contract tests/faults tests/attacks tests/test_docs.py
+	@sh tests/beside.sh workers '$(BIN)/python -m pytest $(WHOLE) -m worker' \
+	parts '$(BIN)/python -m pytest $(WHOLE) -m "not worker"'
 
 clients: setup-dev ## Unmodified clients against a real worker, each in an environment of its own
 	@sh tests/clients/install.sh $(PYTHON) $(BIN)/pip .clients

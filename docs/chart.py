@@ -35,6 +35,7 @@ DECIDED_BY_THE_CHART: Mapping[str, frozenset[str]] = {
     "oidc": frozenset({"jwks_file"}),
     "pool": frozenset({"urls", "discover"}),
     "batch": frozenset({"directory"}),
+    "drafts": frozenset({"directory", "trusted_keys_file", "signing_key_file"}),
     "audit": frozenset(
         {
             "database_url",

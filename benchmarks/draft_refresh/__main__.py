@@ -10,10 +10,12 @@ is kept, and a run that was broken off goes on from it.
 import argparse
 import random
 import shlex
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +32,6 @@ from demo.training.corpus import Corpus, load_corpus
 REFRESH = ("harvest", "train", "evaluate", "promote")
 """The steps whose time counts: what comes before is what happened to the site."""
 SEED = 72
-POLL_SECONDS = 3.0
 TRIAL_DRAFTS = "600"
 
 
@@ -66,6 +67,7 @@ def main() -> None:
     options = parse()
     command = shlex.join(["python", "-m", "benchmarks.draft_refresh", *sys.argv[1:]])
     provenance = look(command, model="demo-coder, fine-tuned", draft="demo-coder-eagle31")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch:
         work = options.work or Path(scratch)
         findings, script = refresh(work, options)
@@ -88,6 +90,7 @@ def parse() -> argparse.Namespace:
     add("--target-steps", type=int, default=160, help="steps of fine-tuning (default 160)")
     add("--requests", type=int, default=500, help="requests to harvest from (default 500)")
     add("--measured", type=int, default=40, help="requests of each measurement (default 40)")
+    add("--window", type=int, default=256, help="tokens seen at once in training (default 256)")
     add("--minutes", type=float, default=10.0, help="of training (default 10)")
     add("--concurrency", type=int, default=8, help="requests under way at a time (default 8)")
     add("--out", type=Path, default=RESULTS, help="where results are written")
@@ -120,39 +123,30 @@ def refresh(work: Path, options: argparse.Namespace) -> tuple[Findings, Script]:
 
 
 def prepare(site: Site, script: Script, options: argparse.Namespace) -> str:
-    """Harvest, train and evaluate; returns the digest of the new draft."""
-    incumbent = site.command("draft", "import", str(DEMO_DRAFT), "--vouch").split()[-1]
+    """Harvest, train and evaluate; returns the digest of the new draft, without its prefix."""
     with script.step("harvest") as said:
         said.extend(last_lines(site.command("draft", "harvest", "--purpose", "the template was changed")))
-    dataset = newest(site, "datasets/*.json")
+    dataset = newest(site, "datasets/*.json").stem
     with script.step("train") as said:
-        trained = site.command(
-            *(
-                "draft",
-                "train",
-                "--dataset",
-                dataset.stem,
-                "--from",
-                incumbent,
-                "--minutes",
-                str(options.minutes),
-            )
-        )
-        said.extend(last_lines(trained))
+        how = ("--minutes", str(options.minutes), "--window", str(options.window))
+        said.extend(last_lines(site.command("draft", "train", "--dataset", dataset, *how)))
     draft = newest(site, "revisions/*/revision.json").parent.name
     with script.step("evaluate") as said:
-        said.extend(last_lines(site.command("draft", "evaluate", draft, "--dataset", dataset.stem)))
+        prompts = ("--prompts", str(options.measured))
+        said.extend(last_lines(site.command("draft", "evaluate", draft, "--dataset", dataset, *prompts)))
     return draft
 
 
 def promote(site: Site, draft: str, asks: Asks, options: argparse.Namespace) -> list[str]:
     """Put the draft into service while the wards go on asking, until it is decided."""
+    # At the acceptance it fell to, the monitor may have stopped drafting, and a trial needs drafts.
     site.command("speculation", "on", "--for", "2h", "--note", "the trial needs drafts")
-    said = [*last_lines(site.command("draft", "promote", draft))]
-    while "running" in (status := site.command("draft", "status")):
-        ask_all(site, asks.trial, concurrency=options.concurrency)
-        time.sleep(POLL_SECONDS)
-    return [*said, *last_lines(status)]
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        promotion = thread.submit(site.command, "draft", "promote", draft)
+        while not promotion.done():
+            ask_all(site, asks.trial, concurrency=options.concurrency)
+        site.command("speculation", "auto")
+        return last_lines(promotion.result())
 
 
 def measured(site: Site, asks: Asks) -> Acceptance:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from appliance.audit.keys import create_signing_key
 from appliance.serving.supervise import free_port
 from demo.process import ApplianceProcess
 
@@ -22,6 +23,7 @@ HOST = "127.0.0.1"
 TENANT = "ward"
 WORKERS = 2
 START_SECONDS = 600.0
+POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,8 @@ def run(command: tuple[str, ...], data: Path, environment: Mapping[str, str]) ->
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **environment},
+        # Wide enough that no cell of a table is broken.
+        env={**os.environ, "COLUMNS": "200", **environment},
     )
     if finished.returncode:
         message = f"`{' '.join(command)}` ended with {finished.returncode}: {finished.stderr[-2000:]}"
@@ -102,22 +105,27 @@ def open_site(pair: Pair, directory: Path, *, settings: Mapping[str, str]) -> It
     if not token.exists():
         token.write_text(secrets.token_hex(32) + "\n", encoding="utf-8")
         token.chmod(0o600)
-    ports = [free_port(HOST) for _ in range(WORKERS)]
+    key_of_drafts = directory / "drafts.key"
+    if not key_of_drafts.exists():
+        create_signing_key(key_of_drafts)
+    port, *ports = [free_port(HOST) for _ in range(1 + WORKERS)]
     common = {
         "APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(token),
         "APPLIANCE_DRAFTS__DIRECTORY": str(directory / "drafts"),
+        "APPLIANCE_DRAFTS__SIGNING_KEY_FILE": str(key_of_drafts),
         "APPLIANCE_WORKER__MODEL": str(pair.target),
         "APPLIANCE_WORKER__DRAFT": str(pair.draft),
         "APPLIANCE_LOG__LEVEL": "warning",
         **settings,
     }
     urls = json.dumps([f"http://{HOST}:{port}" for port in ports])
-    gateway_only = {**common, "APPLIANCE_POOL__URLS": urls}
+    gateway_only = {**common, "APPLIANCE_POOL__URLS": urls, "APPLIANCE_API__PORT": str(port)}
     with ExitStack() as stack:
-        for number, port in enumerate(ports, start=1):
-            stack.enter_context(_worker(directory / f"worker-{number}", port, common))
+        for number, own in enumerate(ports, start=1):
+            stack.enter_context(_worker(directory / f"worker-{number}", own, common))
+        where = ("--port", str(port))
         gateway = stack.enter_context(
-            ApplianceProcess("gateway", data=directory / "gateway", environment=gateway_only)
+            ApplianceProcess("gateway", *where, data=directory / "gateway", environment=gateway_only)
         )
         data = gateway.data
         if TENANT not in run(("appliance", "tenant", "list"), data, gateway_only):
@@ -136,7 +144,7 @@ def _wait_for_workers(site: Site) -> None:
         if time.monotonic() > deadline:
             message = f"the workers did not become healthy within {START_SECONDS:.0f} s"
             raise CommandError(message)
-        time.sleep(2)
+        time.sleep(POLL_SECONDS)
 
 
 @contextmanager

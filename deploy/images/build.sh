@@ -19,7 +19,7 @@ base=${BASE_IMAGE:-sovereign-appliance/base:bookworm}
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$here/../../pyproject.toml")
 tag=${TAG:-$version}
 
-cp "$here/sbom.py" "$here/healthcheck.py" "$directory/"
+cp "$here/sbom.py" "$here/healthcheck.py" "$here/refresh.py" "$directory/"
 mkdir -p "$directory/sbom"
 for image in "$@"; do
     network=none

@@ -16,6 +16,12 @@
 {{- with $values.keys.signingKey.existingSecret -}}
 {{- $files = append $files (dict "name" "signing-key" "kind" "secret" "source" .) -}}
 {{- end -}}
+{{- with $values.keys.draftsKey.existingSecret -}}
+{{- $files = append $files (dict "name" "drafts-key" "kind" "secret" "source" . "key" $values.keys.draftsKey.key "path" "drafts.key") -}}
+{{- end -}}
+{{- with $values.drafts.trustedKeys.existingConfigMap -}}
+{{- $files = append $files (dict "name" "drafts-trusted" "kind" "configMap" "source" . "key" $values.drafts.trustedKeys.key "path" "drafts.pub") -}}
+{{- end -}}
 {{- with $values.gateway.tls.existingSecret -}}
 {{- $files = append $files (dict "name" "tls" "kind" "secret" "source" .) -}}
 {{- end -}}
@@ -156,6 +162,9 @@ spec:
         - name: shared
           mountPath: /var/lib/appliance-shared
         {{- end }}
+        {{- with include "appliance.draftsMount" (dict "root" . "readOnly" false) }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- include "appliance.fileMounts" . | nindent 8 }}
   volumes:
     - name: tmp
@@ -171,6 +180,9 @@ spec:
     - name: shared
       persistentVolumeClaim:
         claimName: {{ $gateway.sharedFiles.existingClaim }}
+    {{- end }}
+    {{- with include "appliance.draftsVolume" . }}
+    {{- . | nindent 4 }}
     {{- end }}
     {{- include "appliance.fileVolumes" . | nindent 4 }}
 {{- end -}}

@@ -62,6 +62,7 @@
 {{- if $values.oidc.jwksConfigMap -}}
 {{- $_ := set $ours "oidc" (dict "jwks_file" "/etc/appliance/oidc/jwks.json") -}}
 {{- end -}}
+{{- with include "appliance.draftSettings" (dict "root" . "signs" true) -}}{{- $_ := set $ours "drafts" (fromYaml .) -}}{{- end -}}
 {{- $_ := set $ours "log" (dict "format" "json") -}}
 {{- $egress := dict "mode" "warn" -}}
 {{- if and $values.models (eq $values.database.kind "sqlite") -}}
@@ -96,6 +97,8 @@
 {{- include "appliance.mergeInto" (dict "into" $worker "from" $model.settings) -}}
 {{- $data := dict "directory" "/var/lib/appliance" "control_token_file" "/etc/appliance/control-token/token" -}}
 {{- $settings := dict "worker" $worker "data" $data "log" (dict "format" "json") -}}
+{{- with include "appliance.draftSettings" (dict "root" .root "signs" false) -}}{{- $_ := set $settings "drafts" (fromYaml .) -}}{{- end -}}
+{{- with .root.Values.settings.tracing -}}{{- $_ := set $settings "tracing" . -}}{{- end -}}
 {{- with .root.Values.settings.sovereignty -}}
 {{- if hasKey . "wall" -}}{{- $_ := set $settings "sovereignty" (dict "wall" .wall) -}}{{- end -}}
 {{- end -}}

@@ -146,6 +146,17 @@ spec:
         - name: control-token
           mountPath: /etc/appliance/control-token
           readOnly: true
+        {{- with include "appliance.draftsMount" (dict "root" .root "readOnly" true) }}
+        {{- . | nindent 8 }}
+        {{- end }}
+        {{- with include "appliance.draftsTrustedMount" .root }}
+        {{- . | nindent 8 }}
+        {{- end }}
+        {{- if include "appliance.workerChecksCollector" .root }}
+        - name: ca
+          mountPath: /etc/appliance/ca
+          readOnly: true
+        {{- end }}
         - name: data
           mountPath: /var/lib/appliance
         - name: cache
@@ -168,6 +179,20 @@ spec:
         items:
           - key: {{ .root.Values.keys.controlToken.key }}
             path: token
+    {{- with include "appliance.draftsVolume" .root }}
+    {{- . | nindent 4 }}
+    {{- end }}
+    {{- with include "appliance.draftsTrustedVolume" .root }}
+    {{- . | nindent 4 }}
+    {{- end }}
+    {{- if include "appliance.workerChecksCollector" .root }}
+    - name: ca
+      configMap:
+        name: {{ .root.Values.caBundle.existingConfigMap }}
+        items:
+          - key: {{ .root.Values.caBundle.key }}
+            path: ca.crt
+    {{- end }}
     - name: data
       emptyDir:
         sizeLimit: 1Gi

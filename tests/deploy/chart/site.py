@@ -37,6 +37,22 @@ SEVERAL: Values = {
 """Three gateways on an existing PostgreSQL."""
 IN_CHART: Values = {"database": {"kind": "inChart", "inChart": {"existingSecret": "postgres"}}}
 """PostgreSQL in the chart."""
+REGISTRY: Values = {
+    "drafts": {"existingClaim": "drafts", "trustedKeys": {"existingConfigMap": "drafts-trusted"}},
+    "keys": {"draftsKey": {"existingSecret": "drafts-key"}},
+}
+"""A draft registry that gateways and workers share."""
+REFRESH: Values = {
+    **REGISTRY,
+    "gateway": {"sharedFiles": {"existingClaim": "shared"}},
+    "draftRefresh": {
+        "enabled": True,
+        "model": "ministry-8b",
+        "purpose": "drafts have aged, ticket 7",
+        "gpu": {"type": "NVIDIA-H100-80GB-HBM3"},
+    },
+}
+"""What a refresh of a draft needs, beside PostgreSQL and a model that has one."""
 
 
 def site(*changes: Values, model: Values | None = None) -> Values:

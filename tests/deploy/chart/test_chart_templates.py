@@ -8,7 +8,7 @@ import yaml
 
 from tests.deploy.chart.helm import CHART, ROOT, render
 from tests.deploy.chart.references import dangling, pods
-from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, SEVERAL, site
+from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, REFRESH, SEVERAL, site
 
 pytestmark = pytest.mark.usefixtures("helm")
 MONITORING = "monitoring.coreos.com/v1"
@@ -402,7 +402,10 @@ def test_every_template_makes_something_in_these_tests():
     all_on = {"monitoring": {"dashboards": {"enabled": True}}}
     made = {
         source
-        for values in (site(IN_CHART, entries, OUTSIDE, all_on), site(model=group))
+        for values in (
+            site(IN_CHART, entries, OUTSIDE, all_on, REFRESH, model=DRAFTED),
+            site(model=group),
+        )
         for source in render(values, api_versions=[MONITORING]).source.values()
     }
     templates = {
