@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test check lint types imports unit integration clients deploy bench bench-audit bench-speculation models clean
+.PHONY: help setup setup-dev run tour test check lint types imports unit integration clients deploy bench bench-audit bench-speculation bench-cost bench-refresh models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,12 @@ bench-audit: setup-dev ## Measure the audit log: appends per second, and what `s
 
 bench-speculation: setup-dev ## Measure speculation by concurrency, and how well the monitor chooses (hours)
 	@$(BIN)/python -m benchmarks.speculation
+
+bench-cost: setup-dev ## Measure whether the cost report's saving is true (ten minutes)
+	@$(BIN)/python -m benchmarks.cost_saving
+
+bench-refresh: setup-dev ## Age the demo pair, refresh its draft, measure what comes back (half an hour)
+	@$(BIN)/python -m benchmarks.draft_refresh
 
 ##@ Make its parts
 

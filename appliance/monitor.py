@@ -24,6 +24,7 @@ from appliance.verdict import (
     LIKELY,
     better_choice,
     evidence_of,
+    falls_short,
     is_losing,
     is_useless,
     is_worth_a_try,
@@ -218,6 +219,8 @@ def _judge(watch: Watch, bucket: int, policy: MonitorPolicy, now: float) -> Watc
     # what stops a worker.
     doubts = entry.doubts + 1 if is_losing(watch, costs, policy, now) else 0
     if doubts >= PATIENCE and _may_flip(watch, policy, now):
+        if falls_short(watch, policy):
+            return _stop(watch, Reason.COLLAPSED, policy, now)
         return _stop_bucket(with_entry(watch, bucket, replace(entry, draft_tokens=0, doubts=0)), policy, now)
     watch = _saw_it(watch, payoff(watch.window, costs, entry.draft_tokens), policy)
     better = better_choice(watch, costs, entry.draft_tokens, policy)
@@ -236,7 +239,8 @@ def _saw_it(watch: Watch, found: Estimate | None, policy: MonitorPolicy) -> Watc
     if found is None or found.mean <= policy.margin or watch.window.drafts < policy.window_drafts:
         return watch
     length = watch.window.acceptance_length
-    usual = length if watch.usual_length is None else watch.usual_length
+    # What was seen to pay takes the place of what the draft's record promised.
+    usual = watch.usual_length if watch.has_paid and watch.usual_length is not None else length
     return replace(watch, has_paid=True, usual_length=usual + USUAL_SHARE * (length - usual))
 
 
@@ -311,8 +315,9 @@ def _judge_from_outside(
     latest = watch.samples[-1:]
     if watch.avoid:
         recent = span(tail(watch.samples, policy.probe_drafts))
-        length = acceptance_length(recent, deepest(recent, policy.probe_drafts))
-        if length is not None and length.lower(LIKELY) > collapse_limit(watch, policy):
+        depth = deepest(recent, policy.probe_drafts)
+        length = acceptance_length(recent, depth)
+        if length is not None and length.lower(LIKELY) > collapse_limit(watch, policy, depth):
             return replace(shown, avoid=False, verdict=None, probes_failed=0)
         if now < watch.next_probe_at:
             return shown

@@ -4,13 +4,17 @@ Take a worker out of service, start it anew, try it out, let it back in: one at 
     draining ─► restart ─► canary ─► admitted
 
 With the draft this is a recycle, without it a hard-off.  A worker that does not come back sound is
-restarted once more, then without its draft.  It fails by keeping the worker out and saying so: a
-worker that could not even answer us gets no request of anybody else.  One that was never restarted
-goes back to where it was.
+restarted once more, then without its draft.  A draft on trial is tried once, and then the one in
+service takes its place.  It fails by keeping the worker out and saying so: a worker that could not
+even answer us gets no request of anybody else.  One that was never restarted goes back to where it
+was.
+
+Whoever has to recycle several workers in a row reserves the recycler, so that nobody else's restart
+comes in between.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -21,6 +25,8 @@ from appliance.errors import ApplianceError, AuditError, ControlRefusedError, Wo
 from appliance.logs import Logger
 from appliance.metrics import Metrics
 from appliance.serving.pool import WorkerPool
+from appliance.serving.restartable import is_another, refusal
+from appliance.serving.wish import WITH_DRAFT, Candidate, Wish
 from appliance.serving.worker import Admission, Worker, WorkerId, WorkerSnapshot
 from appliance.settings import RecycleSettings
 from appliance.speculation import Reason, SpeculationMode
@@ -45,7 +51,7 @@ class RecycleResult(StrEnum):
 class Restarter(Protocol):
     """Whoever can restart a worker."""
 
-    async def restart(self, worker: Worker, *, with_draft: bool, reason: Reason) -> None:
+    async def restart(self, worker: Worker, *, wish: Wish, reason: Reason) -> None:
         """Have it finish its requests, end and start again; returns once that is certain to happen."""
 
 
@@ -76,72 +82,23 @@ class Order:
     """What is to be done with a worker, and why."""
 
     worker_id: WorkerId
-    with_draft: bool
+    wish: Wish
     reason: Reason
     actor: str | None = None
     note: str | None = None
 
+    @property
+    def attempts(self) -> tuple[Wish, ...]:
+        """How it is started, one after the other, until it is sound."""
+        if not self.wish.with_draft:
+            return (self.wish, self.wish)
+        tried = () if self.wish.candidate is None else (self.wish,)
+        return (*tried, WITH_DRAFT, WITH_DRAFT, Wish(with_draft=False))
 
-def refusal(snapshots: Iterable[WorkerSnapshot], worker_id: WorkerId) -> str | None:
-    """
-    Why a worker may not be recycled as things are, in one line; None if it may.
-
-    A worker that takes no requests anyway may be, whatever the others do, unless one is draining:
-    that is how one that was left out comes back.
-    """
-    known = {snapshot.worker.worker_id: snapshot for snapshot in snapshots}
-    chosen = known.pop(worker_id, None)
-    if chosen is None:
-        return f"there is no worker {worker_id}"
-    if chosen.leaving:
-        return f"worker {worker_id} is leaving: it is listed no longer"
-    others = tuple(other for other in known.values() if not other.leaving)
-    if chosen.takes_requests:
-        return _unfit(others) or _missed(chosen, others)
-    draining = [other for other in others if other.admission is Admission.DRAINING]
-    return _unfit(draining)
-
-
-def _unfit(others: Iterable[WorkerSnapshot]) -> str | None:
-    """Why the others cannot be relied on meanwhile."""
-    for other in others:
-        name = other.worker.worker_id
-        if other.admission is Admission.DRAINING:
-            return f"worker {name} is being recycled: wait until that is done"
-        if other.admission is not Admission.ADMITTED:
-            return f"worker {name} is not admitted: recycle that one first"
-        if other.drained:
-            return f"worker {name} is drained: let it have requests again first"
-        if not other.healthy:
-            return f"worker {name} is down: wait until it is back"
-    return None
-
-
-def _missed(chosen: WorkerSnapshot, others: tuple[WorkerSnapshot, ...]) -> str | None:
-    """What nobody would serve meanwhile."""
-    name = chosen.worker.worker_id
-    if not others:
-        return f"worker {name} is the only one: start another that serves the same models"
-    for served in chosen.models:
-        if not any(other.serves(served.name) for other in others):
-            return f"worker {name} is the last one that serves {served.name}: start another"
-    return None
-
-
-def is_another(before: WorkerSnapshot, now: WorkerSnapshot, *, was_down: bool) -> bool:
-    """
-    Whether what is seen now is another process than before.
-
-    Args:
-        before: the last look before the restart.
-        now: the latest look.
-        was_down: whether the worker was seen down since; tells where neither its supervisor nor its
-            plugin does, because one that drains may still answer.
-    """
-    if now.worker is not before.worker:
-        return True
-    epochs = [look.reading.epoch if look.reading is not None else "" for look in (before, now)]
-    return epochs[0] != epochs[1] if all(epochs) else was_down
+    def is_met_by(self, wish: Wish, draft: str) -> bool:
+        """Whether a worker that was started by this wish, and has this draft, is what was ordered."""
+        candidate = self.wish.candidate
+        return wish == self.wish and (candidate is None or candidate.draft == draft)
 
 
 class Recycler:
@@ -170,17 +127,38 @@ class Recycler:
         self._sleep = sleep
         self._worker_id: WorkerId | None = None
         self._task: asyncio.Task[RecycleResult] | None = None
+        self._holder: str | None = None
 
     @property
     def current(self) -> WorkerId | None:
         """The worker that is being recycled now."""
         return self._worker_id if self._task is not None and not self._task.done() else None
 
-    def refusal(self, worker_id: WorkerId) -> str | None:
+    def reserve(self, holder: str) -> None:
+        """
+        Let nobody but `holder` begin anything until `release`.
+
+        Raises:
+            ControlRefusedError: somebody else has it.
+        """
+        if self._holder not in {None, holder}:
+            raise ControlRefusedError(f"{self._holder} is under way: wait until it is done")
+        self._holder = holder
+
+    def release(self, holder: str) -> None:
+        """Let others begin again; nothing where somebody else has it."""
+        if self._holder == holder:
+            self._holder = None
+
+    def refusal(
+        self, worker_id: WorkerId, *, holder: str | None = None, allow_downtime: bool = False
+    ) -> str | None:
         """Why a worker may not be recycled now, in one line; None if it may."""
         if self.current is not None:
             return f"worker {self.current} is being recycled: wait until that is done"
-        return refusal(self._parts.pool.snapshots, worker_id)
+        if self._holder not in {None, holder}:
+            return f"{self._holder} is under way: wait until it is done"
+        return refusal(self._parts.pool.snapshots, worker_id, allow_downtime=allow_downtime)
 
     def begin(
         self,
@@ -190,6 +168,9 @@ class Recycler:
         reason: Reason,
         actor: str | None = None,
         note: str | None = None,
+        candidate: Candidate | None = None,
+        holder: str | None = None,
+        allow_downtime: bool = False,
     ) -> asyncio.Task[RecycleResult]:
         """
         Begin to recycle a worker in the background; the task ends in a result, never in an error.
@@ -200,14 +181,18 @@ class Recycler:
             reason: why.
             actor: who asked for it, where somebody did.
             note: why, in their words.
+            candidate: the draft to try on it; None for the one in service.
+            holder: for whom the recycler is reserved, where it is.
+            allow_downtime: whether a model may be without a worker meanwhile.
 
         Raises:
             ControlRefusedError: another one is being recycled, or this one may not be; says why.
         """
-        refused = self.refusal(worker_id)
+        refused = self.refusal(worker_id, holder=holder, allow_downtime=allow_downtime)
         if refused is not None:
             raise ControlRefusedError(refused)
-        order = Order(worker_id=worker_id, with_draft=with_draft, reason=reason, actor=actor, note=note)
+        wish = Wish(with_draft=with_draft, candidate=candidate)
+        order = Order(worker_id=worker_id, wish=wish, reason=reason, actor=actor, note=note)
         self._worker_id = worker_id
         self._task = asyncio.get_running_loop().create_task(self._carry_out(order))
         return self._task
@@ -272,30 +257,31 @@ class Recycler:
 
     async def _renew(self, order: Order) -> RecycleResult:
         """Restart it until it is sound: as ordered, once more, at last without its draft."""
-        attempts = (True, True, False) if order.with_draft else (False, False)
-        for number, with_draft in enumerate(attempts):
+        for number, wish in enumerate(order.attempts):
             seen = self._parts.pool.snapshot(order.worker_id)
             if seen is None:
                 self._tell(order, "worker_restart_refused", error="it has left the pool")
                 return RecycleResult.NOT_RESTARTED if number == 0 else RecycleResult.FAILED
             restarter = self._parts.own.get(order.worker_id, self._parts.others)
             try:
-                await restarter.restart(seen.worker, with_draft=with_draft, reason=order.reason)
+                await restarter.restart(seen.worker, wish=wish, reason=order.reason)
             except ApplianceError as error:
                 self._tell(order, "worker_restart_refused", error=str(error))
                 if number == 0:
                     return RecycleResult.NOT_RESTARTED
                 continue
             self._parts.pool.set_admission(order.worker_id, Admission.CANARY)
-            self._tell(order, "worker_restart_asked", mode=mode_of(with_draft))
-            self._audit(order, with_draft=with_draft)
-            failure = await self._try_out(order, seen, with_draft=with_draft)
-            self._audit(order, with_draft=with_draft, canary="failed" if failure else "passed")
+            mode = mode_of(wish.with_draft)
+            self._tell(order, "worker_restart_asked", mode=mode)
+            self._audit(order, with_draft=wish.with_draft)
+            failure = await self._try_out(order, seen, with_draft=wish.with_draft)
+            self._audit(order, with_draft=wish.with_draft, canary="failed" if failure else "passed")
             if failure is None:
-                self._tell(order, "worker_canary_passed", mode=mode_of(with_draft))
-                as_ordered = with_draft == order.with_draft
-                return RecycleResult.RECYCLED if as_ordered else RecycleResult.WITHOUT_DRAFT
-            self._tell(order, "worker_canary_failed", mode=mode_of(with_draft), error=failure)
+                self._tell(order, "worker_canary_passed", mode=mode)
+                now = self._parts.pool.snapshot(order.worker_id)
+                is_met = now is not None and order.is_met_by(wish, now.draft)
+                return RecycleResult.RECYCLED if is_met else RecycleResult.WITHOUT_DRAFT
+            self._tell(order, "worker_canary_failed", mode=mode, error=failure)
         return RecycleResult.FAILED
 
     async def _try_out(self, order: Order, before: WorkerSnapshot, *, with_draft: bool) -> str | None:
@@ -332,6 +318,8 @@ class Recycler:
             if back is None or not back.healthy:
                 was_down = not is_own  # its supervisor tells the pool of every new process
                 return False
+            if order.wish.candidate is not None and not is_own and back.reading is None:
+                return False  # which draft it has, only its plugin can say
             return is_another(before, back, was_down=was_down)
 
         return back if await self._until(is_back, self._settings.start_seconds) else None

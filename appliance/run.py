@@ -59,6 +59,10 @@ from appliance.capture import open_content
 from appliance.changes import ChangeLog
 from appliance.control import ControlLoop, ControlParts
 from appliance.cost.meter import CostMeter, open_costs
+from appliance.drafts.promotion.crew import Crew
+from appliance.drafts.promotion.passage import LocalTarget, PassageParts
+from appliance.drafts.promotion.promoter import Promoter
+from appliance.drafts.registry.opening import open_registry
 from appliance.errors import ApplianceError, ConfigurationError
 from appliance.gateway import Gateway, GatewayPolicy
 from appliance.identity.authenticator import Authenticator
@@ -81,7 +85,7 @@ from appliance.serving.pool import WorkerPool
 from appliance.serving.restart import RestartClient
 from appliance.serving.speculation import SpeculationClient
 from appliance.serving.worker import WorkerId
-from appliance.settings import Settings, process_environment
+from appliance.settings import Settings, WorkerSettings, process_environment
 from appliance.sovereignty.egress.plan import plan_egress
 from appliance.sovereignty.egress.prober import Prober
 from appliance.sovereignty.environment import refuse_ways_out
@@ -138,7 +142,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    worker = WorkerRole.plan(settings, installation, logger, announcer) if Role.WORKER in roles else None
+    worker = _plan_worker(settings, installation, logger, announcer) if Role.WORKER in roles else None
     # Before the wall, which its children inherit: what it finds is said of the network, not of the wall.
     prober = _start_prober(settings) if Role.GATEWAY in roles else None
     wall = _raise_wall(settings, roles, worker, logger, announcer)
@@ -155,7 +159,16 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
     if (fitting := allow_open_files(settings.api)) < settings.api.max_connections:
         logger.warning("open_files_limited", count=fitting, detail="raise the limit (ulimit -n)")
     async with _open_gateway(
-        settings, read_settings, installation, logger, version, own, announcer, wall, prober
+        settings,
+        read_settings,
+        installation,
+        logger,
+        version,
+        own,
+        announcer,
+        wall,
+        prober,
+        _local(settings.worker, worker),
     ) as parts:
         if tls is not None:
             parts.metrics.tls_certificate_not_after.set_function(lambda: tls.not_after)
@@ -164,6 +177,8 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
 
         async def drain() -> None:
             server.should_exit = True
+            # Before the worker goes: its end would pass for the death of whoever tries a draft.
+            await parts.promoter.stop()
             # Before the worker goes: lines that were broken off are run again at the next start.
             await parts.batches.stop()
             with suppress(ApplianceError):
@@ -177,6 +192,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
         running: list[Coroutine[Any, Any, None]] = [
             _wait_for(serving),
             parts.control.run(),
+            parts.promoter.run(),
             parts.audit.run(),
             parts.witnessing.run(),
             parts.batches.run(),
@@ -199,6 +215,21 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             )
         _leave_alone_what_a_start_made()
         await _until_stopped(stop, announcer, *running, drain=drain)
+
+
+def _plan_worker(
+    settings: Settings, installation: Installation, logger: Logger, announcer: Announcer
+) -> WorkerRole:
+    """Raises as `WorkerRole.plan`."""
+    registry = partial(open_registry, settings, time.time)  # noqa: TID251 - the root hands out the clock
+    return WorkerRole.plan(settings, installation, logger, announcer, open_registry=registry)
+
+
+def _local(settings: WorkerSettings, worker: WorkerRole | None) -> LocalTarget | None:
+    """The target's weights, where this process serves them."""
+    if worker is None:
+        return None
+    return LocalTarget(digest=worker.worker.weights, path=settings.model, context=settings.max_model_len)
 
 
 def _start_prober(settings: Settings) -> Prober | None:
@@ -290,6 +321,7 @@ class GatewayParts:
     discovery: Discovery
     egress: EgressWatch
     control: ControlLoop
+    promoter: Promoter
     audit: GuardedLog
     witnessing: Witnessing
     console: Console | None
@@ -315,6 +347,7 @@ async def _open_gateway(
     announcer: Announcer,
     wall: Wall,
     prober: Prober | None,
+    local: LocalTarget | None,
 ) -> AsyncIterator[GatewayParts]:
     metrics = Metrics(CollectorRegistry())
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -461,6 +494,19 @@ async def _open_gateway(
                 costs=costs,
                 tracing=tracing,
             )
+            recycler = Recycler(
+                RecycleParts(
+                    pool=pool,
+                    client=client,
+                    own=own,
+                    others=others,
+                    audit=guarded.sink,
+                    metrics=metrics,
+                    logger=logger,
+                ),
+                settings=settings.recycle,
+                clock=time.monotonic,
+            )
             control = ControlLoop(
                 ControlParts(
                     pool=pool,
@@ -468,19 +514,7 @@ async def _open_gateway(
                     speculation=speculation,
                     lease=lease,
                     overrides=overrides,
-                    recycler=Recycler(
-                        RecycleParts(
-                            pool=pool,
-                            client=client,
-                            own=own,
-                            others=others,
-                            audit=guarded.sink,
-                            metrics=metrics,
-                            logger=logger,
-                        ),
-                        settings=settings.recycle,
-                        clock=time.monotonic,
-                    ),
+                    recycler=recycler,
                     changes=ChangeLog(
                         audit=guarded.sink,
                         metrics=metrics,
@@ -494,6 +528,26 @@ async def _open_gateway(
                 settings=settings.monitor,
                 clock=time.monotonic,
                 wall_clock=time.time,  # noqa: TID251 - as above
+            )
+            promoter = Promoter(
+                PassageParts(
+                    crew=Crew(
+                        pool=pool,
+                        recycler=recycler,
+                        is_acting=lambda: control.is_acting,
+                        clock=time.monotonic,
+                        sleep=asyncio.sleep,
+                    ),
+                    directory=installation.drafts,
+                    open_registry=partial(open_registry, settings, time.time),  # noqa: TID251 - as above
+                    record=guarded.log.append,
+                    drafts=settings.drafts,
+                    recycle=settings.recycle,
+                    wall_clock=time.time,  # noqa: TID251 - as above
+                    logger=logger,
+                    local=local,
+                ),
+                new_id=new_request_id,
             )
             egress = EgressWatch(
                 settings=settings.egress,
@@ -533,7 +587,7 @@ async def _open_gateway(
                 random_bytes=os.urandom,
                 new_id=new_request_id,
             ) as work:
-                console = _make_console(settings, installation, pool, control, witnessing)
+                console = _make_console(settings, installation, pool, control, witnessing, logger)
                 services = Services(
                     settings=settings.api,
                     tenants=tenants,
@@ -567,6 +621,7 @@ async def _open_gateway(
                     files=work.files,
                     batches=work.batches,
                     console=console,
+                    promoter=promoter,
                 )
                 yield GatewayParts(
                     services=services,
@@ -574,6 +629,7 @@ async def _open_gateway(
                     discovery=discovery,
                     egress=egress,
                     control=control,
+                    promoter=promoter,
                     audit=guarded,
                     witnessing=witnessing,
                     console=console,
@@ -601,6 +657,7 @@ def _make_console(
     pool: WorkerPool,
     control: ControlLoop,
     witnessing: Witnessing,
+    logger: Logger,
 ) -> Console | None:
     """The operator console, where there is to be one."""
     if not settings.console.enabled:
@@ -612,7 +669,7 @@ def _make_console(
             idle_seconds=chosen.idle_seconds, longest_seconds=chosen.session_seconds, clock=clock
         ),
         logins=Logins(attempts=chosen.login_attempts, seconds=chosen.login_seconds, clock=clock),
-        history=History(pool=pool, control=control, clock=clock),
+        history=History(pool=pool, control=control, clock=clock, logger=logger),
         verification=LogVerification(
             database_url=installation.database_url,
             scratch=installation.directory,

@@ -36,6 +36,11 @@ class Reason(StrEnum):
     DRAFT_LINT_FAILED = "draft_lint_failed"
 
 
+MOST_DRAFT_TOKENS = 1024
+"""More draft tokens than this no draft was ever measured at: a record that says so is wrong."""
+ALL_TRAFFIC = "all"
+"""Name of the expectation of every kind of traffic together, in a draft's record."""
+
 DraftTokenTable = tuple[tuple[int, int, int], ...]
 """Ranges of (first batch size, last batch size, draft tokens), from 1 on, without gaps."""
 
@@ -184,6 +189,37 @@ class Energy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """Acceptance that a draft showed."""
+
+    acceptance_length: float
+    """Mean tokens per draft, the bonus token included: 1.0 for none accepted."""
+    draft_tokens: int
+    """K it was measured at, 1 or more."""
+
+    def at(self, draft_tokens: int) -> float:
+        """
+        The least acceptance length that this means for another K, on the same text.
+
+        A draft is a chain: no position is accepted more often than the one before it.  So the first K
+        positions have at least their share of what all of them gave, and more draft tokens never give less.
+        """
+        share = min(1.0, max(0, draft_tokens) / self.draft_tokens)
+        return 1.0 + share * (self.acceptance_length - 1.0)
+
+
+def parse_expectation(said: object) -> Expectation | None:
+    """Read an expectation from JSON; None for anything that no draft can have shown."""
+    length = said.get("acceptance_length") if isinstance(said, dict) else None
+    tokens = said.get("draft_tokens") if isinstance(said, dict) else None
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= MOST_DRAFT_TOKENS:
+        return None
+    if not isinstance(length, int | float) or isinstance(length, bool) or not 1 <= length <= 1 + tokens:
+        return None
+    return Expectation(acceptance_length=float(length), draft_tokens=tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReading:
     """What the plugin in a worker says about its engine."""
 
@@ -213,6 +249,13 @@ class EngineReading:
     """Time the engine worked since its start; None where nothing measures it."""
     energy: Energy | None = None
     """What its GPUs took; None where nothing measures it."""
+    target: str = ""
+    """Content digest of the target it was started with; empty where the worker does not say."""
+    draft: str = ""
+    """Likewise of the draft; also empty where it was started without one."""
+    expected_length: float | None = None
+    """Acceptance length that the draft's record promises with the most draft tokens there are here, at least;
+    None where no record says."""
 
 
 def _subtract(later: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ...]:

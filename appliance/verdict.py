@@ -24,7 +24,15 @@ from appliance.goodput import (
     unevenness,
 )
 from appliance.speculation import Reason, SpecDecodeCounters
-from appliance.watch import SHORT_WINDOW, WINDOWS_REMEMBERED, MonitorPolicy, Watch, collapse_limit, joined
+from appliance.watch import (
+    SHORT_WINDOW,
+    WINDOWS_REMEMBERED,
+    MonitorPolicy,
+    Watch,
+    collapse_limit,
+    joined,
+    least_promised,
+)
 
 HUNCH, LIKELY, SURE, CERTAIN = 1.0, 1.64, 2.33, 3.0
 """Standard deviations: one chance in six, twenty, a hundred and a thousand of being wrong."""
@@ -39,8 +47,9 @@ def is_useless(watch: Watch, costs: Costs, policy: MonitorPolicy, now: float) ->
     counters = recent_text(watch, policy, now)
     if counters is None:
         return False
-    length = acceptance_length(counters, deepest(counters, policy.min_drafts))
-    if length is None or length.upper(SURE) >= collapse_limit(watch, policy):
+    depth = deepest(counters, policy.min_drafts)
+    length = acceptance_length(counters, depth)
+    if length is None or length.upper(SURE) >= collapse_limit(watch, policy, depth):
         return False
     best = best_choice(counters, costs.exactly(), watch.choices)
     # That it surely changed for the worse is proof enough; what always was so has to be looked at longer.
@@ -97,6 +106,17 @@ def is_losing(watch: Watch, costs: Costs, policy: MonitorPolicy, now: float) -> 
     return is_sure
 
 
+def falls_short(watch: Watch, policy: MonitorPolicy) -> bool:
+    """
+    Whether a draft that loses shows so little of what its record promised that this must be why.
+
+    It stops anyway; only what is said of it depends on this, so the likelier of the two is enough.
+    """
+    depth = deepest(watch.long_window, policy.min_drafts)
+    length = acceptance_length(watch.long_window, depth)
+    return length is not None and length.mean < least_promised(watch, depth)
+
+
 def better_choice(watch: Watch, costs: Costs, current: int, policy: MonitorPolicy) -> int | None:
     """A number of draft tokens that gives more than the one in use, if there is one."""
     for counters, other, sure in (
@@ -126,8 +146,8 @@ def would_pay(watch: Watch, bucket: int, policy: MonitorPolicy, now: float) -> b
     costs = aged(watch.costs(bucket), now)
     found = payoffs(drafts, costs, watch.choices).values()
     if not found:
-        length = acceptance_length(drafts, deepest(drafts, 1))
-        limit = collapse_limit(watch, policy)
+        depth = deepest(drafts, 1)
+        length, limit = acceptance_length(drafts, depth), collapse_limit(watch, policy, depth)
         if length is None or length.lower(LIKELY) < limit < length.upper(LIKELY):
             return None
         return length.mean > limit

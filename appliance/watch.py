@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 
-from appliance.goodput import NO_COSTS, Costs, borrowed, jump
+from appliance.goodput import NO_COSTS, Costs, borrowed, deepest, jump
 from appliance.speculation import (
     NO_DRAFTS,
     DraftTokenTable,
@@ -160,10 +160,12 @@ class Watch:
     """Draft tokens an operator insists on, at every batch size."""
     kept: "Watch | None" = None
     """What had been decided when an operator broke in."""
+    draft: str = ""
+    """Digest of the draft this is about; empty where the worker never said."""
     has_paid: bool = False
     """Whether speculation with this draft has paid on this worker."""
     usual_length: float | None = None
-    """Acceptance length while it paid."""
+    """Acceptance length while it paid; what the draft's record promises, until it has paid here."""
     avoid: bool = False
     """Whether other workers should be preferred, because this one cannot be told to stop."""
     since: float = 0.0
@@ -288,19 +290,39 @@ def _with_mark(watch: Watch, counters: SpecDecodeCounters, policy: MonitorPolicy
         return marked
     seen = jump(before, latest) if before.drafts else None
     jumps = watch.jumps if seen is None else (*watch.jumps, seen)[-JUMPS_REMEMBERED:]
-    if latest.acceptance_length < collapse_limit(watch, policy):
+    if latest.acceptance_length < collapse_limit(watch, policy, deepest(latest, policy.min_drafts)):
         return replace(marked, jumps=jumps, dip=watch.dip + latest.drafts)
     dips = (*watch.dips, watch.dip)[-DIPS_REMEMBERED:] if watch.dip else watch.dips
     return replace(marked, jumps=jumps, dip=0, dips=dips)
 
 
-def collapse_limit(watch: Watch, policy: MonitorPolicy) -> float:
-    """Acceptance length under which the draft is as good as useless, or nothing like its usual self."""
-    if watch.usual_length is None:
-        return policy.collapsed_below
+def collapse_limit(watch: Watch, policy: MonitorPolicy, draft_tokens: int) -> float:
+    """
+    Acceptance length under which the draft is as good as useless, or nothing like its usual self.
+
+    Args:
+        watch: what is known.
+        policy: thresholds.
+        draft_tokens: how many the drafts in question had, as far as they are judged by.
+    """
+    if watch.usual_length is None or not watch.has_paid:
+        # Told by a record, not seen: it may raise the alarm sooner, and never keep one down.
+        return max(policy.collapsed_below, least_promised(watch, draft_tokens))
     usual = watch.usual_length - 1.0
     # A cheap draft may pay with less than what elsewhere is a collapse.
     return max(1.0 + SHARE_OF_USUAL * usual, min(policy.collapsed_below, 1.0 + usual / 2.0))
+
+
+def least_promised(watch: Watch, draft_tokens: int) -> float:
+    """
+    Acceptance length under which a draft is not the one its record tells of; 1.0 where none counts.
+
+    A promise for the most draft tokens holds for fewer by their share (`Expectation.at`).
+    """
+    if watch.has_paid or watch.usual_length is None:
+        return 1.0
+    share = min(1.0, draft_tokens / max((1, *watch.choices)))
+    return 1.0 + SHARE_OF_USUAL * share * (watch.usual_length - 1.0)
 
 
 def follow(watch: Watch, reading: EngineReading | None, policy: MonitorPolicy) -> Watch:
@@ -325,8 +347,11 @@ def _adopt(watch: Watch, reading: EngineReading) -> Watch:
     """
     Start on a new engine, with what its worker was last told to do and what is known of the draft.
 
-    Whoever set a table before us may be gone; the worker kept it, and we go on from there.
+    Whoever set a table before us may be gone; the worker kept it, and we go on from there.  An engine with
+    another draft starts with what that one's record promises: nothing was learnt of it.
     """
+    if watch.draft and reading.draft and reading.draft != watch.draft:
+        watch = Watch(mode=watch.mode, since=watch.since)
     if reading.controllable and reading.reason is Reason.OPERATOR_OVERRIDE and reading.mode is not None:
         # If it is still in force it is found again; if not, the next decision resumes from here.
         return _fresh(watch, reading, reading.mode, Reason.OPERATOR_OVERRIDE, None)
@@ -354,8 +379,9 @@ def _fresh(
         largest_batch=reading.largest_batch,
         choices=reading.choices,
         buckets=_told(reading),
+        draft=reading.draft or watch.draft,
         has_paid=watch.has_paid,
-        usual_length=watch.usual_length,
+        usual_length=watch.usual_length if watch.has_paid else reading.expected_length,
         jumps=watch.jumps,
         dips=watch.dips,
         since=watch.since,

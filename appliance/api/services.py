@@ -14,6 +14,7 @@ from appliance.audit.durability.health import AuditHealth
 from appliance.audit.log import AuditLog
 from appliance.batch.batches import Batches
 from appliance.batch.files import Files
+from appliance.drafts.promotion.promoter import Promoter
 from appliance.gateway import Gateway
 from appliance.identity.authenticator import Authenticator
 from appliance.logs import Logger
@@ -67,6 +68,8 @@ class Services:
     """Tries to get out, now and then; None where that is not done."""
     console: Console | None = None
     """The pages for operators; None where `console.enabled` is not set."""
+    promoter: Promoter | None = None
+    """Takes drafts into service and out of it; None where no drafts are kept."""
 
     def egress_standing(self) -> Standing:
         """How this gateway stands after its egress checks."""

@@ -10,20 +10,23 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
 from appliance.cost.account import Interval, Power, Sight, WorkerAccount
 from appliance.cost.presence import Line
+from appliance.cost.prices import HOURS_PER_MONTH, capital_per_hour
 from appliance.cost.rows import Book, Period, ShareKey, WorkerKey
 from appliance.cost.slots import SLOT_SECONDS, slot_of
 from appliance.cost.store import CostStore
 from appliance.errors import CostUnavailableError
-from appliance.goodput import Costs, aged
+from appliance.goodput import Costs, aged, borrowed
 from appliance.logs import Logger
 from appliance.metrics import Metrics
 from appliance.serving.usage import Usage
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.settings import CostSettings
+from appliance.watch import Watch
 
 MICRO, MILLI = 1e6, 1e3
 DAY = 86400.0
@@ -80,6 +83,8 @@ class CostMeter:
         self._pruned_at = float("-inf")
         # Two writes at once could put older sums in the place of newer ones.
         self._writing = asyncio.Lock()
+        for of, price in _prices(settings).items():
+            metrics.cost_price.labels(of).set(price)
 
     def begin(self, worker_id: WorkerId, tenant: str, model: str) -> Line:
         """Note that a request goes to a worker."""
@@ -185,6 +190,9 @@ class CostMeter:
         self._metrics.worker_unattributed_seconds.labels(worker_id).inc(interval.unattributed_us / MICRO)
         saved = (time.target_only_us - time.draft_us) / MICRO
         self._metrics.speculation_saved_seconds.labels(worker_id).inc(saved)
+        for bound, target_only_us in (("low", time.target_only_low_us), ("high", time.target_only_high_us)):
+            saved = (target_only_us - time.draft_us) / MICRO
+            self._metrics.speculation_saved_bound.labels(worker_id, bound).inc(saved)
         for (tenant, model), (engine_us, millijoules) in interval.shares.items():
             row = self._book.share(ShareKey(slot, worker_id, model, tenant))
             row.engine_us += engine_us
@@ -193,12 +201,42 @@ class CostMeter:
             self._metrics.energy_joules.labels(tenant, model).inc(millijoules / MILLI)
 
 
+def _prices(settings: CostSettings) -> dict[str, float]:
+    """Prices by what they are of, those that are set."""
+    people, energy = settings.people_per_month, settings.power_price_per_kwh
+    prices = {
+        "worker_hour": capital_per_hour(settings),
+        "site_hour": None if people is None else people / HOURS_PER_MONTH,
+        "kwh": None if energy is None else energy * settings.pue,
+    }
+    return {of: price for of, price in prices.items() if price is not None}
+
+
 def _costs(snapshot: WorkerSnapshot, now: float) -> dict[int, Costs]:
     """What is known of drafting at every batch bucket that had steps with drafts."""
     if snapshot.reading is None:
         return {}
-    buckets = {bucket for bucket, k in snapshot.reading.steps if k}
-    return {bucket: aged(snapshot.watch.costs(bucket), now) for bucket in buckets}
+    found: dict[int, Costs] = {}
+    for bucket, k in snapshot.reading.steps:
+        if k:
+            costs = found.get(bucket) or aged(snapshot.watch.costs(bucket), now)
+            found[bucket] = costs if k in costs.ratios else _with_guess(costs, snapshot.watch, bucket, k, now)
+    return found
+
+
+def _with_guess(costs: Costs, watch: Watch, bucket: int, k: int, now: float) -> Costs:
+    """
+    The costs with those of one more K, from the nearest batch bucket where it was measured, if it was.
+
+    A sweep while requests come and go may measure one K here and another one there.  Without a guess the
+    steps of the others would wait for one that comes by chance.
+    """
+    known = [name for name, entry in watch.buckets.items() if k in entry.costs.ratios]
+    if not known:
+        return costs
+    nearest = watch.buckets[min(known, key=lambda name: (abs(name - bucket), name))].costs
+    guess = aged(borrowed(nearest), now).ratios[k]
+    return replace(costs, ratios=MappingProxyType({**costs.ratios, k: guess}))
 
 
 @asynccontextmanager

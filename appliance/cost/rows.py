@@ -5,7 +5,17 @@ Whole microseconds, millijoules and tokens, so that sums are exact wherever they
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+
+@dataclass(slots=True)
+class Amounts:
+    """Whole amounts by name, of which two rows of one kind make a third."""
+
+    def add(self, other: Self) -> None:
+        """Count another row as well."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 class ShareKey(NamedTuple):
@@ -19,7 +29,7 @@ class ShareKey(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Share:
+class Share(Amounts):
     """What one tenant's requests for one model came to on one worker."""
 
     engine_us: int = 0
@@ -30,11 +40,6 @@ class Share:
     draft_tokens: int = 0
     accepted_tokens: int = 0
 
-    def add(self, other: "Share") -> None:
-        """Count another share as well."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
-
 
 class WorkerKey(NamedTuple):
     """Which worker, and when."""
@@ -44,7 +49,7 @@ class WorkerKey(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class WorkerTime:
+class WorkerTime(Amounts):
     """What a gateway saw of one worker, whoever its requests were from."""
 
     observed_us: int = 0
@@ -70,11 +75,6 @@ class WorkerTime:
     """What the same tokens take without drafts."""
     target_only_low_us: int = 0
     target_only_high_us: int = 0
-
-    def add(self, other: "WorkerTime") -> None:
-        """Count another time as well."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     def part(self, share: float) -> "WorkerTime":
         """So much of it, 0..1."""

@@ -301,8 +301,8 @@ def _notes(settings: CostSettings, times: Times, unattributed: Rest) -> tuple[st
         notes.append(f"Not priced, and not in any sum: {', '.join(unpriced)}.")
     if any(time.unknown_power_us for time in times.values()):
         notes.append(
-            "Energy is unknown for part of the time: no GPU measured it, and cost.watts_idle and "
-            "cost.watts_busy were not set then."
+            "Energy is unknown for part of the time: no GPU measured it (none does for a worker that spans "
+            "several machines), and cost.watts_idle and cost.watts_busy were not set then."
         )
     if any(time.estimated_us for time in times.values()):
         notes.append(

@@ -11,14 +11,15 @@ refused with the argument's name.
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from appliance.errors import ConfigurationError
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
 from appliance.serving.weights import Weights
-from appliance.serving.worker_protocol import TOKEN_FILE
+from appliance.serving.worker_protocol import EXPECTATION, TOKEN_FILE
 from appliance.settings import TracingSettings, WorkerSettings
+from appliance.speculation import ALL_TRAFFIC, parse_expectation
 
 MODULE = "vllm.entrypoints.openai.api_server"
 """Runs in both builds of vLLM; the `vllm` command does not start in the CPU build."""
@@ -133,6 +134,8 @@ class LaunchPlan:
     max_startup_seconds: int
     answers: bool = True
     """False for a further node of a worker on several: it computes along, and has no HTTP."""
+    draft: str = ""
+    """Content digest of the draft it starts with; empty without one."""
     in_group: bool = False
     """Whether it is one of several nodes: they start together, so none of them can be started again alone."""
 
@@ -199,6 +202,8 @@ def plan_launch(
     if control_token_file is not None:
         argv += ["--middleware", MIDDLEWARE]
         made[TOKEN_FILE] = str(control_token_file)
+    if draft is not None and speculation is not None and "model" in speculation:
+        made |= _promise(draft)
     argv += check_extra_arguments(settings.extra_arguments)
     return LaunchPlan(
         argv=tuple(argv),
@@ -343,6 +348,15 @@ def _device_environment(
         # Intel's OpenMP: vLLM warns that speculation is slow without it.
         made["LD_PRELOAD"] = ":".join([str(device.openmp), *([preloaded] if preloaded else [])])
     return made
+
+
+def _promise(draft: Weights) -> dict[str, str]:
+    """What the draft's record says it accepts, for the plugin; nothing where it does not say."""
+    said = draft.training.get("expected")
+    expectation = parse_expectation(said.get(ALL_TRAFFIC)) if isinstance(said, dict) else None
+    if expectation is None:
+        return {}
+    return {EXPECTATION: json.dumps(asdict(expectation), separators=(",", ":"))}
 
 
 def _is_eager(settings: WorkerSettings, device: Device) -> bool:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 import aiohttp
 
 from appliance.errors import ControlRefusedError, WorkerFailedError
+from appliance.serving.wish import Wish
 from appliance.serving.worker import Worker
 from appliance.serving.worker_protocol import RESTART_PATH
 from appliance.speculation import Reason
@@ -46,13 +47,16 @@ class RestartClient:
         ) as session:
             yield cls(session, token)
 
-    async def restart(self, worker: Worker, *, with_draft: bool, reason: Reason) -> None:  # noqa: ARG002
+    async def restart(self, worker: Worker, *, wish: Wish, reason: Reason) -> None:  # noqa: ARG002
         """
         Have the worker end and start again; returns once it has said that it will.
 
+        A plugin of an earlier version does not know drafts on trial: the worker then comes back with
+        the one in service, which shows in what it says of itself.
+
         Args:
             worker: which.
-            with_draft: whether it is to come back with its draft.
+            wish: with its draft, with another, or without.
             reason: why; not sent, because only we and the audit log need it.
 
         Raises:
@@ -62,7 +66,7 @@ class RestartClient:
         try:
             async with self._session.post(
                 worker.url + RESTART_PATH,
-                json={"with_draft": with_draft},
+                json=wish.body(),
                 headers=self._headers,
                 allow_redirects=False,
             ) as response:

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 
 from appliance.errors import WorkerFailedError
+from appliance.serving.wish import is_digest
 from appliance.serving.worker import Worker
 from appliance.serving.worker_protocol import SPECULATION_PATH
 from appliance.speculation import (
@@ -26,6 +27,7 @@ from appliance.speculation import (
     SpecDecodeCounters,
     SpeculationMode,
     StepCounters,
+    parse_expectation,
 )
 
 OK, NOT_FOUND, UNAUTHORISED = 200, 404, 401
@@ -134,14 +136,18 @@ def parse_reading(status: int, text: str) -> EngineReading:
 def _parse(content: dict[str, Any]) -> EngineReading:
     if not content["controllable"] and not content["epoch"]:
         reading = _uncontrollable(*(str(problem) for problem in content["problems"]))
-        return replace(reading, energy=_parse_energy(content))
+        target, draft = _parse_digest(content, "target"), _parse_digest(content, "draft")
+        return replace(reading, energy=_parse_energy(content), target=target, draft=draft)
     drafting = content["drafting"]
+    choices = tuple(int(choice) for choice in content["choices"])
+    # A worker of an earlier version does not say it, and a record that makes no sense promises nothing.
+    expected = parse_expectation(content.get("expected"))
     return EngineReading(
         controllable=bool(content["controllable"]),
         problems=tuple(str(problem) for problem in content["problems"]),
         epoch=str(content["epoch"]),
         largest_batch=int(content["largest_batch"]),
-        choices=tuple(int(choice) for choice in content["choices"]),
+        choices=choices,
         table=tuple((int(first), int(last), int(k)) for first, last, k in content["table"]),
         mode=SpeculationMode(content["mode"]) if content["mode"] else None,
         reason=Reason(content["reason"]) if content["reason"] else None,
@@ -170,7 +176,16 @@ def _parse(content: dict[str, Any]) -> EngineReading:
         # A worker of an earlier version does not say it.
         busy_seconds=float(content["busy_seconds"]) if "busy_seconds" in content else None,
         energy=_parse_energy(content),
+        expected_length=expected.at(max(choices)) if expected is not None and max(choices) > 0 else None,
+        target=_parse_digest(content, "target"),
+        draft=_parse_digest(content, "draft"),
     )
+
+
+def _parse_digest(content: dict[str, Any], name: str) -> str:
+    """What it was started with; empty where a worker of an earlier version, or of nobody's, does not say."""
+    digest = content.get(name)
+    return str(digest) if is_digest(digest) else ""
 
 
 def _parse_energy(content: dict[str, Any]) -> Energy | None:

@@ -30,7 +30,8 @@ from appliance.errors import ControlRefusedError, WorkerStartError
 from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.life import Life, Timing, restart_delay
-from appliance.serving.plans import WorkerPlans
+from appliance.serving.plans import Choose, WorkerPlans
+from appliance.serving.wish import Wish
 from appliance.serving.worker_log import describe_end, find_phase, read_tail, rotate
 
 HTTP_OK = 200
@@ -62,6 +63,8 @@ class WorkerEvent:
     """Exit status; minus the number of the signal that ended it; None while it runs."""
     hard_off: bool = False
     """Whether it runs, or is about to, without the draft that the settings want."""
+    draft: str = ""
+    """Content digest of the draft it runs with, or is about to; empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,7 @@ class Supervisor:
         timing: Timing | None = None,
         target_only: LaunchPlan | None = None,
         restart_file: Path | None = None,
+        choose: Choose | None = None,
     ) -> None:
         """
         Prepare; nothing is started before `run`.
@@ -105,8 +109,9 @@ class Supervisor:
             timing: how long things are waited for.
             target_only: how to start it without its draft, if that can be wished for.
             restart_file: where the worker leaves the wish to be started anew before it ends.
+            choose: finds the draft for each start; None where there is only that of `plan`.
         """
-        self._plans = WorkerPlans(plan, target_only=target_only, restart_file=restart_file)
+        self._plans = WorkerPlans(plan, target_only=target_only, restart_file=restart_file, choose=choose)
         self._worker = worker
         self._log = log_directory / f"worker-{worker}.log"
         self._max_restarts = max_restarts
@@ -171,11 +176,12 @@ class Supervisor:
         if self._is_running:
             await self._ended.wait()
 
-    def restart(self, *, with_draft: bool) -> None:
+    def restart(self, wish: Wish) -> None:
         """
         Have the worker finish its requests, end, and start again at once; returns before any of it.
 
-        A worker that has one plan only is started by it again.
+        A worker that has one plan only is started by it again.  A draft on trial that does not start is
+        left for the one in service.
 
         Raises:
             ControlRefusedError: it is not being kept running, or is one of several nodes: it would not come
@@ -187,7 +193,7 @@ class Supervisor:
         if self._plans.current.in_group:
             message = f"worker {self._worker} runs on several nodes: start all of them again together"
             raise ControlRefusedError(message)
-        self._plans.wish(with_draft=with_draft)
+        self._plans.wish(wish)
         self._interrupted.set()
         self._terminate()
 
@@ -240,6 +246,10 @@ class Supervisor:
     async def _live(self, http: aiohttp.ClientSession) -> Life:
         """Start the worker once, and watch it until it ends or has to be ended."""
         clock = asyncio.get_running_loop().time
+        # Reads whole drafts, maybe; what is wished for meanwhile is answered before anything is started.
+        await self._plans.prepare()
+        if self._interrupted.is_set():
+            return Life(reached_health=False, healthy_seconds=0.0, detail="not started", exit_code=None)
         started, healthy_since = clock(), None
         plan = self._plans.current
         self._tell(WorkerEventKind.STARTING, self._described(f"attempt {self._deaths + 1} on {plan.url}"))
@@ -376,6 +386,7 @@ class Supervisor:
                 detail=detail,
                 exit_code=exit_code,
                 hard_off=self._plans.is_hard_off,
+                draft=self._plans.current.draft,
             )
         )
 

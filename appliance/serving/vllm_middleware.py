@@ -1,9 +1,9 @@
 """
 HTTP to the plugin in a worker: middleware that vLLM puts in front of its own routes.
 
-    GET  /appliance/speculation   what is in force and what was measured
+    GET  /appliance/speculation   what is in force, what was measured, and which weights do it
     PUT  /appliance/speculation   a table, a probe, or both; answers like GET
-    POST /appliance/restart       start the worker anew, with or without its draft
+    POST /appliance/restart       start the worker anew, with its draft, with another, or without
 
 Every call needs the token both sides read from a file; without such a file none of the routes
 exists.  Everything else passes through untouched.
@@ -14,16 +14,19 @@ import hmac
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from appliance.serving.energy import EnergyMeter, open_meter
+from appliance.serving.wish import Wish, parse_wish
 from appliance.serving.worker_protocol import (
+    DRAFT_DIGEST,
     RESTART_FILE,
     RESTART_PATH,
     RPC,
     SPECULATION_PATH,
+    TARGET_DIGEST,
     TOKEN_FILE,
 )
 from appliance.settings import process_environment
@@ -45,6 +48,7 @@ class SpeculationMiddleware:
         environment = process_environment()
         self._token = _read_token(environment.get(TOKEN_FILE))
         self._wish = environment.get(RESTART_FILE)
+        self._serves = _what_is_served(environment)
         self._gpus = environment.get("CUDA_VISIBLE_DEVICES")
         self._meters: list[EnergyMeter | None] = []
         """One, once it was looked for; of no use where nothing measures energy."""
@@ -89,6 +93,7 @@ class SpeculationMiddleware:
         except Exception as error:  # noqa: BLE001 - an engine made differently; said, not thrown
             problem = f"the engine does not take commands: {type(error).__name__}"
             answer = {"controllable": False, "problems": [problem], "engine": "", "epoch": ""}
+        answer |= self._serves
         if (energy := self._read_energy(scope)) is not None:
             answer["energy"] = energy
         await _answer(send, 400 if "error" in answer else 200, answer)
@@ -108,22 +113,19 @@ class SpeculationMiddleware:
         return {"gpus": meter.gpus, "millijoules": millijoules}
 
     async def _restart(self, text: str, send: Send) -> None:
-        try:
-            with_draft = json.loads(text)["with_draft"]
-        except (ValueError, TypeError, KeyError):
-            with_draft = None
-        if not isinstance(with_draft, bool):
+        wish = _parse_wish(text)
+        if wish is None:
             await _answer(send, 400, {"error": 'send {"with_draft": true} or false'})
             return
         if self._wish is None:
             await _answer(send, 409, {"error": "nobody supervises this worker, so it would not come back"})
             return
-        wish, path = {"with_draft": with_draft}, Path(self._wish)
+        path = Path(self._wish)
         temporary = path.with_name(f".{path.name}")
-        temporary.write_text(json.dumps(wish), encoding="utf-8")
+        temporary.write_text(json.dumps(wish.body()), encoding="utf-8")
         temporary.replace(path)
         self._is_leaving = True
-        await _answer(send, 202, wish)
+        await _answer(send, 202, wish.body())
         # Only after the answer: from here on the server drains and refuses connections.
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -133,6 +135,19 @@ def _read_token(name: str | None) -> bytes | None:
         return None
     token = Path(name).read_bytes().strip()
     return token or None
+
+
+def _parse_wish(text: str) -> Wish | None:
+    try:
+        return parse_wish(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _what_is_served(environment: Mapping[str, str]) -> dict[str, str]:
+    """The digests a supervisor found before it started us; nothing where none did."""
+    target = environment.get(TARGET_DIGEST)
+    return {"target": target, "draft": environment.get(DRAFT_DIGEST, "")} if target else {}
 
 
 async def _read(receive: Receive) -> str:

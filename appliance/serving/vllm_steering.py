@@ -16,8 +16,11 @@ hooks out, restores the table that vLLM was started with, and says so.
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from appliance.serving.worker_protocol import EXPECTATION
+from appliance.settings import process_environment
 
 STALL = 10.0
 """A step that takes so many times the mean of its kind measured the machine, not the model."""
@@ -58,7 +61,13 @@ class Cell:
 class Steering:
     """The hooks of one scheduler, and the answers to commands."""
 
-    def __init__(self, scheduler: Any, clock: Clock = time.perf_counter) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        scheduler: Any,  # noqa: ANN401 - a scheduler of vLLM
+        clock: Clock = time.perf_counter,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._expected = _promised(process_environment() if environment is None else environment)
         self._scheduler = scheduler
         self._clock = clock
         self._lookup: list[int] = scheduler.dynamic_sd_lookup
@@ -244,6 +253,7 @@ class Steering:
             "stalls": self._stalls,
             "hook_seconds": self._hook_seconds,
             "busy_seconds": self._busy_seconds,
+            "expected": self._expected,
             "steps": [
                 {
                     "batch": batch,
@@ -264,6 +274,14 @@ class Steering:
                 "accepted_per_position": self._accepted_at,
             },
         }
+
+
+def _promised(environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON, repeated and not understood
+    """What the launcher says of the draft; None where it says nothing that can be read."""
+    try:
+        return json.loads(environment.get(EXPECTATION, "null"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _spans(lookup: list[int]) -> list[list[int]]:

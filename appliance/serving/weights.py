@@ -101,13 +101,34 @@ def digest_weights(path: Path, *, report: Progress | None = None) -> str:
 
     It is the SHA-256 of what `sha256sum` prints for the files in byte order of their names, so
     that anybody can check it with a shell.
+
+    Raises:
+        ConfigurationError: a file cannot be read to its end.
+    """
+    return digest_files(hash_files(path, report=report))
+
+
+def digest_files(hashes: Mapping[str, str]) -> str:
+    """Return the digest of a model whose files, by name, have these SHA-256 (hex)."""
+    listing = hashlib.sha256()
+    for name in sorted(hashes, key=str.encode):
+        listing.update(f"{hashes[name]}  {name}\n".encode())
+    return f"sha256:{listing.hexdigest()}"
+
+
+def hash_files(path: Path, *, report: Progress | None = None) -> dict[str, str]:
+    """
+    Return the SHA-256 (hex) of each file in a directory that decides how a model answers, by name.
+
+    Raises:
+        ConfigurationError: a file cannot be read to its end.
     """
     files = sorted(
         (file for file in path.iterdir() if file.suffix in DIGESTED_SUFFIXES and file.is_file()),
         key=lambda file: file.name.encode(),
     )
     total, done = sum(file.stat().st_size for file in files), 0
-    listing = hashlib.sha256()
+    hashes: dict[str, str] = {}
     for file in files:
         digest = hashlib.sha256()
         try:
@@ -119,8 +140,8 @@ def digest_weights(path: Path, *, report: Progress | None = None) -> str:
                         report(done, total)
         except OSError as error:
             raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
-        listing.update(f"{digest.hexdigest()}  {file.name}\n".encode())
-    return f"sha256:{listing.hexdigest()}"
+        hashes[file.name] = digest.hexdigest()
+    return hashes
 
 
 def parse_header(header: bytes) -> dict[str, TensorInfo]:

@@ -88,6 +88,18 @@ class WorkerSnapshot:
         return self.metrics.speculation is not None
 
     @property
+    def weights(self) -> str:
+        """Content digest of the target: its supervisor's word here, else its own; empty if neither says."""
+        return self.worker.weights or (self.reading.target if self.reading is not None else "")
+
+    @property
+    def draft(self) -> str:
+        """Content digest of the draft it runs with, likewise; empty without one."""
+        if self.worker.weights or self.reading is None:
+            return self.worker.draft
+        return self.reading.draft
+
+    @property
     def takes_requests(self) -> bool:
         """Whether the gateway may send it a request."""
         return self.healthy and self.admission is Admission.ADMITTED and not self.drained and not self.leaving

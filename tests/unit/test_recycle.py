@@ -15,6 +15,7 @@ from appliance.metrics import Metrics
 from appliance.recycle import RecycleParts, Recycler, RecycleResult, is_another, refusal
 from appliance.serving.pool import WorkerPool
 from appliance.serving.vllm_metrics import WorkerMetrics
+from appliance.serving.wish import Candidate, Wish
 from appliance.serving.worker import Admission, ServedModel, Worker, WorkerId, WorkerSnapshot
 from appliance.settings import LogSettings, RecycleSettings
 from appliance.speculation import NO_DRAFTS, EngineReading, Reason, SpeculationMode
@@ -22,6 +23,8 @@ from appliance.speculation import NO_DRAFTS, EngineReading, Reason, SpeculationM
 A, B = WorkerId("a"), WorkerId("b")
 DRAIN, START = 30.0, 100.0
 SETTINGS = RecycleSettings(drain_seconds=DRAIN, start_seconds=START, canary_requests=3)
+OLD, NEW = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+TRIED = Candidate(draft=NEW, promotion="P1")
 LOADED = 5.0
 """Seconds a worker takes to start."""
 
@@ -46,6 +49,13 @@ def snapshot(name: str, **fields) -> WorkerSnapshot:
     return WorkerSnapshot(worker=worker, models=served, **{"healthy": True, "metrics": metrics(), **fields})
 
 
+def reading_of(engine) -> EngineReading | None:
+    target = f"sha256:{'0' * 64}"
+    if not engine.epoch:
+        return None
+    return EngineReading(controllable=True, epoch=engine.epoch, target=target, draft=engine.serves)
+
+
 @dataclass
 class Engine:
     """One process of a worker, as the control loop would find it."""
@@ -58,6 +68,8 @@ class Engine:
     answers: bool = True
     """Whether it completes a canary."""
     models: tuple[str, ...] = ("demo",)
+    serves: str = OLD
+    """The draft that its plugin says it has."""
 
 
 @dataclass
@@ -76,6 +88,7 @@ class World:
     """What restarts raise, in order."""
     audit_is_full: bool = False
     restarts: list[bool] = field(default_factory=list)
+    wishes: list[Wish] = field(default_factory=list)
     canaries: list[Admission] = field(default_factory=list)
     entries: list[dict] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
@@ -125,7 +138,7 @@ class World:
                     snapshot(name, models=engine.models),
                     worker=before.worker,
                     metrics=metrics(running=engine.running, waiting=engine.waiting, draft=engine.draft),
-                    reading=EngineReading(controllable=True, epoch=engine.epoch) if engine.epoch else None,
+                    reading=reading_of(engine),
                     seen_at=self.now,
                 )
             )
@@ -144,13 +157,15 @@ class World:
             self.look()
         await asyncio.sleep(0)
 
-    async def restart(self, worker, *, with_draft, reason):
+    async def restart(self, worker, *, wish, reason):
         """Be the restarter."""
         assert worker.worker_id == A
         if self.refuses and (refusal := self.refuses.pop(0)) is not None:
             raise refusal
-        self.restarts.append(with_draft)
-        coming = self.brings.pop(0) if self.brings else Engine(draft=with_draft)
+        self.restarts.append(wish.with_draft)
+        self.wishes.append(wish)
+        serves = (wish.candidate.draft if wish.candidate else OLD) if wish.with_draft else ""
+        coming = self.brings.pop(0) if self.brings else Engine(draft=wish.with_draft, serves=serves)
         coming.up_at += self.now + self.drains + LOADED
         coming.epoch = coming.epoch and f"{len(self.restarts) + 1}"
         self.ending = (self.now + self.drains, coming)
@@ -473,6 +488,74 @@ async def test_a_recycling_given_up_while_the_restart_is_asked_for_leaves_the_wo
         await asked.wait()
     await world.recycler.close()
     assert world.admission is Admission.CANARY
+
+
+async def tried(world: World, **how) -> RecycleResult:
+    """Recycle the worker with a draft on trial."""
+    async with asyncio.timeout(20):
+        return await world.recycler.begin(
+            A, with_draft=True, reason=Reason.OPERATOR_OVERRIDE, candidate=TRIED, **how
+        )
+
+
+async def test_a_draft_on_trial_is_named_in_the_wish():
+    """With the promotion it belongs to: the supervisor starts it for no other reason."""
+    world = World(own=False)
+    assert await tried(world) is RecycleResult.RECYCLED
+    assert world.wishes == [Wish(with_draft=True, candidate=TRIED)]
+    assert world.pool.snapshot(A).draft == NEW
+
+
+@pytest.mark.parametrize(
+    "unsound",
+    [{"answers": False}, {"draft": False}, {"up_at": 1e9}, {"models": ()}],
+    ids=["does not answer", "came back without", "does not start", "serves nothing"],
+)
+async def test_a_draft_on_trial_is_tried_once_and_then_the_one_in_service_comes_back(unsound):
+    """It is not worth a second restart: the worker is worth more."""
+    world = World(own=False, brings=[Engine(serves=NEW, **unsound)])
+    assert await tried(world) is RecycleResult.WITHOUT_DRAFT
+    assert world.wishes == [Wish(with_draft=True, candidate=TRIED), Wish(with_draft=True)]
+    assert (world.admission, world.pool.snapshot(A).draft) == (Admission.ADMITTED, OLD)
+
+
+async def test_a_worker_that_came_back_sound_with_another_draft_serves_and_it_is_said():
+    """Its supervisor would not start the one on trial; restarting it again would change nothing."""
+    world = World(own=False, brings=[Engine(serves=OLD)])
+    assert await tried(world) is RecycleResult.WITHOUT_DRAFT
+    assert len(world.wishes) == 1
+    assert world.admission is Admission.ADMITTED
+
+
+async def test_a_worker_is_not_let_in_before_it_says_which_draft_it_has():
+    """A plugin that is late with its first answer must not pass for another draft."""
+    coming = Engine(serves=NEW, epoch="")
+    world = World(own=False, brings=[coming])
+    world.at[20.0] = lambda: setattr(coming, "epoch", "2")
+    assert await tried(world) is RecycleResult.RECYCLED
+    assert world.now >= 20.0
+
+
+async def test_who_has_reserved_the_recycler_is_the_only_one_to_begin():
+    """A promotion restarts several workers in a row, and nobody comes in between."""
+    world = World()
+    world.recycler.reserve("promotion P1")
+    assert world.recycler.refusal(A) == "promotion P1 is under way: wait until it is done"
+    with pytest.raises(ControlRefusedError, match="promotion P1 is under way"):
+        world.recycler.begin(A, with_draft=False, reason=Reason.COLLAPSED)
+    with pytest.raises(ControlRefusedError, match="promotion P1 is under way"):
+        world.recycler.reserve("promotion P2")
+    world.recycler.release("promotion P2")
+    assert world.recycler.refusal(A, holder="promotion P1") is None
+    world.recycler.release("promotion P1")
+    assert await world.recycle() is RecycleResult.RECYCLED
+
+
+def test_downtime_that_is_allowed_waives_one_rule_alone():
+    """The last worker may be restarted; one beside another that is away may not."""
+    assert refusal([snapshot("a")], A, allow_downtime=True) is None
+    others = [snapshot("a"), snapshot("b", healthy=False)]
+    assert "worker b is down" in refusal(others, A, allow_downtime=True)
 
 
 async def test_closing_a_recycler_that_does_nothing_is_nothing():

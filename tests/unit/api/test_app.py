@@ -73,6 +73,9 @@ ROUTES = {
     ("/admin/v1/workers/{worker}/drain", "POST"),
     ("/admin/v1/workers/{worker}/undrain", "POST"),
     ("/admin/v1/workers/{worker}/recycle", "POST"),
+    ("/admin/v1/drafts", "GET"),
+    ("/admin/v1/drafts/promotions", "POST"),
+    ("/admin/v1/drafts/rollbacks", "POST"),
     ("/admin/v1/egress", "GET"),
     ("/admin/v1/egress/check", "POST"),
     # FastAPI's own: a description of the routes above, without a page that loads scripts.

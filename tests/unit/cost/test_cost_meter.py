@@ -1,5 +1,7 @@
 """Promises of `appliance.cost.meter`: it fails open, loses nothing it can still write, and stays small."""
 
+import math
+from dataclasses import replace
 from datetime import date
 from zoneinfo import ZoneInfo
 
@@ -15,7 +17,9 @@ from appliance.metrics import Metrics
 from appliance.serving.usage import Usage
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
 from appliance.settings import CostSettings, LogSettings
-from tests.unit.cost.readings import reading
+from appliance.speculation import SpeculationMode
+from appliance.watch import Bucket, Watch
+from tests.unit.cost.readings import cell, costs, reading
 
 ZONE = ZoneInfo("Asia/Kolkata")
 MIDNIGHT = begin_of(date(2026, 11, 21), ZONE)
@@ -45,14 +49,14 @@ class Store:
 class Site:
     """A meter with clocks of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, **prices: float) -> None:
         self.now, self.wall = 50.0, MIDNIGHT - 10.0
         self.store, self.metrics = Store(), Metrics(CollectorRegistry())
         self.meter = CostMeter(
             store=self.store,
             gateway="a",
             start="s1",
-            settings=CostSettings(watts_idle=100, watts_busy=400),
+            settings=CostSettings(watts_idle=100, watts_busy=400, **prices),
             zone=ZONE,
             clock=lambda: self.now,
             wall_clock=lambda: self.wall,
@@ -174,3 +178,57 @@ async def test_workers_that_are_gone_are_forgotten(site):
     site.pass_(4000.0)
     await site.meter.flush()
     assert site.meter._accounts == {}
+
+
+async def test_what_drafting_saved_is_exported_with_its_bounds(site):
+    """A third of the engine time, give or take what was measured: low, mean and high in their order."""
+    drafted = {(1, 3): cell(steps=100, seconds=2.0, requests=100, tokens=300)}
+    known = Bucket(draft_tokens=3, costs=costs(k3=(math.log(1.5), 0.01)))
+    watch = Watch(mode=SpeculationMode.SPECULATIVE, buckets={1: known})
+    snapshot = WorkerSnapshot(worker=Worker(worker_id=W, url="http://w"), reading=reading(0.0), watch=watch)
+    site.meter.saw(snapshot, acting=True)
+    site.pass_(3.0)
+    site.meter.saw(replace(snapshot, reading=reading(2.0, steps=drafted)), acting=True)
+    saved = site.value("appliance_speculation_saved_engine_seconds", worker="w")
+    low, high = (
+        site.value("appliance_speculation_saved_bound_engine_seconds", worker="w", bound=bound)
+        for bound in ("low", "high")
+    )
+    assert saved == pytest.approx(2.0, rel=0.01)
+    assert low == pytest.approx(1.29, rel=0.02)
+    assert high == pytest.approx(2.87, rel=0.02)
+
+
+async def test_a_number_of_drafts_never_tried_at_a_batch_size_is_guessed_from_the_nearest(site):
+    """Within wide bounds, rather than left out for good; one that was tried nowhere waits."""
+    known = {
+        1: Bucket(draft_tokens=3, costs=costs(k1=(math.log(9.0), 0.0))),
+        2: Bucket(draft_tokens=3, costs=costs(k1=(math.log(1.5), 0.0), k3=(math.log(2.0), 0.0))),
+        4: Bucket(draft_tokens=3, costs=costs(k3=(math.log(1.0), 0.0))),
+    }
+    watch = Watch(mode=SpeculationMode.SPECULATIVE, buckets=known)
+    snapshot = WorkerSnapshot(worker=Worker(worker_id=W, url="http://w"), reading=reading(0.0), watch=watch)
+    site.meter.saw(snapshot, acting=True)
+    site.pass_(3.0)
+    steps = {
+        (4, 3): cell(steps=100, seconds=1.0, requests=400, tokens=800),
+        (4, 1): cell(steps=100, seconds=1.5, requests=400, tokens=600),
+        (4, 2): cell(steps=100, seconds=1.0, requests=400, tokens=700),
+    }
+    site.meter.saw(replace(snapshot, reading=reading(4.0, steps=steps)), acting=True)
+    await site.meter.flush()
+    (time,) = site.store.workers.values()
+    assert (time.draft_us, time.draft_tokens) == (2_500_000, 1400)
+    assert time.target_only_us == pytest.approx(2_000_000 + 1_500_000, rel=0.001)
+    own, guess = 2_000_000, 1_500_000
+    assert time.target_only_high_us == pytest.approx(own + guess * math.exp(1.96 * 0.25), rel=0.02)
+    assert time.target_only_low_us == pytest.approx(own + guess * math.exp(-1.96 * 0.25), rel=0.02)
+
+
+def test_prices_of_the_settings_are_exported():
+    """Those that are set, by the hour and by the kWh at the meter."""
+    prices = {"worker_price": 35_064.0, "people_per_month": 7305.0, "power_price_per_kwh": 0.3, "pue": 1.5}
+    site = Site(**prices)
+    values = [site.value("appliance_cost_price", of=of) for of in ("worker_hour", "site_hour", "kwh")]
+    assert values == pytest.approx([1.0, 10.0, 0.45])
+    assert Site().value("appliance_cost_price", of="kwh") is None

@@ -163,6 +163,17 @@ def test_prices_that_are_not_set_are_named():
     assert "cost.power_price_per_kwh" in made.notes[0]
 
 
+def test_energy_that_nobody_measured_is_said_to_be_missing():
+    """Also that of a worker on several machines, of which the driver knows the GPUs of one."""
+    made = report(workers=[hour(busy=HOUR_US // 2, unknown_power_us=HOUR_US)])
+    assert made.workers[0].metered_seconds == 0
+    assert made.workers[0].unknown_power_seconds == 3600
+    (note,) = [note for note in made.notes if "Energy is unknown" in note]
+    assert "spans several machines" in note
+    known = report(workers=[hour(busy=HOUR_US // 2, metered_us=HOUR_US, millijoules=10**9)])
+    assert not [note for note in known.notes if "Energy" in note]
+
+
 def test_formulas():
     assert capital_per_hour(CostSettings(worker_price=35_064, depreciation_years=4)) == pytest.approx(1.0)
     assert capital_per_hour(CostSettings()) is None

@@ -14,6 +14,7 @@ from appliance.serving.launch import LaunchPlan
 from appliance.serving.plans import WorkerPlans
 from appliance.serving.restart import RestartClient
 from appliance.serving.vllm_middleware import SpeculationMiddleware
+from appliance.serving.wish import WITH_DRAFT, Candidate, Wish
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_protocol import RESTART_FILE, RESTART_PATH, TOKEN_FILE
 from appliance.speculation import Reason
@@ -108,8 +109,18 @@ async def plugin(status: int):
 async def test_a_restart_is_asked_for_with_the_token(with_draft):
     """The plugin says that it has the wish before the worker goes down."""
     async with plugin(202) as (worker, asked), RestartClient.open(token="secret") as client:
-        await client.restart(worker, with_draft=with_draft, reason=Reason.COLLAPSED)
+        await client.restart(worker, wish=Wish(with_draft=with_draft), reason=Reason.COLLAPSED)
     assert asked == [("Bearer secret", {"with_draft": with_draft})]
+
+
+async def test_a_draft_on_trial_is_asked_for_by_name():
+    """With its promotion; a plugin that knows neither reads the rest and leaves both."""
+    tried = Candidate(draft=f"sha256:{'a' * 64}", promotion="01J")
+    async with plugin(202) as (worker, asked), RestartClient.open(token="secret") as client:
+        wish = Wish(with_draft=True, candidate=tried)
+        await client.restart(worker, wish=wish, reason=Reason.OPERATOR_OVERRIDE)
+    body = {"with_draft": True, "draft": tried.draft, "promotion": "01J"}
+    assert asked == [("Bearer secret", body)]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +131,7 @@ async def test_a_worker_that_cannot_be_restarted_says_why(status, why):
     """It goes on as it is, which is not a failure of the worker."""
     async with plugin(status) as (worker, _), RestartClient.open(token="secret") as client:
         with pytest.raises(ControlRefusedError, match=f"worker w1 cannot be restarted from here: .*{why}"):
-            await client.restart(worker, with_draft=True, reason=Reason.COLLAPSED)
+            await client.restart(worker, wish=WITH_DRAFT, reason=Reason.COLLAPSED)
 
 
 @pytest.mark.parametrize("status", [200, 307, 400, 500])
@@ -128,14 +139,14 @@ async def test_any_other_answer_is_a_failure(status):
     """Only 202 means that it will restart."""
     async with plugin(status) as (worker, _), RestartClient.open(token="secret") as client:
         with pytest.raises(WorkerFailedError, match=str(status)):
-            await client.restart(worker, with_draft=True, reason=Reason.COLLAPSED)
+            await client.restart(worker, wish=WITH_DRAFT, reason=Reason.COLLAPSED)
 
 
 async def test_a_worker_that_is_not_there_is_a_failure():
     """Nobody listens."""
     async with RestartClient.open(token="secret") as client:
         with pytest.raises(WorkerFailedError, match="could not be reached"):
-            await client.restart(NOWHERE, with_draft=True, reason=Reason.COLLAPSED)
+            await client.restart(NOWHERE, wish=WITH_DRAFT, reason=Reason.COLLAPSED)
 
 
 def plan(name: str) -> LaunchPlan:

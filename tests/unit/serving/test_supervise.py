@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from appliance.errors import ControlRefusedError, WorkerStartError
 from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.life import Timing, restart_delay
+from appliance.serving.plans import Chosen
 from appliance.serving.restart import RestartClient
 from appliance.serving.supervise import Supervisor, WorkerEventKind, free_port, port_is_free
+from appliance.serving.wish import Candidate, Wish
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_log import failure_line, find_phase, rotate
 from appliance.serving.worker_protocol import RESTART_FILE
@@ -81,6 +85,7 @@ class Fake:
         drain_seconds=1,
         max_startup_seconds=20,
         node=None,
+        choose=None,
     ):
         port = free_port("127.0.0.1")
         self.wish = directory / "w1.restart"
@@ -105,6 +110,7 @@ class Fake:
         self.supervisor = Supervisor(
             self.plan,
             target_only=plan(target_only) if target_only else None,
+            choose=(lambda wish: choose(wish, plan)) if choose else None,
             restart_file=self.wish,
             worker="w1",
             log_directory=directory,
@@ -292,9 +298,9 @@ async def test_a_restart_changes_the_plan_and_is_no_failure(tmp_path):
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(with_draft=False)
+        fake.supervisor.restart(Wish(with_draft=False))
         await fake.healthy_times(2)
-        fake.supervisor.restart(with_draft=True)
+        fake.supervisor.restart(Wish(with_draft=True))
         await fake.healthy_times(3)
         await fake.supervisor.stop()
     assert fake.said == ["starting", "healthy", *["recycling", "starting", "healthy"] * 2, "stopped"]
@@ -312,7 +318,7 @@ async def test_a_death_later_is_answered_by_the_same_plan(tmp_path):
     async with asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(with_draft=False)
+        fake.supervisor.restart(Wish(with_draft=False))
         await fake.until(lambda: fake.plans.count(("healthy", "without")) == 2)
         await fake.supervisor.stop()
     assert fake.said[2:8] == ["recycling", "starting", "healthy", "died", "restarting", "starting"]
@@ -330,7 +336,7 @@ async def test_a_wish_that_the_worker_leaves_is_honoured_once(tmp_path, with_dra
     ):
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        await client.restart(fake.worker, with_draft=with_draft, reason=Reason.COLLAPSED)
+        await client.restart(fake.worker, wish=Wish(with_draft=with_draft), reason=Reason.COLLAPSED)
         await fake.healthy_times(2)
         assert not fake.wish.exists()
         await fake.supervisor.stop()
@@ -381,7 +387,7 @@ async def test_a_worker_that_ignores_sigterm_is_restarted_all_the_same(tmp_path)
         await fake.supervisor.healthy()
         processes = descendants(os.getpid())
         assert len(processes) >= 4
-        fake.supervisor.restart(with_draft=False)
+        fake.supervisor.restart(Wish(with_draft=False))
         await fake.healthy_times(2)
         assert are_gone(processes)
         await fake.supervisor.stop()
@@ -395,12 +401,89 @@ async def test_a_plan_that_never_works_is_left_for_the_one_that_did(tmp_path):
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(with_draft=False)
+        fake.supervisor.restart(Wish(with_draft=False))
         await fake.healthy_times(2)
         await fake.supervisor.stop()
     assert [plan for kind, plan in fake.plans if kind == "starting"] == ["with", "without", "without", "with"]
     assert fake.plans[-1] == ("healthy", "with")
     assert "gave_up" not in fake.said
+
+
+TRIED = Candidate(draft=f"sha256:{'a' * 64}", promotion="P1")
+
+
+def on_trial(mode):
+    """Choose a plan of this mode for a draft on trial, and the usual one otherwise."""
+
+    def choose(wish, plan):
+        if wish.candidate is None:
+            return Chosen(plan=plan("serves"))
+        return Chosen(plan=replace(plan(mode), draft=wish.candidate.draft), is_trial=True)
+
+    return choose
+
+
+async def test_a_draft_on_trial_that_never_starts_is_left_for_the_one_in_service(tmp_path):
+    """A draft that breaks the engine costs a restart, and not the worker."""
+    fake = Fake(tmp_path, "serves", choose=on_trial("raises"), max_restarts=1)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        fake.supervisor.restart(Wish(with_draft=True, candidate=TRIED))
+        await fake.healthy_times(2)
+        await fake.supervisor.stop()
+    starts = [event.draft for event in fake.events if event.kind is WorkerEventKind.STARTING]
+    assert starts == ["", TRIED.draft, TRIED.draft, ""]
+    assert "gave_up" not in fake.said
+
+
+async def test_a_worker_on_trial_that_dies_is_chosen_a_draft_for_again(tmp_path):
+    """Before each start: while the trial goes on it is the same, and afterwards another."""
+    over = []
+
+    def choose(wish, plan):
+        if wish.candidate is None or over:
+            return Chosen(plan=plan("serves"))
+        return Chosen(plan=replace(plan("serves"), draft=wish.candidate.draft), is_trial=True)
+
+    fake = Fake(tmp_path, "serves", choose=choose)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        fake.supervisor.restart(Wish(with_draft=True, candidate=TRIED))
+        await fake.healthy_times(2)
+        os.kill(fake.supervisor._worker_pid, signal.SIGKILL)
+        await fake.healthy_times(3)
+        over.append(True)
+        os.kill(fake.supervisor._worker_pid, signal.SIGKILL)
+        await fake.healthy_times(4)
+        await fake.supervisor.stop()
+    drafts = [event.draft for event in fake.events if event.kind is WorkerEventKind.HEALTHY]
+    assert drafts == ["", TRIED.draft, TRIED.draft, ""]
+
+
+async def test_a_wish_that_comes_while_a_draft_is_read_is_answered_before_anything_starts(tmp_path):
+    """Reading a large draft takes seconds, and nobody starts what is not wanted any more."""
+    reading, go_on = threading.Event(), threading.Event()
+
+    def choose(wish, plan):
+        if wish.candidate is not None:
+            reading.set()
+            assert go_on.wait(10)
+            return Chosen(plan=replace(plan("serves"), draft=wish.candidate.draft), is_trial=True)
+        return Chosen(plan=plan("serves"))
+
+    fake = Fake(tmp_path, "serves", choose=choose)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        fake.supervisor.restart(Wish(with_draft=True, candidate=TRIED))
+        await fake.until(reading.is_set)
+        fake.supervisor.restart(Wish(with_draft=True))
+        go_on.set()
+        await fake.healthy_times(2)
+        await fake.supervisor.stop()
+    assert TRIED.draft not in [event.draft for event in fake.events if event.kind is WorkerEventKind.STARTING]
 
 
 async def test_a_restart_need_not_wait_for_the_next_start(tmp_path, monkeypatch):
@@ -410,7 +493,7 @@ async def test_a_restart_need_not_wait_for_the_next_start(tmp_path, monkeypatch)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.until(lambda: fake.said[-1:] == ["restarting"])
-        fake.supervisor.restart(with_draft=False)
+        fake.supervisor.restart(Wish(with_draft=False))
         await fake.supervisor.healthy()
         await fake.supervisor.stop()
     assert fake.events[-1].hard_off
@@ -423,7 +506,7 @@ async def test_a_worker_with_one_plan_is_restarted_by_it(tmp_path):
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(with_draft=False)
+        fake.supervisor.restart(Wish(with_draft=False))
         await fake.healthy_times(2)
         await fake.supervisor.stop()
     assert fake.plans[2:] == [("starting", "with"), ("healthy", "with")]
@@ -433,13 +516,13 @@ async def test_a_worker_that_is_not_kept_running_is_not_restarted(tmp_path):
     """Neither before its supervisor runs nor after: it would not come back."""
     fake = Fake(tmp_path, "serves")
     with pytest.raises(ControlRefusedError, match="worker w1 is not kept running here"):
-        fake.supervisor.restart(with_draft=True)
+        fake.supervisor.restart(Wish(with_draft=True))
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
         await fake.supervisor.stop()
     with pytest.raises(ControlRefusedError, match="not kept running"):
-        fake.supervisor.restart(with_draft=True)
+        fake.supervisor.restart(Wish(with_draft=True))
 
 
 @pytest.mark.parametrize("node", ["first", "further"])
@@ -458,7 +541,7 @@ async def test_a_further_node_is_healthy_without_an_answer(tmp_path):
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
         with pytest.raises(ControlRefusedError, match="several nodes"):
-            fake.supervisor.restart(with_draft=False)
+            fake.supervisor.restart(Wish(with_draft=False))
         await fake.supervisor.stop()
     assert fake.said == ["starting", "healthy", "stopped"]
 

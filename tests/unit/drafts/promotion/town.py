@@ -1,0 +1,342 @@
+"""
+Workers elsewhere, a gateway that promotes drafts on them, and a clock that only waiting moves.
+
+The recycler, the promoter, the registry and the files are real.  A worker is its plugin's counters, and
+chooses its draft as `appliance.drafts.promotion.choice` does: by the standing on the disk, at each start.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from appliance.audit.registry import REGISTRY, EntryType
+from appliance.drafts.evaluation.report import Evaluation, Verdict
+from appliance.drafts.evaluation.store import save_evaluation
+from appliance.drafts.promotion.crew import Crew
+from appliance.drafts.promotion.passage import PassageParts
+from appliance.drafts.promotion.promoter import Promoter
+from appliance.drafts.promotion.promotion import Promotion
+from appliance.drafts.registry.standing import Standing, read_standing
+from appliance.errors import AuditUnavailableError, WorkerFailedError
+from appliance.logs import configure_logs
+from appliance.metrics import Metrics
+from appliance.recycle import RecycleParts, Recycler
+from appliance.serving.pool import WorkerPool
+from appliance.serving.vllm_metrics import WorkerMetrics
+from appliance.serving.wish import WITH_DRAFT, Wish
+from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
+from appliance.settings import DraftSettings, LogSettings, RecycleSettings
+from appliance.speculation import NO_DRAFTS, Reason, SpeculationMode
+from appliance.watch import Watch
+from tests.unit.drafts.promotion.drafting import Side
+from tests.unit.drafts.registry.site import NOW, Site
+
+A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
+OWN = f"sha256:{'0' * 63}1"
+"""The draft of the workers' own settings."""
+RECYCLE = RecycleSettings(drain_seconds=5.0, start_seconds=60.0, canary_requests=1)
+TRIAL = DraftSettings(trial_drafts=256, trial_seconds=600.0, trial_margin=0.25)
+TOOK = 5.0
+"""Seconds a worker takes to start."""
+
+
+class KilledError(BaseException):
+    """The process is gone: nobody catches that."""
+
+
+@dataclass
+class Engine:
+    """One worker's process, or the next one while it starts."""
+
+    draft: str = OWN
+    side: Side | None = None
+    up_at: float = 0.0
+    is_dead: bool = False
+    verdict: Reason | None = None
+    serves: int = 4
+    """Requests a second while it takes any."""
+
+
+@dataclass
+class Town:
+    """Everything outside of a gateway, which outlives it; and the gateway of the moment."""
+
+    site: Site
+    names: tuple[WorkerId, ...] = (A, B, C)
+    rates: dict[str, float] = field(default_factory=dict)
+    """Acceptance of each draft; 0.7 where nothing is said."""
+    mute: set[str] = field(default_factory=set)
+    """Drafts with which a worker answers nothing."""
+    now: float = 0.0
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    wishes: list[tuple[WorkerId, Wish]] = field(default_factory=list)
+    log_is_full: bool = False
+    fate: int | None = None
+    """Durable steps after which the gateway is killed."""
+    steps: int = 0
+    at: dict[float, Callable[[], object]] = field(default_factory=dict)
+    fewest: int = 99
+    """Fewest workers that took requests at any look."""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(7)
+        self.target = self.site.target
+        """Digest of what all workers serve."""
+        self.engines = {name: Engine() for name in self.names}
+        for engine in self.engines.values():
+            engine.side = self._side(engine.draft)
+        self.in_force = dict.fromkeys(self.names, WITH_DRAFT)
+        self.gateway = Gateway(self)
+
+    @property
+    def directory(self) -> Path:
+        """Of the registry."""
+        return self.site.directory
+
+    @property
+    def standing(self) -> Standing:
+        """What the disk says serves."""
+        return read_standing(self.directory, self.target)
+
+    def drafts(self) -> list[str]:
+        """The draft of each worker."""
+        return [engine.draft for engine in self.engines.values()]
+
+    def evaluated(self, draft: str, **more: Any) -> Evaluation:
+        """Keep an evaluation of a draft on the disk."""
+        said = {
+            "draft": draft,
+            "incumbent": OWN,
+            "target": self.target,
+            "dataset": f"sha256:{'d' * 64}",
+            "verdict": Verdict.PASSED,
+            "reasons": (),
+            "made": "2026-11-22T10:00:00Z",
+            "engine": "vllm 0.32.0",
+            "device": "cpu",
+            "dtype": "float32",
+            "draft_tokens": 3,
+            "max_tokens": 64,
+            "margin": 0.02,
+            "epsilon": 1e-3,
+            "prompts": 32,
+            "compared": 32,
+            "missing": 0,
+            "withheld": 0,
+            "unusable": 0,
+            "complete": True,
+        }
+        evaluation = Evaluation(**{**said, **more})
+        save_evaluation(self.directory, evaluation, "<p>")
+        return evaluation
+
+    def restart(self, name: WorkerId, wish: Wish) -> None:
+        """Be a supervisor: end the worker and start it by this wish."""
+        self.in_force[name] = wish
+        self.engines[name].is_dead = True
+        self.at[self.now + 2.0 + len(self.at) / 1000] = lambda: self.start(name)
+
+    def start(self, name: WorkerId) -> None:
+        """Start a worker: its draft is chosen at this moment, by what the disk says."""
+        wish, standing = self.in_force[name], self.standing
+        draft = standing.draft or OWN
+        if wish.candidate is not None and standing.promotion == wish.candidate.promotion:
+            draft = wish.candidate.draft
+        draft = draft if wish.with_draft else ""
+        self.engines[name] = Engine(draft=draft, side=self._side(draft), up_at=self.now + TOOK)
+
+    def die(self, name: WorkerId) -> None:
+        """Let a worker crash; its supervisor starts it again by what was last wished for."""
+        self.engines[name].is_dead = True
+        self.at[self.now + 1.0 + len(self.at) / 1000] = lambda: self.start(name)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass, and what falls due with it."""
+        self.now += seconds
+        for due in sorted(time for time in self.at if time <= self.now):
+            self.at.pop(due)()
+        self.gateway.look_when_due()
+        await asyncio.sleep(0)
+
+    def durable_step(self) -> None:
+        """Count something that a crash may come before or after."""
+        self.steps += 1
+        if self.fate is not None and self.steps >= self.fate:
+            raise KilledError
+
+    async def new_gateway(self) -> "Gateway":
+        """End the gateway, in whatever it does, and start another one beside the same workers."""
+        await self.gateway.close()
+        self.fate = None
+        self.gateway = Gateway(self)
+        return self.gateway
+
+    def _side(self, draft: str) -> Side:
+        return Side(
+            self.random, self.rates.get(draft, 0.7), spread=0.02, epoch=f"{self.random.random():.12f}"
+        )
+
+
+class Gateway:
+    """One gateway's process: what it knows is lost with it."""
+
+    def __init__(self, town: Town) -> None:
+        self.town = town
+        self.is_acting = True
+        self.looked_at = town.now
+        self.pool = WorkerPool()
+        for name in town.names:
+            self.pool.add(Worker(worker_id=name, url=f"http://127.0.0.1/{name}"))
+        logger = configure_logs(LogSettings(level="error"), terminal=False)
+        self.recycler = Recycler(
+            RecycleParts(
+                pool=self.pool,
+                client=self,
+                own={},
+                others=self,
+                audit=self,
+                metrics=Metrics(CollectorRegistry()),
+                logger=logger,
+            ),
+            settings=RECYCLE,
+            clock=lambda: town.now,
+            sleep=town.sleep,
+        )
+        self.ids = (f"P{number:04d}{int(town.now):06d}" for number in range(1, 10_000))
+        self.promoter = Promoter(
+            PassageParts(
+                crew=Crew(
+                    pool=self.pool,
+                    recycler=self.recycler,
+                    is_acting=lambda: self.is_acting,
+                    clock=lambda: town.now,
+                    sleep=town.sleep,
+                ),
+                directory=town.directory,
+                open_registry=lambda: town.site.registry,
+                record=self.record,
+                drafts=TRIAL,
+                recycle=RECYCLE,
+                wall_clock=lambda: NOW + town.now,
+                logger=logger,
+            ),
+            new_id=lambda: f"{int(town.now * 10):08d}{next(self.ids)}",
+            sleep=town.sleep,
+        )
+        self.task: asyncio.Task[None] | None = None
+        self.look()
+
+    def look_when_due(self) -> None:
+        """See of every worker what the control loop would, once a second; and let them serve."""
+        if self.town.now - self.looked_at >= 1.0:
+            self.looked_at = self.town.now
+            self.look()
+            taking = sum(seen.takes_requests for seen in self.pool.snapshots)
+            self.town.fewest = min(self.town.fewest, taking)
+
+    def look(self) -> None:
+        """Look now."""
+        for name, engine in self.town.engines.items():
+            before = self.pool.snapshot(name)
+            if before is None:
+                continue
+            assert engine.side is not None
+            if engine.is_dead or self.town.now < engine.up_at:
+                self.pool.update(replace(before, healthy=False))
+                continue
+            if before.takes_requests and engine.draft and engine.verdict is None:
+                for _ in range(engine.serves):
+                    engine.side.request()
+            self.pool.update(self._seen(before, engine))
+
+    def _seen(self, before: WorkerSnapshot, engine: Engine) -> WorkerSnapshot:
+        assert engine.side is not None
+        drafting = NO_DRAFTS if engine.draft else None
+        metrics = WorkerMetrics(
+            running=0,
+            waiting=0,
+            kv_cache_usage=0.0,
+            prompt_tokens_total=0,
+            generation_tokens_total=0,
+            preemptions_total=0,
+            finished_requests_total={},
+            speculation=drafting,
+        )
+        reading = replace(engine.side.reading, target=self.town.target, draft=engine.draft)
+        return replace(
+            before,
+            healthy=True,
+            models=(ServedModel(name="demo", max_model_len=None, created=1),),
+            metrics=metrics,
+            reading=reading,
+            watch=Watch(mode=SpeculationMode.SPECULATIVE, verdict=engine.verdict),
+            seen_at=self.town.now,
+        )
+
+    async def restart(self, worker: Worker, *, wish: Wish, reason: Reason) -> None:
+        """Be the plugin in a worker."""
+        self.town.durable_step()
+        self.town.wishes.append((worker.worker_id, wish))
+        self.town.restart(worker.worker_id, wish)
+        self.town.durable_step()
+
+    async def canary(self, worker: Worker, model: str, timeout_seconds: float) -> int:
+        """Be the client."""
+        if self.town.engines[worker.worker_id].draft in self.town.mute:
+            raise WorkerFailedError("The worker answered 500 to /v1/completions.")
+        return 8
+
+    def submit(self, entry_type: EntryType, /, **fields: Any) -> None:
+        """Be the audit log for the recycler."""
+
+    async def record(self, entry_type: EntryType, /, **fields: Any) -> None:
+        """Be the audit log for the promoter."""
+        self.town.durable_step()
+        if self.town.log_is_full:
+            raise AuditUnavailableError("the log takes no entry")
+        known = REGISTRY[entry_type].fields
+        assert set(fields) <= set(known), set(fields) - set(known)
+        assert {name for name, one in known.items() if one.required} <= set(fields)
+        values = known["step"].values if "step" in known else ()
+        assert not values or fields["step"] in values
+        self.town.entries.append({"type": str(entry_type), **fields})
+        self.town.durable_step()
+
+    async def run(self) -> None:
+        """Begin to act, and return once what another gateway left is being ended."""
+        self.task = asyncio.ensure_future(self.promoter.run())
+        for _ in range(50):
+            await asyncio.sleep(0.002)
+            if self.promoter._has_taken_up or self.promoter._running() is not None:
+                return
+
+    async def until_over(self) -> Promotion | None:
+        """Wait until nothing is under way; the newest promotion, if there is one."""
+        async with asyncio.timeout(60):
+            while self.promoter._running() is not None or not self.promoter._has_taken_up:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        return next(iter(await self.promoter.promotions()), None)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for it, while time passes by itself."""
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110 - time is ours
+                await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        """Be killed: nothing is tidied up on the disk."""
+        for task in (self.task, self.promoter._task):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+                if not task.cancelled():
+                    task.exception()
+        await self.recycler.close()
+        current = self.recycler._task
+        if current is not None and not current.cancelled():
+            current.exception()

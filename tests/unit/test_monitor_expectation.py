@@ -1,0 +1,220 @@
+"""Promises of the monitor about what a draft's record says it accepts: the alarm comes sooner, no more."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from appliance.monitor import decide
+from appliance.speculation import EngineReading, Expectation, Reason, SpeculationMode
+from appliance.watch import MonitorPolicy, Watch, collapse_limit, observe
+from tests.scenarios import CODE, CPU, GPU, HEX, POLICY, WARM, at_length
+from tests.simulated_worker import Acceptance, Engine, SimulatedWorker, Traffic, length_of
+
+SPECULATIVE = SpeculationMode.SPECULATIVE
+START = Watch(mode=SPECULATIVE)
+FIRST_WINDOW = 400
+"""Drafts of a window, by default."""
+WEAK = at_length(1.3)
+"""What a draft accepts that was loaded with the wrong layers, say; no collapse by the usual limit."""
+
+
+def live(
+    text: Acceptance,
+    expected: float | None,
+    seconds: int,
+    *,
+    engine: Engine = CPU,
+    seed: int = 1,
+    policy: MonitorPolicy = POLICY,
+    outside: bool = False,
+) -> Iterator[tuple[SimulatedWorker, Watch]]:
+    """A worker under control, second by second, whose draft's record promises that much."""
+    asked = [True]
+    traffic = Traffic(acceptance=lambda _now: text, batch=lambda _now: int(asked[0]))
+    worker, watch = SimulatedWorker(engine, traffic, seed=seed), START
+    for second in range(1, seconds + 1):
+        asked[0] = not watch.avoid
+        worker.run_until(float(second))
+        reading = worker.reading()
+        assert reading is not None
+        reading = replace(reading, expected_length=expected, controllable=not outside)
+        watch = decide(watch, reading, policy, float(second))
+        yield worker, watch
+        told = (reading.table, reading.mode) == (watch.table, watch.mode)
+        if not outside and (watch.starts_probe or (not told and watch.probe is None)):
+            probe = watch.probe.parts if watch.probe is not None else ()
+            worker.steer(watch.table, watch.mode, watch.basis, probe)
+
+
+def collapse(lives: Iterator[tuple[SimulatedWorker, Watch]]) -> tuple[int, Watch] | None:
+    """Drafts it took to call the draft collapsed, and what is known then; None where it never was."""
+    for worker, watch in lives:
+        if watch.verdict is Reason.COLLAPSED:
+            return worker.drafts_made, watch
+    return None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_draft_that_shows_little_of_what_was_promised_has_collapsed(seed: int):
+    """1.25 against a recorded 2.7; and it counts as one that never paid."""
+    found = collapse(live(at_length(1.25), 2.7, 90, seed=seed))
+    assert found is not None
+    _drafts, watch = found
+    assert not watch.has_paid
+    assert watch.mode is SpeculationMode.TARGET_ONLY
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_clear_case_takes_no_longer_than_the_first_window(seed: int):
+    """1.27 is above the limit for drafts that nothing is known of, and far below what 3.4 leaves room for."""
+    found = collapse(live(at_length(1.27), 3.4, 90, seed=seed))
+    assert found is not None
+    # What it took beyond the window are the drafts of the seconds in which it was seen and doubted.
+    assert found[0] <= 2 * FIRST_WINDOW
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_the_promise_the_same_draft_is_no_alarm(seed: int):
+    """That is what the record is for: 1.3 may be all that such a draft ever gave."""
+    assert collapse(live(WEAK, None, 60, seed=seed)) is None
+    assert collapse(live(WEAK, 2.9, 60, seed=seed)) is not None
+
+
+def test_a_draft_that_accepts_almost_nothing_is_called_so_at_once():
+    """As without a promise, and no later."""
+    with_promise, without = (collapse(live(HEX, expected, 60)) for expected in (2.7, None))
+    assert with_promise is not None
+    assert without is not None
+    assert with_promise[0] <= without[0]
+    assert not with_promise[1].has_paid
+
+
+def test_one_that_cannot_be_told_to_stop_is_avoided():
+    """There is nothing else to be done about it."""
+    promised = [watch for _worker, watch in live(WEAK, 2.9, 60, outside=True) if watch.avoid]
+    assert promised
+    assert {watch.verdict for watch in promised} == {Reason.COLLAPSED}
+    assert not any(watch.avoid for _worker, watch in live(WEAK, None, 60, outside=True))
+
+
+PROMISES = st.integers(1, 3).flatmap(
+    lambda tokens: st.lists(
+        st.integers(0, 1000).map(lambda thousandths: thousandths / 1000), min_size=tokens, max_size=tokens
+    ).map(tuple)
+)
+"""For each position, the chance of a draft token whose predecessors were accepted."""
+
+
+@given(PROMISES, st.sampled_from((CPU, GPU)), st.integers(0, 99))
+@example((1.0, 0.0, 0.0), CPU, 0)
+@example((1.0, 1.0, 1.0), CPU, 0)
+@example((0.3, 1.0, 1.0), GPU, 0)
+@settings(max_examples=30)
+def test_a_draft_that_performs_as_recorded_is_never_collapsed_because_of_it(
+    text: Acceptance, engine: Engine, seed: int
+):
+    """At each moment the limit that counts lies under what it shows, or is the one without a promise."""
+    recorded = Expectation(acceptance_length=length_of(text, len(text)), draft_tokens=len(text))
+    text = (*text, *(0.0,) * (3 - len(text)))
+    promised = recorded.at(max(engine.choices))
+    for _worker, watch in live(text, promised, 20, engine=engine, seed=seed):
+        if watch.has_paid:
+            break
+        for k in (1, 2, 3):
+            limit = collapse_limit(watch, POLICY, k)
+            assert limit == POLICY.collapsed_below or limit <= length_of(text, k)
+    # What was said of it was said without the promise, too.
+    alone = collapse(live(text, None, 20, engine=engine, seed=seed))
+    told = collapse(live(text, promised, 20, engine=engine, seed=seed))
+    assert told is None or alone is not None
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=16).map(lambda rates: sorted(rates, reverse=True)),
+    st.integers(1, 16),
+    st.integers(1, 16),
+)
+@example([0.5] * 16, 16, 1)
+@example([1.0] * 8, 16, 1)
+def test_the_limit_of_a_promise_never_reaches_what_keeps_it(rates: list[float], most: int, depth: int):
+    """Whatever number of draft tokens it was measured at, the worker has, and the drafts were judged by."""
+    depth = min(depth, most)
+    recorded = Expectation(acceptance_length=1.0 + sum(rates), draft_tokens=len(rates))
+    reading = reading_of(recorded.at(most), choices=(0, *range(1, most + 1)))
+    watch = observe(START, reading, POLICY)
+    shown = 1.0 + sum(rates[:depth])
+    limit = collapse_limit(watch, POLICY, depth)
+    assert limit == POLICY.collapsed_below or limit <= shown
+
+
+@given(st.floats(1, 17), st.integers(0, 16))
+def test_a_promise_only_ever_raises_the_limit(promised: float, depth: int):
+    """A record that promises nothing, or next to nothing, cannot keep an alarm down."""
+    watch = observe(START, reading_of(promised), POLICY)
+    assert collapse_limit(watch, POLICY, depth) >= POLICY.collapsed_below
+
+
+def reading_of(promised: float | None, *, epoch: str = "one", choices: tuple[int, ...] = (0, 1, 2, 3)) -> Any:
+    """What a plugin says when nothing has happened yet."""
+    return EngineReading(controllable=True, epoch=epoch, choices=choices, expected_length=promised)
+
+
+@given(st.sampled_from((CODE, HEX, WARM, WEAK)), st.integers(0, 99))
+@settings(max_examples=15)
+def test_a_worker_that_promises_nothing_is_judged_as_ever(text: Acceptance, seed: int):
+    """To the last bit: the watch is the one of a monitor that never heard of promises."""
+    for _worker, watch in live(text, None, 30, seed=seed):
+        assert (watch.usual_length is None) is (not watch.has_paid)
+        if not watch.has_paid:
+            assert collapse_limit(watch, POLICY, 3) == POLICY.collapsed_below
+
+
+class TestWhatWasLearnt:
+    """What was seen to pay counts for more than what was promised."""
+
+    def test_the_promise_stands_until_the_draft_has_paid(self):
+        """And then what it showed takes its place at once."""
+        told, learnt = [], []
+        for _worker, watch in live(CODE, 3.9, 30):
+            (learnt if watch.has_paid else told).append(watch.usual_length)
+        assert set(told) == {3.9}
+        assert learnt
+        assert max(learnt) < length_of(CODE, 3) + 0.3
+
+    def test_a_restart_keeps_what_was_learnt(self):
+        """The draft is the same, and its record has nothing new to say."""
+        *_, (_worker, watch) = live(CODE, 3.9, 30)
+        again = observe(watch, reading_of(3.9, epoch="two"), POLICY)
+        assert (again.has_paid, again.usual_length) == (True, watch.usual_length)
+
+    def test_a_restart_before_anything_was_learnt_takes_the_new_promise(self):
+        """It may be another draft."""
+        first = observe(START, reading_of(2.7), POLICY)
+        first = replace(first, last=reading_of(2.7))
+        assert first.usual_length == 2.7
+        for promised in (1.9, None):
+            assert observe(first, reading_of(promised, epoch="two"), POLICY).usual_length == promised
+
+    def test_another_draft_has_everything_to_prove(self):
+        """What the one before it gave says nothing about it; a restart without any draft changes nothing."""
+        *_, (_worker, watch) = live(CODE, None, 30)
+        watch = replace(watch, draft="sha256:one")
+        alone = replace(reading_of(None, epoch="alone"), controllable=False)
+        watch = replace(observe(watch, alone, POLICY), last=alone)
+        back = observe(watch, replace(reading_of(2.7, epoch="two"), draft="sha256:one"), POLICY)
+        assert (back.has_paid, back.usual_length, back.draft) == (True, watch.usual_length, "sha256:one")
+        other = observe(watch, replace(reading_of(2.7, epoch="two"), draft="sha256:two"), POLICY)
+        assert (other.has_paid, other.usual_length, other.draft) == (False, 2.7, "sha256:two")
+        assert (other.jumps, other.dips, other.flips) == ((), (), ())
+
+    def test_a_wild_promise_is_got_over(self):
+        """Traffic here may be nothing like the maker's: a probe that pays brings the draft back for good."""
+        *_, (_worker, watch) = live(at_length(1.5), 4.0, 240, engine=GPU)
+        assert watch.has_paid
+        assert watch.mode is SPECULATIVE
+        assert watch.usual_length is not None
+        assert watch.usual_length < 1.6
