@@ -152,8 +152,8 @@ def promote(site: Site, draft: str, asks: Asks, options: argparse.Namespace) -> 
 def measured(site: Site, asks: Asks) -> Acceptance:
     """Acceptance with the most draft tokens at each step, whatever the monitor thinks of it."""
     site.command("speculation", "on", "--for", "1h", "--note", "a measurement")
-    ask_all(site, asks.measured[:4], concurrency=2)
-    found = ask_all(site, asks.measured, concurrency=2)
+    ask_all(site, asks.measured[:4], concurrency=2, harvested=False)
+    found = ask_all(site, asks.measured, concurrency=2, harvested=False)
     site.command("speculation", "auto")
     say(f"acceptance length {found.acceptance_length:.2f}, {found.tokens_per_second:.0f} tokens/s")
     return found

@@ -39,6 +39,7 @@ class Site:
 
     def __init__(self, gateway: ApplianceProcess, environment: Mapping[str, str], key: str) -> None:
         self.gateway = gateway
+        """Its key is that of a tenant of which nothing is kept."""
         self.key = key
         self._environment = environment
 
@@ -51,19 +52,20 @@ class Site:
         """
         return run(("appliance", *arguments), self.gateway.data, self._environment)
 
-    def chat(self, ask: str, *, tokens: int, temperature: float = 0.0) -> dict[str, Any]:
-        """Ask one thing as a ward does, and return the whole answer."""
+    def chat(self, ask: str, *, tokens: int, harvested: bool) -> dict[str, Any]:
+        """Ask one thing, greedy, as the ward or as a tenant that is never harvested; the whole answer."""
         body = {
             "model": "demo-coder",
             "messages": [{"role": "user", "content": ask}],
             "max_tokens": tokens,
-            "temperature": temperature,
+            "temperature": 0.0,
             "seed": 7,
         }
+        key = self.key if harvested else self.gateway.key
         request = urllib.request.Request(
             self.gateway.url + "/v1/chat/completions",
             data=json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
+            headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=300) as response:
             answer: dict[str, Any] = json.load(response)

@@ -26,12 +26,17 @@ class Acceptance:
 
 
 def ask_all(
-    site: Site, asks: Sequence[str], *, concurrency: int, say: Callable[[str], None] = lambda _line: None
+    site: Site,
+    asks: Sequence[str],
+    *,
+    concurrency: int,
+    harvested: bool = True,
+    say: Callable[[str], None] = lambda _line: None,
 ) -> Acceptance:
     """Ask everything, so many at a time, greedy, and read the gateway's own counters."""
     before, began, done, tokens = counters(site.gateway), time.monotonic(), 0, 0
     with ThreadPoolExecutor(max_workers=concurrency) as threads:
-        for answer in threads.map(lambda ask: site.chat(ask, tokens=TOKENS), asks):
+        for answer in threads.map(lambda ask: site.chat(ask, tokens=TOKENS, harvested=harvested), asks):
             done += 1
             tokens += answer["usage"]["completion_tokens"]
             if done % 50 == 0:
