@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test check lint types imports unit integration clients deploy bench bench-audit bench-speculation bench-cost bench-refresh models clean
+.PHONY: help setup setup-dev run tour test check lint types imports unit integration long clients deploy bench bench-audit bench-speculation bench-cost bench-refresh models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,8 +55,12 @@ unit: setup-dev ## Unit tests, in an empty network namespace where the kernel al
 WHOLE := tests/integration tests/abuse tests/contract tests/faults tests/attacks tests/test_docs.py
 
 integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
-	@sh tests/beside.sh workers '$(BIN)/python -m pytest $(WHOLE) -m worker' \
-	parts '$(BIN)/python -m pytest $(WHOLE) -m "not worker"'
+	@sh tests/beside.sh workers '$(BIN)/python -m pytest $(WHOLE) -m "worker and not long"' \
+	parts '$(BIN)/python -m pytest $(WHOLE) -m "not worker and not long"'
+	@echo "SKIPPED tests that take many minutes (evaluating and promoting drafts, the cost saving): make long"
+
+long: setup-dev ## What takes too long for every change: drafts evaluated and promoted, the cost saving measured
+	@$(BIN)/python -m pytest $(WHOLE) -m long
 
 clients: setup-dev ## Unmodified clients against a real worker, each in an environment of its own
 	@sh tests/clients/install.sh $(PYTHON) $(BIN)/pip .clients

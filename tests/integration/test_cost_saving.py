@@ -12,7 +12,7 @@ from benchmarks.cost_saving.estimate import Comparison
 from benchmarks.cost_saving.run import ENVIRONMENT, PRICE_PER_HOUR, Driver, Found, Plan
 from demo.process import ApplianceProcess
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, pytest.mark.long]
 
 PLAN = Plan(concurrency=(1,), rounds=5, seconds=4.0, learn=12.0)
 WIDEST = 2.5

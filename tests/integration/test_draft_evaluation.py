@@ -54,7 +54,7 @@ from appliance.serving.weights import load_weights
 from appliance.settings import DEMO_DRAFT, DEMO_TARGET, Settings, load_settings
 from demo.training.corpus import held_out_prompts, load_corpus
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, pytest.mark.long]
 IN_MODULE = pytest.mark.asyncio(loop_scope="module")
 
 PROMPTS = 10

@@ -27,7 +27,7 @@ from tests.integration.speculation_traffic import Traffic, code
 from tests.integration.test_speculation import Admin, entries, verify_log, wait_for
 from tests.integration.worker_process import WorkerProcess
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, pytest.mark.long]
 
 RESTARTS = 900.0
 """Seconds that a few restarts and a trial may take on a small machine that does something else as well."""
