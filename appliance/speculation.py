@@ -176,6 +176,16 @@ class StepCounters:
             tokens=self.tokens - earlier.tokens,
         )
 
+    def plus(self, other: "StepCounters") -> "StepCounters":
+        """What was measured by either; of several engines, or of spans that do not overlap."""
+        return StepCounters(
+            steps=self.steps + other.steps,
+            seconds=self.seconds + other.seconds,
+            seconds_squared=self.seconds_squared + other.seconds_squared,
+            requests=self.requests + other.requests,
+            tokens=self.tokens + other.tokens,
+        )
+
 
 NO_STEPS = StepCounters()
 

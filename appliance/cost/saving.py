@@ -68,7 +68,7 @@ def added(first: Steps, second: Steps) -> dict[tuple[int, int], StepCounters]:
     total = dict(first)
     for kind, more in second.items():
         known = total.get(kind)
-        total[kind] = more if known is None else _sum(known, more)
+        total[kind] = more if known is None else known.plus(more)
     return total
 
 
@@ -79,13 +79,3 @@ def since(later: Steps, earlier: Steps) -> dict[tuple[int, int], StepCounters]:
         for kind, cell in later.items()
         if kind not in earlier or cell.steps > earlier[kind].steps
     }
-
-
-def _sum(one: StepCounters, other: StepCounters) -> StepCounters:
-    return StepCounters(
-        steps=one.steps + other.steps,
-        seconds=one.seconds + other.seconds,
-        seconds_squared=one.seconds_squared + other.seconds_squared,
-        requests=one.requests + other.requests,
-        tokens=one.tokens + other.tokens,
-    )

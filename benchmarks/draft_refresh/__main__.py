@@ -3,8 +3,8 @@ A draft's refresh from beginning to end: `python -m benchmarks.draft_refresh`.
 
 Fine-tunes the demo target for some minutes and changes its chat template, so that acceptance falls;
 then does what an operator does, by the same commands: harvest, train, evaluate, promote.  Writes what
-acceptance was before, in between and after, and how long each step took.  With --work, what is made
-is kept, and a run that was broken off goes on from it.
+acceptance was before, in between and after, and how long each step took.  With --work, the
+fine-tuned target is kept there, and taken as it is the next time.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from appliance.settings import DEMO_DRAFT, DEMO_TARGET
+from appliance.worker_role import engine_version
 from benchmarks.draft_refresh.change import change_target
 from benchmarks.draft_refresh.report import GOAL, Findings, Step, markdown
 from benchmarks.draft_refresh.site import Pair, Site, open_site
@@ -56,7 +57,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asks:
-    """What is asked: for the harvest, during the trial, and for measuring; none of them twice."""
+    """What is asked: for the harvest, during the trial, and for measuring; none is in two of them."""
 
     harvested: list[str]
     trial: list[str]
@@ -71,7 +72,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch:
         work = options.work or Path(scratch)
         findings, script = refresh(work, options)
-    page = markdown(replace(provenance, engine="vllm 0.32.0"), findings, script.steps, REFRESH)
+    page = markdown(replace(provenance, engine=engine_version()), findings, script.steps, REFRESH)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / f"draft-refresh-{provenance.commit}.md"
     file.write_text(page, encoding="utf-8")
@@ -86,7 +87,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.draft_refresh")
     add = parser.add_argument
-    add("--work", type=Path, help="directory that keeps what is made (default: a temporary one)")
+    add("--work", type=Path, help="directory that keeps the fine-tuned target (default: a temporary one)")
     add("--target-steps", type=int, default=160, help="steps of fine-tuning (default 160)")
     add("--requests", type=int, default=500, help="requests to harvest from (default 500)")
     add("--measured", type=int, default=40, help="requests of each measurement (default 40)")

@@ -134,12 +134,5 @@ def steps_of(segments: Iterable[Figures]) -> dict[tuple[int, int], StepCounters]
     total: dict[tuple[int, int], StepCounters] = {}
     for figures in segments:
         for key, more in figures.steps.items():
-            known = total.get(key, NO_STEPS)
-            total[key] = StepCounters(
-                steps=known.steps + more.steps,
-                seconds=known.seconds + more.seconds,
-                seconds_squared=known.seconds_squared + more.seconds_squared,
-                requests=known.requests + more.requests,
-                tokens=known.tokens + more.tokens,
-            )
+            total[key] = total.get(key, NO_STEPS).plus(more)
     return total

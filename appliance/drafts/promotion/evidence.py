@@ -155,9 +155,8 @@ class Recent:
 
 def _combined(one: Counts, other: Counts, sign: int) -> Counts:
     kinds = {*one.cells, *other.cells}
-    cells = {
-        kind: _added(one.cells.get(kind, NO_STEPS), other.cells.get(kind, NO_STEPS), sign) for kind in kinds
-    }
+    put = StepCounters.plus if sign > 0 else StepCounters.since
+    cells = {kind: put(one.cells.get(kind, NO_STEPS), other.cells.get(kind, NO_STEPS)) for kind in kinds}
     return Counts(
         drafts=one.drafts + sign * other.drafts,
         accepted=_summed(one.accepted, other.accepted, sign),
@@ -171,13 +170,3 @@ def _summed(one: tuple[int, ...], other: tuple[int, ...], sign: int) -> tuple[in
     length = max(len(one), len(other))
     padded = [(*each, *(0,) * (length - len(each))) for each in (one, other)]
     return tuple(left + sign * right for left, right in zip(*padded, strict=True))
-
-
-def _added(one: StepCounters, other: StepCounters, sign: int) -> StepCounters:
-    return StepCounters(
-        steps=one.steps + sign * other.steps,
-        seconds=one.seconds + sign * other.seconds,
-        seconds_squared=one.seconds_squared + sign * other.seconds_squared,
-        requests=one.requests + sign * other.requests,
-        tokens=one.tokens + sign * other.tokens,
-    )
