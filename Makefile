@@ -47,10 +47,11 @@ types: setup-dev ## Types
 imports: setup-dev ## Import layers
 	@$(BIN)/lint-imports
 
-unit: setup-dev ## Unit tests, in an empty network namespace where the kernel allows it
-	@if unshare -rn true 2>/dev/null; then unshare -rn $(BIN)/python -m pytest tests/unit; \
-	else echo "SKIPPED the network wall: this machine does not allow network namespaces" && \
-	$(BIN)/python -m pytest tests/unit; fi
+UNIT := $(BIN)/python -m pytest tests/unit --numprocesses auto --dist worksteal
+
+unit: setup-dev ## Unit tests on every core, in an empty network namespace where the kernel allows it
+	@if unshare -rn true 2>/dev/null; then unshare -rn $(UNIT); \
+	else echo "SKIPPED the network wall: this machine does not allow network namespaces" && $(UNIT); fi
 
 WHOLE := tests/integration tests/abuse tests/contract tests/faults tests/attacks tests/test_docs.py
 

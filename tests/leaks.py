@@ -197,6 +197,7 @@ class Plugin:
 
     def __init__(self) -> None:
         self.leaks, self._patch = Leaks(), pytest.MonkeyPatch()
+        self.elsewhere: list[str] = []
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Listen from the first test on."""
@@ -208,9 +209,18 @@ class Plugin:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Search before the directory may be removed; a finding fails the run."""
         self._patch.undo()
-        self.leaks.findings = self.leaks.look()
+        self.leaks.findings = list(dict.fromkeys([*self.elsewhere, *self.leaks.look()]))
         if self.leaks.findings:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+        if (report := getattr(session.config, "workeroutput", None)) is not None:
+            report["leaks"] = self.leaks.findings
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over what one of several test processes found in its own directory."""
+        found = getattr(node, "workeroutput", {}).get("leaks", ())
+        self.elsewhere.extend(f"./popen-{node.gateway.id}{line[1:]}" for line in found)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say what was found where."""

@@ -104,12 +104,23 @@ def test_what_a_command_prints_is_kept(request: pytest.FixtureRequest):
     assert any("appliance-version" in path.name and path.read_text() for path in collected.iterdir())
 
 
-def test_a_run_in_which_something_leaked_fails_and_says_where(elsewhere: Path):
-    """Every test of it passed, and all the same it is a failure."""
-    (elsewhere / "test_it.py").write_text(
-        f"def test_it(tmp_path):\n    (tmp_path / 'operator.log').write_text('asked: {PROMPT}')\n"
-    )
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["in one process", "in several"])
+def test_a_run_in_which_something_leaked_fails_and_says_where(elsewhere: Path, processes: tuple[str, ...]):
+    """Every test of it passed, and all the same it is a failure; each process knows what its tests said."""
+    said = "whoever says this says it in the process of one test alone"
+    (elsewhere / "test_it.py").write_text(f"""
+import httpx
+
+def test_it(tmp_path):
+    (tmp_path / "operator.log").write_text("asked: {PROMPT}")
+
+def test_another(tmp_path):
+    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200))) as client:
+        client.post("http://localhost/", json={{"prompt": "{said}"}})
+    (tmp_path / "audit.log").write_text("{said}")
+""")
     arguments = ["-q", "-p", "tests.leaks", "-p", "no:cacheprovider", f"--basetemp={elsewhere / 'run'}"]
+    arguments += processes
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments, "--rootdir", elsewhere, elsewhere / "test_it.py"],
         cwd=Path(leaks.__file__).parents[1],
@@ -117,8 +128,10 @@ def test_a_run_in_which_something_leaked_fails_and_says_where(elsewhere: Path):
         text=True,
         check=False,
     )
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
     assert f"operator.log:1:{PROMPT}" in done.stdout
+    assert f"audit.log:1:{said}" in done.stdout
+    assert "2 findings" in done.stdout
     assert done.returncode == 1
 
 

@@ -311,7 +311,7 @@ class Gateway:
         """Begin to act, and return once what another gateway left is being ended."""
         self.task = asyncio.ensure_future(self.promoter.run())
         for _ in range(50):
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0)
             if self.promoter._has_taken_up or self.promoter._running() is not None:
                 return
 
@@ -319,14 +319,14 @@ class Gateway:
         """Wait until nothing is under way; the newest promotion, if there is one."""
         async with asyncio.timeout(60):
             while self.promoter._running() is not None or not self.promoter._has_taken_up:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
         return next(iter(await self.promoter.promotions()), None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for it, while time passes by itself."""
         async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - time is ours
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Be killed: nothing is tidied up on the disk."""
