@@ -1,5 +1,5 @@
 """
-An audit log opened as `appliance.run` opens it, for tests that need a real one in a directory.
+An audit log opened as `appliance.gateway_role` opens it, for tests that need a real one in a directory.
 """
 
 import time

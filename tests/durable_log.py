@@ -22,6 +22,7 @@ from appliance.audit.store import AuditStore
 from appliance.errors import AuditUnavailableError
 from appliance.metrics import Metrics
 from appliance.settings import AuditSettings
+from tests.clock import TickingClock
 from tests.memory_store import MemoryAuditStore
 
 ORIGIN = "appliance.test/audit"
@@ -30,17 +31,6 @@ INTENT, OUTCOME, READ = EntryType.REQUEST_INTENT, EntryType.REQUEST_OUTCOME, Ent
 COMMON = {"tenant": "acme", "key_id": "abcd2345", "route": "/v1/chat/completions", "model": "demo"}
 BEGUN = COMMON | {"stream": True, "client": "loopback", "body_bytes": 1, "content_mode": "none"}
 ENDED = COMMON | {"outcome": "completed", "status": 200, "duration_ms": 1}
-
-
-class Clock:
-    """A wall clock that moves when told, and a millisecond at each reading."""
-
-    def __init__(self):
-        self.now = START
-
-    def __call__(self):
-        self.now += 0.001
-        return self.now
 
 
 class OutageStore(MemoryAuditStore):
@@ -69,7 +59,7 @@ class Bench:
 
     directory: object
     store: AuditStore = field(default_factory=OutageStore)
-    clock: Callable[[], float] = field(default_factory=Clock)
+    clock: Callable[[], float] = field(default_factory=lambda: TickingClock(START))
     signer: Signer = field(
         default_factory=lambda: Signer(ORIGIN, Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
     )

@@ -26,7 +26,7 @@ from appliance.bundle.oci import (
     Descriptor,
     encode_manifest,
 )
-from appliance.bundle.record import canonical
+from appliance.canonical import canonical
 from appliance.errors import ConfigurationError
 
 MEDIA_TYPES = {

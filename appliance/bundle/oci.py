@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from appliance.bundle.record import canonical
+from appliance.canonical import canonical
 from appliance.errors import BundleRefusedError
 
 IMAGE_INDEX = "application/vnd.oci.image.index.v1+json"

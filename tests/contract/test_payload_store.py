@@ -1,32 +1,14 @@
 """One suite for kept content on SQLite and on a real PostgreSQL."""
 
-import random
 from contextlib import closing
 
 import pytest
 
-from appliance.audit.content.payloads import CHUNK, Found, Payload, Selection, SqlPayloadStore, first_id
-from appliance.audit.content.sealing import Part, Sealed
+from appliance.audit.content.payloads import CHUNK, Found, Selection, SqlPayloadStore, first_id
+from appliance.audit.content.sealing import Part
 from appliance.audit.store import SqlAuditStore
 from appliance.errors import AuditUnavailableError
-
-RANDOM = random.Random(19)
-START_MS = 1_800_000_000_000
-
-
-def payload(number, tenant="acme", part=Part.REQUEST, key_id="acme.1"):
-    """One payload of the request that came `number` seconds after the start."""
-    sealed = Sealed(
-        nonce=RANDOM.randbytes(12), ciphertext=RANDOM.randbytes(30), wrapped_key=RANDOM.randbytes(40)
-    )
-    return Payload(
-        request_id=first_id(START_MS + 1000 * number),
-        part=part,
-        tenant=tenant,
-        key_id=key_id,
-        sealed=sealed,
-        time="2027-01-15T08:00:00.000Z",
-    )
+from tests.contract.payloads import START_MS, payload
 
 
 @pytest.fixture

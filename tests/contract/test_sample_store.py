@@ -8,30 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.audit.content.payloads import Payload, Selection, first_id
+from appliance.audit.content.payloads import Selection
 from appliance.audit.content.samples import Beside, SqlSampleStore
-from appliance.audit.content.sealing import LOGGED, Part, Sealed
+from appliance.audit.content.sealing import LOGGED, Part
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.store import Head, Leaf, SqlAuditStore
+from tests.contract.payloads import START_MS, payload
 
-RANDOM = random.Random(23)
-START_MS = 1_800_000_000_000
 ROUNDS = 20
-
-
-def payload(number, part, tenant="acme", key_id="acme.1"):
-    """One part of the request that came `number` seconds after the start."""
-    sealed = Sealed(
-        nonce=RANDOM.randbytes(12), ciphertext=RANDOM.randbytes(30), wrapped_key=RANDOM.randbytes(40)
-    )
-    return Payload(
-        request_id=first_id(START_MS + 1000 * number),
-        part=part,
-        tenant=tenant,
-        key_id=key_id,
-        sealed=sealed,
-        time="2027-01-15T08:00:00.000Z",
-    )
 
 
 @pytest.fixture
@@ -43,7 +27,7 @@ def samples(url):
 
 def keep(store, number, **more):
     """Body and answer of one request; its id."""
-    parts = [payload(number, part, **more) for part in LOGGED]
+    parts = [payload(number, part=part, **more) for part in LOGGED]
     store.add(parts)
     return parts[0].request_id
 
@@ -51,10 +35,10 @@ def keep(store, number, **more):
 def test_a_sample_is_kept_beside_content_and_nowhere_else(samples):
     """Of that tenant, with body and answer, under the body's key."""
     request = keep(samples, 0)
-    sample = payload(0, Part.SAMPLE)
+    sample = payload(0, part=Part.SAMPLE)
     assert samples.add_sample(replace(sample, tenant="other")) is Beside.GONE
     assert samples.add_sample(replace(sample, key_id="acme.2")) is Beside.MOVED
-    assert samples.add_sample(payload(1, Part.SAMPLE)) is Beside.GONE
+    assert samples.add_sample(payload(1, part=Part.SAMPLE)) is Beside.GONE
     assert samples.get(request, Part.SAMPLE) is None
     assert samples.add_sample(sample) is Beside.KEPT
     assert samples.get(request, Part.SAMPLE) == sample
@@ -63,7 +47,7 @@ def test_a_sample_is_kept_beside_content_and_nowhere_else(samples):
 def test_a_second_sample_needs_the_first_to_be_named(samples):
     """So of two that come at once, one stays."""
     request = keep(samples, 0)
-    first, second, third = (payload(0, Part.SAMPLE) for _ in range(3))
+    first, second, third = (payload(0, part=Part.SAMPLE) for _ in range(3))
     assert samples.add_sample(first) is Beside.KEPT
     assert samples.add_sample(second) is Beside.THERE
     assert samples.add_sample(second, instead_of=third) is Beside.THERE
@@ -78,7 +62,7 @@ def test_a_second_sample_needs_the_first_to_be_named(samples):
 def test_samples_count_for_keys_and_for_nothing_else(samples):
     """What is found, shown and exported is content; what is deleted and wrapped anew is all of it."""
     request = keep(samples, 0)
-    samples.add_sample(payload(0, Part.SAMPLE))
+    samples.add_sample(payload(0, part=Part.SAMPLE))
     samples.rewrap([(request, "sample", bytes(40))], "acme.7")
     selection = Selection(tenant="acme", requests=(request,))
     found = samples.find(selection)
@@ -93,7 +77,7 @@ def test_pruning_takes_samples_along(samples):
     """By the time their requests came, not by when they were made."""
     old, new = keep(samples, 0), keep(samples, 10)
     for number in (0, 10):
-        samples.add_sample(payload(number, Part.SAMPLE))
+        samples.add_sample(payload(number, part=Part.SAMPLE))
     assert samples.delete(Selection(tenant="acme", before_ms=START_MS + 5000)) == 3
     assert samples.get(old, Part.SAMPLE) is None
     assert samples.get(new, Part.SAMPLE) is not None
@@ -103,7 +87,7 @@ def test_wrapping_anew_takes_a_body_before_its_sample(samples):
     """The order in which whoever keeps one locks the two: so neither waits for the other for ever."""
     for number in (1, 0):
         keep(samples, number)
-        samples.add_sample(payload(number, Part.SAMPLE))
+        samples.add_sample(payload(number, part=Part.SAMPLE))
     rows = [(request, part) for request, part, _ in samples.wrapped_with("acme.1")]
     assert rows == sorted(rows)
     assert [part for _, part in rows] == ["request", "response", "sample"] * 2
@@ -116,7 +100,7 @@ def test_no_sample_survives_an_erasure_that_came_at_the_same_moment(samples, url
     with closing(SqlSampleStore(url)) as eraser:
         for number in range(ROUNDS):
             request = keep(samples, number)
-            sample, outcomes = payload(number, Part.SAMPLE), []
+            sample, outcomes = payload(number, part=Part.SAMPLE), []
             barrier, delay = threading.Barrier(2), chance.uniform(0, 0.004)
 
             def harvest(sample=sample, outcomes=outcomes, barrier=barrier, late=delay):
@@ -141,7 +125,7 @@ def test_an_erasure_waits_for_a_sample_that_is_just_being_kept(postgres_url):
     SqlAuditStore(postgres_url).close()
     with closing(SqlSampleStore(postgres_url)) as samples, closing(SqlSampleStore(postgres_url)) as eraser:
         request = keep(samples, 0)
-        sample = payload(0, Part.SAMPLE)
+        sample = payload(0, part=Part.SAMPLE)
         erased = threading.Thread(target=eraser.delete, args=(Selection(tenant="acme", requests=(request,)),))
         with samples._transaction("kept") as connection:
             # As `add_sample` does, stopped in the middle.
@@ -163,7 +147,7 @@ def test_two_that_keep_a_sample_at_once_agree_on_one(samples, url):
     with closing(SqlSampleStore(url)) as other:
         for number in range(ROUNDS):
             request = keep(samples, number)
-            mine, theirs = payload(number, Part.SAMPLE), payload(number, Part.SAMPLE)
+            mine, theirs = payload(number, part=Part.SAMPLE), payload(number, part=Part.SAMPLE)
             outcomes, barrier = {}, threading.Barrier(2)
 
             def run(store, sample, outcomes=outcomes, barrier=barrier):
@@ -184,7 +168,7 @@ def test_requests_are_found_with_what_their_outcomes_say_and_without_those_that_
     """The newest first, of the tenants that are named."""
     requests = [keep(samples, number) for number in range(3)]
     keep(samples, 3, tenant="other")
-    samples.add([payload(4, Part.REQUEST)])
+    samples.add([payload(4, part=Part.REQUEST)])
     with closing(SqlAuditStore(url)) as log:
         assert list(samples.answered(("acme",))) == []
         for number, request in enumerate(requests):

@@ -7,24 +7,16 @@ import pytest
 from appliance.lease import SqlLease
 from appliance.override import Override, SqlOverrideStore
 from appliance.speculation import SpeculationMode
+from tests.clock import Clock
 
 SECONDS = 10.0
-
-
-class Clock:
-    """Unix time that stands still until it is moved."""
-
-    now = 1_800_000_000.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
 def holder(url, open_store):
     """Make leases of several gateways on one database, which has its tables."""
     open_store(url)
-    clock, made = Clock(), []
+    clock, made = Clock(1_800_000_000.0), []
 
     def make(name):
         made.append(SqlLease(url, name="control", holder=name, seconds=SECONDS, clock=clock))

@@ -10,6 +10,7 @@ from appliance.attribution import OTHER, Aspect, Attribution, Tally, context_buc
 from appliance.members import parse_members
 from appliance.serving.template import template_of
 from appliance.tenancy import NAME_FORMAT
+from tests.clock import Clock
 
 LABEL_KEY = bytes(range(16))
 WINDOW = 600
@@ -35,20 +36,10 @@ REQUESTS = st.builds(
 COUNTS = ("drafts", "draft_tokens", "accepted_tokens", "completion_tokens")
 
 
-class Clock:
-    """A clock that goes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 5000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
     """The time."""
-    return Clock()
+    return Clock(5000.0)
 
 
 @pytest.fixture
@@ -78,7 +69,7 @@ def counted(requests: list[dict]) -> Tally:
 @given(st.lists(REQUESTS, max_size=40), st.integers(1, 4))
 def test_nothing_is_lost_however_few_keys_are_kept(requests: list[dict], largest_keys: int):
     """Overall and by every aspect the shares add up to what was recorded; no more keys are kept than may."""
-    attribution = Attribution(label_key=LABEL_KEY, clock=Clock(), largest_keys=largest_keys, min_drafts=0)
+    attribution = Attribution(label_key=LABEL_KEY, clock=Clock(5e3), largest_keys=largest_keys, min_drafts=0)
     for request in requests:
         attribution.record(**request)
     total = counted(requests)
@@ -95,7 +86,7 @@ def test_nothing_is_lost_however_few_keys_are_kept(requests: list[dict], largest
 @given(st.lists(st.tuples(st.integers(0, 3 * WINDOW), REQUESTS), max_size=20), st.integers(0, 3 * WINDOW))
 def test_what_is_younger_than_a_window_counts_and_what_is_twice_as_old_does_not(steps, wait: int):
     """In between it may; so a failing template shows for long enough, and not for ever."""
-    clock = Clock()
+    clock = Clock(5000.0)
     attribution = Attribution(label_key=LABEL_KEY, clock=clock, window_seconds=WINDOW, largest_keys=3)
     recorded = []
     for pause, request in steps:

@@ -50,7 +50,7 @@ VALUES = {
 
 
 def series(metrics: Metrics) -> int:
-    """Series on the page, as a server counts them; when each began is not exported (see `appliance.run`)."""
+    """Series on the page, as a server counts them; when each began is not exported, as in a real gateway."""
     lines = generate_latest(metrics.registry).decode().splitlines()
     return sum(not line.startswith("#") and "_created" not in line for line in lines)
 

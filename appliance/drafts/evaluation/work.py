@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from appliance.bundle.record import canonical
+from appliance.canonical import canonical
 from appliance.drafts.evaluation.results import StepResult
 from appliance.errors import DraftRefusedError, DraftStorageError
 from appliance.installation import write_private

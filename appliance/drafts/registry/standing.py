@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.bundle.copying import write_durably
-from appliance.bundle.record import canonical
+from appliance.canonical import canonical
 from appliance.drafts.registry.revision import is_digest
 from appliance.errors import BundleStorageError, DraftStorageError
 

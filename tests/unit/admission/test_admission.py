@@ -20,21 +20,13 @@ from appliance.serving.worker import ServedModel, Worker, WorkerId
 from appliance.settings import AdmissionSettings, PoolSettings
 from appliance.speculation import SpeculationMode
 from appliance.tenancy import PriorityClass
+from tests.clock import Clock
 
 INTERACTIVE, STANDARD, BATCH = PriorityClass
 A, B = WorkerId("a"), WorkerId("b")
 DEMO = Lane("demo", may_speculate=True)
 TICK = 0.01
 LONG = "x" * 20_000
-
-
-class Clock:
-    """A clock that only moves when it is told to."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Gate:

@@ -19,17 +19,8 @@ from appliance.api.console.words import MODES, REASONS
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import Worker, WorkerId
 from appliance.speculation import Reason, SpeculationMode
+from tests.clock import Clock
 from tests.fakes import FakeBucket, FakeControl, FakeView
-
-
-class Clock:
-    """A clock that tests move."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -10,26 +10,17 @@ from appliance.audit.keys import Signer
 from appliance.audit.log import AuditLog
 from appliance.audit.store import SqlAuditStore
 from appliance.settings import AuditSettings
+from tests import audit_log
+from tests.clock import TickingClock
 from tests.memory_store import MemoryAuditStore
 
 ORIGIN = "appliance.test/audit"
 START = 1_800_000_000.0
 
 
-class Clock:
-    """A wall clock that moves when told, and a millisecond at each reading."""
-
-    def __init__(self):
-        self.now = START
-
-    def __call__(self):
-        self.now += 0.001
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return TickingClock(START)
 
 
 @pytest.fixture
@@ -79,42 +70,17 @@ def open_log(signer, clock, sealed_path):
 @pytest.fixture
 def intent():
     """Fields of a `request.intent`."""
-
-    def fields(request_id):
-        return {
-            "request_id": request_id,
-            "tenant": "acme",
-            "key_id": "abcd2345",
-            "route": "/v1/chat/completions",
-            "model": "demo",
-            "stream": True,
-            "client": "loopback",
-            "body_bytes": 123,
-            "content_mode": "none",
-        }
-
-    return fields
+    return audit_log.intent
 
 
 @pytest.fixture
 def outcome():
-    """Fields of a `request.outcome`."""
-
-    def fields(request_id):
-        return {
-            "request_id": request_id,
-            "tenant": "acme",
-            "key_id": "abcd2345",
-            "route": "/v1/chat/completions",
-            "model": "demo",
-            "outcome": "completed",
-            "status": 200,
-            "duration_ms": 42,
-            "acceptance_length": "2.750",
-            "verdicts": ("allowed",),
-        }
-
-    return fields
+    """Fields of a `request.outcome` of a request that was drafted for."""
+    return lambda request_id: {
+        **audit_log.outcome(request_id),
+        "acceptance_length": "2.750",
+        "verdicts": ("allowed",),
+    }
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from appliance.batch.tables import metadata
 from appliance.batch.vault import Vault
 from appliance.settings import BatchSettings
 from appliance.tenancy import ContentPolicy, Tenant, TenantDirectory, make_key
+from tests.clock import Clock
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "an unmistakable secret"}]}
@@ -35,15 +36,6 @@ def requests(*ids, body=BODY):
     """The input of a batch."""
     lines = [{"custom_id": each, "method": "POST", "url": CHAT, "body": body} for each in ids]
     return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-
-
-class Clock:
-    """Unix time that stands still until it is moved."""
-
-    now = 1_800_000_000.0
-
-    def __call__(self):
-        return self.now
 
 
 class Sink:
@@ -148,7 +140,7 @@ class Scene:
     def __init__(self, directory, *, content=ContentPolicy.NONE, gateway="one", **settings):
         self.directory = directory
         self.settings = BatchSettings(keep_free_bytes=0, **settings)
-        self.clock, self.sink, self.answers, self.gate = Clock(), Sink(), Answers(), OpenGate()
+        self.clock, self.sink, self.answers, self.gate = Clock(1_800_000_000.0), Sink(), Answers(), OpenGate()
         self.tenants = TenantDirectory(
             (Tenant(name="acme", keys=(KEY,), content=content), Tenant(name="other", keys=(OTHER_KEY,))),
             clock=self.clock,

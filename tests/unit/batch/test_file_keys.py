@@ -7,21 +7,15 @@ import pytest
 from appliance.audit.content.payload_keys import PayloadKeys, Purpose
 from appliance.audit.content.payloads import Selection
 from appliance.audit.content.retention import doomed_keys
+from tests.clock import Clock
 
 EARLY_MS, LATE_MS = 1_000_000, 2_000_000
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
 def made(tmp_path):
     """The key directory, and two keys of files of one tenant and one of another."""
-    clock = Clock()
+    clock = Clock(0.0)
     keys = PayloadKeys(tmp_path / "k", master_key=None, key_days=7, clock=clock, random_bytes=os.urandom)
     clock.now = EARLY_MS / 1000
     early, theirs = keys.make("acme", Purpose.FILE), keys.make("other", Purpose.FILE)

@@ -11,20 +11,14 @@ from appliance.batch.stored_file import Purpose as Use
 from appliance.batch.stored_file import StoredFile, clean_filename
 from appliance.batch.vault import Vault
 from appliance.errors import ConfigurationError, StorageUnavailableError
+from tests.clock import Clock
 
 SECRET = b"an unmistakable secret\n"
 
 
-class Clock:
-    now = 1_800_000_000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(1_800_000_000.0)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from appliance.logs import configure_logs
 from appliance.settings import LogSettings, OidcSettings, TlsSettings
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.directory import REFUSAL
+from tests.clock import Clock
 from tests.identity_provider import AUDIENCE, ISSUER, Provider, publish
 
 RANDOM = random.Random(8)
@@ -38,13 +39,6 @@ STRICT = TLS.model_copy(update={"require_client_certificate": True})
 ACME, BILLING = ClientCertificate(("cn:acme",)), ClientCertificate(("cn:billing",))
 
 
-class Clock:
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def settings(tmp_path) -> OidcSettings:
     file = publish(tmp_path / "keys.json", PROVIDER)
@@ -55,7 +49,7 @@ def settings(tmp_path) -> OidcSettings:
 
 @pytest.fixture
 def provider(settings) -> IdentityProvider:
-    found = open_provider(settings, logger=configure_logs(LogSettings(), terminal=False), clock=Clock())
+    found = open_provider(settings, logger=configure_logs(LogSettings(), terminal=False), clock=Clock(1e6))
     assert found is not None
     return found
 
@@ -144,7 +138,7 @@ def test_a_changed_key_file_is_taken_over_and_old_tokens_end(provider, settings)
 @pytest.mark.parametrize("broken", ["", '{"keys": [', '{"keys": []}', None])
 def test_a_broken_key_file_changes_nothing_and_says_so(settings, broken, capsys):
     """A copy that is half written locks nobody out."""
-    provider = open_provider(settings, logger=configure_logs(LogSettings(), terminal=False), clock=Clock())
+    provider = open_provider(settings, logger=configure_logs(LogSettings(), terminal=False), clock=Clock(1e6))
     if broken is None:
         settings.jwks_file.unlink()
     else:
@@ -166,7 +160,7 @@ def test_a_start_without_keys_is_refused_in_one_line(settings, content, words):
     if content is not None:
         settings.jwks_file.write_text(content)
     with pytest.raises(ConfigurationError, match=words) as error:
-        open_provider(settings, logger=configure_logs(LogSettings(), terminal=False), clock=Clock())
+        open_provider(settings, logger=configure_logs(LogSettings(), terminal=False), clock=Clock(1e6))
     assert "oidc.jwks_file" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -174,6 +168,6 @@ def test_a_start_without_keys_is_refused_in_one_line(settings, content, words):
 def test_without_a_key_file_there_is_no_provider():
     """Tokens are accepted only where somebody said whose."""
     assert (
-        open_provider(OidcSettings(), logger=configure_logs(LogSettings(), terminal=False), clock=Clock())
+        open_provider(OidcSettings(), logger=configure_logs(LogSettings(), terminal=False), clock=Clock(1e6))
         is None
     )

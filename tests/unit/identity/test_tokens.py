@@ -17,6 +17,7 @@ from appliance.identity.refusal import Reason, RefusedCallerError
 from appliance.identity.tokens import REMEMBERED, REQUIRED, Bearer, TokenCache, subject_id, verify_token
 from appliance.settings import OidcSettings
 from appliance.tenancy.directory import REFUSAL
+from tests.clock import Clock
 from tests.identity_provider import AUDIENCE, ISSUER, Provider, key_set
 
 PROVIDER, STRANGER = Provider("k1"), Provider("k1")
@@ -176,13 +177,6 @@ def test_the_id_in_the_audit_log_is_stable_and_tells_nothing():
 def test_no_text_crashes_the_verification(text):
     """Whatever it is, it is refused."""
     refusal(text)
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from appliance.drafts.harvest.vault import Vault
 from appliance.settings import AuditSettings, DataSettings, Settings
 from appliance.tenancy import ContentPolicy, Permission, Tenant
 from appliance.tenancy.store import SqlTenantStore
+from tests.clock import Clock
 
 ORIGIN = "site.example/audit"
 START = 1_800_000_000.0
@@ -123,16 +124,6 @@ class LetterChild:
         if "skipped" in said:
             return Skipped(said["skipped"])
         return tuple(said["prompt"]), tuple(said["answer"])
-
-
-@dataclass
-class Clock:
-    """Stands still until told otherwise."""
-
-    now: float = START
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -313,7 +304,7 @@ class HarvestSite:
 def open_site(directory: Path, *, seed: int = 17) -> HarvestSite:
     """Make a site, or open the one that is there; `close_site` ends it."""
     directory.mkdir(exist_ok=True)
-    url, clock, chance = f"sqlite:///{directory / 'audit.db'}", Clock(), random.Random(seed)
+    url, clock, chance = f"sqlite:///{directory / 'audit.db'}", Clock(START), random.Random(seed)
     log = SqlAuditStore(url)
     store = SqlSampleStore(url)
     keys = PayloadKeys(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.bundle.record import canonical
 from appliance.bundle.signature import BUNDLE
+from appliance.canonical import canonical
 from appliance.drafts.record import TrainingRecord
 from appliance.drafts.registry.revision import SIGNED, Revision, is_digest
 from appliance.errors import BundleRefusedError, DraftRefusedError

@@ -1,0 +1,56 @@
+"""
+JSON files with one spelling of each: closed models whose bytes say whether they were altered.
+
+Canonical JSON here is RFC 8785 for what these files hold: ASCII member names, text, integers, lists
+and objects.  A file whose bytes are not those its values encode to is refused, so a byte that was
+changed without a change of meaning is noticed as well.
+"""
+
+import json
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from appliance.errors import ApplianceError
+
+
+def canonical(value: Any) -> bytes:  # noqa: ANN401 - any JSON
+    """Return canonical JSON: members sorted, no white space, UTF-8."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    return text.encode()
+
+
+class CanonicalModel(BaseModel):
+    """One JSON file, or a part of one; unknown members and other types are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    refusal: ClassVar[type[ApplianceError]]
+    """What `decode` raises."""
+    remedy: ClassVar[str] = ""
+    """What to do about it, after `; `."""
+
+    def encode(self) -> bytes:
+        """Return the one spelling; members that are None are left out."""
+        return canonical(self.model_dump(mode="json", exclude_none=True))
+
+    @classmethod
+    def decode(cls, content: bytes, name: str) -> Self:
+        """
+        Read the file `name`.
+
+        Raises:
+            ApplianceError: `refusal`; it does not fit, or is not in its canonical spelling.
+        """
+        try:
+            found = cls.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(step) for step in first["loc"]) or "its JSON"
+            raise cls.refusal(cls._advise(f"{name} cannot be used, {place}: {first['msg']}")) from error
+        if found.encode() != content:
+            raise cls.refusal(cls._advise(f"{name} is not in its canonical spelling: it was altered"))
+        return found
+
+    @classmethod
+    def _advise(cls, problem: str) -> str:
+        return f"{problem}; {cls.remedy}" if cls.remedy else problem
