@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test check lint types imports unit integration long clients deploy bench bench-audit bench-speculation bench-cost bench-refresh models clean
+.PHONY: help setup setup-dev run tour test check lint types imports unit integration whole long clients deploy deploy-tools bench bench-audit bench-speculation bench-cost bench-refresh models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA) deploy/debian-packages.txt
 ##@ Check it
 
 test: export SAME_CASES = 1
-test: check unit integration clients deploy tour ## Everything CI runs
+test: check unit whole clients tour ## Everything CI runs
 
 check: lint types imports ## What a reviewer should not have to say
 
@@ -53,23 +53,30 @@ unit: setup-dev ## Unit tests on every core, in an empty network namespace where
 	@if unshare -rn true 2>/dev/null; then unshare -rn $(UNIT); \
 	else echo "SKIPPED the network wall: this machine does not allow network namespaces" && $(UNIT); fi
 
-WHOLE := tests/integration tests/abuse tests/contract tests/faults tests/attacks tests/test_docs.py
+INTEGRATION := tests/integration tests/abuse tests/contract tests/faults tests/attacks tests/test_docs.py
+PARTED := $(BIN)/python -m pytest -m "not long" --numprocesses auto --maxprocesses 4 --dist loadgroup
+LONG := evaluating and promoting drafts, the cost saving
 
 integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
-	@sh tests/beside.sh workers '$(BIN)/python -m pytest $(WHOLE) -m "worker and not long"' \
-	parts '$(BIN)/python -m pytest $(WHOLE) -m "not worker and not long"'
-	@echo "SKIPPED tests that take many minutes (evaluating and promoting drafts, the cost saving): make long"
+	@$(PARTED) $(INTEGRATION)
+	@echo "SKIPPED tests that take many minutes ($(LONG)): make long"
+
+deploy: deploy-tools ## Images, compose, chart, bundle and dashboards, with a container engine where one can be started
+	@$(PARTED) tests/deploy
+
+whole: deploy-tools ## Integration and deploy in one run, which keeps every core busy
+	@$(PARTED) $(INTEGRATION) tests/deploy
+	@echo "SKIPPED tests that take many minutes ($(LONG)): make long"
+
+deploy-tools: setup-dev
+	@sh tests/deploy/install.sh $(PYTHON) $(BIN)/pip .deploy
 
 long: setup-dev ## What takes too long for every change: drafts evaluated and promoted, the cost saving measured
-	@$(BIN)/python -m pytest $(WHOLE) -m long
+	@$(BIN)/python -m pytest $(INTEGRATION) -m long
 
 clients: setup-dev ## Unmodified clients against a real worker, each in an environment of its own
 	@sh tests/clients/install.sh $(PYTHON) $(BIN)/pip .clients
 	@$(BIN)/python -m pytest tests/clients
-
-deploy: setup-dev ## Images, compose, chart, bundle and dashboards, with a container engine where one can be started
-	@sh tests/deploy/install.sh $(PYTHON) $(BIN)/pip .deploy
-	@$(BIN)/python -m pytest tests/deploy
 
 bench: setup-dev ## Measure what the gateway adds
 	@$(BIN)/python -m benchmarks.gateway_overhead

@@ -87,6 +87,8 @@ class FakeWorker:
     """Silence before each frame."""
     head_seconds: float = 0.0
     """Silence before the head of the answer."""
+    freed: asyncio.Event | None = None
+    """No head before it is set, where there is one."""
     says_usage: bool = True
     error_frame: bool = False
     write_bytes: int | None = None
@@ -129,6 +131,8 @@ class FakeWorker:
             return web.Response()
         try:
             await asyncio.sleep(self.head_seconds)
+            if self.freed is not None:
+                await self.freed.wait()
             if self.status != 200:
                 return web.Response(status=self.status, body=self.error_body, content_type="application/json")
             if not asked.get("stream"):

@@ -9,6 +9,8 @@ from appliance.override import Override, SqlOverrideStore
 from appliance.speculation import SpeculationMode
 from tests.clock import Clock
 
+NOW = 1_800_000_000.0
+
 SECONDS = 10.0
 
 
@@ -16,7 +18,7 @@ SECONDS = 10.0
 def holder(url, open_store):
     """Make leases of several gateways on one database, which has its tables."""
     open_store(url)
-    clock, made = Clock(1_800_000_000.0), []
+    clock, made = Clock(NOW), []
 
     def make(name):
         made.append(SqlLease(url, name="control", holder=name, seconds=SECONDS, clock=clock))
@@ -55,8 +57,8 @@ async def test_an_order_is_seen_by_every_gateway_until_it_is_ended(url, open_sto
         mode=SpeculationMode.TARGET_ONLY,
         actor="a",
         note="why",
-        since=Clock.now,
-        expires_at=Clock.now + 60,
+        since=NOW,
+        expires_at=NOW + 60,
     )
     await asked.put(order)
     await asked.put(order)

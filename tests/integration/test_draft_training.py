@@ -48,6 +48,8 @@ from demo.training.corpus import held_out_prompts, load_corpus
 from tests.integration.worker_process import stock_worker
 from tests.unit.drafts.training import tiny
 
+pytestmark = pytest.mark.xdist_group("worker")
+"""One training serves all of these, and one of them serves its draft."""
 DATASET = f"sha256:{'d' * 64}"
 STEPS = 60
 SIZES = ("--batch", "4", "--window", "96")
@@ -244,6 +246,13 @@ def carry_out(run: Path, target: Path, hear=lambda _: None) -> bool:
     )
 
 
+def training_child() -> psutil.Process:
+    """The training's process; tests before this one may have left servers running for those after it."""
+    children = psutil.Process().children()
+    (found,) = [child for child in children if child.cmdline()[1:3] == ["-m", "appliance.drafts.training"]]
+    return found
+
+
 def test_killed_and_stopped_it_comes_out_the_same(tmp_path, small):
     """Killed before the first checkpoint and after it, then stopped: the same weights, bit for bit."""
     assert carry_out(tmp_path / "whole", small)
@@ -252,8 +261,7 @@ def test_killed_and_stopped_it_comes_out_the_same(tmp_path, small):
     def kill_at(step: int):
         def hear(point: Point) -> None:
             if point.step == step:
-                (child,) = psutil.Process().children()
-                child.kill()
+                training_child().kill()
 
         return hear
 
@@ -265,8 +273,7 @@ def test_killed_and_stopped_it_comes_out_the_same(tmp_path, small):
     def stop(point: Point) -> None:
         steps.append(point.step)
         if len(steps) == 20:
-            (child,) = psutil.Process().children()
-            child.terminate()
+            training_child().terminate()
 
     assert carry_out(run, small, stop) is False
     assert steps[0] == 201

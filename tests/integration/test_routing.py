@@ -110,16 +110,24 @@ async def waiting(running) -> None:
     await until(lambda: value("appliance_queue_requests", {"priority": "standard"}))
 
 
+async def occupy(running, *workers: FakeWorker) -> "list[asyncio.Future[Ended]]":
+    """Have each worker hold a request until it is freed; by default the first."""
+    for worker in workers or running.workers[:1]:
+        worker.freed = asyncio.Event()
+    firsts = [asyncio.ensure_future(client(running)) for _ in workers or running.workers[:1]]
+    await until(lambda: all(worker.bodies for worker in workers or running.workers[:1]))
+    return firsts
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_waits_until_a_worker_has_room(serve, stream):
     """It is answered as if nothing had been, and the log says how long it waited."""
     running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1))
-    running.worker.head_seconds = 0.2
-    first = asyncio.ensure_future(client(running))
-    await until(lambda: running.worker.bodies)
+    (first,) = await occupy(running)
     second = asyncio.ensure_future(client(running, stream=stream))
     await waiting(running)
     assert len(running.worker.bodies) == 1
+    running.worker.freed.set()
     assert ((await first).status, (await second).status) == (200, 200)
     outcomes = await until_recorded(running, 2)
     assert "queued_ms" not in outcomes[first.result().request_id]
@@ -130,13 +138,12 @@ async def test_a_request_waits_until_a_worker_has_room(serve, stream):
 async def test_what_is_too_much_is_refused_before_it_is_begun(serve):
     """429 with `Retry-After`; the log has one entry of it, and the worker never hears of it."""
     running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1, queue_requests=0))
-    running.worker.head_seconds = 0.2
-    first = asyncio.ensure_future(client(running))
-    await until(lambda: running.worker.bodies)
+    (first,) = await occupy(running)
     reply = await running.post(chat(stream=True))
     assert (reply.status, reply.error["code"]) == (429, "at_capacity")
     assert 0 < int(reply.headers["Retry-After"]) <= 120
     assert reply.headers["x-should-retry"] == "true"
+    running.worker.freed.set()
     assert (await first).status == 200
     await until(lambda: running.entries("request.denied"))
     (denied,) = running.entries("request.denied")
@@ -148,13 +155,12 @@ async def test_what_is_too_much_is_refused_before_it_is_begun(serve):
 async def test_who_waits_too_long_is_told_so(serve, stream):
     """429 while nothing was sent."""
     running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1, wait_seconds=0.2))
-    running.worker.head_seconds = 1.0
-    first = asyncio.ensure_future(client(running))
-    await until(lambda: running.worker.bodies)
+    (first,) = await occupy(running)
     reply = await running.post(chat(stream=stream))
     assert (reply.status, reply.error["code"]) == (429, "at_capacity")
-    outcome = await running.outcome(1)
+    outcome = await running.outcome()
     assert (outcome["outcome"], outcome["status"]) == ("not_admitted", 429)
+    running.worker.freed.set()
     assert (await first).status == 200
 
 
@@ -163,13 +169,12 @@ async def test_a_stream_that_waits_long_is_kept_alive(serve):
     running = await serve(
         FakeWorker(), admission=AdmissionSettings(worker_requests=1), keep_alive_seconds=0.1
     )
-    running.worker.head_seconds = 0.6
-    first = asyncio.ensure_future(client(running))
-    await until(lambda: running.worker.bodies)
+    (first,) = await occupy(running)
     async with running.asking(chat(stream=True)) as response:
         assert response.status == 200
         assert response.headers["x-appliance-audit"]
         assert await response.content.readuntil(b"\n\n") == KEEP_ALIVE
+        running.worker.freed.set()
         body = await response.read()
     frames = [frame + b"\n\n" for frame in body.split(b"\n\n")[:-1]]
     assert b"".join(frame for frame in frames if frame != KEEP_ALIVE) == b"".join(
@@ -183,15 +188,14 @@ async def test_a_kept_alive_stream_that_waits_too_long_ends_with_an_error(serve)
     running = await serve(
         FakeWorker(), admission=AdmissionSettings(worker_requests=1, wait_seconds=0.4), keep_alive_seconds=0.1
     )
-    running.worker.head_seconds = 1.0
-    first = asyncio.ensure_future(client(running))
-    await until(lambda: running.worker.bodies)
+    (first,) = await occupy(running)
     ended = await client(running, stream=True)
     assert (ended.status, ended.error) == (200, "at_capacity")
     assert ended.body.startswith(KEEP_ALIVE)
     assert DONE not in ended.body
-    outcome = await running.outcome(1)
+    outcome = await running.outcome()
     assert (outcome["outcome"], outcome["status"]) == ("not_admitted", 429)
+    running.worker.freed.set()
     assert (await first).status == 200
 
 
@@ -200,37 +204,37 @@ async def test_a_kept_alive_stream_that_the_worker_refuses_ends_with_its_words(s
     running = await serve(
         FakeWorker(), admission=AdmissionSettings(worker_requests=1), keep_alive_seconds=0.1
     )
-    running.worker.head_seconds = 0.5
-    first = asyncio.ensure_future(client(running))
-    await until(lambda: running.worker.bodies)
-    second = asyncio.ensure_future(client(running, stream=True))
-    await waiting(running)
-    running.worker.status = 400
-    ended = await second
-    assert ended.status == 200
-    last = ended.body.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
+    (first,) = await occupy(running)
+    async with running.asking(chat(stream=True)) as response:
+        assert response.status == 200
+        assert await response.content.readuntil(b"\n\n") == KEEP_ALIVE
+        running.worker.status = 400
+        running.worker.freed.set()
+        body = await response.read()
+    last = body.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
     assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "bad"
     outcomes = await until_recorded(running, 2)
-    assert outcomes[ended.request_id]["outcome"] == "worker_refused"
+    assert outcomes[response.headers["x-request-id"]]["outcome"] == "worker_refused"
     assert (await first).status == 400
 
 
 async def test_a_kept_alive_stream_whose_worker_dies_before_its_answer_goes_to_another(serve):
     """Comments are no part of an answer: another worker can still write all of it."""
-    dying, other = FakeWorker(head_seconds=0.5), FakeWorker(head_seconds=1.5)
+    dying, other = FakeWorker(), FakeWorker()
     running = await serve(
         dying, other, admission=AdmissionSettings(worker_requests=1), keep_alive_seconds=0.1
     )
-    firsts = [asyncio.ensure_future(client(running)) for _ in range(2)]
-    await until(lambda: dying.bodies and other.bodies)
-    third = asyncio.ensure_future(client(running, stream=True))
-    await waiting(running)
-    dying.breaks_before_answer, other.head_seconds = True, 0.0
-    ended = await third
-    assert (ended.status, ended.error) == (200, None)
-    assert ended.body.startswith(KEEP_ALIVE)
-    assert ended.body.endswith(b"".join(other.frames(CHAT, {})))
-    outcome = (await until_recorded(running, 3))[ended.request_id]
+    firsts = await occupy(running, dying, other)
+    async with running.asking(chat(stream=True)) as response:
+        assert response.status == 200
+        assert await response.content.readuntil(b"\n\n") == KEEP_ALIVE
+        dying.breaks_before_answer = True
+        dying.freed.set()
+        await until(lambda: len(dying.bodies) > 1)
+        other.freed.set()
+        body = await response.read()
+    assert body.endswith(b"".join(other.frames(CHAT, {})))
+    outcome = (await until_recorded(running, 3))[response.headers["x-request-id"]]
     assert (outcome["outcome"], outcome["worker"], outcome["retries"]) == ("completed", "w2", 1)
     assert [each.status for each in await asyncio.gather(*firsts)] == [200, 200]
 
@@ -238,15 +242,14 @@ async def test_a_kept_alive_stream_whose_worker_dies_before_its_answer_goes_to_a
 async def test_a_client_that_leaves_while_it_waits_is_out_of_the_queue(serve):
     """It takes no place, and the log says that it left."""
     running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1))
-    running.worker.head_seconds = 0.5
-    first = asyncio.ensure_future(client(running))
-    await until(lambda: running.worker.bodies)
+    (first,) = await occupy(running)
     gone = asyncio.ensure_future(client(running))
     await waiting(running)
     gone.cancel()
-    outcome = await running.outcome(1)
+    outcome = await running.outcome()
     assert (outcome["outcome"], outcome["status"]) == ("client_gone", 499)
     assert "worker" not in outcome
+    running.worker.freed.set()
     assert (await first).status == 200
     assert len(running.worker.bodies) == 1
     assert running.pool.in_flight == {"w1": 0}
@@ -255,9 +258,7 @@ async def test_a_client_that_leaves_while_it_waits_is_out_of_the_queue(serve):
 async def test_whoever_asks_for_less_urgency_waits_longer(serve):
     """The header lowers a tenant's class, and never raises it."""
     running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1, batch_share=0.0))
-    running.worker.head_seconds = 0.2
-    first = asyncio.ensure_future(client(running))
-    await until(lambda: running.worker.bodies)
+    (first,) = await occupy(running)
     order: list[str] = []
 
     async def ask(priority: str) -> None:
@@ -270,6 +271,7 @@ async def test_whoever_asks_for_less_urgency_waits_longer(serve):
     await until(lambda: value("appliance_queue_requests", {"priority": "batch"}))
     others = asyncio.gather(*(ask(priority) for priority in ("interactive", "standard")))
     await until(lambda: value("appliance_queue_requests", {"priority": "standard"}) == 2)
+    running.worker.freed.set()
     await asyncio.gather(first, batch, others)
     assert order[-1] == "batch"
     assert (await running.post(chat(), x_appliance_priority="urgent")).status == 400
