@@ -232,14 +232,14 @@ def _request_that_waits(directory, collector: Collector, worker: FakeWorker) -> 
 
 async def test_a_request_that_is_tried_again(tmp_path, collector):
     """Both workers have a span, in one trace; each worker was told of its own."""
-    workers = FakeWorker(breaks_before_answer=True), FakeWorker()
+    workers = [FakeWorker(), FakeWorker()]
     async with workers[0].serving(), workers[1].serving():
+        workers.sort(key=lambda worker: worker.url)
+        workers[0].breaks_before_answer = True  # of two equal workers the first by name is asked first
         await asyncio.to_thread(_request_that_is_tried_again, tmp_path, collector, workers)
 
 
-def _request_that_is_tried_again(
-    directory, collector: Collector, workers: tuple[FakeWorker, FakeWorker]
-) -> None:
+def _request_that_is_tried_again(directory, collector: Collector, workers: list[FakeWorker]) -> None:
     with gateway(directory, traced(collector), *(worker.url for worker in workers)) as process:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not workers[0].bodies:
