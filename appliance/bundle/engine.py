@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from appliance.bundle.archive import END, padding, tar_header
 from appliance.bundle.manifest import BundleFile
 from appliance.bundle.oci import parse_image_config
-from appliance.canonical import canonical
 from appliance.bundle.tree import PlatformImage, Tree
 from appliance.bundle.verify import Bundle
+from appliance.canonical import canonical
 from appliance.errors import BundleStorageError
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}

@@ -356,7 +356,7 @@ def test_at_first_nobody_is_trusted():
     """The file that ships names no key, and says what belongs there."""
     text = (AT / "compose" / "drafts.pub").read_text(encoding="utf-8")
     assert parse_trusted_keys(text) == ()
-    assert "appliance bundle new-key" in text
+    assert "appliance draft key" in text
 
 
 def dockerfile() -> Iterator[str]:

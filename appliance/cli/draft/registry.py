@@ -1,5 +1,5 @@
 """
-`appliance draft list | show | import`: the drafts of this site, and how one from elsewhere becomes one.
+`appliance draft list | show | import | key`: the drafts of this site, and how one from elsewhere becomes one.
 """
 
 import json
@@ -145,7 +145,21 @@ def import_draft(
     typer.echo(f"{revision.digest} is registered, {by}; `appliance draft evaluate` tells what it is worth")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"list": list_drafts, "show": show, "import": import_draft}
+def key(config: ConfigOption = None, data: DataOption = None) -> None:
+    """
+    Print the public key that vouches for this site's drafts, as `drafts.trusted_keys_file` takes it.
+
+    The key is made where there is none yet, unless `drafts.signing_key_file` places it.
+    """
+    typer.echo(site_signer(settings_from(config, data)).vkey)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "list": list_drafts,
+    "show": show,
+    "import": import_draft,
+    "key": key,
+}
 """By name below `appliance draft`."""
 
 

@@ -5,7 +5,6 @@ The registry where the settings place it, and the key of the site that vouches f
 import os
 from contextlib import suppress
 
-from appliance.audit.checkpoint import NoteSigner
 from appliance.audit.keys import Signer, create_signing_key, load_keys, mldsa_path, sync_directory
 from appliance.bundle.trust import TrustedKey, load_trusted_keys
 from appliance.drafts.registry.registry import Clock, DraftRegistry
@@ -35,7 +34,7 @@ def open_registry(settings: Settings, clock: Clock) -> DraftRegistry:
     return DraftRegistry(installation.drafts, trusted=(*own, *others), clock=clock)
 
 
-def site_signer(settings: Settings) -> NoteSigner:
+def site_signer(settings: Settings) -> Signer:
     """
     Return the key that signs drafts of this site, and make it when it is first needed.
 

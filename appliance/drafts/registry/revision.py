@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from appliance.audit.checkpoint import is_key_name
-from appliance.canonical import canonical
 from appliance.bundle.signature import SignedKind
+from appliance.canonical import canonical
 from appliance.drafts.record import TrainingRecord, encode_record, parse_record
 from appliance.errors import DraftRefusedError
 

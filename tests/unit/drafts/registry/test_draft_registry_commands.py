@@ -25,6 +25,7 @@ from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.revision import SIGNED
 from appliance.drafts.registry.standing import Standing, write_standing
 from appliance.errors import (
+    AuditKeyError,
     AuditUnavailableError,
     ConfigurationError,
     DraftNotFoundError,
@@ -451,3 +452,28 @@ def refusal(draft: str, target: str) -> Evaluation:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class TestKey:
+    """Whoever shall start this site's drafts needs one line."""
+
+    def test_a_worker_that_is_given_the_line_takes_the_drafts(self, office: Office, tmp_path: Path):
+        """The key is made the first time and is the same ever after."""
+        line = office.said("key")
+        assert line == office.said("key")
+        office.said("import", office.maker.draft("first"), "--vouch")
+        keys = tmp_path / "drafts.pub"
+        keys.write_text(line)
+        worker = {"directory": str(office.place / "data" / "drafts"), "trusted_keys_file": str(keys)}
+        settings = load_settings(
+            overrides={"data": {"directory": str(tmp_path / "worker")}, "drafts": worker}, environment={}
+        )
+        (revision,) = open_registry(settings, lambda: NOW).revisions()
+        assert revision == office.registry.revisions()[0]
+
+    def test_a_key_that_the_settings_place_elsewhere_is_not_made(self, office: Office, tmp_path: Path):
+        """A forgotten mount must not become a second key."""
+        office.config.write_text(yaml.safe_dump({"drafts": {"signing_key_file": str(tmp_path / "none.key")}}))
+        result = office.run("key", "--data", tmp_path / "data")
+        assert type(result.exception) is AuditKeyError
+        assert not (tmp_path / "none.key").exists()
