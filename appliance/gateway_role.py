@@ -470,6 +470,7 @@ class GatewayRole:
                 drafts=self.settings.drafts,
                 recycle=self.settings.recycle,
                 wall_clock=WALL_CLOCK,
+                metrics=opened.metrics,
                 logger=self.logger,
                 local=self.local,
             ),

@@ -96,6 +96,7 @@ class Metrics:
         )  # fmt: skip
 
         self._add_drafting(counter)
+        self._add_promotions(counter, gauge)
         self._add_tenants(gauge, by_tenant)
         self._add_limits(counter, gauge)
         self._add_workers(counter, gauge)
@@ -164,6 +165,20 @@ class Metrics:
         self._add_egress(counter, gauge)
         self._add_admission(counter, gauge, histogram)
         self._add_audit(counter, gauge, histogram)
+
+    def _add_promotions(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
+        self.draft_promotion_steps = counter(
+            "appliance_draft_promotion_steps",
+            "Steps of promotions and rollbacks of drafts, by the stage entered. `refused` and `failed`: the "
+            "former draft serves, and `appliance draft status` says why; `interrupted`: the gateway "
+            "that ran it ended.",
+            "stage",
+        )  # fmt: skip
+        self.draft_promotion_running = gauge(
+            "appliance_draft_promotion_running",
+            "1 while this process changes the draft in service. For hours: `appliance draft status` says "
+            "what it waits for.",
+        )  # fmt: skip
 
     def _add_drafting(self, counter: Callable[..., Counter]) -> None:
         self.context_drafts = counter(

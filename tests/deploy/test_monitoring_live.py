@@ -128,7 +128,7 @@ def test_changes_of_speculation_are_marked_when_they_happen(story: Story):
 
 def test_marks_of_restarts_and_recycles_can_be_asked_for(story: Story):
     """There were none, so there are no marks."""
-    for name in ("Worker recycles", "Worker restarts"):
+    for name in ("Worker recycles", "Worker restarts", "Draft promotions"):
         assert story.prometheus.since(filled_in(EVENTS[name]["expr"]), story.began) == []
 
 

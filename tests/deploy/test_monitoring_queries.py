@@ -174,7 +174,7 @@ def test_there_are_the_dashboards_an_operator_is_promised():
     (speculation,) = [page for page in PAGES if page["uid"] == "appliance-speculation"]
     texts = [panel["options"]["content"] for panel in speculation["panels"] if panel["type"] == "text"]
     assert any("Acceptance length" in text for text in texts)
-    assert {"Speculation changes", "Worker recycles"} <= {
+    assert {"Speculation changes", "Worker recycles", "Draft promotions"} <= {
         each["name"] for each in speculation["annotations"]["list"]
     }
 

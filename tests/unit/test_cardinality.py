@@ -10,6 +10,7 @@ from appliance.api.errors import RENDERINGS
 from appliance.attribution import context_bucket
 from appliance.audit.registry import EntryType
 from appliance.cardinality import OTHER, TenantSeries
+from appliance.drafts.promotion.promotion import Stage
 from appliance.exchange import Outcome
 from appliance.limits.quota import Measure
 from appliance.metrics import TENANT_SERIES, Metrics
@@ -43,6 +44,7 @@ VALUES = {
     "context": tuple(sorted({context_bucket(tokens) for tokens in range(0, 2**18, 512)})),
     "draft_tokens": range(4),
     "health": ("up", "down"),
+    "stage": tuple(Stage),
     "bound": ("low", "high"),
     "of": ("worker_hour", "site_hour", "kwh"),
 }

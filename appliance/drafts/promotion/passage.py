@@ -21,6 +21,7 @@ from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.standing import Standing, read_standing, write_standing
 from appliance.errors import ApplianceError, DraftStorageError
 from appliance.logs import Logger
+from appliance.metrics import Metrics
 from appliance.settings import DraftSettings, RecycleSettings
 
 RETRY_SECONDS = 15.0
@@ -57,6 +58,7 @@ class PassageParts:
     recycle: RecycleSettings
     wall_clock: Callable[[], float]
     """Unix time."""
+    metrics: Metrics
     logger: Logger
     local: LocalTarget | None = None
 
@@ -131,7 +133,12 @@ class Passage:
         moved = self.promotion.moved(stage, text, self.parts.now(), **changes)
         await asyncio.to_thread(self._store.write, moved)
         self.promotion = moved
+        self.count()
         self.parts.logger.info("promotion_moved", state=stage, detail=f"{moved.title}: {text}")
+
+    def count(self) -> None:
+        """Let the metrics say that its stage was entered."""
+        self.parts.metrics.draft_promotion_steps.labels(self.promotion.stage).inc()
 
     async def surely(self, step: Callable[[], Awaitable[None]]) -> None:
         """

@@ -76,6 +76,9 @@ class Promoter:
         self._beginning = asyncio.Lock()
         self._has_taken_up = self._is_stopped = False
         self._trouble: str | None = None
+        for stage in Stage:
+            parts.metrics.draft_promotion_steps.labels(stage)  # a first of a new series is no rise
+        parts.metrics.draft_promotion_running.set_function(lambda: self._running() is not None)
 
     async def run(self) -> None:
         """Look at the workers, and end what another gateway left, until cancelled."""
@@ -156,6 +159,7 @@ class Promoter:
             except DraftStorageError as error:
                 await passage.gave_up("failed", str(error), None)
                 raise
+            passage.count()
             self._start(passage, promote(passage, revision, self._recent))
             return promotion
 
@@ -222,6 +226,7 @@ class Promoter:
             )
             await asyncio.to_thread(self._store.write, promotion)
             passage = Passage(self._parts, promotion)
+            passage.count()
             self._start(passage, give_back(passage))
             return promotion
 

@@ -61,6 +61,13 @@ EVENTS = (
         color="orange",
     ),
     Event(
+        name="Draft promotions",
+        expr=_happened("appliance_draft_promotion_steps_total", "stage"),
+        title="draft: {{stage}}",
+        text="`appliance draft status` says more",
+        color="green",
+    ),
+    Event(
         name="Worker restarts",
         expr=_happened("appliance_worker_restarts_total", "worker"),
         title="{{worker}} started again",

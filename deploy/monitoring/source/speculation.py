@@ -124,6 +124,19 @@ DECISIONS = Row(
             stacked=True,
         ),
         Panel(
+            title="Drafts promoted, refused, given back",
+            text="How changes of the draft in service ended since the gateways started; green marks are their steps. "
+            "Refused or failed: the former draft serves, and `appliance draft status` says why.",
+            queries=(
+                Query(
+                    expr=f'sum by (stage) (appliance_draft_promotion_steps_total{{{JOB},'
+                    'stage=~"promoted|refused|failed|interrupted|rolled_back"})',
+                    legend="{{stage}}",
+                ),
+            ),
+            kind="bargauge",
+        ),
+        Panel(
             title="Probes",
             text="Probes in a row that failed; each doubles the time to the next, up to a bound.",
             queries=(

@@ -96,6 +96,29 @@ async def test_a_good_draft_comes_into_service_one_worker_at_a_time(town):
     ]
 
 
+def counted(town: Town) -> dict[str, float]:
+    """How often each stage was entered, as the metrics of this gateway say."""
+    value = town.gateway.metrics.registry.get_sample_value
+    stages = {stage: value("appliance_draft_promotion_steps_total", {"stage": stage}) for stage in Stage}
+    assert None not in stages.values()
+    return {stage: count for stage, count in stages.items() if count}
+
+
+async def test_the_metrics_say_how_far_it_is(town):
+    """Each stage once it is entered, and while it runs that it does."""
+    running = "appliance_draft_promotion_running"
+    value = town.gateway.metrics.registry.get_sample_value
+    assert (counted(town), value(running)) == ({}, 0)
+    task = asyncio.ensure_future(promote(town))
+    await town.gateway.until(lambda: "draft.tried canary" in steps(town))
+    assert value(running) == 1
+    await task
+    assert counted(town) == {"begun": 1, "canary": 1, "trial": 1, "rollout": 3, "promoted": 1}
+    await roll_back(town)
+    assert counted(town)["rolled_back"] == 1
+    assert value(running) == 0
+
+
 async def test_whatever_starts_anew_afterwards_starts_with_it(town):
     """The wish it was first started by names a promotion that is over."""
     await promote(town)

@@ -193,6 +193,7 @@ class Gateway:
         for name in town.names:
             self.pool.add(Worker(worker_id=name, url=f"http://127.0.0.1/{name}"))
         logger = configure_logs(LogSettings(level="error"), terminal=False)
+        self.metrics = Metrics(CollectorRegistry())
         self.recycler = Recycler(
             RecycleParts(
                 pool=self.pool,
@@ -200,7 +201,7 @@ class Gateway:
                 own={},
                 others=self,
                 audit=self,
-                metrics=Metrics(CollectorRegistry()),
+                metrics=self.metrics,
                 logger=logger,
             ),
             settings=RECYCLE,
@@ -223,6 +224,7 @@ class Gateway:
                 drafts=TRIAL,
                 recycle=RECYCLE,
                 wall_clock=lambda: NOW + town.now,
+                metrics=self.metrics,
                 logger=logger,
             ),
             new_id=lambda: f"{int(town.now * 10):08d}{next(self.ids)}",
