@@ -54,18 +54,22 @@ unit: setup-dev ## Unit tests on every core, in an empty network namespace where
 	else echo "SKIPPED the network wall: this machine does not allow network namespaces" && $(UNIT); fi
 
 INTEGRATION := tests/integration tests/abuse tests/contract tests/faults tests/attacks tests/test_docs.py
-PARTED := $(BIN)/python -m pytest -m "not long" --numprocesses auto --maxprocesses 4 --dist loadgroup
 LONG := evaluating and promoting drafts, the cost saving
+# Two at once, about as long: what serves models or builds images, and all else.  Not more: they share the cores.
+define BESIDE
+sh tests/beside.sh served '$(BIN)/python -m pytest $(1) -m "(worker or engine) and not long"' \
+	other '$(BIN)/python -m pytest $(1) -m "not worker and not engine and not long"'
+endef
 
 integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
-	@$(PARTED) $(INTEGRATION)
+	@$(call BESIDE,$(INTEGRATION))
 	@echo "SKIPPED tests that take many minutes ($(LONG)): make long"
 
 deploy: deploy-tools ## Images, compose, chart, bundle and dashboards, with a container engine where one can be started
-	@$(PARTED) tests/deploy
+	@$(call BESIDE,tests/deploy)
 
-whole: deploy-tools ## Integration and deploy in one run, which keeps every core busy
-	@$(PARTED) $(INTEGRATION) tests/deploy
+whole: deploy-tools ## Integration and deploy in one run, so that neither core waits
+	@$(call BESIDE,$(INTEGRATION) tests/deploy)
 	@echo "SKIPPED tests that take many minutes ($(LONG)): make long"
 
 deploy-tools: setup-dev

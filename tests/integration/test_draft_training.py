@@ -48,7 +48,7 @@ from demo.training.corpus import held_out_prompts, load_corpus
 from tests.integration.worker_process import stock_worker
 from tests.unit.drafts.training import tiny
 
-pytestmark = pytest.mark.xdist_group("worker")
+pytestmark = pytest.mark.worker
 """One training serves all of these, and one of them serves its draft."""
 DATASET = f"sha256:{'d' * 64}"
 STEPS = 60
@@ -286,7 +286,6 @@ def test_killed_and_stopped_it_comes_out_the_same(tmp_path, small):
     assert records[0] == records[1]
 
 
-@pytest.mark.worker
 def test_what_was_trained_is_served(site, trained, worn, tmp_path):
     """vLLM loads the head, and accepts more of it than of the one it was made from."""
     (revision,) = open_registry(site.settings, lambda: 0.0).revisions()
