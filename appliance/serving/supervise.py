@@ -32,7 +32,7 @@ from appliance.serving.launch import LaunchPlan
 from appliance.serving.life import Life, Timing, restart_delay
 from appliance.serving.plans import Choose, WorkerPlans
 from appliance.serving.wish import Wish
-from appliance.serving.worker_log import describe_end, find_phase, read_tail, rotate
+from appliance.serving.worker_log import LARGEST_LOG, bound, describe_end, find_phase, read_tail, rotate
 
 HTTP_OK = 200
 SERVICE_UNAVAILABLE = 503
@@ -95,6 +95,7 @@ class Supervisor:
         target_only: LaunchPlan | None = None,
         restart_file: Path | None = None,
         choose: Choose | None = None,
+        largest_log: int = LARGEST_LOG,
     ) -> None:
         """
         Prepare; nothing is started before `run`.
@@ -110,10 +111,12 @@ class Supervisor:
             target_only: how to start it without its draft, if that can be wished for.
             restart_file: where the worker leaves the wish to be started anew before it ends.
             choose: finds the draft for each start; None where there is only that of `plan`.
+            largest_log: bytes after which a healthy worker's log is begun anew.
         """
         self._plans = WorkerPlans(plan, target_only=target_only, restart_file=restart_file, choose=choose)
         self._worker = worker
         self._log = log_directory / f"worker-{worker}.log"
+        self._largest_log = largest_log
         self._max_restarts = max_restarts
         self._observe = observe
         self._report = report
@@ -328,6 +331,7 @@ class Supervisor:
             if self._is_up(process) and self._plans.is_wished:
                 await _wait_for(process.wait(), self._plans.current.drain_seconds)
                 return None  # one that has not ended by itself is ended
+            await asyncio.to_thread(bound, self._log, self._largest_log)
             status = await self._status(http) if self._is_up(process) else None
             if status == HTTP_OK:
                 answered = clock()

@@ -3,12 +3,16 @@ What a worker writes: its log file, how far a start is, and why it failed.
 """
 
 import contextlib
+import os
 import re
+import shutil
 import signal
 from itertools import pairwise
 from pathlib import Path
 
 KEPT_LOGS = 3
+LARGEST_LOG = 64 * 2**20
+"""Bytes after which a log is begun anew; with those kept, a worker's logs take four times as many at most."""
 TAIL_BYTES = 2**16
 LONGEST_LINE = 400
 PREFIX = re.compile(r"^\([^)]* pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
@@ -37,7 +41,36 @@ PHASES = (
 def rotate(log: Path) -> None:
     """Keep the logs of the last starts as `.1` (the latest) to `.3`, in a directory only we can read."""
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = [log, *(log.with_name(f"{log.name}.{age}") for age in range(1, KEPT_LOGS + 1))]
+    _make_older([log, *_older(log)])
+
+
+def bound(log: Path, largest: int) -> bool:
+    """
+    Begin a log of more than `largest` bytes anew while it is written; whether that was done.
+
+    It is copied and emptied, since the worker holds it open and appends to it: what is written between
+    the two is lost.  Where there is no room for a copy the log is left as it is.
+    """
+    kept = _older(log)
+    copy = log.with_name(f".{log.name}.copy")
+    try:
+        if log.stat().st_size <= largest:
+            return False
+        shutil.copy(log, copy)
+        _make_older(kept)
+        copy.replace(kept[0])
+        os.truncate(log, 0)
+    except OSError:
+        copy.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _older(log: Path) -> list[Path]:
+    return [log.with_name(f"{log.name}.{age}") for age in range(1, KEPT_LOGS + 1)]
+
+
+def _make_older(kept: list[Path]) -> None:
     for newer, older in reversed(list(pairwise(kept))):
         with contextlib.suppress(FileNotFoundError):
             newer.replace(older)

@@ -1,6 +1,7 @@
 """Keeping a worker running, with a small program in its place that can fail in every way."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from appliance.serving.restart import RestartClient
 from appliance.serving.supervise import Supervisor, WorkerEventKind, free_port, port_is_free
 from appliance.serving.wish import Candidate, Wish
 from appliance.serving.worker import Worker, WorkerId
-from appliance.serving.worker_log import failure_line, find_phase, rotate
+from appliance.serving.worker_log import bound, failure_line, find_phase, rotate
 from appliance.serving.worker_protocol import RESTART_FILE
 from appliance.speculation import Reason
 
@@ -50,6 +51,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     answered = 0
     def do_GET(self):
         Handler.answered += 1
+        if mode == "chatty":
+            print(f"line {Handler.answered:09} of a worker that says much", flush=True)
         if mode == "hangs" and Handler.answered > 2:
             time.sleep(60)
         if mode == "dies" and Handler.answered > 2:
@@ -86,6 +89,7 @@ class Fake:
         max_startup_seconds=20,
         node=None,
         choose=None,
+        **more,
     ):
         port = free_port("127.0.0.1")
         self.wish = directory / "w1.restart"
@@ -118,6 +122,7 @@ class Fake:
             observe=self.events.append,
             report=self.progress.append,
             timing=timing,
+            **more,
         )
 
     @property
@@ -681,3 +686,46 @@ def test_keeps_the_last_three_logs(tmp_path):
         "worker-w1.log.3": "two",
     }
     assert log.parent.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_worker_that_says_much_does_not_fill_the_disk(tmp_path):
+    """Its log is begun anew while it writes, as often as need be, and every line in it is whole."""
+    fake = Fake(tmp_path, "chatty", largest_log=400)
+    seen: set[int] = set()
+
+    def has_begun_anew() -> bool:
+        older = tmp_path / "worker-w1.log.1"
+        seen.update([older.stat().st_ino] if older.exists() else [])
+        return len(seen) > 5
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        await fake.until(has_begun_anew)
+        await fake.supervisor.stop()
+    logs = sorted(tmp_path.glob("worker-w1.log*"))
+    assert [log.suffix for log in logs] == [".log", ".1", ".2", ".3"]
+    assert fake.said == ["starting", "healthy", "stopped"]
+    for log in logs:
+        assert log.stat().st_mode & 0o777 == 0o600
+        assert log.stat().st_size < 1000
+        assert b"\0" not in log.read_bytes()
+    said = [line for log in logs[1:] for line in log.read_text().splitlines()]
+    assert said
+    assert {line.partition(" ")[0] for line in said} <= {"line", "(Worker"}
+
+
+def test_a_log_that_cannot_be_copied_is_left_as_it_is(tmp_path, monkeypatch):
+    """A full disk is no reason to throw away what explains it."""
+    log = tmp_path / "worker-w1.log"
+    log.write_text("a long line\n" * 100)
+
+    def fail(*_):
+        (tmp_path / ".worker-w1.log.copy").write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("appliance.serving.worker_log.shutil.copy", fail)
+    assert bound(log, 100) is False
+    assert [file.name for file in tmp_path.iterdir()] == ["worker-w1.log"]
+    assert log.stat().st_size == 1200
+    assert bound(tmp_path / "gone.log", 100) is False
