@@ -103,7 +103,7 @@ class SpeculationMiddleware:
         if not self._meters:
             try:
                 config = scope["app"].state.engine_client.vllm_config
-                self._meters = [open_meter(self._gpus, config.parallel_config.world_size)]
+                self._meters = [open_meter(self._gpus, config.parallel_config.world_size_across_dp)]
             except AttributeError:  # an engine made differently
                 self._meters = [None]
         meter = self._meters[0]

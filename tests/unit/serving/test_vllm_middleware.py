@@ -337,7 +337,7 @@ async def test_energy_is_said_beside_the_reading(start, monkeypatch):
     monkeypatch.setattr(vllm_middleware, "open_meter", lambda *found: asked.append(found) or meter)
     worker = start()
     worker.app.state.engine_client.vllm_config = SimpleNamespace(
-        parallel_config=SimpleNamespace(world_size=2)
+        parallel_config=SimpleNamespace(world_size=1, world_size_across_dp=2)
     )
     for counted in (5000, 6000):
         meter.counted = counted

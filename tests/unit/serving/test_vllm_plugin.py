@@ -251,6 +251,22 @@ def fields(module: str, name: str) -> set[str]:
     }
 
 
+def methods(module: str, name: str) -> set[str]:
+    """The functions and properties of a class there."""
+    return {
+        node.name
+        for made in ast.walk(tree(module))
+        if isinstance(made, ast.ClassDef) and made.name == name
+        for node in made.body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def test_vllm_says_how_many_gpus_an_engine_uses_with_its_copies():
+    """Data parallelism included: energy of a part must not pass for the whole (`vllm_middleware`)."""
+    assert "world_size_across_dp" in methods("config.parallel", "ParallelConfig")
+
+
 def test_the_installed_vllm_proposes_with_the_arguments_we_know():
     """Or the draft would silently never be spared."""
     (method,) = (
