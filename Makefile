@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test check lint types imports unit integration whole long clients deploy deploy-tools bench bench-audit bench-speculation bench-cost bench-refresh models clean
+.PHONY: help setup setup-dev run tour test check lint types imports unit integration whole long clients deploy deploy-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ bench-speculation: setup-dev ## Measure speculation by concurrency, and how well
 
 bench-cost: setup-dev ## Measure whether the cost report's saving is true (ten minutes)
 	@$(BIN)/python -m benchmarks.cost_saving
+
+bench-scraping: setup-dev ## Measure what a scrape of the metrics costs (half a minute)
+	@$(BIN)/python -m benchmarks.scraping
 
 bench-refresh: setup-dev ## Age the demo pair, refresh its draft, measure what comes back (half an hour)
 	@$(BIN)/python -m benchmarks.draft_refresh
