@@ -54,7 +54,9 @@ def bound(log: Path, largest: int) -> bool:
     kept = _older(log)
     copy = log.with_name(f".{log.name}.copy")
     try:
-        if log.stat().st_size <= largest:
+        size = log.stat().st_size
+        # Asked at every look: a copy that is tried and fails would fill the disk again and again.
+        if size <= largest or shutil.disk_usage(log.parent).free < 2 * size:
             return False
         shutil.copy(log, copy)
         _make_older(kept)

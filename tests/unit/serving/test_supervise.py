@@ -10,6 +10,7 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -724,6 +725,10 @@ def test_a_log_that_cannot_be_copied_is_left_as_it_is(tmp_path, monkeypatch):
         (tmp_path / ".worker-w1.log.copy").write_text("half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    with monkeypatch.context() as full:
+        full.setattr("appliance.serving.worker_log.shutil.disk_usage", lambda _: SimpleNamespace(free=1300))
+        assert bound(log, 100) is False
+        assert [file.name for file in tmp_path.iterdir()] == ["worker-w1.log"]
     monkeypatch.setattr("appliance.serving.worker_log.shutil.copy", fail)
     assert bound(log, 100) is False
     assert [file.name for file in tmp_path.iterdir()] == ["worker-w1.log"]
