@@ -122,6 +122,8 @@ class Supervisor:
         self._report = report
         self._timing = timing or Timing()
         self._process: asyncio.subprocess.Process | None = None
+        self._guardian: int | None = None
+        """Descriptor of the guardian's process: its number may be another's by the time it is used."""
         self._worker_pid: int | None = None
         self._is_running = False
         self._is_healthy = False
@@ -175,7 +177,7 @@ class Supervisor:
         """Let the worker finish its requests, end it, and wait until nothing of it is left."""
         self._is_stopping = True
         self._interrupted.set()
-        self._terminate()
+        self._signal(signal.SIGTERM)
         if self._is_running:
             await self._ended.wait()
 
@@ -198,7 +200,7 @@ class Supervisor:
             raise ControlRefusedError(message)
         self._plans.wish(wish)
         self._interrupted.set()
-        self._terminate()
+        self._signal(signal.SIGTERM)
 
     async def _answer_end(self, life: Life) -> None:
         if self._is_stopping or self._recycles(life.exit_code):
@@ -296,6 +298,8 @@ class Supervisor:
             )
         finally:
             os.close(descriptor)
+        with contextlib.suppress(ProcessLookupError):  # ended at once
+            self._guardian = os.pidfd_open(process.pid)
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         with contextlib.suppress(ValueError):  # empty when the guardian could not even start
             self._worker_pid = int(await process.stdout.readline())
@@ -361,26 +365,34 @@ class Supervisor:
         if process is None:
             return
         try:
-            self._terminate()
+            self._signal(signal.SIGTERM)
             await _wait_for(process.wait(), self._plans.current.drain_seconds + self._timing.kill)
         finally:
             # Reached on a second cancellation too: from here on nothing is awaited for long.
             assert process.stdin is not None  # noqa: S101 - it is a pipe
             process.stdin.close()
             await _wait_for(process.wait(), self._timing.kill)
-            if process.returncode is None:
-                process.kill()
+            self._signal(signal.SIGKILL)
             if self._worker_pid is not None and process.returncode in {None, -signal.SIGKILL}:
                 # Only matters when somebody killed the guardian: then nobody else would do it.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._worker_pid, signal.SIGKILL)
             await process.wait()
-            self._process = self._worker_pid = None
+            if self._guardian is not None:
+                os.close(self._guardian)
+            self._process = self._guardian = self._worker_pid = None
 
-    def _terminate(self) -> None:
-        if self._process is not None and self._process.returncode is None:
+    def _signal(self, number: signal.Signals) -> None:
+        """
+        Send the guardian a signal, if it has not ended.
+
+        Not by `Process.send_signal`: it asks the kernel first whether the process has ended, and if so takes
+        the exit status away from the event loop, which then reports 255
+        (https://github.com/python/cpython/issues/87744).
+        """
+        if self._guardian is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+                signal.pidfd_send_signal(self._guardian, number)
 
     def _tell(self, kind: WorkerEventKind, detail: str, exit_code: int | None = None) -> None:
         self._observe(

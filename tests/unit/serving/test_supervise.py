@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -316,6 +317,29 @@ async def test_a_restart_changes_the_plan_and_is_no_failure(tmp_path):
         *[("starting", "with"), ("healthy", "with")],
     ]
     assert [event.exit_code for event in fake.events if event.kind is WorkerEventKind.RECYCLING] == [0, 0]
+
+
+async def test_a_signal_that_comes_too_late_costs_no_exit_status(tmp_path, monkeypatch):
+    """The worker ends by the first one; the event loop learns its exit status only after the second."""
+    waitpid = os.waitpid
+
+    def late(process, options):
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        time.sleep(0.3)
+        return waitpid(process, options)
+
+    monkeypatch.setattr(os, "waitpid", late)
+    fake = Fake(tmp_path, "serves")
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(fake.supervisor.run())
+        await fake.supervisor.healthy()
+        fake.supervisor.restart(Wish(with_draft=True))
+        await asyncio.sleep(0.15)
+        fake.supervisor.restart(Wish(with_draft=True))
+        await fake.healthy_times(2)
+        await fake.supervisor.stop()
+    (recycling,) = (event for event in fake.events if event.kind is WorkerEventKind.RECYCLING)
+    assert recycling.exit_code == 0
 
 
 async def test_a_death_later_is_answered_by_the_same_plan(tmp_path):
