@@ -59,7 +59,7 @@ def split_host(text: str) -> tuple[str, int]:
             return parts.hostname, parts.port
     except ValueError:
         pass
-    message = f"{text} is no host and port; write 10.0.0.5:8000 or [fd00::5]:8000"
+    message = f"{text!r} is no host and port; write 10.0.0.5:8000 or [fd00::5]:8000"
     raise ValueError(message)
 
 
@@ -888,7 +888,8 @@ def _first_problem(error: ValidationError) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"{where} is no setting; `appliance config show` lists them all"
-    what = str(problem["msg"]).removeprefix("Value error, ")
+    # Some messages hold the value, which may have line ends.
+    what = " ".join(str(problem["msg"]).removeprefix("Value error, ").split())
     return f"{where}: {what}" if where else what
 
 

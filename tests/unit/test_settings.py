@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
@@ -229,6 +229,7 @@ def test_no_setting_holds_a_secret():
     st.text(max_size=8)
     | st.sampled_from(["[", "{a: ", "!!python/object:x", "2026-99-99", "&a *a", "*", "1:60"]),
 )
+@example(("egress", "control"), "\n")
 def test_no_variable_can_crash_the_start(name: tuple[str, str], text: str):
     """Whatever stands in a variable, it is taken or refused with our own error."""
     section, field = name

@@ -29,6 +29,8 @@ from appliance.serving.worker import Worker, WorkerId
 from appliance.settings import WorkerSettings
 from tests.unit.drafts.evaluation.evaluated_worker import make_server
 
+STARTER = ("EVALUATION_TESTS", str(os.getpid()))
+"""Variable by which the processes that these tests start are told from those of tests beside them."""
 PROGRAM = Path(__file__).with_name("evaluated_worker.py")
 DATASET = f"sha256:{'d' * 64}"
 CONFIG = {"max_position_embeddings": 2048, "dtype": "float32"}
@@ -98,7 +100,7 @@ class Programs:
         script = self.scripts.get(digest, {})
         return LaunchPlan(
             argv=(sys.executable, str(PROGRAM), str(port), json.dumps(script)),
-            environment={"PATH": os.environ["PATH"]},
+            environment=dict([("PATH", os.environ["PATH"]), STARTER]),
             url=f"http://127.0.0.1:{port}",
             host="127.0.0.1",
             port=port,

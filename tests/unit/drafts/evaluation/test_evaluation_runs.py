@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tests.unit.drafts.evaluation.evaluation_parts import (
     CONTEST,
     NEW,
     OLD,
-    PROGRAM,
+    STARTER,
     TARGET,
     Programs,
     data,
@@ -52,11 +51,11 @@ def programs(monkeypatch):
 
 
 def running_programs() -> list[int]:
-    """Processes of the small program that live."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+    """Processes that these tests started and that live."""
+    mark, found = "=".join(STARTER).encode(), []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if os.fsencode(PROGRAM) in entry.read_bytes():
+            if mark in entry.read_bytes().split(b"\0"):
                 found.append(int(entry.parent.name))
     return found
 
