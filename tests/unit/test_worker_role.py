@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from appliance.announce import Announcer
 from appliance.audit.registry import REGISTRY, EntryType
+from appliance.drafts.evaluation.report import Expected
+from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.registry.standing import Standing, write_standing
 from appliance.errors import ControlRefusedError
 from appliance.installation import locate
@@ -21,10 +23,11 @@ from appliance.serving.supervise import WorkerEvent, WorkerEventKind
 from appliance.serving.weights import digest_weights
 from appliance.serving.wish import WITH_DRAFT, Candidate, Wish
 from appliance.serving.worker import Admission, Worker, WorkerId
-from appliance.serving.worker_protocol import DRAFT_DIGEST, RESTART_FILE, TARGET_DIGEST
+from appliance.serving.worker_protocol import DRAFT_DIGEST, EXPECTATION, RESTART_FILE, TARGET_DIGEST
 from appliance.settings import DataSettings, LogSettings, Settings, WorkerSettings
 from appliance.speculation import Reason, SpeculationMode
 from appliance.worker_role import WORKER_ID, Listeners, WorkerRole
+from tests.unit.drafts.evaluation.bare_report import bare_report
 from tests.unit.drafts.lint.builder import eagle31, write
 from tests.unit.drafts.registry.site import Site, rewrite
 
@@ -284,6 +287,34 @@ async def test_a_draft_in_service_is_started_instead_of_that_of_the_settings(pla
     assert pool.snapshot(WORKER_ID).worker.mode is SpeculationMode.SPECULATIVE
     assert recorder.entries[-1][1]["draft"] == new
     assert recorder.entries[-1][1]["speculation_method"] == "eagle3"
+
+
+@pytest.mark.parametrize(
+    ("report", "promised"),
+    [
+        ({}, 2.6),
+        ({"complete": False}, None),
+        ({"target": f"sha256:{'9' * 64}"}, None),
+        ({"expected": {}}, None),
+        (None, None),
+    ],
+    ids=["measured", "half measured", "on another target", "measured nothing", "damaged"],
+)
+async def test_a_draft_is_expected_to_accept_what_its_evaluation_measured(
+    plan, site, tmp_path, report, promised
+):
+    """The monitor compares with it; without a measurement the training's word stands, and here is none."""
+    role, _, _ = plan()
+    new = registered(site, tmp_path)
+    stand(site, role, draft=new)
+    assert EXPECTATION not in chosen(role).plan.environment
+    measured = {"all": Expected(acceptance_length=2.6, draft_tokens=3)}
+    said = {"target": role.worker.weights, "expected": measured, **(report or {})}
+    path = save_evaluation(site.directory, bare_report(new, **said), "<p>")
+    if report is None:
+        path.write_bytes(b"{")
+    told = chosen(role).plan.environment.get(EXPECTATION)
+    assert told == (promised and f'{{"acceptance_length":{promised},"draft_tokens":3}}')
 
 
 async def test_a_draft_on_trial_is_started_for_as_long_as_its_promotion_goes_on(plan, site, tmp_path):

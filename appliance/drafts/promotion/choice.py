@@ -9,9 +9,11 @@ worker comes up with a draft that has served before.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from appliance.drafts.evaluation.store import load_evaluation
 from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.lint.rules import Severity
@@ -115,7 +117,20 @@ class DraftChoice:
         except (ApplianceError, OSError, ValueError) as error:
             problems.append(Problem(draft=digest, why=_line(error), promotion=promotion))
             return None
-        return Choice(draft=weights, findings=findings)
+        return Choice(draft=self._as_evaluated(weights), findings=findings)
+
+    def _as_evaluated(self, draft: Weights) -> Weights:
+        """
+        The draft with what its evaluation measured it to accept, in place of what its training hoped for.
+
+        An evaluation may be missing here, or damaged: then the training's word stands.
+        """
+        with suppress(ApplianceError):
+            evaluation = load_evaluation(self._directory, draft.digest)
+            if evaluation is not None and evaluation.complete and evaluation.target == self._target.digest:
+                said = {kind: asdict(each) for kind, each in evaluation.expectations.items()}
+                return replace(draft, training={**draft.training, "expected": said})
+        return draft
 
 
 def _line(error: Exception) -> str:

@@ -27,12 +27,12 @@ from appliance.serving.supervise import free_port
 from appliance.serving.weights import Weights
 from appliance.serving.worker import Worker, WorkerId
 from appliance.settings import WorkerSettings
+from tests.unit.drafts.evaluation.bare_report import DATASET
 from tests.unit.drafts.evaluation.evaluated_worker import make_server
 
 STARTER = ("EVALUATION_TESTS", str(os.getpid()))
 """Variable by which the processes that these tests start are told from those of tests beside them."""
 PROGRAM = Path(__file__).with_name("evaluated_worker.py")
-DATASET = f"sha256:{'d' * 64}"
 CONFIG = {"max_position_embeddings": 2048, "dtype": "float32"}
 CPU = Device(kind=DeviceKind.CPU, count=1, bfloat16=False)
 

@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from appliance.audit.registry import REGISTRY, EntryType
-from appliance.drafts.evaluation.report import Evaluation, Verdict
+from appliance.drafts.evaluation.report import Evaluation
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.promotion.crew import Crew
 from appliance.drafts.promotion.passage import PassageParts
@@ -33,6 +33,7 @@ from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapsh
 from appliance.settings import DraftSettings, LogSettings, RecycleSettings
 from appliance.speculation import NO_DRAFTS, Reason, SpeculationMode
 from appliance.watch import Watch
+from tests.unit.drafts.evaluation.bare_report import bare_report
 from tests.unit.drafts.promotion.drafting import Side
 from tests.unit.drafts.registry.site import NOW, Site
 
@@ -109,29 +110,7 @@ class Town:
 
     def evaluated(self, draft: str, **more: Any) -> Evaluation:
         """Keep an evaluation of a draft on the disk."""
-        said = {
-            "draft": draft,
-            "incumbent": OWN,
-            "target": self.target,
-            "dataset": f"sha256:{'d' * 64}",
-            "verdict": Verdict.PASSED,
-            "reasons": (),
-            "made": "2026-11-22T10:00:00Z",
-            "engine": "vllm 0.32.0",
-            "device": "cpu",
-            "dtype": "float32",
-            "draft_tokens": 3,
-            "max_tokens": 64,
-            "margin": 0.02,
-            "epsilon": 1e-3,
-            "prompts": 32,
-            "compared": 32,
-            "missing": 0,
-            "withheld": 0,
-            "unusable": 0,
-            "complete": True,
-        }
-        evaluation = Evaluation(**{**said, **more})
+        evaluation = bare_report(**{"draft": draft, "target": self.target, "incumbent": OWN, **more})
         save_evaluation(self.directory, evaluation, "<p>")
         return evaluation
 

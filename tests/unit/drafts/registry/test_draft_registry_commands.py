@@ -22,7 +22,7 @@ from appliance.drafts.evaluation.report import Evaluation, Verdict
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.registry.opening import open_registry, site_signer
 from appliance.drafts.registry.registry import DraftRegistry
-from appliance.drafts.registry.revision import SIGNED
+from appliance.drafts.registry.revision import SIGNED, Revision
 from appliance.drafts.registry.standing import Standing, write_standing
 from appliance.errors import (
     AuditKeyError,
@@ -32,6 +32,7 @@ from appliance.errors import (
     DraftRefusedError,
 )
 from appliance.settings import Settings, load_settings
+from tests.unit.drafts.evaluation.bare_report import bare_report
 from tests.unit.drafts.lint.builder import eagle31
 from tests.unit.drafts.registry.site import MAKER_KEY, NOW, Site, digest, new_key, rewrite, sign, snapshot
 
@@ -391,7 +392,7 @@ class TestShow:
         """And why it was refused."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
-        save_evaluation(office.registry.directory, refusal(revision.digest, revision.target), "<html></html>")
+        save_evaluation(office.registry.directory, refused_report(revision), "<html></html>")
         told = json.loads(office.said("show", revision.hex, "--json"))
         assert told["evaluation"] == {"verdict": "refused", "reasons": ["it accepts less"]}
         assert "it accepts less" in office.said("show", revision.hex)
@@ -400,9 +401,7 @@ class TestShow:
         """And never shown as if it were one."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
-        report = save_evaluation(
-            office.registry.directory, refusal(revision.digest, revision.target), "<html></html>"
-        )
+        report = save_evaluation(office.registry.directory, refused_report(revision), "<html></html>")
         rewrite(report, report.read_bytes()[:-1])
         told = json.loads(office.said("show", revision.hex, "--json"))
         assert told["evaluation"]["verdict"] == "unreadable"
@@ -427,27 +426,9 @@ class TestShow:
         assert "import it again" in office.refused(DraftRefusedError, "show", revision.hex)
 
 
-def refusal(draft: str, target: str) -> Evaluation:
-    """A report with a verdict, and no measurements."""
-    return Evaluation(
-        draft=draft,
-        target=target,
-        dataset=digest(9),
-        verdict=Verdict.REFUSED,
-        reasons=("it accepts less",),
-        made="2026-11-22T09:30:00.000Z",
-        engine="vllm 0.32.0",
-        device="cpu",
-        dtype="float32",
-        draft_tokens=3,
-        max_tokens=16,
-        margin=0.02,
-        epsilon=0.01,
-        prompts=0,
-        compared=0,
-        missing=0,
-        unusable=0,
-    )
+def refused_report(revision: Revision) -> Evaluation:
+    reasons = ("it accepts less",)
+    return bare_report(revision.digest, revision.target, verdict=Verdict.REFUSED, reasons=reasons)
 
 
 def _sha256(path: Path) -> str:

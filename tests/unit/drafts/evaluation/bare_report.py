@@ -1,0 +1,32 @@
+"""A report of an evaluation with a verdict and no measurements."""
+
+from typing import Any
+
+from appliance.drafts.evaluation.report import Evaluation, Verdict
+
+DATASET = f"sha256:{'d' * 64}"
+
+
+def bare_report(draft: str, target: str, **more: Any) -> Evaluation:
+    """Return a complete report that lets the draft pass, but for what is said otherwise."""
+    said: dict[str, Any] = {
+        "draft": draft,
+        "target": target,
+        "dataset": DATASET,
+        "verdict": Verdict.PASSED,
+        "reasons": (),
+        "made": "2026-11-22T10:00:00.000Z",
+        "engine": "vllm 0.32.0",
+        "device": "cpu",
+        "dtype": "float32",
+        "draft_tokens": 3,
+        "max_tokens": 64,
+        "margin": 0.02,
+        "epsilon": 1e-3,
+        "prompts": 32,
+        "compared": 32,
+        "missing": 0,
+        "unusable": 0,
+        "complete": True,
+    }
+    return Evaluation(**{**said, **more})
