@@ -18,7 +18,7 @@ COLUMNS = (
     *("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high"),
     *("tokens_per_second_per_user", "speed_up_per_user", "ttft_ms", "tpot_ms"),
     *("acceptance_length", "mean_draft_tokens", "break_even_measured", "break_even_learnt"),
-    *("adaptive_over_best_fixed", "adaptive_over_best_of_all"),
+    *("adaptive_over_best_fixed", "adaptive_over_best_of_all", "adaptive_by_steps"),
 )
 SEGMENT = (
     *("seconds", "tokens", "requests", "ttft", "tpot"),
@@ -59,6 +59,7 @@ def table(cells: Iterable[CellSummary]) -> str:
                 "adaptive_over_best_of_all": cell.against_all.median
                 if adaptive and cell.against_all
                 else None,
+                "adaptive_by_steps": cell.by_steps if adaptive else None,
             }
             writer.writerow(_rounded(row))
     return text.getvalue()

@@ -5,6 +5,8 @@ Ratios are made within a round, whose segments were measured minutes apart at mo
 the median taken.  The best fixed number is the one that was fastest over all rounds, known in
 hindsight.  It still has the luck of those rounds on its side: a monitor that always chose right would
 come out a little below 1.
+
+By steps, the same is asked without the speed of the machine in it.
 """
 
 import statistics
@@ -12,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.speculation import NO_STEPS, bucket_of
+from appliance.speculation import NO_STEPS, StepCounters, bucket_of
 from benchmarks.speculation.figures import Figures, acceptance_length, steps_of
 from benchmarks.speculation.plan import ADAPTIVE, TARGET_ALONE, Cell, Control, Mode
 
@@ -97,6 +99,8 @@ class CellSummary:
     """Likewise over the best of everything, the target alone included."""
     of_medians: float | None
     """Adaptive over the best fixed K, each by its median over all rounds."""
+    by_steps: float | None
+    """Likewise by decode steps alone: what the monitor's choices were worth (see `_by_steps`)."""
     break_even: tuple[BreakEven, ...]
     learnt: tuple[Learnt, ...]
 
@@ -122,6 +126,7 @@ class Verdict:
     cells: int
     against_fixed: int
     against_all: int
+    by_steps: int
     worst: CellSummary
 
 
@@ -154,6 +159,7 @@ def verdict(cells: Sequence[CellSummary]) -> Verdict | None:
         cells=len(known),
         against_fixed=sum(fixed.median >= GOAL for _cell, fixed, _every in known),
         against_all=sum(every.median >= GOAL for _cell, _fixed, every in known),
+        by_steps=sum((cell.by_steps or 0.0) >= GOAL for cell, _fixed, _every in known),
         worst=min(known, key=lambda each: each[1].median)[0],
     )
 
@@ -216,6 +222,7 @@ def _cell(cell: Cell, segments: list[Measured], learnt: tuple[Learnt, ...]) -> C
         against_fixed=spread(ratios(segments, fixed_only=True)),
         against_all=spread(ratios(segments, fixed_only=False)),
         of_medians=totals[ADAPTIVE] / max(fixed) if comparable else None,
+        by_steps=_by_steps(cell, by_mode),
         break_even=_break_even(cell, by_mode, learnt),
         learnt=learnt,
     )
@@ -246,16 +253,45 @@ def _mode(mode: Mode, segments: Sequence[Figures]) -> ModeSummary:
     )
 
 
+def _by_steps(cell: Cell, by_mode: Mapping[Mode, Sequence[Figures]]) -> float | None:
+    """
+    Tokens per second of adaptive's decode steps over those of the best fixed K, on one and the same machine.
+
+    The speed of a shared machine swings by more from segment to segment than a choice is worth.  So each
+    of adaptive's steps is taken to have lasted as long as a step with its K did in the segments of that K.
+    Where it ran the best K throughout, this is 1 but for the luck of the prompts, however slow the machine
+    was just then.  Prompts, waiting and the gateway are not in it, nor steps that a request joined.
+
+    None where too few steps were timed.
+    """
+    fixed = {
+        mode.draft_tokens or 0: _at(cell, found, mode.draft_tokens)
+        for mode, found in by_mode.items()
+        if mode.control is Control.FIXED
+    }
+    timed = {k: steps for k, steps in fixed.items() if steps.steps >= LEAST_STEPS}
+    best = max((steps.tokens / steps.seconds for steps in timed.values() if steps.seconds > 0), default=0.0)
+    chosen = {k: _at(cell, by_mode.get(ADAPTIVE, ()), k) for k in timed}
+    seconds = sum(steps.steps * timed[k].seconds_per_step for k, steps in chosen.items())
+    if not best or seconds <= 0 or sum(steps.steps for steps in chosen.values()) < LEAST_STEPS:
+        return None
+    return sum(steps.tokens for steps in chosen.values()) / seconds / best
+
+
+def _at(cell: Cell, segments: Iterable[Figures], k: int | None) -> StepCounters:
+    """The decode steps with K draft tokens at this concurrency."""
+    return steps_of(segments).get((bucket_of(cell.concurrency), k or 0), NO_STEPS)
+
+
 def _break_even(
     cell: Cell, by_mode: Mapping[Mode, Sequence[Figures]], learnt: tuple[Learnt, ...]
 ) -> tuple[BreakEven, ...]:
     """Each K's own segments against those of K=0, at the bucket of this concurrency."""
-    bucket = bucket_of(cell.concurrency)
-    known = next((entry for entry in learnt if entry.bucket == bucket), None)
+    known = next((entry for entry in learnt if entry.bucket == bucket_of(cell.concurrency)), None)
     fixed = {
         mode.draft_tokens or 0: found for mode, found in by_mode.items() if mode.control is Control.FIXED
     }
-    cost = {k: steps_of(segments).get((bucket, k), NO_STEPS) for k, segments in fixed.items()}
+    cost = {k: _at(cell, segments, k) for k, segments in fixed.items()}
     none = cost.get(0, NO_STEPS)
     rows = []
     for k in sorted(fixed):

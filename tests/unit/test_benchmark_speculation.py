@@ -76,8 +76,9 @@ def segment(mode: Mode, tokens: float, number: int = 0, **figures: object) -> Me
     return Measured(cell=CELL, mode=mode, number=number, figures=replace(FIGURES, tokens=tokens, **figures))
 
 
-def steps(bucket: int, k: int, seconds_each: float, count: int = 100) -> dict:
-    return {(bucket, k): StepCounters(steps=count, seconds=count * seconds_each, tokens=count)}
+def steps(bucket: int, k: int, seconds_each: float, count: int = 100, tokens_each: float = 1) -> dict:
+    tokens = round(count * tokens_each)
+    return {(bucket, k): StepCounters(steps=count, seconds=count * seconds_each, tokens=tokens)}
 
 
 # The plan
@@ -302,6 +303,48 @@ def test_the_verdict_counts_cells_below_the_goal():
     found = verdict(summarise([segment(TARGET_ALONE, 130), segment(K0, 100), segment(ADAPTIVE, 96)], {}))
     assert found is not None
     assert (found.cells, found.against_fixed, found.against_all) == (1, 1, 0)
+
+
+def by_steps(*adaptive: dict) -> float | None:
+    """Where K=0 gives 400 tokens a second, and K=3 600."""
+    chosen = {key: spent for each in adaptive for key, spent in each.items()}
+    measured = [
+        segment(K0, 100, steps=steps(4, 0, 0.010, tokens_each=4)),
+        segment(K3, 100, steps=steps(4, 3, 0.020, tokens_each=12)),
+        segment(ADAPTIVE, 100, steps=chosen),
+    ]
+    return summarise(measured, {})[0].by_steps
+
+
+def test_by_steps_it_is_the_choice_that_counts_and_not_the_machine():
+    """Steps count by what one with their K took elsewhere, however long they took themselves."""
+    assert by_steps(steps(4, 3, 0.020, tokens_each=12)) == pytest.approx(1.0)
+    assert by_steps(steps(4, 3, 0.060, tokens_each=12)) == pytest.approx(1.0)
+    assert by_steps(steps(4, 0, 0.001, tokens_each=4)) == pytest.approx(4 / 6)
+    both = by_steps(steps(4, 3, 0.020, tokens_each=12), steps(4, 0, 0.010, tokens_each=4))
+    assert both == pytest.approx((1200 + 400) / (2.0 + 1.0) / 600)
+    # A text that was harder counts: acceptance is what the choice was for.
+    assert by_steps(steps(4, 3, 0.020, tokens_each=6)) == pytest.approx(0.5)
+
+
+def test_by_steps_nothing_is_said_without_steps():
+    """Of this batch size, and with a K that was timed by itself."""
+    assert by_steps() is None
+    assert by_steps(steps(2, 3, 0.020, tokens_each=12)) is None
+    assert by_steps(steps(4, 1, 0.020, tokens_each=12)) is None
+    assert by_steps(steps(4, 3, 0.020, count=7)) is None
+    assert summarise([segment(ADAPTIVE, 100, steps=steps(4, 3, 0.020))], {})[0].by_steps is None
+
+
+def test_the_verdict_counts_choices_by_steps():
+    measured = [
+        segment(K3, 100, steps=steps(4, 3, 0.020, tokens_each=12)),
+        segment(ADAPTIVE, 60, steps=steps(4, 3, 0.040, tokens_each=12)),
+    ]
+    found = verdict(summarise(measured, {}))
+    assert found is not None
+    assert (found.cells, found.against_fixed, found.by_steps) == (1, 0, 1)
+    assert "it is 1." in markdown(plan(), PROVENANCE, summarise(measured, {}))
 
 
 def test_nothing_compared_is_no_verdict():
