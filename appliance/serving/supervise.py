@@ -298,7 +298,7 @@ class Supervisor:
             )
         finally:
             os.close(descriptor)
-        with contextlib.suppress(ProcessLookupError):  # ended at once
+        with contextlib.suppress(OSError):  # it ended at once, or a sandbox forbids it
             self._guardian = os.pidfd_open(process.pid)
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         with contextlib.suppress(ValueError):  # empty when the guardian could not even start
@@ -390,9 +390,13 @@ class Supervisor:
         the exit status away from the event loop, which then reports 255
         (https://github.com/python/cpython/issues/87744).
         """
-        if self._guardian is not None:
-            with contextlib.suppress(ProcessLookupError):
+        if self._process is None or self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if self._guardian is not None:
                 signal.pidfd_send_signal(self._guardian, number)
+            else:
+                os.kill(self._process.pid, number)
 
     def _tell(self, kind: WorkerEventKind, detail: str, exit_code: int | None = None) -> None:
         self._observe(

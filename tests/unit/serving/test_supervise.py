@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -319,9 +320,12 @@ async def test_a_restart_changes_the_plan_and_is_no_failure(tmp_path):
     assert [event.exit_code for event in fake.events if event.kind is WorkerEventKind.RECYCLING] == [0, 0]
 
 
-async def test_a_signal_that_comes_too_late_costs_no_exit_status(tmp_path, monkeypatch):
+@pytest.mark.parametrize("refused", [None, PermissionError(errno.EPERM, "by a sandbox")])
+async def test_a_signal_that_comes_too_late_costs_no_exit_status(tmp_path, monkeypatch, refused):
     """The worker ends by the first one; the event loop learns its exit status only after the second."""
     waitpid = os.waitpid
+    if refused:
+        monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=refused))
 
     def late(process, options):
         os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
