@@ -38,7 +38,7 @@ def open_postgresql(url: URL, *, busy_seconds: float) -> Engine:
 
     def connect() -> Any:  # noqa: ANN401 - the driver has no types
         try:
-            return _Connection(**arguments)
+            return _Connection(sock=_reach(arguments), **{**arguments, "unix_sock": None})
         except OSError as error:
             raise pg8000.InterfaceError(f"network error: {error}") from error
         except AttributeError as error:
@@ -55,7 +55,19 @@ def open_postgresql(url: URL, *, busy_seconds: float) -> Engine:
 
 
 class _Connection(pg8000.Connection):  # type: ignore[misc]
-    """A connection whose silence is an error of the database, and that can always be closed."""
+    """A connection whose silence is an error of the database, and that leaves nothing open when it ends."""
+
+    _usock: Any = None
+    _sock: Any = None
+
+    def __init__(self, *, sock: socket.socket, **arguments: Any) -> None:  # noqa: ANN401 - the driver has no types
+        try:
+            super().__init__(sock=sock, **arguments)
+        except BaseException:
+            # The driver leaves it open where the server goes away before it has said who it is.
+            self.close()
+            sock.close()
+            raise
 
     def handle_messages(self, context: Any) -> None:  # noqa: ANN401 - the driver has no types
         try:
@@ -64,9 +76,33 @@ class _Connection(pg8000.Connection):  # type: ignore[misc]
             raise pg8000.InterfaceError(f"network error: {error}") from error
 
     def close(self) -> None:
+        stream = self._sock
         # The server may be gone already; there is nobody to tell.
         with suppress(pg8000.InterfaceError, OSError):
             super().close()
+        # The driver only lets go of it, and then an error that is kept somewhere keeps the descriptor open.
+        with suppress(OSError):
+            if stream is not None:
+                stream.close()
+
+
+def _reach(arguments: dict[str, Any]) -> socket.socket:
+    """A socket to the server; TLS comes later."""
+    if arguments["unix_sock"] is None:
+        opened = socket.create_connection((arguments["host"], arguments["port"]), arguments["timeout"])
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # The driver writes a statement in pieces: without this each waits 40 ms for the server's delayed
+        # acknowledgement of the one before.
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return opened
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        opened.settimeout(arguments["timeout"])
+        opened.connect(arguments["unix_sock"])
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
 def _arguments(url: URL, busy_seconds: float) -> dict[str, Any]:
@@ -134,10 +170,6 @@ def _prepare_connections(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver has no types
         nonlocal is_known
-        # The driver writes a statement in pieces: without this each waits 40 ms for the server's delayed
-        # acknowledgement of the one before.
-        if connection._usock.family in {socket.AF_INET, socket.AF_INET6}:  # noqa: SLF001 - there is no other way
-            connection._usock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # noqa: SLF001 - as above
         cursor = connection.cursor()
         # A stricter setting of the server's (remote_apply) is kept.
         cursor.execute(
