@@ -5,7 +5,8 @@ A *probe* drafts while speculation is stopped, to see whether it would pay again
 each number of draft tokens in turn while it is not, because costs can only be compared side by side.
 
 Both take their steps from requests, so there is a budget: `probe_share` of all steps, of which
-sweeps leave a quarter alone.  On top of it come one probe and the first sweep of each batch bucket.
+sweeps leave a quarter alone.  On top of it come one probe and the first sweeps of each batch bucket:
+one, or a few where the machine is so busy that one told little.
 """
 
 from dataclasses import replace
@@ -21,6 +22,10 @@ SWEEPS_SHARE = 0.75
 """Of the budget, what sweeps may use: whoever stops should not have to save up for a probe first."""
 PROBE_GROWTH = 3
 """How often an unclear probe is followed at once by one of twice its size."""
+FREE_SWEEPS = 8
+"""Sweeps of a batch bucket that do not count against the budget, as long as costs are hardly known."""
+COSTS_LEARNT = 0.1
+"""Spread of a cost from which on sweeps have to wait for the budget."""
 COSTS_KNOWN = 0.2
 """Spread of a cost under which a probe need not measure it again."""
 
@@ -33,14 +38,25 @@ def sweep_when_due(watch: Watch, bucket: int, policy: MonitorPolicy, now: float)
     half = tuple((k, SWEEP_STEPS) for k in watch.choices)
     # There and back, so that what drifts meanwhile falls on all alike.
     parts = (*half, *reversed(half))
-    steps, is_first = sum(steps for _k, steps in parts), not entry.sweeps
-    if not is_first and watch.probed_steps + steps > _budget(watch, SWEEPS_SHARE * policy.probe_share):
+    steps, is_free = sum(steps for _k, steps in parts), _is_free(watch, entry, now)
+    if not is_free and watch.probed_steps + steps > _budget(watch, SWEEPS_SHARE * policy.probe_share):
         return watch
     wait = _until_next_sweep(watch, entry, policy, now)
     entry = replace(entry, sweeps=entry.sweeps + 1, sweep_at=now + wait)
-    if is_first:
+    if is_free:
         watch = replace(watch, free_steps=watch.free_steps + steps)
     return _started(with_entry(watch, bucket, entry), parts, recovers=False)
+
+
+def _is_free(watch: Watch, entry: Bucket, now: float) -> bool:
+    """
+    Whether a sweep is worth more than the budget allows.
+
+    A slow worker saves up for a sweep for a minute, and would draft at a loss all that time if the first one
+    was wrong.
+    """
+    is_learnt = aged(entry.costs, now).are_certain(watch.choices, COSTS_LEARNT)
+    return not entry.sweeps or (not is_learnt and entry.sweeps < FREE_SWEEPS)
 
 
 def _until_next_sweep(watch: Watch, entry: Bucket, policy: MonitorPolicy, now: float) -> float:

@@ -51,10 +51,15 @@ def is_useless(watch: Watch, costs: Costs, policy: MonitorPolicy, now: float) ->
     length = acceptance_length(counters, depth)
     if length is None or length.upper(SURE) >= collapse_limit(watch, policy, depth):
         return False
-    best = best_choice(counters, costs.exactly(), watch.choices)
     # That it surely changed for the worse is proof enough; what always was so has to be looked at longer.
-    is_change = counters.drafts < watch.long_window.drafts
-    return best is None or best[1].upper(0.0 if is_change else HUNCH) < policy.margin
+    sure = 0.0 if counters.drafts < watch.long_window.drafts else HUNCH
+    found = payoffs(counters, costs.exactly(), watch.choices)
+    if all(estimate.upper(sure) < policy.margin for estimate in found.values()):
+        return True
+    # That it pays even so has to be known.  A sweep on a busy machine may be wrong by half, and the next be a
+    # minute away; whoever stops looks again in seconds.
+    doubts = {k: LIKELY * math.sqrt(costs.ratios[k].variance) for k in found}
+    return all(estimate.mean < doubts[k] for k, estimate in found.items())
 
 
 def recent_text(watch: Watch, policy: MonitorPolicy, now: float) -> SpecDecodeCounters | None:

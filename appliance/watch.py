@@ -60,7 +60,7 @@ class MonitorPolicy:
     cooldown_seconds: float = 2.0
     """Least time between two changes of mode."""
     probe_share: float = 0.02
-    """Most steps that go into probes and sweeps, after a first one for each batch bucket."""
+    """Most steps that go into probes and sweeps, after the first ones of each batch bucket."""
     probe_drafts: int = 12
     """Drafts of a first probe: few, so that an engine of 30 steps a second can pay for one in 20 seconds."""
     probe_seconds: float = 5.0

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.monitor import decide
-from appliance.probes import SWEEP_STEPS
+from appliance.probes import FREE_SWEEPS, SWEEP_STEPS
 from appliance.speculation import (
     EngineReading,
     Reason,
@@ -126,9 +126,9 @@ def drafts_by_bucket(watch: Watch) -> dict[int, bool]:
     return {bucket: watch.draft_tokens(bucket) > 0 for bucket in buckets_up_to(48)}
 
 
-def after(seconds: list[Second], *, seed: int = 0) -> Tick:
+def after(seconds: list[Second], *, engine: Engine = ENGINE, seed: int = 0) -> Tick:
     """Return the last tick of a life."""
-    *_, last = live(seconds, seed=seed)
+    *_, last = live(seconds, engine=engine, seed=seed)
     return last
 
 
@@ -175,12 +175,12 @@ def test_no_reading_leads_to_nonsense(seconds: list[Second], seed: int):
 @given(HISTORIES, st.integers(0, 99))
 @settings(max_examples=60)
 def test_probes_and_sweeps_stay_within_their_share(seconds: list[Second], seed: int):
-    """A fiftieth of all steps, and besides a first probe and a first sweep of each batch bucket."""
+    """A fiftieth of all steps, and besides a first probe and the first sweeps of each batch bucket."""
     sweep = 2 * SWEEP_STEPS * len(ENGINE.choices)
     for tick in live(seconds, seed=seed):
         watch = tick.after
         if watch.last is not None:
-            free = sweep * len([entry for entry in watch.buckets.values() if entry.sweeps])
+            free = sweep * sum(min(entry.sweeps, FREE_SWEEPS) for entry in watch.buckets.values())
             free += 1 + POLICY.probe_drafts
             assert watch.probed_steps <= POLICY.probe_share * watch.last.step_count + free
 
@@ -339,6 +339,37 @@ def test_what_was_decided_is_visible_in_reasons():
 def test_a_useless_draft_and_one_that_does_not_pay_are_told_apart(text: Acceptance, verdict: Reason):
     """The one is an alarm, the other is normal."""
     assert after(constant(text, 60)).after.verdict is verdict
+
+
+BUSY = replace(
+    CPU,
+    seconds=lambda batch, k: 4 * CPU.seconds(batch, k),
+    noise=0.5,
+    stalls=((0.03, 5.0),),
+    prompts=0.1,
+    wander=0.2,
+)
+"""A worker whose machine others keep busy: fifty steps a second, of which no two take equally long."""
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_collapse_is_seen_on_a_machine_that_is_too_busy_to_measure_costs(seed: int):
+    """Drafts that look as if they paid are not left running until there is a budget for another look."""
+    code, noise = Second(CODE, 2, "", None), Second((0.15, 0.05, 0.02), 2, "", None)
+    stopped = (
+        tick.now for tick in live([code] * 12 + [noise] * 60, engine=BUSY, seed=seed)
+        if tick.now > 12 and not tick.after.draft_tokens(2)
+    )  # fmt: skip
+    assert next(stopped) - 12 <= 15
+
+
+def test_costs_are_measured_beyond_the_budget_only_as_long_as_they_are_hardly_known():
+    """On a quiet machine two sweeps are enough to begin with; on a busy one there are more, and an end."""
+    quiet = after(constant(CODE, 40)).after
+    busy = after([Second(CODE, 2, "", None)] * 90, engine=BUSY).after
+    sweep = 2 * SWEEP_STEPS * len(ENGINE.choices)
+    assert quiet.free_steps <= 2 * sweep
+    assert 2 * sweep < busy.free_steps <= FREE_SWEEPS * sweep
 
 
 def test_a_draft_that_is_cheap_enough_may_pay_with_little():
