@@ -57,12 +57,15 @@ INTEGRATION := tests/integration tests/abuse tests/contract tests/faults tests/a
 LONG := evaluating and promoting drafts, the cost saving
 # Two at once, about as long: what serves models or builds images, and all else.  Not more: they share the cores.
 define BESIDE
-sh tests/beside.sh served '$(BIN)/python -m pytest $(1) -m "(worker or engine) and not long"' \
-	other '$(BIN)/python -m pytest $(1) -m "not worker and not engine and not long"'
+sh tests/beside.sh served '$(BIN)/python -m pytest $(1) -m "(worker or engine) and not long and not alone"' \
+	other '$(BIN)/python -m pytest $(1) -m "not worker and not engine and not long and not alone"'
 endef
+# What is promised in seconds, once nothing runs beside it.
+ALONE := $(BIN)/python -m pytest tests/integration -m alone
 
 integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
 	@$(call BESIDE,$(INTEGRATION))
+	@$(ALONE)
 	@echo "SKIPPED tests that take many minutes ($(LONG)): make long"
 
 deploy: deploy-tools ## Images, compose, chart, bundle and dashboards, with a container engine where one can be started
@@ -70,6 +73,7 @@ deploy: deploy-tools ## Images, compose, chart, bundle and dashboards, with a co
 
 whole: deploy-tools ## Integration and deploy in one run, so that neither core waits
 	@$(call BESIDE,$(INTEGRATION) tests/deploy)
+	@$(ALONE)
 	@echo "SKIPPED tests that take many minutes ($(LONG)): make long"
 
 deploy-tools: setup-dev
