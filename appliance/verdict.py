@@ -58,8 +58,7 @@ def is_useless(watch: Watch, costs: Costs, policy: MonitorPolicy, now: float) ->
         return True
     # That it pays even so has to be known.  A sweep on a busy machine may be wrong by half, and the next be a
     # minute away; whoever stops looks again in seconds.
-    doubts = {k: LIKELY * math.sqrt(costs.ratios[k].variance) for k in found}
-    return all(estimate.mean < doubts[k] for k, estimate in found.items())
+    return all(estimate.mean < LIKELY * math.sqrt(costs.ratios[k].variance) for k, estimate in found.items())
 
 
 def recent_text(watch: Watch, policy: MonitorPolicy, now: float) -> SpecDecodeCounters | None:

@@ -264,11 +264,7 @@ def _by_steps(cell: Cell, by_mode: Mapping[Mode, Sequence[Figures]]) -> float | 
 
     None where too few steps were timed.
     """
-    fixed = {
-        mode.draft_tokens or 0: _at(cell, found, mode.draft_tokens)
-        for mode, found in by_mode.items()
-        if mode.control is Control.FIXED
-    }
+    fixed = {k: _at(cell, segments, k) for k, segments in _fixed(by_mode).items()}
     timed = {k: steps for k, steps in fixed.items() if steps.steps >= LEAST_STEPS}
     best = max((steps.tokens / steps.seconds for steps in timed.values() if steps.seconds > 0), default=0.0)
     chosen = {k: _at(cell, by_mode.get(ADAPTIVE, ()), k) for k in timed}
@@ -278,9 +274,14 @@ def _by_steps(cell: Cell, by_mode: Mapping[Mode, Sequence[Figures]]) -> float | 
     return sum(steps.tokens for steps in chosen.values()) / seconds / best
 
 
-def _at(cell: Cell, segments: Iterable[Figures], k: int | None) -> StepCounters:
+def _fixed(by_mode: Mapping[Mode, Sequence[Figures]]) -> dict[int, Sequence[Figures]]:
+    """The segments of each fixed K."""
+    return {mode.draft_tokens or 0: found for mode, found in by_mode.items() if mode.control is Control.FIXED}
+
+
+def _at(cell: Cell, segments: Iterable[Figures], k: int) -> StepCounters:
     """The decode steps with K draft tokens at this concurrency."""
-    return steps_of(segments).get((bucket_of(cell.concurrency), k or 0), NO_STEPS)
+    return steps_of(segments).get((bucket_of(cell.concurrency), k), NO_STEPS)
 
 
 def _break_even(
@@ -288,9 +289,7 @@ def _break_even(
 ) -> tuple[BreakEven, ...]:
     """Each K's own segments against those of K=0, at the bucket of this concurrency."""
     known = next((entry for entry in learnt if entry.bucket == bucket_of(cell.concurrency)), None)
-    fixed = {
-        mode.draft_tokens or 0: found for mode, found in by_mode.items() if mode.control is Control.FIXED
-    }
+    fixed = _fixed(by_mode)
     cost = {k: _at(cell, segments, k) for k, segments in fixed.items()}
     none = cost.get(0, NO_STEPS)
     rows = []
