@@ -57,8 +57,8 @@ INTEGRATION := tests/integration tests/abuse tests/contract tests/faults tests/a
 LONG := evaluating and promoting drafts, the cost saving
 # Two at once, about as long: what serves models or builds images, and all else.  Not more: they share the cores.
 define BESIDE
-sh tests/beside.sh served '$(BIN)/python -m pytest $(1) -m "(worker or engine) and not long and not alone"' \
-	other '$(BIN)/python -m pytest $(1) -m "not worker and not engine and not long and not alone"'
+$(BIN)/python -m tests.lanes "served=(worker or engine) and not long and not alone" \
+	"other=not worker and not engine and not long and not alone" --paths $(1)
 endef
 # What is promised in seconds, once nothing runs beside it.
 ALONE := $(BIN)/python -m pytest tests/integration -m alone
