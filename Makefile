@@ -47,7 +47,10 @@ types: setup-dev ## Types
 imports: setup-dev ## Import layers
 	@$(BIN)/lint-imports
 
-UNIT := $(BIN)/python -m pytest tests/unit --numprocesses auto --dist worksteal
+# What failed is said last, and looked at once more with nothing beside it.
+LANES := $(BIN)/python -m tests.lanes
+
+UNIT := $(LANES) unit= --with="--numprocesses auto --dist worksteal" --paths tests/unit
 
 unit: setup-dev ## Unit tests on every core, in an empty network namespace where the kernel allows it
 	@if unshare -rn true 2>/dev/null; then unshare -rn $(UNIT); \
@@ -57,11 +60,11 @@ INTEGRATION := tests/integration tests/abuse tests/contract tests/faults tests/a
 LONG := evaluating and promoting drafts, the cost saving
 # Two at once, about as long: what serves models or builds images, and all else.  Not more: they share the cores.
 define BESIDE
-$(BIN)/python -m tests.lanes "served=(worker or engine) and not long and not alone" \
+$(LANES) "served=(worker or engine) and not long and not alone" \
 	"other=not worker and not engine and not long and not alone" --paths $(1)
 endef
 # What is promised in seconds, once nothing runs beside it.
-ALONE := $(BIN)/python -m pytest tests/integration -m alone
+ALONE := $(LANES) alone=alone --paths tests/integration
 
 integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
 	@$(call BESIDE,$(INTEGRATION))
@@ -84,7 +87,7 @@ long: setup-dev ## What takes too long for every change: drafts evaluated and pr
 
 clients: setup-dev ## Unmodified clients against a real worker, each in an environment of its own
 	@sh tests/clients/install.sh $(PYTHON) $(BIN)/pip .clients
-	@$(BIN)/python -m pytest tests/clients
+	@$(LANES) clients= --paths tests/clients
 
 bench: setup-dev ## Measure what the gateway adds
 	@$(BIN)/python -m benchmarks.gateway_overhead

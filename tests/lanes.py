@@ -1,12 +1,12 @@
-"""Run tests in lanes, side by side: python -m tests.lanes NAME=MARKS ... --paths PATH ...
+"""Run tests in lanes, side by side: python -m tests.lanes NAME=MARKS ... [--with ARGUMENTS] --paths PATH ...
 
 Each lane is one pytest over the tests its marks select; every line it prints begins with the lane's name.
 What failed is said last, where it is found: the name of each test and the first lines of why.
 
-Two lanes share the cores of a small machine, so a test that waits for something with a time limit can fail
-because of what ran beside it.  A few tests (`SECOND_LOOK_AT`) that failed are therefore run once more with
-nothing beside them.  One that fails again fails the run.  One that passes does not, but is named last as a
-failure that was seen: its cause wants to be found.
+Tests share the cores of a small machine, so one that waits for something with a time limit can fail because
+of what ran beside it.  A few tests (`SECOND_LOOK_AT`) that failed are therefore run once more with nothing
+beside them.  One that fails again fails the run.  One that passes does not, but is named last as a failure
+that was seen: its cause wants to be found.
 """
 
 import argparse
@@ -37,17 +37,17 @@ class Failure:
 class Lane:
     """One pytest, with a cache and a report of its own."""
 
-    def __init__(self, name: str, marks: str, paths: Sequence[str]) -> None:
+    def __init__(self, name: str, marks: str, arguments: Sequence[str]) -> None:
         self.name = name
         self._cache = CACHE / f"lane-{name}"
         shutil.rmtree(self._cache, ignore_errors=True)
         self._cache.mkdir(parents=True)
-        self._arguments = [*paths, "-m", marks, "-o", f"cache_dir={self._cache}"]
+        self._arguments = [*arguments, "-m", marks, "-o", f"cache_dir={self._cache}"]
 
     def run(self, *, again: bool = False) -> tuple[int, list[Failure]]:
         """Run it, or what failed of it: pytest's exit code, and what failed."""
         report = self._cache / ("again.xml" if again else "report.xml")
-        only = ["--last-failed", "--last-failed-no-failures", "none"] if again else []
+        only = ["--last-failed", "--last-failed-no-failures=none", "--numprocesses=0"] if again else []
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *self._arguments, *only, f"--junitxml={report}"],
             stdout=subprocess.PIPE,
@@ -127,9 +127,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("lanes", nargs="+", metavar="NAME=MARKS", help="a lane and which tests are its own")
     parser.add_argument("--paths", nargs="+", required=True, help="where the tests are")
+    parser.add_argument("--with", dest="also", default="", help="what else pytest is told")
     given = parser.parse_args(arguments)
     named = [lane.partition("=") for lane in given.lanes]
-    return run([Lane(name, marks, given.paths) for name, _, marks in named])
+    return run([Lane(name, marks, [*given.paths, *given.also.split()]) for name, _, marks in named])
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def refusal(result: Result) -> str:
 
 
 def test_status_shows_a_worker_with_its_reason_and_what_is_to_come(gateway: Gateway):
-    gateway.run("off", "--worker", "w1", "--for", "2d", "--note", "ticket [7]")
+    gateway.run("off", "--worker", "w1", "--for", "3090m", "--note", "ticket [7]")
     gateway.control.changes.append(change())
     gateway.attribution.record(
         tenant="acme", model="demo", template="tpl", context="0-1k",
@@ -176,7 +176,7 @@ def test_status_shows_a_worker_with_its_reason_and_what_is_to_come(gateway: Gate
         "1.67 over 100 drafts",
         "1: 1.31",
         "in 1m 5s, 2 failed",
-        f"target_only by {STORED_ADMIN_KEY.key_id}, 2d left: ticket [7]",
+        f"target_only by {STORED_ADMIN_KEY.key_id}, 2d 3h left: ticket [7]",
         "acme",
         "tpl",
         "290",
