@@ -166,17 +166,33 @@ class PayloadKeys:
         Read one key.
 
         Raises:
-            AuditKeyError: it is gone, readable by others, or does not decrypt.
+            AuditKeyError: it is gone, overwritten, readable by others, or does not decrypt.
         """
         path = self._directory / name.file
         try:
             with path.open("rb") as file:
                 if os.fstat(file.fileno()).st_mode & OTHERS:
                     raise AuditKeyError(f"others may read the payload key {path}: run `chmod 600 {path}`")
-                text = file.read().decode("ascii", "replace")
+                content = file.read()
         except OSError as error:
             raise AuditKeyError(f"cannot read the payload key {path}: {error.strerror}") from error
+        if _is_overwritten(content):
+            raise AuditKeyError(f"the payload key {path} was destroyed: what it opened was erased")
+        text = content.decode("ascii", "replace")
         return TenantKey(key_id=name.key_id, key=self._decode(text, name, path))
+
+    def is_overwritten(self, name: KeyName) -> bool:
+        """
+        Whether something ended a destruction between overwriting this key and deleting its file.
+
+        Raises:
+            AuditKeyError: it cannot be read.
+        """
+        path = self._directory / name.file
+        try:
+            return _is_overwritten(path.read_bytes())
+        except OSError as error:
+            raise AuditKeyError(f"cannot read the payload key {path}: {error.strerror}") from error
 
     def retire(self, name: KeyName) -> KeyName:
         """Begin to destroy a key: from here on it wraps nothing new.  Durable on return."""
@@ -204,6 +220,7 @@ class PayloadKeys:
                 file.write(bytes(path.stat().st_size))
                 file.flush()
                 os.fsync(file.fileno())
+            # A crash before this line leaves an overwritten file, which wraps nothing and is deleted later.
             path.unlink()
             sync_directory(self._directory)
         except FileNotFoundError:
@@ -282,6 +299,10 @@ def ulid_ms(ulid: str) -> int:
     for character in ulid[:10]:
         number = number << 5 | _ALPHABET.index(character)
     return number
+
+
+def _is_overwritten(content: bytes) -> bool:
+    return content.count(0) == len(content) > 0
 
 
 def _bound(name: KeyName) -> bytes:

@@ -336,7 +336,8 @@ def destroy_retired(store: SqlPayloadStore, keys: PayloadKeys) -> None:
 
 
 def _rewrap_all(store: SqlPayloadStore, keys: PayloadKeys, name: KeyName) -> None:
-    if name.purpose is not Purpose.WRAPPING:
+    # Overwritten: a crash in the middle of its destruction, which began once it wrapped nothing any more.
+    if name.purpose is not Purpose.WRAPPING or keys.is_overwritten(name):
         return
     old = keys.read(name)
     while rows := store.wrapped_with(name.key_id):

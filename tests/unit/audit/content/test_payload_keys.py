@@ -93,6 +93,30 @@ def test_a_destroyed_key_is_gone_for_every_process(open_keys, tmp_path):
     assert all(content not in path.read_bytes() for path in (tmp_path / "keys").iterdir())
 
 
+def test_a_key_whose_destruction_was_cut_short_opens_nothing_and_is_destroyed_later(
+    open_keys, tmp_path, monkeypatch
+):
+    """Between overwriting and deleting: nobody is told to restore it from a backup."""
+    keys = open_keys()
+    keys.current("acme", Purpose.WRAPPING)
+    (name,) = keys.names()
+
+    def die(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    assert not keys.is_overwritten(name)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", die)
+        with pytest.raises(KeyboardInterrupt):
+            keys.destroy(name)
+    again = open_keys()
+    assert again.is_overwritten(name)
+    with pytest.raises(AuditKeyError, match="was destroyed"):
+        again.read(name)
+    again.destroy(name)
+    assert not list((tmp_path / "keys").iterdir())
+
+
 def test_a_key_file_holds_no_key_in_clear_under_a_master_key(open_keys, tmp_path):
     """And opens with that master key only, under its own name only."""
     keys = open_keys(MASTER)

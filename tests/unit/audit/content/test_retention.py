@@ -205,10 +205,15 @@ async def test_many_named_requests_make_several_entries_whose_sum_is_right(kept)
     assert sorted(named) == sorted(requests)
 
 
-@pytest.mark.parametrize("step", ["retired", "deleted", "rewrapped"])
+@pytest.mark.parametrize("step", ["retired", "deleted", "overwritten", "rewrapped"])
 async def test_a_crash_in_the_middle_is_finished_by_the_next_start(tmp_path, clock, step, monkeypatch):
     """After the entry, wherever it stops: the erased stay shut, the others open, the key goes."""
-    crash = {"retired": "delete", "deleted": "wrapped_with", "rewrapped": "scrub"}[step]
+    where: dict[str, tuple[type, str]] = {
+        "retired": (SqlPayloadStore, "delete"),
+        "deleted": (SqlPayloadStore, "wrapped_with"),
+        "overwritten": (Path, "unlink"),
+        "rewrapped": (SqlPayloadStore, "scrub"),
+    }
     async with open_kept(tmp_path, clock) as kept:
         requests = [await kept.keep() for _ in range(3)]
         (key,) = kept.keys.names()
@@ -218,7 +223,7 @@ async def test_a_crash_in_the_middle_is_finished_by_the_next_start(tmp_path, clo
             raise AuditUnavailableError(message)
 
         with monkeypatch.context() as patch:
-            patch.setattr(SqlPayloadStore, crash, die)
+            patch.setattr(*where[step], die)
             with pytest.raises(AuditUnavailableError):
                 await kept.erase(requests[0])
     async with open_kept(tmp_path, clock) as kept:
