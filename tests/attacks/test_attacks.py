@@ -11,6 +11,8 @@ from tests.attacks.observers import auditor, outside_observers, running_gateway,
 from tests.attacks.scene import Past
 from tests.postgres import private_postgres
 
+pytestmark = pytest.mark.chance
+
 REFUSAL = "write-once"
 
 

@@ -101,6 +101,7 @@ def most_at_once(let):
     return most
 
 
+@pytest.mark.chance
 def test_a_storm_on_two_gateways_one_of_them_killed_never_exceeds_a_limit(url, open_store, tmp_path):
     """Clients leave in the middle of everything; afterwards nothing is held by anybody."""
     open_store(url)

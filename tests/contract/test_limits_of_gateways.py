@@ -182,6 +182,7 @@ async def test_every_answer_to_a_tenant_says_what_is_left(pair):
         assert not [name for name in answer.headers if "ratelimit" in name.lower()]
 
 
+@pytest.mark.chance
 async def test_a_budget_is_charged_what_was_used_and_outlives_a_kill(pair):
     """The estimate is reserved, the true count is kept, and a restart gives nobody a fresh day."""
     await pair.limit(tokens_per_day=10_000)

@@ -9,6 +9,8 @@ import pytest
 
 from tests.faults.injection import AT_A_TIME, FAULTS, PLOTS, Run, harm, judge
 
+pytestmark = pytest.mark.chance
+
 
 @pytest.mark.parametrize(("name", "fault"), [(name, fault) for name in PLOTS for fault in PLOTS[name].faults])
 def test_no_fault_loses_an_acknowledged_entry_or_makes_the_log_invalid(

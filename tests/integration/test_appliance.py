@@ -351,6 +351,7 @@ def test_the_log_verifies_while_it_is_written(appliance):
     assert "valid" in verified.stdout
 
 
+@pytest.mark.chance
 def test_killing_the_gateway_loses_no_acknowledged_entry(tmp_path):
     """After kill -9 every entry a client was told of is there, and verify names the open request."""
     data = tmp_path / "data"

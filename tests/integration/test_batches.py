@@ -182,6 +182,7 @@ async def lines(client: openai.AsyncOpenAI, file_id: str) -> list[dict]:
     return [json.loads(line) for line in (await client.files.content(file_id)).text.splitlines()]
 
 
+@pytest.mark.chance
 async def test_two_hundred_lines_are_each_answered_once_however_often_the_gateway_is_killed(start):
     """Killed with SIGKILL in the middle, three times; the log shows what was asked again."""
     ids = [f"patient {number}" for number in range(200)]

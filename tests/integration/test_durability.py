@@ -281,6 +281,7 @@ async def test_a_disk_that_gets_low_is_told_while_requests_are_served(site, work
     assert any("audit_disk_low" in line for line in running.process.output)
 
 
+@pytest.mark.chance
 async def test_kill_9_while_spooling_loses_nothing_that_was_answered(site, worker):
     """The next start brings the spool into the log before it serves."""
     answered = []

@@ -273,6 +273,7 @@ def test_a_witness_refuses_what_does_not_continue_the_log(tmp_path, data, log_ke
     assert command("witness", "import", file, *restored, check=False).returncode == 1
 
 
+@pytest.mark.chance
 def test_a_witness_killed_at_any_moment_never_cosigns_two_histories(tmp_path, data, log_key):
     """SIGKILL while it works; afterwards it stands where its last answer said, or further."""
     home = tmp_path / "witness"

@@ -17,12 +17,13 @@ def test_fails_once():
     seen.touch()
     assert again
 """
+BY_CHANCE = "import pytest\npytestmark = pytest.mark.chance\n" + FAILS_ONCE
 MANY = "import pytest\n@pytest.mark.parametrize('n', range(11))\ndef test_fails(n): assert n < 0\n"
 BROKEN = "import nothing_of_that_name\n"
 
 
 def lanes(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = chance: of it\n")
     return subprocess.run(
         [sys.executable, "-m", "tests.lanes", *(f"{name}=" for name in names), "--paths", str(folder)],
         check=False,
@@ -38,8 +39,9 @@ def lanes(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
     ("tests", "code", "last"),
     [
         pytest.param(PASSES, 0, "one: ", id="all passed"),
-        pytest.param(FAILS, 1, "FAILED AGAIN, WITH NOTHING BESIDE IT: ", id="fails again"),
+        pytest.param(FAILS, 1, "FAILED FOR GOOD: ", id="fails again"),
         pytest.param(FAILS_ONCE, 0, "FAILED BESIDE OTHER TESTS (find out why): ", id="fails once"),
+        pytest.param(BY_CHANCE, 1, "FAILED FOR GOOD: ", id="failing once is a finding"),
         pytest.param(MANY, 1, "lane one ended with pytest's exit code 1", id="too many for a second look"),
         pytest.param(BROKEN, 1, "lane one ended with pytest's exit code 2", id="cannot be collected"),
         pytest.param("", 0, "one: ", id="has no tests"),
@@ -56,7 +58,7 @@ def test_what_fails_again_ends_the_run(tmp_path: Path, tests: str, code: int, la
 def test_what_failed_is_said_last_with_why(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(PASSES + FAILS)
     ended = lanes(tmp_path, "one")
-    assert "FAILED AGAIN, WITH NOTHING BESIDE IT: test_it.py::test_fails" in ended.stdout
+    assert "FAILED FOR GOOD: test_it.py::test_fails" in ended.stdout
     assert "    E   assert 1 == 2" in ended.stdout.splitlines()[-3:]
 
 
