@@ -4,6 +4,8 @@ Promises of `appliance.audit.content.retention` and `payloads`: entry first, the
 
 import asyncio
 import random
+import shutil
+import signal
 import sqlite3
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
@@ -35,6 +37,7 @@ from appliance.errors import AuditUnavailableError, InvalidRequestError
 from appliance.settings import AuditSettings
 from appliance.tenancy import ContentPolicy
 from tests.fake_engine import FakeClock
+from tests.unit.bundle.test_bundle_load import killed_at
 
 RANDOM = random.Random(13)
 SETTINGS = AuditSettings(origin="a.example/log")
@@ -230,6 +233,47 @@ async def test_a_crash_in_the_middle_is_finished_by_the_next_start(tmp_path, clo
         await kept.retention.resume()
         assert [kept.opens(request) for request in requests] == [False, True, True]
         assert key.key_id not in {name.key_id for name in kept.keys.names()}
+
+
+def test_an_erasure_killed_at_any_point_is_finished_by_the_next_start(tmp_path, clock):
+    """`kill -9` before every flush, rename and deletion in turn: erased if the log says so, or all there."""
+    site, saved = tmp_path / "site", tmp_path / "saved"
+    site.mkdir()
+
+    async def keep() -> list[str]:
+        async with open_kept(site, clock) as kept:
+            return [await kept.keep() for _ in range(3)]
+
+    async def erase() -> None:
+        async with open_kept(site, clock) as kept:
+            await kept.erase(requests[0])
+
+    async def start() -> bool:
+        clock.advance(1.0)
+        async with open_kept(site, clock) as kept:
+            await kept.retention.resume()
+            is_erased = bool(list(kept.store.erasures()))
+            assert [kept.opens(request) for request in requests] == [not is_erased, True, True]
+            assert not any(name.is_retired for name in kept.keys.names())
+            assert is_erased == all(key not in file.read_bytes() for file in (site / "keys").iterdir())
+            return is_erased
+
+    requests = asyncio.run(keep())
+    (file,) = (site / "keys").iterdir()
+    key = file.read_bytes()
+    site.rename(saved)
+    erased: list[bool] = []
+    while True:
+        shutil.rmtree(site, ignore_errors=True)
+        shutil.copytree(saved, site)
+        status = killed_at(len(erased), lambda: asyncio.run(erase()))
+        erased.append(asyncio.run(start()))
+        assert asyncio.run(start()) == erased[-1]
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+    assert len(erased) > 6
+    assert erased == sorted(erased)
 
 
 async def test_a_key_that_was_restored_is_destroyed_again_at_the_next_start(kept, tmp_path):
