@@ -100,8 +100,9 @@ def failures_in(report: Path) -> list[Failure]:
 
 
 def tests_in(report: Path) -> set[str]:
-    """Every test a JUnit report names."""
-    return {_name(case) for case in ET.parse(report).getroot().iter("testcase")} if report.exists() else set()
+    """Every test that a JUnit report says was run, not skipped."""
+    cases = ET.parse(report).getroot().iter("testcase") if report.exists() else ()
+    return {_name(case) for case in cases if case.find("skipped") is None}
 
 
 def _name(case: ET.Element) -> str:
@@ -133,7 +134,9 @@ def run(lanes: Sequence[Lane]) -> int:
     seen = [failure for lane in failed for failure in results[lane.name][1]]
     if not failed:
         return 0
-    if len(seen) > SECOND_LOOK_AT or any(results[lane.name][0] != TESTS_FAILED for lane in failed):
+    # A lane that failed and names no test failed otherwise.
+    are_named = all(results[lane.name][0] == TESTS_FAILED and results[lane.name][1] for lane in failed)
+    if len(seen) > SECOND_LOOK_AT or not are_named:
         say(seen, "FAILED")
         for lane in failed:
             _print(f"lane {lane.name} ended with pytest's exit code {results[lane.name][0]}")

@@ -94,14 +94,14 @@ async def _child(directory):
 
 def _run_and_kill(directory, seconds):
     """Start the process, kill it some time after its first erasure, and return what it said."""
-    child = subprocess.Popen([sys.executable, __file__, "child", directory], stdout=subprocess.PIPE)
     lines = []
-    while b"erased\n" not in lines:
-        lines.append(child.stdout.readline())
-        assert lines[-1], "it ended by itself"
-    time.sleep(seconds)
-    child.send_signal(signal.SIGKILL)
-    lines += child.communicate()[0].splitlines(keepends=True)
+    with subprocess.Popen([sys.executable, __file__, "child", directory], stdout=subprocess.PIPE) as child:
+        while b"erased\n" not in lines:
+            lines.append(child.stdout.readline())
+            assert lines[-1], "it ended by itself"
+        time.sleep(seconds)
+        child.send_signal(signal.SIGKILL)
+        lines += child.stdout.readlines()
     assert child.returncode == -signal.SIGKILL
     return lines
 

@@ -18,6 +18,7 @@ def test_fails_once():
     assert again
 """
 BY_CHANCE = "import pytest\npytestmark = pytest.mark.chance\n" + FAILS_ONCE
+SKIPPED_THEN = FAILS_ONCE.replace("    assert again", "    import pytest; again and pytest.skip(); assert 0")
 MANY = "import pytest\n@pytest.mark.parametrize('n', range(11))\ndef test_fails(n): assert n < 0\n"
 BROKEN = "import nothing_of_that_name\n"
 
@@ -42,6 +43,7 @@ def lanes(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
         pytest.param(FAILS, 1, "FAILED FOR GOOD: ", id="fails again"),
         pytest.param(FAILS_ONCE, 0, "FAILED BESIDE OTHER TESTS (find out why): ", id="fails once"),
         pytest.param(BY_CHANCE, 1, "FAILED FOR GOOD: ", id="failing once is a finding"),
+        pytest.param(SKIPPED_THEN, 1, "FAILED FOR GOOD: ", id="skipped when looked at again"),
         pytest.param(MANY, 1, "lane one ended with pytest's exit code 1", id="too many for a second look"),
         pytest.param(BROKEN, 1, "lane one ended with pytest's exit code 2", id="cannot be collected"),
         pytest.param("", 0, "one: ", id="has no tests"),
