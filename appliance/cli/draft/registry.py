@@ -5,6 +5,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from appliance.audit.registry import EntryType
 from appliance.cli.draft.journal import open_journal
 from appliance.cli.options import ConfigOption, DataOption, settings_from
-from appliance.drafts.evaluation.store import load_evaluation
+from appliance.drafts.evaluation.store import load_evaluation, load_measured
 from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.lint.rules import Severity
@@ -27,10 +28,10 @@ from appliance.drafts.registry.standing import Standing, read_standing
 from appliance.errors import ConfigurationError, DraftError, DraftRefusedError
 from appliance.serving.weights import Weights, inspect_weights, load_weights
 from appliance.settings import Settings
-from appliance.speculation import ALL_TRAFFIC
+from appliance.speculation import ALL_TRAFFIC, Expectation
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-HEADINGS = ("draft", "target", "source", "made", "parent", "standing", "expected")
+HEADINGS = ("draft", "target", "source", "made", "parent", "standing", "expected", "measured")
 NOTHING = "-"
 
 
@@ -39,12 +40,15 @@ def list_drafts(config: ConfigOption = None, data: DataOption = None, as_json: J
     registry = open_registry(settings_from(config, data), time.time)  # noqa: TID251 - a command is a composition root
     revisions, complaints = registry.survey()
     marks = _Marks(registry.directory)
+    measured = {revision.digest: marks.measured(revision) for revision in revisions}
     if as_json:
-        drafts = [_described(revision, marks.of(revision)) for revision in revisions]
+        drafts = [
+            _described(revision, marks.of(revision), measured[revision.digest]) for revision in revisions
+        ]
         warnings = [*complaints, *marks.complaints]
         typer.echo(json.dumps({"drafts": drafts, "warnings": warnings}, indent=2, ensure_ascii=False))
         return
-    rows = [_row(revision, marks.of(revision)) for revision in revisions]
+    rows = [_row(revision, marks.of(revision), measured[revision.digest]) for revision in revisions]
     for line in _aligned([HEADINGS, *rows]) if rows else ["no draft is registered"]:
         typer.echo(line)
     for complaint in (*complaints, *marks.complaints):
@@ -66,7 +70,7 @@ def show(
     registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
     revision = registry.find(draft)
     weights, marks = registry.weights(revision), _Marks(registry.directory)
-    known = _described(revision, marks.of(revision))
+    known = _described(revision, marks.of(revision), marks.measured(revision))
     known |= {
         "dataset": revision.dataset,
         "record": encode_record(revision.record),
@@ -164,7 +168,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 class _Marks:
-    """What is decided about drafts, read once for each target."""
+    """What is decided about drafts, read once for each target, and what evaluations measured."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -186,8 +190,16 @@ class _Marks:
         marks += ["previous"] if revision.digest in standing.previous else []
         return marks
 
+    def measured(self, revision: Revision) -> Expectation | None:
+        """What its evaluation measured it to accept, of all traffic; None where none was completed."""
+        try:
+            return load_measured(self._directory, revision.digest, revision.target).get(ALL_TRAFFIC)
+        except DraftError as error:
+            self.complaints.append(str(error))
+            return None
 
-def _described(revision: Revision, marks: list[str]) -> dict[str, Any]:
+
+def _described(revision: Revision, marks: list[str], measured: Expectation | None) -> dict[str, Any]:
     expected = encode_record(revision.record).get("expected", {}).get(ALL_TRAFFIC)
     return {
         "digest": revision.digest,
@@ -198,11 +210,11 @@ def _described(revision: Revision, marks: list[str]) -> dict[str, Any]:
         "parent": revision.parent,
         "standing": marks,
         "expected": expected,
+        "measured": None if measured is None else asdict(measured),
     }
 
 
-def _row(revision: Revision, marks: list[str]) -> tuple[str, ...]:
-    expected = revision.record.expected.get(ALL_TRAFFIC)
+def _row(revision: Revision, marks: list[str], measured: Expectation | None) -> tuple[str, ...]:
     return (
         revision.hex[:SHORT],
         revision.target.removeprefix("sha256:")[:SHORT],
@@ -210,8 +222,13 @@ def _row(revision: Revision, marks: list[str]) -> tuple[str, ...]:
         revision.made[:10],
         NOTHING if revision.parent is None else revision.parent.removeprefix("sha256:")[:SHORT],
         ", ".join(marks) or NOTHING,
-        NOTHING if expected is None else f"{expected.acceptance_length:.2f} at K={expected.draft_tokens}",
+        _length(revision.record.expected.get(ALL_TRAFFIC)),
+        _length(measured),
     )
+
+
+def _length(accepted: Expectation | None) -> str:
+    return NOTHING if accepted is None else f"{accepted.acceptance_length:.2f} at K={accepted.draft_tokens}"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

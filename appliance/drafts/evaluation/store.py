@@ -13,6 +13,7 @@ from appliance.drafts.evaluation.report import Evaluation
 from appliance.drafts.evaluation.work import storing
 from appliance.errors import DraftNotFoundError, DraftRefusedError
 from appliance.installation import write_private
+from appliance.speculation import Expectation
 
 EVALUATIONS, REPORT, PAGE = "evaluations", "report.json", "report.html"
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
@@ -57,6 +58,25 @@ def load_evaluation(directory: Path, draft: str) -> Evaluation | None:
     if evaluation.draft != draft:
         raise DraftRefusedError(f"{path} is about another draft: evaluate this one again")
     return evaluation
+
+
+def load_measured(directory: Path, draft: str, target: str) -> dict[str, Expectation]:
+    """
+    What an evaluation measured a draft to accept, by kind of traffic; nothing where none was completed.
+
+    Args:
+        directory: of the registry.
+        draft: digest of the draft.
+        target: digest of the target it has to have been evaluated with.
+
+    Raises:
+        DraftRefusedError: the report was altered, or is about another draft.
+        DraftStorageError: it cannot be read.
+    """
+    evaluation = load_evaluation(directory, draft)
+    if evaluation is None or not evaluation.complete or evaluation.target != target:
+        return {}
+    return evaluation.expectations
 
 
 def save_evaluation(directory: Path, evaluation: Evaluation, page: str) -> Path:

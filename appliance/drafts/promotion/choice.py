@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from appliance.drafts.evaluation.store import load_evaluation
+from appliance.drafts.evaluation.store import load_measured
 from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.lint.rules import Severity
@@ -126,9 +126,9 @@ class DraftChoice:
         An evaluation may be missing here, or damaged: then the training's word stands.
         """
         with suppress(ApplianceError):
-            evaluation = load_evaluation(self._directory, draft.digest)
-            if evaluation is not None and evaluation.complete and evaluation.target == self._target.digest:
-                said = {kind: asdict(each) for kind, each in evaluation.expectations.items()}
+            measured = load_measured(self._directory, draft.digest, self._target.digest)
+            if measured:
+                said = {kind: asdict(each) for kind, each in measured.items()}
                 return replace(draft, training={**draft.training, "expected": said})
         return draft
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from appliance.audit.entry import decode
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft.registry import COMMANDS
-from appliance.drafts.evaluation.report import Evaluation, Verdict
+from appliance.drafts.evaluation.report import Evaluation, Expected, Verdict
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.registry.opening import open_registry, site_signer
 from appliance.drafts.registry.registry import DraftRegistry
@@ -317,18 +317,23 @@ class TestList:
                 candidate=revisions["three"].digest,
             ),
         )
+        save_evaluation(directory, measured_report(revisions["two"]), "<html></html>")
         heading, *lines = office.said("list").splitlines()
-        assert heading.split() == ["draft", "target", "source", "made", "parent", "standing", "expected"]
+        assert heading.split() == [
+            *("draft", "target", "source", "made", "parent", "standing", "expected", "measured")
+        ]
         by_draft = {line.split()[0]: line.split()[1:] for line in lines}
         marks = {"one": "serving", "two": "previous", "three": "candidate", "four": "-"}
         for name, mark in marks.items():
             revision = revisions[name]
-            target, source, made, parent, standing, *expected = by_draft[revision.hex[:12]]
+            target, source, made, parent, standing, *accepts = by_draft[revision.hex[:12]]
             assert (target, source) == (revision.target[7:19], "imported")
             assert made == revision.made[:10]
             assert standing == mark
             assert parent == ("-" if name == "four" else "0" * 12)
-            assert expected == (["-"] if name == "four" else ["2.50", "at", "K=3"])
+            expected = ["-"] if name == "four" else ["2.50", "at", "K=3"]
+            measured = ["2.25", "at", "K=2"] if name == "two" else ["-"]
+            assert accepts == [*expected, *measured]
         told = json.loads(office.said("list", "--json"))
         assert {each["digest"]: each["standing"] for each in told["drafts"]} == {
             revisions[name].digest: [] if mark == "-" else [mark] for name, mark in marks.items()
@@ -336,6 +341,25 @@ class TestList:
         assert {each["digest"]: each["expected"] for each in told["drafts"]}[revisions["one"].digest] == (
             EXPECTED["all"]
         )
+        assert {each["digest"]: each["measured"] for each in told["drafts"]} == {
+            revision.digest: {"acceptance_length": 2.25, "draft_tokens": 2} if name == "two" else None
+            for name, revision in revisions.items()
+        }
+
+    def test_what_was_measured_with_another_target_or_not_to_the_end_is_not_shown(self, office: Office):
+        """And a damaged report is a warning; the draft is listed all the same."""
+        office.said("import", office.signed())
+        (revision,) = office.registry.revisions()
+        directory = office.registry.directory
+        for more in ({"complete": False}, {"target": digest(7)}):
+            report = save_evaluation(directory, measured_report(revision, **more), "<html></html>")
+            (told,) = json.loads(office.said("list", "--json"))["drafts"]
+            assert told["measured"] is None
+        rewrite(report, b"{")
+        told = json.loads(office.said("list", "--json"))
+        assert [each["measured"] for each in told["drafts"]] == [None]
+        assert len(told["warnings"]) == 1
+        assert str(report) in told["warnings"][0]
 
     def test_a_draft_that_cannot_be_used_is_a_warning(self, office: Office):
         """The others are listed all the same."""
@@ -369,7 +393,7 @@ class TestShow:
         told = json.loads(office.said("show", revision.hex[:9], "--json"))
         assert list(told) == [
             *("digest", "target", "source", "origin", "made", "parent", "standing", "expected"),
-            *("dataset", "record", "weights", "lint", "evaluation"),
+            *("measured", "dataset", "record", "weights", "lint", "evaluation"),
         ]
         assert (told["digest"], told["origin"], told["dataset"]) == (revision.digest, MAKER_KEY, digest(9))
         assert told["record"]["recipe"] == {"name": "first"}
@@ -429,6 +453,11 @@ class TestShow:
 def refused_report(revision: Revision) -> Evaluation:
     reasons = ("it accepts less",)
     return bare_report(revision.digest, revision.target, verdict=Verdict.REFUSED, reasons=reasons)
+
+
+def measured_report(revision: Revision, **more: Any) -> Evaluation:
+    expected = {"all": Expected(acceptance_length=2.25, draft_tokens=2)}
+    return bare_report(revision.digest, more.pop("target", revision.target), expected=expected, **more)
 
 
 def _sha256(path: Path) -> str:
