@@ -47,7 +47,7 @@ types: setup-dev ## Types
 imports: setup-dev ## Import layers
 	@$(BIN)/lint-imports
 
-# What failed is said last, and looked at once more with nothing beside it.
+# What failed is said last; of several lanes it is looked at once more with nothing beside it.
 LANES := $(BIN)/python -m tests.lanes
 
 UNIT := $(LANES) unit= --with="--numprocesses auto --dist worksteal" --paths tests/unit

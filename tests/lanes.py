@@ -8,6 +8,8 @@ of what ran beside it.  A few tests (`SECOND_LOOK_AT`) that failed are therefore
 beside them.  One that fails again fails the run.  One that passes does not, but is named last as a failure
 that was seen: its cause wants to be found.
 
+A lane by itself had nothing beside it: what fails there fails the run at once.
+
 Tests marked `chance` look for what goes wrong once in many tries, so passing the next time says nothing: they
 are not looked at again, and their failure fails the run.
 """
@@ -136,7 +138,7 @@ def run(lanes: Sequence[Lane]) -> int:
         return 0
     # A lane that failed and names no test failed otherwise.
     are_named = all(results[lane.name][0] == TESTS_FAILED and results[lane.name][1] for lane in failed)
-    if len(seen) > SECOND_LOOK_AT or not are_named:
+    if len(lanes) == 1 or len(seen) > SECOND_LOOK_AT or not are_named:
         say(seen, "FAILED")
         for lane in failed:
             _print(f"lane {lane.name} ended with pytest's exit code {results[lane.name][0]}")

@@ -29,7 +29,7 @@ from appliance.serving.worker_log import bound, failure_line, find_phase, rotate
 from appliance.serving.worker_protocol import RESTART_FILE
 from appliance.speculation import Reason
 
-pytestmark = [pytest.mark.usefixtures("loopback"), pytest.mark.chance]
+pytestmark = pytest.mark.usefixtures("loopback")
 LOGS = Path(__file__).parent / "logs"
 FAST = Timing(poll=0.02, check=0.02, answer=2.0, unresponsive=10.0, longest_delay=0.05, kill=3.0)
 FAKE = """
