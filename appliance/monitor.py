@@ -24,7 +24,7 @@ from appliance.verdict import (
     LIKELY,
     better_choice,
     evidence_of,
-    falls_short,
+    has_collapsed,
     is_losing,
     is_useless,
     is_worth_a_try,
@@ -219,7 +219,7 @@ def _judge(watch: Watch, bucket: int, policy: MonitorPolicy, now: float) -> Watc
     # what stops a worker.
     doubts = entry.doubts + 1 if is_losing(watch, costs, policy, now) else 0
     if doubts >= PATIENCE and _may_flip(watch, policy, now):
-        if falls_short(watch, policy):
+        if has_collapsed(watch, policy):
             return _stop(watch, Reason.COLLAPSED, policy, now)
         return _stop_bucket(with_entry(watch, bucket, replace(entry, draft_tokens=0, doubts=0)), policy, now)
     watch = _saw_it(watch, payoff(watch.window, costs, entry.draft_tokens), policy)
@@ -273,6 +273,9 @@ def _conclude(watch: Watch, probe: Probe, reading: EngineReading, policy: Monito
         return larger if larger.probe is not None else _back_to_waiting(watch, now, now, watch.basis)
     if answer:
         return _recover(watch, bucket, now)
+    stops_everywhere = watch.mode is SpeculationMode.SPECULATIVE and _may_flip(watch, policy, now)
+    if stops_everywhere and has_collapsed(watch, policy):
+        return _stop(watch, Reason.COLLAPSED, policy, now)
     failed = watch.probes_failed + 1
     hopeless = not watch.has_paid and watch.verdict is Reason.COLLAPSED
     longest = policy.probe_hopeless_seconds if hopeless else policy.probe_longest_seconds

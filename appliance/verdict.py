@@ -72,7 +72,10 @@ def recent_text(watch: Watch, policy: MonitorPolicy, now: float) -> SpecDecodeCo
 
 def _drafts_of_a_collapse(watch: Watch, policy: MonitorPolicy, now: float) -> int:
     if not watch.dips:
-        return min(_drafts_to_stop(watch, policy, now), _memory(policy))
+        # Traffic of one kind that collapses again after it came back is no borderline.
+        is_one_kind = watch.unlikeness == 1.0
+        stopping = SHORT_WINDOW * policy.min_drafts if is_one_kind else _drafts_to_stop(watch, policy, now)
+        return min(stopping, _memory(policy))
     longest = LONGER_THAN_A_DIP * max(watch.dips)
     return min(max(_drafts_to_lose(watch, policy, now), longest), _memory(policy))
 
@@ -110,14 +113,21 @@ def is_losing(watch: Watch, costs: Costs, policy: MonitorPolicy, now: float) -> 
     return is_sure
 
 
-def falls_short(watch: Watch, policy: MonitorPolicy) -> bool:
+def has_collapsed(watch: Watch, policy: MonitorPolicy) -> bool:
     """
-    Whether a draft that loses shows so little of what its record promised that this must be why.
+    Whether a draft that loses at the batch size in use has collapsed, so that it should stop at every one.
 
-    It stops anyway; only what is said of it depends on this, so the likelier of the two is enough.
+    The newest drafts tell, however often speculation stopped before, and whatever a draft once paid.  That
+    it falls short of its record only changes the reason, so there the likelier of the two is enough.
     """
-    depth = deepest(watch.long_window, policy.min_drafts)
-    length = acceptance_length(watch.long_window, depth)
+    newest, longer = watch.newest(policy.min_drafts), watch.long_window
+    if newest is not None:
+        depth = deepest(newest, policy.min_drafts)
+        length = acceptance_length(newest, depth)
+        if length is not None and length.upper(SURE) < collapse_limit(watch, policy, depth):
+            return True
+    depth = deepest(longer, policy.min_drafts)
+    length = acceptance_length(longer, depth)
     return length is not None and length.mean < least_promised(watch, depth)
 
 

@@ -20,6 +20,7 @@ from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapsh
 from appliance.settings import LogSettings
 from appliance.speculation import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 from appliance.watch import Bucket, Watch
+from tests.fakes import audit_fields
 
 NOW = 1_800_000_000.123
 READING = EngineReading(controllable=True, epoch="0f", largest_batch=8, choices=(0, 1, 3))
@@ -36,7 +37,7 @@ class Sink:
         """Keep an entry, if the real log could encode it."""
         if self.refusal is not None:
             raise self.refusal
-        self.entries.append((entry_type, fields))
+        self.entries.append((entry_type, audit_fields(entry_type, fields)))
 
 
 class Told:

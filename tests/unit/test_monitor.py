@@ -363,6 +363,28 @@ def test_a_collapse_is_seen_on_a_machine_that_is_too_busy_to_measure_costs(seed:
     assert next(stopped) - 12 <= 15
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_draft_that_collapses_after_short_dips_stops_at_every_batch_size_as_collapsed(seed: int):
+    """Dips that ended by themselves delay the proof of a collapse; the batch size in use stops before."""
+    code, noise = Second(CODE, 2, "", None), Second(HEX, 2, "", None)
+    dips = ([code] * 8 + [noise]) * 6
+    ticks = live([*[code] * 12, *dips, *[code] * 8, *[noise] * 30], seed=seed)
+    stopped = [tick.after for tick in ticks if tick.now > 74 and not tick.after.draft_tokens(2)]
+    assert stopped[0].verdict is Reason.COLLAPSED
+    assert not any(k for _first, _last, k in stopped[0].table)
+
+
+def test_a_collapse_is_seen_as_soon_the_tenth_time_as_the_first():
+    """Code and noise by turns of a minute are two kinds of traffic, not a borderline between them."""
+    turns = 10
+    ticks = list(live([*constant(CODE, 60, 2), *constant(HEX, 60, 2)] * turns))
+    took = [
+        next(tick.now for tick in ticks if tick.now > noise and not tick.after.draft_tokens(2)) - noise
+        for noise in range(60, 120 * turns, 120)
+    ]
+    assert max(took[-3:]) <= 3, took
+
+
 def test_costs_are_measured_beyond_the_budget_only_as_long_as_they_are_hardly_known():
     """On a quiet machine two sweeps are enough to begin with; on a busy one there are more, and an end."""
     quiet = after(constant(CODE, 40)).after
