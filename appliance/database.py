@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from appliance.errors import ConfigurationError
-from appliance.postgresql import open_postgresql
 
 
 def open_database(url: str, *, busy_seconds: float) -> Engine:
@@ -29,6 +28,8 @@ def open_database(url: str, *, busy_seconds: float) -> Engine:
     try:
         parsed = make_url(url)
         if parsed.get_backend_name() == "postgresql":
+            from appliance.postgresql import open_postgresql  # noqa: PLC0415 - the driver is slow to import
+
             return open_postgresql(parsed, busy_seconds=busy_seconds)
         engine = create_engine(parsed)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:

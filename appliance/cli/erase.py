@@ -25,7 +25,6 @@ from appliance.audit.content.payloads import Payload, SqlPayloadStore
 from appliance.audit.content.sealing import LOGGED, Part, commit, commit_under, open_sealed, place, unwrap
 from appliance.audit.entry import format_time
 from appliance.audit.store import AuditStore
-from appliance.cli.admin import open_admin
 from appliance.cli.audit import open_reader
 from appliance.cli.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.cli.reading import PurposeOption, RecorderOption
@@ -287,6 +286,8 @@ def _show_erased(erased: dict[str, Any]) -> None:
 def _ask(
     settings: Settings, url: str | None, method: str, path: str, body: dict[str, Any] | None
 ) -> dict[str, Any]:
+    from appliance.cli.admin import open_admin  # noqa: PLC0415 - an HTTP client is slow to import
+
     async def ask() -> dict[str, Any]:
         async with open_admin(settings, url, timeout_seconds=PATIENCE_SECONDS) as gateway:
             return await gateway.request(method, path, body)

@@ -23,6 +23,7 @@ from appliance.preflight.inquiry import Inquiry
 from appliance.preflight.report import Report, make_report
 from appliance.preflight.secret_files import FILE
 
+commands = typer.Typer()
 DISTRIBUTION = "sovereign-appliance"
 WIDTH = 100
 STYLES = {Result.OK: "green", Result.WARN: "yellow", Result.FAIL: "bold red", Result.SKIPPED: "dim"}
@@ -38,6 +39,7 @@ class Machine(StrEnum):
     WORKER = "worker"
 
 
+@commands.command()
 def preflight(
     role: Annotated[Machine, typer.Option(help="What is to run on this machine.")] = Machine.UP,
     against: Annotated[

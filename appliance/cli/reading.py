@@ -18,7 +18,6 @@ import typer
 from appliance.account import account_name
 from appliance.audit.reading import MAX_PURPOSE_CHARACTERS, Reading, record
 from appliance.audit.store import AuditStore
-from appliance.cli.admin import open_admin
 from appliance.errors import AuditError, AuditUnavailableError, ConfigurationError
 from appliance.settings import Settings
 
@@ -79,6 +78,7 @@ class Reader:
 
     def _through_gateway(self, reading: Reading) -> bool:
         """Whether the gateway has recorded it."""
+        from appliance.cli.admin import open_admin  # noqa: PLC0415 - an HTTP client is slow to import
 
         async def ask() -> None:
             async with open_admin(self.settings, self.url) as gateway:

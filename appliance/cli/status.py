@@ -5,31 +5,35 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from appliance.cli.admin import AdminApi, open_admin
+from appliance.cli.options import ConfigOption, DataOption, settings_from
 from appliance.settings import Settings
 
+commands = typer.Typer()
 REFRESH_SECONDS = 1.0
 
 
-def show_status(settings: Settings, url: str | None, *, once: bool) -> None:
-    """
-    Print the table once, or keep it fresh until interrupted.
-
-    Raises:
-        ConfigurationError: the gateway does not answer, or refuses the admin key.
-    """
+@commands.command()
+def status(
+    config: ConfigOption = None,
+    data: DataOption = None,
+    url: Annotated[str | None, typer.Option(help="Base URL of the gateway.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,  # noqa: FBT002
+) -> None:
+    """Show workers, acceptance length and the audit head, live."""
 
     async def picture(gateway: AdminApi) -> Group:
         return render(await gateway.get("status"))
 
-    show(settings, url, picture, once=once)
+    show(settings_from(config, data), url, picture, once=once)
 
 
 def show(

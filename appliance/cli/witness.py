@@ -21,7 +21,6 @@ from appliance.audit.keys import load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.cosigned import CosignedCheckpoints, newest_by_witness
 from appliance.audit.witness.home import WitnessHome, load_verifier_keys
-from appliance.audit.witness.server import serving
 from appliance.audit.witness.witness import (
     CONFLICT,
     MAX_REQUEST_BYTES,
@@ -147,6 +146,8 @@ def status(config: ConfigOption = None, data: DataOption = None) -> None:
 
 
 async def _serve(witness: Witness, name: str, host: str, port: int) -> None:
+    from appliance.audit.witness.server import serving  # noqa: PLC0415 - an HTTP server is slow to import
+
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

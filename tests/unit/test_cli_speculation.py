@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from appliance.api.services import Services
 from appliance.app import create_app
 from appliance.attribution import Attribution
+from appliance.audit.registry import EntryType
 from appliance.changes import SpeculationChange
 from appliance.cli import cli
 from appliance.cli.duration import SECONDS_IN, parse_duration, show_duration
@@ -38,7 +39,7 @@ from appliance.settings import ApiSettings, LogSettings
 from appliance.speculation import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.watch import Watch
-from tests.fakes import FakeControl, FakeView
+from tests.fakes import FakeControl, FakeView, audit_fields
 
 ADMIN_KEY, STORED_ADMIN_KEY = make_key(b"a" * 37, admin=True)
 NOTHING: Any = None
@@ -46,12 +47,12 @@ NOTHING: Any = None
 
 @dataclass
 class FakeAudit:
-    """An audit log that only remembers."""
+    """An audit log that keeps what the real one would take."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
 
-    async def append(self, entry_type: str, **fields: Any) -> None:
-        self.entries.append({"type": str(entry_type), **fields})
+    async def append(self, entry_type: EntryType, /, **fields: Any) -> None:
+        self.entries.append({"type": str(entry_type), **audit_fields(entry_type, fields)})
 
 
 @dataclass(kw_only=True)

@@ -32,6 +32,7 @@ from appliance.serving.worker import ServedModel
 from appliance.settings import ApiSettings, load_settings
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.worker_list import WorkerList
+from tests.fakes import audit_fields
 
 ADMIN_KEY, STORED_ADMIN_KEY = make_key(b"a" * 37, admin=True)
 KEY, STORED_KEY = make_key(b"b" * 37)
@@ -94,7 +95,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     logger = structlog.wrap_logger(structlog.ReturnLogger())
 
     async def record(entry_type: Any, /, **fields: Any) -> None:
-        entries.append((str(entry_type), fields))
+        entries.append((str(entry_type), audit_fields(entry_type, fields)))
 
     workers = WorkerList(
         pool=pool,

@@ -218,10 +218,10 @@ def interval(samples: Sequence[Sample]) -> Interval | None:
     count = len(samples)
     if count < LEAST_WINDOWS:
         return None
-    mean = fmean(sample.value for sample in samples)
+    mean = fmean([sample.value for sample in samples])
     deviations = [sample.value - mean for sample in samples]
     total = sum(deviation**2 for deviation in deviations)
-    expected = fmean(sample.variance for sample in samples)
+    expected = fmean([sample.variance for sample in samples])
     alike = sum(one * next_one for one, next_one in pairwise(deviations)) / total if total > 0 else 0.0
     variance = (STEADY * expected + total) / (STEADY + count - 1) * (1.0 + 2.0 * max(0.0, alike))
     reach = math.sqrt((count + RHO) * math.log((count + RHO) / (RHO * ALPHA**2))) / count
