@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test check lint types imports unit integration whole long clients deploy deploy-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh models clean
+.PHONY: help setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone clients deploy-tools client-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh locks models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,9 @@ setup: $(VENV)/.installed-$(EXTRA) ## Make the environment the appliance runs in
 
 setup-dev: $(VENV)/.installed-dev ## The same with what the tests need
 
-$(VENV)/.installed-$(EXTRA): pyproject.toml constraints.txt deploy/install.sh
+LOCKS := $(wildcard deploy/locks/*.txt)
+
+$(VENV)/.installed-$(EXTRA): pyproject.toml $(LOCKS) deploy/install.sh deploy/torch.sh
 	@sh deploy/install.sh $(PYTHON) $(VENV) $(EXTRA)
 	@touch $@
 
@@ -32,10 +34,18 @@ $(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA) deploy/debian-packages.txt
 
 ##@ Check it
 
-test: export SAME_CASES = 1
-test: check unit whole clients tour ## Everything CI runs
+# A stage that fails hides no other: all run, then the verdict.  `tools` comes first, since the rest needs it.
+STAGES := tools lint+types+imports unit parts alone clients tour
+
+test: ## Everything CI runs, and how long each stage took
+	@$(PYTHON) tests/stages.py $(STAGES)
+
+quick: check unit contract ## What to run at every change: no worker, no container
 
 check: lint types imports ## What a reviewer should not have to say
+
+tools: setup-dev ## Everything the tests need, tools of others included
+	@$(MAKE) --no-print-directory -j2 deploy-tools client-tools
 
 lint: setup-dev ## Style
 	@$(BIN)/ruff format --check --quiet . || (echo "run: $(BIN)/ruff format ." && exit 1)
@@ -47,47 +57,42 @@ types: setup-dev ## Types
 imports: setup-dev ## Import layers
 	@$(BIN)/lint-imports
 
-# What failed is said last; of several lanes it is looked at once more with nothing beside it.
-LANES := $(BIN)/python -m tests.lanes
-
-UNIT := $(LANES) unit= --with="--numprocesses auto --dist worksteal" --paths tests/unit
+PYTEST := $(BIN)/python -m pytest
+# A file is one process's: its tests share a gateway, a worker or a database.
+SHARED := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+UNIT := $(PYTEST) tests/unit --numprocesses auto --dist worksteal
 
 unit: setup-dev ## Unit tests on every core, in an empty network namespace where the kernel allows it
 	@if unshare -rn true 2>/dev/null; then unshare -rn $(UNIT); \
-	else echo "SKIPPED the network wall: this machine does not allow network namespaces" && $(UNIT); fi
+	elif [ "$$CI" = true ]; then echo "FAILED: this machine does not allow network namespaces" && exit 1; \
+	else echo "SKIPPED the network namespace: this machine does not allow one" && $(UNIT); fi
 
-INTEGRATION := tests/integration tests/abuse tests/contract tests/faults tests/attacks tests/test_docs.py
-LONG := evaluating and promoting drafts, the cost saving
-# Two at once, about as long: what serves models or builds images, and all else.  Not more: they share the cores.
-define BESIDE
-$(LANES) "served=(worker or engine) and not long and not alone" \
-	"other=not worker and not engine and not long and not alone" --paths $(1)
-endef
-# What is promised in seconds, once nothing runs beside it.
-ALONE := $(LANES) alone=alone --paths tests/integration
+contract: setup-dev ## What every database and gateway has to do alike, on SQLite and PostgreSQL
+	@$(PYTEST) tests/contract $(SHARED) -m "not worker"
+
+# All there is but what has a stage of its own, so that a new folder cannot be forgotten.
+PARTS := tests --ignore=tests/unit --ignore=tests/clients
 
 integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
-	@$(call BESIDE,$(INTEGRATION))
-	@$(ALONE)
-	@echo "SKIPPED tests that take many minutes ($(LONG)): make long"
+	@$(PYTEST) $(PARTS) --ignore=tests/deploy $(SHARED) -m "not alone"
 
 deploy: deploy-tools ## Images, compose, chart, bundle and dashboards, with a container engine where one can be started
-	@$(call BESIDE,tests/deploy)
+	@$(PYTEST) tests/deploy $(SHARED)
 
-whole: deploy-tools ## Integration and deploy in one run, so that neither core waits
-	@$(call BESIDE,$(INTEGRATION) tests/deploy)
-	@$(ALONE)
-	@echo "SKIPPED tests that take many minutes ($(LONG)): make long"
+parts: deploy-tools ## Integration and deploy in one run, so that neither core waits
+	@$(PYTEST) $(PARTS) $(SHARED) -m "not alone"
+
+alone: setup-dev ## What is promised in seconds, with nothing beside it
+	@$(PYTEST) $(PARTS) -m alone
+
+clients: client-tools ## Unmodified clients against a real worker, each in an environment of its own
+	@$(PYTEST) tests/clients
 
 deploy-tools: setup-dev
 	@sh tests/deploy/install.sh $(PYTHON) $(BIN)/pip .deploy
 
-long: setup-dev ## What takes too long for every change: drafts evaluated and promoted, the cost saving measured
-	@$(BIN)/python -m pytest $(INTEGRATION) -m long
-
-clients: setup-dev ## Unmodified clients against a real worker, each in an environment of its own
+client-tools: setup-dev
 	@sh tests/clients/install.sh $(PYTHON) $(BIN)/pip .clients
-	@$(LANES) clients= --paths tests/clients
 
 bench: setup-dev ## Measure what the gateway adds
 	@$(BIN)/python -m benchmarks.gateway_overhead
@@ -108,6 +113,9 @@ bench-refresh: setup-dev ## Age the demo pair, refresh its draft, measure what c
 	@$(BIN)/python -m benchmarks.draft_refresh
 
 ##@ Make its parts
+
+locks: setup-dev ## Resolve the dependencies again and write deploy/locks
+	@$(BIN)/python deploy/lock.py
 
 models: setup ## Rebuild the demo pair (an hour or more on two cores)
 	@$(BIN)/python -m demo.build

