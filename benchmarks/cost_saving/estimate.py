@@ -3,8 +3,10 @@ What drafting saved, from engine time measured with and without drafts in turn. 
 
 A round is one segment of requests without drafts and one where the appliance drafts as it likes.  The
 tokens of the second, at what a token of the first cost at the same batch bucket, are what the target alone
-would have taken.  Its ratio to what they did take is one measurement.  Rounds differ by more than their
-steps do, so the uncertainty is that of the rounds (Student's t), not of the steps.
+would have taken.  Its ratio to what they did take, over the ratio that the same steps and tokens have by the
+times of all rounds, is one measurement: which steps there were and what they gave is counted and certain.
+Rounds differ by more than their steps do, so the uncertainty is that of the rounds (Student's t), not of the
+steps.
 
 The report does not see these segments: it goes by the monitor's sweeps.  So the two are independent.
 """
@@ -20,6 +22,8 @@ from appliance.cost.saving import Steps, added
 LEAST_STEPS = 8
 """Fewer steps than this at one batch bucket do not tell what a token costs there."""
 LEAST_ROUNDS = 2
+WRONG = (0.5, 2.0)
+"""How many times the saving a report tells that is wrong."""
 STUDENT = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
@@ -132,7 +136,16 @@ class Comparison:
     @property
     def agrees(self) -> bool:
         """Whether report and measurement leave room for the same truth."""
-        return self.told.seconds.overlaps(self.measured.seconds)
+        return self.agrees_with(1.0)
+
+    @property
+    def is_sharp(self) -> bool:
+        """Whether a report of half the saving, or of twice as much, would not agree."""
+        return not any(self.agrees_with(factor) for factor in WRONG)
+
+    def agrees_with(self, factor: float) -> bool:
+        """Whether a report of so many times the saving would agree."""
+        return self.told.seconds.times(factor).overlaps(self.measured.seconds)
 
 
 def read_saving(report: Mapping[str, Any]) -> Saved:
@@ -168,10 +181,12 @@ def compare(concurrency: int, rounds: Sequence[Round], *, price: float) -> Compa
         raise ValueError(message)
     without = together(each.without for each in drafting)
     usual = rates(without)
-    ratios = [math.log(alone_ratio(each, usual)) for each in drafting]
-    mean = statistics.fmean(ratios)
-    error = statistics.stdev(ratios) / math.sqrt(len(ratios)) * student(len(ratios) - 1)
     drafted = together(each.drafted for each in drafting)
+    ratios = [
+        math.log(alone_ratio(each, usual) / usual_ratio(each.drafted, usual, drafted)) for each in drafting
+    ]
+    mean = statistics.fmean(ratios) + math.log(usual_ratio(drafted, usual, drafted))
+    error = statistics.stdev(ratios) / math.sqrt(len(ratios)) * student(len(ratios) - 1)
     spent, tokens = seconds_of(drafted), tokens_of(drafted)
     seconds = Interval(
         mean=spent * math.expm1(mean),
@@ -237,6 +252,21 @@ def drafted_of(steps: Steps) -> Steps:
 def seconds_of(steps: Steps) -> float:
     """Engine seconds of all of them."""
     return math.fsum(cell.seconds for cell in steps.values())
+
+
+def usual_ratio(steps: Steps, usual: Mapping[int, float], drafted: Steps) -> float:
+    """
+    What `alone_ratio` is for these steps, had each taken the mean time of its kind.
+
+    Args:
+        steps: with drafts, of one round or of all.
+        usual: seconds of a token without drafts by batch bucket over all rounds.
+        drafted: steps with drafts of all rounds.
+    """
+    known = {kind: cell for kind, cell in steps.items() if kind[0] in usual}
+    alone = math.fsum(cell.tokens * usual[bucket] for (bucket, _k), cell in known.items())
+    means = {kind: cell.seconds / cell.requests for kind, cell in drafted.items()}
+    return alone / math.fsum(cell.requests * means[kind] for kind, cell in known.items())
 
 
 def tokens_of(steps: Steps) -> int:

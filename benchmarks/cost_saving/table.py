@@ -19,7 +19,7 @@ up to {plan.learn_times} times where what it learnt was vague.
 
 Measured: tokens of the steps with drafts, at what a token cost without drafts in the same round and at the
 same batch size, less what these steps took; by the worker's own counters.  Bounds (95 %) are those of the
-rounds, by Student's t.
+rounds' step times, by Student's t.
 
 Report: what `appliance cost report` said after each drafted segment, less what it said before.  It goes by
 the monitor's sweeps and knows nothing of the segments without drafts.  Its bounds (95 %) are as if all
