@@ -1,20 +1,24 @@
 """
-What every test runs under: no way out of this machine, loopback up, hypothesis without a stopwatch.
+What every test runs under: no egress, loopback up, a time limit, no silent skip, one process for each file.
 """
 
 import os
+import random
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 
 from tests.wall import raise_loopback, stay_here
 
-# A busy machine is slow, not wrong.  `make test` tries the same cases each time, so that it fails for
-# what was changed; run by hand, tests look for new ones.
-hypothesis.settings.register_profile(
-    "appliance", deadline=None, derandomize=os.environ.get("SAME_CASES") == "1"
-)
+HEAVY_SECONDS = 900
+"""Time limit of a test that starts a model server or builds an image."""
+SEED_OPTION = "hypothesis_seed"
+
+# A busy machine is slow, not wrong; the time limit of the test remains.
+hypothesis.settings.register_profile("appliance", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("appliance")
 
 raise_loopback()
@@ -24,8 +28,49 @@ pytest_plugins = ("tests.leaks",)
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the seed of hypothesis here, so that it is printed and all test processes share it."""
+    if getattr(config.option, SEED_OPTION, None) is None:
+        setattr(config.option, SEED_OPTION, str(random.SystemRandom().randrange(2**32)))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"hypothesis: repeat these examples with --hypothesis-seed={getattr(config.option, SEED_OPTION)}"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs the container engine, so that it can be chosen: its images take minutes to build."""
+    """Keep a file in one process, all tests of the container engine too, and start the longest first."""
     for item in items:
-        if "engine" in getattr(item, "fixturenames", ()):
+        # Only the folder `deploy` has the fixture; elsewhere it is a parameter of that name.
+        needs_engine = "engine" in getattr(item, "fixturenames", ()) and "deploy" in item.path.parts
+        if needs_engine or item.get_closest_marker("worker"):
+            item.add_marker(pytest.mark.timeout(HEAVY_SECONDS))
+        if needs_engine:
             item.add_marker(pytest.mark.engine)
+            item.add_marker(pytest.mark.xdist_group("engine"))
+        elif not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(
+        key=lambda item: (
+            2 - bool(item.get_closest_marker("worker")) - 2 * bool(item.get_closest_marker("engine"))
+        )
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[Any]:
+    return _without_skips((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[Any]:
+    return _without_skips((yield))
+
+
+def _without_skips(report: Any) -> Any:
+    """Fail what is skipped in CI, where every tool has to be there."""
+    if report.skipped and os.environ.get("CI") == "true":
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome, report.longrepr = "failed", f"skipped, and CI skips nothing: {reason}"
+    return report

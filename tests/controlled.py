@@ -87,7 +87,7 @@ class Lease:
 
 
 class Restarts:
-    """A recycler that remembers what was begun, and does nothing."""
+    """A recycler that restarts no worker: it remembers what was begun, one recycle at a time."""
 
     def __init__(self) -> None:
         self.begun: list[dict[str, Any]] = []
@@ -96,11 +96,12 @@ class Restarts:
         self.ends: asyncio.Future[RecycleResult] | None = None
 
     def refusal(self, worker_id: WorkerId) -> str | None:
-        return self.why
+        is_busy = self.ends is not None and not self.ends.done()
+        return self.why or ("another worker is being recycled" if is_busy else None)
 
     def begin(self, worker_id: WorkerId, **how: Any) -> asyncio.Future[RecycleResult]:
-        if self.why is not None:
-            raise ControlRefusedError(self.why)
+        if (why := self.refusal(worker_id)) is not None:
+            raise ControlRefusedError(why)
         self.begun.append({"worker": worker_id, **how})
         self.ends = asyncio.get_running_loop().create_future()
         return self.ends

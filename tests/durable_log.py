@@ -116,7 +116,7 @@ class Bench:
 
 async def until(condition):
     """Wait for something that has no event."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 

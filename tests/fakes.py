@@ -15,6 +15,8 @@ from typing import Any
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from appliance.audit.entry import Entry, encode, format_time, new_entry_id
+from appliance.audit.registry import EntryType
 from appliance.audit.store import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint
 from appliance.changes import SpeculationChange
 from appliance.errors import AuditUnavailableError, ControlRefusedError
@@ -355,6 +357,20 @@ class StallingStore:
         return self.store.latest_checkpoint()
 
 
+def audit_fields(entry_type: EntryType, fields: dict[str, Any]) -> dict[str, Any]:
+    """
+    Return the fields that an entry would have in the log.
+
+    Raises:
+        AuditEntryError: the log would refuse the entry.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    encode(
+        Entry(log="x/y", id=new_entry_id(0, bytes(10)), type=entry_type, time=format_time(0), fields=given)
+    )
+    return given
+
+
 @dataclass(frozen=True, kw_only=True)
 class FakeBucket:
     """What control would say of one batch bucket."""
@@ -423,7 +439,7 @@ def text(**more: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": PROMPT, **more}
 
 
-async def until(true: Callable[[], Any], seconds: float = 5.0) -> None:
+async def until(true: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait for something that will be true soon."""
     async with asyncio.timeout(seconds):
         while not true():  # noqa: ASYNC110 - what is waited for is in another process or thread

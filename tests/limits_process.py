@@ -77,6 +77,10 @@ class LimitsProcess:
         self._process.communicate(timeout=60)
         assert self._process.returncode == 0
 
+    def begun(self) -> int:
+        """How many requests it has let in so far."""
+        return self._file.read_text().count(" + ")
+
     def let_in(self) -> list[Let]:
         """Every request it let in; those under way when it was killed ended then."""
         began, found = {}, []

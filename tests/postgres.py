@@ -21,6 +21,8 @@ from typing import Self
 
 import pytest
 
+from tests import leaks
+
 OWNER = "appliance"
 PATIENCE_SECONDS = 60
 MISSING = (
@@ -166,17 +168,20 @@ class PrivatePostgres:
 
 @contextmanager
 def private_postgres() -> Iterator[PrivatePostgres]:
-    """Start a server of one's own; everything it had is gone when the block ends."""
+    """Start a server of one's own; everything it had is searched for leaks and gone when the block ends."""
     binaries = find_binaries()
     if binaries is None:
         pytest.skip(MISSING)
-    with tempfile.TemporaryDirectory(prefix="appliance-pg-") as directory:
+    # In memory where that is possible: hundreds of databases are made and removed in one run.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="appliance-pg-", dir=memory) as directory:
         server = PrivatePostgres(binaries, Path(directory)).initialise()
         try:
             yield server.start()
         finally:
             # Nothing of it is needed any more; stopping it in order would first write it all to disk.
             server.abandon()
+            leaks.look_in(server.directory)
 
 
 def _unprivileged() -> pwd.struct_passwd:

@@ -32,7 +32,7 @@ def _is_here(host: object) -> bool:
 
 def stay_here(event: str, arguments: tuple) -> None:
     """Refuse to look up or connect to anything but loopback, whichever library tries."""
-    if event in {"socket.connect", "socket.sendto"}:
+    if event in {"socket.connect", "socket.sendto", "socket.sendmsg"}:
         host = arguments[1][0] if isinstance(arguments[1], tuple) else None
     elif event in {"socket.getaddrinfo", "socket.gethostbyname"}:
         host = arguments[0]

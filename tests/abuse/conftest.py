@@ -6,7 +6,7 @@ own, whose memory can be measured.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ __all__ = ["running", "serve", "start"]
 Start = Callable[..., Awaitable[Victim]]
 
 
-@pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
+@asynccontextmanager
+async def victims(directory: Path) -> AsyncIterator[Start]:
     """Start a gateway process in front of a scripted worker in this process; settings of `api` by name."""
     async with AsyncExitStack() as stack:
 
@@ -34,10 +34,20 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
                 "APPLIANCE_POOL__URLS": json.dumps([worker.url]),
                 "APPLIANCE_API__DRAIN_SECONDS": "1",
                 "APPLIANCE_AUDIT__LOW_DISK_BYTES": "0",
+                # The worker is in this process, which attackers keep busy: slow is not gone.
+                "APPLIANCE_POOL__CONNECT_SECONDS": "30",
+                "APPLIANCE_MONITOR__SCRAPE_TIMEOUT_SECONDS": "30",
             }
-            process = ApplianceProcess("gateway", data=tmp_path / "data", environment=environment)
+            process = ApplianceProcess("gateway", data=directory / "data", environment=environment)
             stack.push_async_callback(asyncio.to_thread, process.__exit__)
             await asyncio.to_thread(process.wait_ready)
             return Victim(process, worker)
 
+        yield starting
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """As `victims`, for one test."""
+    async with victims(tmp_path) as starting:
         yield starting

@@ -3,21 +3,16 @@ A client that leaves: the worker stops at once, whatever was asked and however t
 """
 
 import asyncio
-import json
 import socket
-import statistics
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from demo.process import ApplianceProcess
-from tests.abuse.victim import Victim, close_all, reset
+from tests.abuse.victim import close_all, reset
 from tests.fakes import FakeWorker, until
+from tests.integration.caller import fetch, sample
 
 CROWD = 50
-ATTEMPTS = 3
 
 
 @pytest.mark.parametrize("leave", [socket.socket.close, reset], ids=["closed", "reset"])
@@ -87,75 +82,3 @@ def read_stream(connection: socket.socket) -> bytes:
         if not int(size, 16):
             return body
         body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
-
-
-def fetch(url: str, key: str = "") -> str:
-    """Get a page."""
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
-    with urllib.request.urlopen(request, timeout=10) as response:
-        return response.read().decode()
-
-
-def sample(page: str, name: str) -> float:
-    """The value of a metric, whose name may be without its labels; the sum over all of them."""
-    values = [float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name)]
-    assert values, f"{name} is not on the page"
-    return sum(values)
-
-
-@pytest.fixture(scope="module")
-def appliance(tmp_path_factory) -> Iterator[ApplianceProcess]:
-    """The appliance as a user gets it, with a real worker on the demo pair."""
-    data = tmp_path_factory.mktemp("disconnect") / "data"
-    with ApplianceProcess("up", data=data, environment={"APPLIANCE_MONITOR__CONTROL": "observe"}) as process:
-        yield process
-
-
-@pytest.mark.worker
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
-def test_a_real_worker_stops_within_a_second(appliance, stream: bool):
-    """Its own count of running requests falls to nothing, and the log says what had been made by then."""
-    victim = Victim(appliance, FakeWorker())
-    admin_key = (appliance.data / "admin.key").read_text().strip()
-    status = json.loads(fetch(f"{appliance.url}/admin/v1/status", admin_key))
-    metrics = status["workers"][0]["url"] + "/metrics"
-
-    def running() -> float:
-        return sample(fetch(metrics), "vllm:num_requests_running")
-
-    body = {
-        "model": "demo-coder",
-        "prompt": "import os\n\ndef read_lines(path):\n    ",
-        "max_tokens": 1900,
-        "stream": stream,
-        "ignore_eos": True,
-    }
-    data = json.dumps(body).encode()
-    before = len(victim.entries("request.outcome"))
-    took = []
-    for _ in range(ATTEMPTS):
-        connection = victim.connect()
-        connection.sendall(victim.head(len(data), path="/v1/completions") + data)
-        wait_for(lambda: running() == 1)
-        if stream:
-            connection.recv(65536)
-            connection.recv(65536)
-        started = time.monotonic()
-        connection.close()
-        wait_for(lambda: running() == 0)
-        took.append(time.monotonic() - started)
-    wait_for(lambda: len(victim.entries("request.outcome")) == before + ATTEMPTS)
-    ends = victim.entries("request.outcome")[before:]
-    assert [end["outcome"] for end in ends] == ["client_gone"] * ATTEMPTS
-    assert all(end["tokens_estimated"] for end in ends)
-    assert all((end["completion_tokens"] > 0) == stream for end in ends)
-    assert all(end["completion_tokens"] < body["max_tokens"] / 2 for end in ends)
-    assert statistics.median(took) < 1, took
-
-
-def wait_for(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Look again and again until it is true."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)

@@ -23,7 +23,7 @@ from demo.process import ApplianceProcess
 from tests.fakes import FakeWorker, chat, until
 
 MIB = 2**20
-PATIENT = aiohttp.ClientTimeout(total=30)
+PATIENT = aiohttp.ClientTimeout(total=60)
 """For whoever is no attacker and must be served meanwhile."""
 
 
@@ -72,7 +72,7 @@ class Victim:
     async def serves_others(self, *, told_to_wait: bool = False) -> None:
         """A client that does nothing wrong gets its answer, perhaps once it has come again as it was told."""
         headers = {"Authorization": f"Bearer {self.process.key}"}
-        async with asyncio.timeout(60), aiohttp.ClientSession(timeout=PATIENT, headers=headers) as session:
+        async with asyncio.timeout(100), aiohttp.ClientSession(timeout=PATIENT, headers=headers) as session:
             while True:
                 async with session.post(f"{self.process.url}/v1/chat/completions", json=chat()) as answer:
                     if not (told_to_wait and answer.status == 503):
@@ -85,7 +85,7 @@ class Victim:
         connection = socket.socket()
         if receive_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        connection.settimeout(30)
+        connection.settimeout(60)
         connection.connect(self.address)
         return connection
 
@@ -116,9 +116,9 @@ class Victim:
         finally:
             store.close()
 
-    async def outcomes(self, count: int, seconds: float = 20.0) -> list[dict[str, Any]]:
+    async def outcomes(self, count: int) -> list[dict[str, Any]]:
         """Wait until so many requests have ended, and return how."""
-        await until(lambda: len(self.entries("request.outcome")) >= count, seconds)
+        await until(lambda: len(self.entries("request.outcome")) >= count)
         return self.entries("request.outcome")
 
 
@@ -133,7 +133,7 @@ def allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
-def wait_closed(connection: socket.socket, seconds: float = 30.0) -> bytes:
+def wait_closed(connection: socket.socket, seconds: float = 60.0) -> bytes:
     """Read until the other side has closed; what it said, however it closed."""
     connection.settimeout(seconds)
     said = b""

@@ -1,14 +1,15 @@
 """
 Those who might notice, each the real thing: the gateway's log on the attacked store, the auditor's
-verifier as a process of its own, the witness.
+verifier, the witness.
 """
 
 import asyncio
+import contextlib
+import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from appliance.audit import verify
 from appliance.audit.durability.selfcheck import DamagedError, SelfCheck
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
@@ -18,7 +19,6 @@ from tests.attacks.catalogue import DAMAGE, NO_EXPORT, NOT_COSIGNED, Observer
 from tests.attacks.scene import Past, Scene
 from tests.audit_log import open_log
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 UNNOTICED = {ExitCode.VALID, ExitCode.ERASED}
 
 
@@ -63,7 +63,7 @@ def starting_gateway(scene: Scene) -> str | None:
 
 def auditor(scene: Scene, name: str, held: Path | None = None, *, opens: bool = False) -> str | None:
     """
-    Return what the verifier says of an export, as a process of its own; None when nothing is wrong.
+    Return what the verifier says of an export; None when nothing is wrong.
 
     Args:
         scene: the log.
@@ -80,12 +80,11 @@ def auditor(scene: Scene, name: str, held: Path | None = None, *, opens: bool = 
             options += ["--payload-keys", str(keys)]
     except AuditError:
         return NO_EXPORT
-    command = [sys.executable, "-m", "appliance.audit.verify", str(export), "--json"]
-    command += ["--key", scene.vkey, *options]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    report = json.loads(done.stdout)
-    assert done.returncode == report["exit_code"], done.stderr
-    return None if done.returncode in UNNOTICED else report["verdict"]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = verify.main([str(export), "--json", "--key", scene.vkey, *options])
+    report = json.loads(said.getvalue())
+    assert code == report["exit_code"]
+    return None if code in UNNOTICED else report["verdict"]
 
 
 def outside_observers(past: Past) -> dict[Observer, str | None]:

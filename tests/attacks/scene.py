@@ -12,6 +12,7 @@ import tempfile
 import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -266,6 +267,18 @@ class Past:
         self.held = self._hold("held")
         """The newest checkpoint, which an auditor has kept."""
         assert self.scene.have_cosigned(self.witness)
+
+    def copy(self, directory: Path, url: str | None = None) -> "Past":
+        """The same past in another directory; a database at `url` is a copy already."""
+        past = copy(self)
+        shutil.copytree(self.scene.directory, directory)
+        past.scene = Scene(directory, url)
+        past.witness_of_monday, past.witness = (
+            WitnessHome(directory=directory / name).open(clock=time.time)  # noqa: TID251 - a root of its own
+            for name in ("witness-of-monday", "witness")
+        )
+        past.held_on_monday, past.held = (directory / path.name for path in (self.held_on_monday, self.held))
+        return past
 
     def _hold(self, name: str) -> Path:
         path = self.scene.directory / name

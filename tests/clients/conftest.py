@@ -1,20 +1,18 @@
 """
-One appliance for all clients: a gateway with a worker that chats on the demo pair and one that embeds.
+One appliance for all clients: a gateway with workers of the demo pair that chat, embed and score.
 """
 
 import json
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from appliance.audit.entry import decode
-from appliance.audit.store import SqlAuditStore
 from demo.process import ApplianceProcess
 from tests.integration.worker_process import WorkerProcess
 
@@ -22,9 +20,16 @@ collect_ignore = ["python"]
 
 CHAT_MODEL = "demo-coder"
 EMBEDDING_MODEL = "demo-embedder"
-START_SECONDS = 240
+RERANKING_MODEL = "demo-reranker"
+START_SECONDS = 600
 COMPACT = json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})
 """Where a space would be as right as what comes next, a very small model writes spaces for good."""
+RERANKER = {
+    "architectures": ["LlamaForSequenceClassification"],
+    "classifier_from_token": ["self", "def"],
+    "method": "from_2_way_softmax",
+}
+"""Makes a reranker of any model: the chance of one token against another."""
 LIMITED = {"name": "limited", "limits": {"requests_per_minute": 3}}
 """A tenant whose fourth request within a minute is refused."""
 
@@ -43,20 +48,29 @@ class Served:
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Both workers start side by side."""
+    """The three workers start side by side."""
     directory = tmp_path_factory.mktemp("clients")
     with ExitStack() as stack:
-        embedder = WorkerProcess(
-            directory / "embedder",
-            "--no-draft",
-            environment={
-                "APPLIANCE_WORKER__TASK": "embed",
-                "APPLIANCE_WORKER__SERVED_NAME": EMBEDDING_MODEL,
-            },
-        )
-        stack.callback(embedder.stop)
+
+        def start(task: str, name: str, *arguments: str) -> WorkerProcess:
+            worker = WorkerProcess(
+                directory / task,
+                "--no-draft",
+                environment={
+                    "APPLIANCE_WORKER__TASK": task,
+                    "APPLIANCE_WORKER__SERVED_NAME": name,
+                    "APPLIANCE_WORKER__EXTRA_ARGUMENTS": json.dumps(arguments),
+                },
+            )
+            stack.callback(worker.stop)
+            return worker
+
+        others = [
+            start("embed", EMBEDDING_MODEL),
+            start("score", RERANKING_MODEL, "--hf-overrides", json.dumps(RERANKER)),
+        ]
         settings = {
-            "APPLIANCE_POOL__URLS": json.dumps([embedder.url]),
+            "APPLIANCE_POOL__URLS": json.dumps([worker.url for worker in others]),
             "APPLIANCE_WORKER__TOOL_CALL_PARSER": "hermes",
             "APPLIANCE_WORKER__EXTRA_ARGUMENTS": json.dumps(["--structured-outputs-config", COMPACT]),
             # Its other way of holding a model to a tool's schema knows nothing of `COMPACT`.
@@ -66,7 +80,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             "APPLIANCE_MONITOR__CONTROL": "observe",
         }
         process = stack.enter_context(ApplianceProcess("up", data=directory / "up", environment=settings))
-        embedder.wait_healthy()
+        for worker in others:
+            worker.wait_healthy()
         admin_key = (process.data / "admin.key").read_text(encoding="utf-8").strip()
         _wait_for_models(process.url, process.key)
         _post(process.url, admin_key, "/admin/v1/tenants", LIMITED)
@@ -81,16 +96,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert process.process.returncode == 0, "".join(process.output)
 
 
-def audit_entries(served: Served) -> list[dict[str, Any]]:
-    """Type and fields of everything in the audit log so far."""
-    with closing(SqlAuditStore(f"sqlite:///{served.data / 'audit.db'}")) as store:
-        return [{"type": leaf.type, **decode(leaf.leaf).fields} for leaf in store.leaves(0, 10**6)]
-
-
 def _wait_for_models(url: str, key: str) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while {CHAT_MODEL, EMBEDDING_MODEL} - {entry["id"] for entry in _get(url, key, "/v1/models")["data"]}:
-        assert time.monotonic() < deadline, "the workers did not both appear among the models"
+    expected = {CHAT_MODEL, EMBEDDING_MODEL, RERANKING_MODEL}
+    while expected - {entry["id"] for entry in _get(url, key, "/v1/models")["data"]}:
+        assert time.monotonic() < deadline, "the workers did not all appear among the models"
         time.sleep(0.5)
 
 

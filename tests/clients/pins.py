@@ -27,6 +27,8 @@ class Client:
     """What the tests try, for the reference page."""
     settings: str
     """What its user sets, for the reference page."""
+    leaves: bool = True
+    """Whether its tests leave a request before its answer is over."""
 
     @property
     def version(self) -> str:
@@ -109,6 +111,7 @@ CLIENTS = (
             "`base_url`, `api_key`; `stream_usage=True` to see usage of streams; "
             "`check_embedding_ctx_length=False` for embeddings, or it fetches a tokenizer"
         ),
+        leaves=False,
     ),
     Client(
         name="Anthropic Python",
@@ -136,5 +139,6 @@ CLIENTS = (
         routes=frozenset({CHAT}),
         covers="its model layer: plain, streamed, with a function, the errors it acts on",
         settings="`OPENAI_API_BASE` (ends in `/v1`), `OPENAI_API_KEY`, `--model openai/NAME`",
+        leaves=False,
     ),
 )

@@ -1,5 +1,6 @@
 """
 A relay between a client and the gateway that changes nothing and keeps every byte of both directions.
+At its end the search for leaks hears all of it.
 
 It works on TCP: what a client or the gateway does with its connection, leaving in the middle included,
 reaches the other side as it is.  What was said is read as HTTP afterwards.
@@ -14,6 +15,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import httptools
+
+from tests import leaks
 
 READ_BYTES = 2**16
 
@@ -78,6 +81,9 @@ class Tap:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+        for exchange in self.exchanges():
+            leaks.hear(exchange.request)
+            leaks.hear_answer(exchange.body)
 
     def exchanges(self) -> list[Exchange]:
         """Everything said so far, in the order of the connections."""

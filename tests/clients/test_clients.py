@@ -7,26 +7,25 @@ A client's tests pass or fail as a whole here; their own report is shown when th
 import os
 import re
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.clients.conftest import CHAT_MODEL, EMBEDDING_MODEL, Served, audit_entries
+from tests.clients.conftest import CHAT_MODEL, EMBEDDING_MODEL, Served
 from tests.clients.contract import problems
 from tests.clients.pins import CLIENTS, HERE, Client, is_installed
 from tests.clients.tap import Exchange, Tap
+from tests.integration.caller import outcomes
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("clients")]
 
 ROOT = HERE.parents[1]
 SUITE_SECONDS = 300
 RETRIES = "x-stainless-retry-count"
-LEAVING_SECONDS = 20
-"""How long a request whose client left may take to be over."""
 SHOWN = 20
 """Problems shown of many."""
 
@@ -39,6 +38,8 @@ class Run:
     status: int
     output: str
     exchanges: list[Exchange]
+    ended: list[dict[str, Any]]
+    """How each of its requests ended, as the audit log has it."""
 
 
 @pytest.fixture(scope="module", params=CLIENTS, ids=lambda client: client.identity)
@@ -49,12 +50,14 @@ def ran(
     client: Client = request.param
     if not is_installed(client.environment):
         pytest.skip(f"{client.name} {client.version} IS NOT INSTALLED: `make clients` says why")
-    home = tmp_path_factory.mktemp(client.identity)
+    home = tmp_path_factory.mktemp(client.identity) / "home.kept-by-the-client"
+    home.mkdir()
     suite = HERE / client.suite
     if client.environment == "node":
         command = [client.executable, "--test", "--test-reporter=spec", suite]
     else:
         command = [client.executable, "-m", "pytest", "-c", suite.parent / "pytest.ini", suite]
+    before = len(outcomes(served.data))
     with Tap(served.url) as tap:
         done = subprocess.run(
             list(map(str, command)),
@@ -66,7 +69,13 @@ def ran(
             timeout=SUITE_SECONDS,
             check=False,
         )
-        yield Run(client=client, status=done.returncode, output=done.stdout, exchanges=tap.exchanges())
+        yield Run(
+            client=client,
+            status=done.returncode,
+            output=done.stdout,
+            exchanges=tap.exchanges(),
+            ended=outcomes(served.data)[before:],
+        )
 
 
 def environment(url: str, served: Served, home: Path) -> dict[str, str]:
@@ -109,6 +118,14 @@ def test_it_had_no_reason_to_try_anything_again(ran):
     """Refusals say that asking again is no use, and nothing failed."""
     again = [exchange.path for exchange in ran.exchanges if exchange.asked.get(RETRIES, "0") != "0"]
     assert again == []
+    # Not every client says which of its requests are another attempt.
+    refused = Counter(
+        (exchange.method, exchange.path, exchange.asked.get("authorization"), exchange.request)
+        for exchange in ran.exchanges
+        if exchange.status >= 400
+    )
+    assert ran.client.routes & {path for _, path, _, _ in refused}, "nothing was refused"
+    assert {path: count for (_, path, _, _), count in refused.items() if count > 1} == {}
     assert [exchange.path for exchange in ran.exchanges if exchange.status >= 500] == []
 
 
@@ -119,20 +136,15 @@ def test_no_answer_holds_the_key(ran, served):
         assert served.key not in str(exchange.headers)
 
 
-def test_what_clients_left_is_in_the_log(ran, served):
-    """Streams that were left and requests nobody waited for ended as `client_gone`, and none is open."""
-    left = [
+def test_what_clients_left_is_in_the_log(ran):
+    """Streams that were left and requests nobody waited for ended as `client_gone`, and no other."""
+    gone = {entry["request_id"] for entry in ran.ended if entry["outcome"] == "client_gone"}
+    streams = [
         exchange.headers["x-request-id"]
         for exchange in ran.exchanges
         if exchange.is_stream and not exchange.complete
     ]
-    deadline = time.monotonic() + LEAVING_SECONDS
-    while True:
-        entries = audit_entries(served)
-        outcomes = {entry["request_id"]: entry for entry in entries if entry["type"] == "request.outcome"}
-        intents = {entry["request_id"] for entry in entries if entry["type"] == "request.intent"}
-        if intents <= set(outcomes) or time.monotonic() > deadline:
-            break
-        time.sleep(0.2)
-    assert intents <= set(outcomes)
-    assert [outcomes[request_id]["outcome"] for request_id in left] == ["client_gone"] * len(left)
+    unanswered = [exchange.path for exchange in ran.exchanges if not exchange.status]
+    assert gone >= set(streams)
+    assert len(gone) == len(streams) + len(unanswered), (streams, unanswered)
+    assert bool(gone) == ran.client.leaves

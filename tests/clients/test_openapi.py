@@ -14,7 +14,7 @@ from docs.generate import PAGES_AT
 from tests.clients.conftest import CHAT_MODEL, EMBEDDING_MODEL
 from tests.clients.pins import ENVIRONMENTS, HERE, is_installed
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("clients")]
 
 TIMEOUT_SECONDS = 300
 MODELS = {

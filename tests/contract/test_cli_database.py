@@ -1,29 +1,21 @@
 """`appliance audit upgrade-database | grants | migrate`, as an operator runs them."""
 
-import subprocess
-import sys
-
 import pytest
 
 from appliance.audit.gateway_name import GatewayName
 from appliance.audit.registry import EntryType
-from tests.audit_log import intent, outcome, prepare
+from tests.audit_log import ORIGIN, intent, outcome, prepare
+from tests.command import run_command
 from tests.writer_process import open_gateway
 
 
 @pytest.fixture
-def appliance(tmp_path):
+def appliance(tmp_path, monkeypatch):
     """Run the command; return its exit status, what it printed, and what it complained of."""
+    monkeypatch.chdir(tmp_path)
 
     def run(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", "appliance", *map(str, words)],
-            cwd=tmp_path,
-            env={"APPLIANCE_AUDIT__ORIGIN": "appliance.test/audit"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_command(*words, APPLIANCE_AUDIT__ORIGIN=ORIGIN)
         return done.returncode, done.stdout, done.stderr
 
     return run

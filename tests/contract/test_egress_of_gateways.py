@@ -1,14 +1,12 @@
 """Gateways that share a log each try their own network, next to the database that they need anyway."""
 
 import json
-import shutil
-import signal
 
 from appliance.audit.entry import decode
 from appliance.audit.registry import EntryType
 from appliance.audit.schema import upgrade_database
 from appliance.audit.store import SqlAuditStore
-from tests.contract.test_gateways_on_postgresql import SHARED, Gateway, _verify
+from tests.contract.test_gateways_on_postgresql import command, two_gateways
 from tests.fakes import FakeWorker, until
 
 NEXT_DOOR = {
@@ -25,23 +23,17 @@ async def test_two_gateways_on_one_log_attest_each_for_themselves(postgres, tmp_
     """Each under its own name, with the database as the control; the log verifies."""
     url = postgres.new_database()
     upgrade_database(url)
-    async with FakeWorker().serving() as worker:
-        first, second = (
-            Gateway(tmp_path / name, url, worker.url, **NEXT_DOOR) for name in ("first", "second")
-        )
-        await first.start()
-        second.directory.mkdir(mode=0o700)
-        for name in SHARED:
-            shutil.copy2(first.directory / name, second.directory / name)
-        await second.start()
+    async with (
+        FakeWorker().serving() as worker,
+        two_gateways(tmp_path, url, worker.url, **NEXT_DOOR) as (first, _),
+    ):
         store = SqlAuditStore(url)
 
         def attested():
             entries = [decode(leaf.leaf) for leaf in store.leaves(0, 10_000)]
             return [entry.fields for entry in entries if entry.type == EntryType.EGRESS_ATTESTED]
 
-        await until(lambda: len(attested()) >= 2, seconds=60)
-        assert [await gateway.end(signal.SIGTERM) for gateway in (first, second)] == [0, 0]
+        await until(lambda: len(attested()) >= 2)
     found = attested()
     store.close()
     names = [
@@ -50,5 +42,4 @@ async def test_two_gateways_on_one_log_attest_each_for_themselves(postgres, tmp_
     assert sorted({fields["gateway"] for fields in found}) == sorted(names)
     assert {fields["result"] for fields in found} == {"closed"}
     assert all(f":{postgres.port} connected" in fields["control"] for fields in found)
-    status, said = await _verify(first.directory, url)
-    assert status == 0, said
+    await command(first, url, "audit", "verify")

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import sys
+from contextlib import asynccontextmanager
 
 import aiohttp
 
@@ -12,6 +13,7 @@ from appliance.audit.entry import decode
 from appliance.audit.registry import EntryType
 from appliance.audit.schema import grants, upgrade_database
 from appliance.audit.store import SqlAuditStore
+from tests.command import run_command
 from tests.fakes import FakeWorker, until
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -63,6 +65,38 @@ class Gateway:
             return await self.process.wait()
 
 
+@asynccontextmanager
+async def two_gateways(directory, database_url, worker_url, **environment):
+    """Two gateways that share a database and keys; both stop in order."""
+    first, second = pair = [
+        Gateway(directory / name, database_url, worker_url, **environment) for name in ("first", "second")
+    ]
+    await first.start()
+    second.directory.mkdir(mode=0o700)
+    for name in SHARED:
+        shutil.copy2(first.directory / name, second.directory / name)
+    await second.start()
+    yield pair
+    assert [await gateway.end(signal.SIGTERM) for gateway in pair] == [0, 0]
+
+
+async def command(gateway, url, *words):
+    """Run a command beside the running gateways; what it printed."""
+    environment = {"APPLIANCE_AUDIT__DATABASE_URL": url}
+    done = await asyncio.to_thread(run_command, *words, "--data", gateway.directory, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+async def serving_role(postgres, name):
+    """A database with the log's tables: its URL for a role that appends and no more, and for its owner."""
+    owner = postgres.new_database()
+    await asyncio.to_thread(upgrade_database, owner)
+    database = owner.rpartition("/")[2]
+    postgres.execute(f"CREATE ROLE {name} LOGIN; {grants(name)}", database=database)
+    return postgres.url_of(database, role=name), owner
+
+
 async def _ask(session, gateway, key):
     """Ask for one answer; the status, or None where the gateway is gone."""
     try:
@@ -75,34 +109,15 @@ async def _ask(session, gateway, key):
         return None
 
 
-async def _verify(directory, database_url):
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "appliance", "audit", "verify", "--data", directory),
-        env={"APPLIANCE_AUDIT__DATABASE_URL": database_url},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    said, _ = await process.communicate()
-    return process.returncode, said.decode()
-
-
 async def test_two_gateways_serve_into_one_log_and_survive_each_other(postgres, tmp_path):
     """Both serve, one is killed and comes back: every answered request is in the log, which verifies."""
-    owner = postgres.new_database()
-    upgrade_database(owner)
-    database = owner.rpartition("/")[2]
-    postgres.execute(f"CREATE ROLE serving LOGIN; {grants('serving')}", database=database)
-    url = postgres.url_of(database, role="serving")
+    url, _ = await serving_role(postgres, "serving")
     worker = FakeWorker()
-    async with worker.serving(), aiohttp.ClientSession() as session:
-        first = Gateway(tmp_path / "first", url, worker.url)
-        second = Gateway(tmp_path / "second", url, worker.url)
-        await first.start()
-        second.directory.mkdir(mode=0o700)
-        for name in SHARED:
-            shutil.copy2(first.directory / name, second.directory / name)
-        await second.start()
+    async with (
+        worker.serving(),
+        aiohttp.ClientSession() as session,
+        two_gateways(tmp_path, url, worker.url) as (first, second),
+    ):
         both = [_ask(session, gateway, first.key) for gateway in (first, second) for _ in range(15)]
         assert await asyncio.gather(*both) == [200] * 30
         asking = [asyncio.create_task(_ask(session, second, first.key)) for _ in range(15)]
@@ -114,7 +129,6 @@ async def test_two_gateways_serve_into_one_log_and_survive_each_other(postgres, 
         assert await _ask(session, second, first.key) == 200
         store = SqlAuditStore(url)
         await until(lambda: store.open_intents() == [])
-        assert [await gateway.end(signal.SIGTERM) for gateway in (first, second)] == [0, 0]
     leaves = store.leaves(0, 10_000)
     store.close()
     assert [leaf.index for leaf in leaves] == list(range(len(leaves)))
@@ -122,5 +136,4 @@ async def test_two_gateways_serve_into_one_log_and_survive_each_other(postgres, 
     assert len(outcomes) >= answered + 6
     begun = {decode(leaf.leaf).fields["gateway"] for leaf in leaves if leaf.type == EntryType.REQUEST_INTENT}
     assert begun == {(tmp_path / name / "gateway.id").read_text().strip() for name in ("first", "second")}
-    code, said = await _verify(tmp_path / "first", url)
-    assert code == 0, said
+    await command(first, url, "audit", "verify")

@@ -2,58 +2,33 @@
 
 import asyncio
 import json
-import os
-import shutil
-import sys
 import time
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from appliance.audit.entry import decode
-from appliance.audit.schema import grants, upgrade_database
 from appliance.audit.store import SqlAuditStore
-from tests.contract.test_gateways_on_postgresql import BODY, SHARED, Gateway
+from tests.contract.test_gateways_on_postgresql import BODY, command, serving_role, two_gateways
 from tests.fakes import FakeWorker
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 REVOKED_SECONDS = 5.0
 """Ten times `tenants.poll_seconds`: a busy machine is slow, not wrong."""
 
 
-@pytest.fixture
-async def gateways(postgres, tmp_path):
-    """Two gateways in front of one worker, and the database they share as its owner."""
-    owner = postgres.new_database()
-    upgrade_database(owner)
-    database = owner.rpartition("/")[2]
-    role = f"gateways_of_{database}"
-    postgres.execute(f"CREATE ROLE {role} LOGIN; {grants(role)}", database=database)
-    url = postgres.url_of(database, role=role)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateways(postgres, tmp_path_factory):
+    """Two gateways in front of one worker, and the database they share, also as its owner."""
+    url, owner = await serving_role(postgres, "revoking")
     worker = FakeWorker()
-    async with worker.serving():
-        first, second = (Gateway(tmp_path / name, url, worker.url) for name in ("first", "second"))
-        await first.start()
-        second.directory.mkdir(mode=0o700)
-        for name in SHARED:
-            shutil.copy2(first.directory / name, second.directory / name)
-        await second.start()
+    async with (
+        worker.serving(),
+        two_gateways(tmp_path_factory.mktemp("revoking"), url, worker.url) as (first, second),
+    ):
         yield first, second, url, owner
-        for gateway in (first, second):
-            assert await gateway.end(15) == 0
-
-
-async def command(gateway, url, *words):
-    """Run a command beside the running gateways; what it printed."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "appliance", *words, "--data", gateway.directory),
-        env={**os.environ, "APPLIANCE_AUDIT__DATABASE_URL": url},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    said, complaint = await process.communicate()
-    assert process.returncode == 0, complaint.decode()
-    return said.decode().strip()
 
 
 async def status(session, gateway, key):
@@ -130,7 +105,10 @@ async def test_a_revoked_key_opens_nothing_on_every_gateway_and_the_log_says_who
 async def test_while_tenants_cannot_be_read_the_last_known_are_served_and_it_shows(gateways, execute):
     """Serving does not depend on reading them; readiness and metrics say since when."""
     first, second, url, owner = gateways
+    await command(first, url, "tenant", "create", "served")
+    served = await command(first, url, "key", "create", "served")
     async with aiohttp.ClientSession() as session:
+        await seconds_until(session, second, served, 200)
         execute(owner, "ALTER TABLE tenancy_generation RENAME TO tenancy_elsewhere")
 
         async def warned(expected):
@@ -142,12 +120,12 @@ async def test_while_tenants_cannot_be_read_the_last_known_are_served_and_it_sho
         (warning,) = (await ready(session, second))["warnings"]
         assert "tenants and keys are as they were" in warning
         assert "could not be read" in warning
-        assert await status(session, second, first.key) == 200
+        assert await status(session, second, served) == 200
         async with session.get(f"{second.url}/metrics") as answer:
             lines = (await answer.text()).splitlines()
         (age,) = [line for line in lines if line.startswith("appliance_tenants_age_seconds ")]
         assert float(age.split()[1]) > 1
         execute(owner, "ALTER TABLE tenancy_elsewhere RENAME TO tenancy_generation")
         await warned(expected=False)
-        key = await command(first, url, "key", "create", "demo")
+        key = await command(first, url, "key", "create", "served")
         await seconds_until(session, second, key, 200)

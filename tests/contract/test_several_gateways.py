@@ -18,8 +18,6 @@ from tests.audit_log import ORIGIN, intent, outcome
 from tests.fakes import until
 from tests.writer_process import WriterProcess, open_gateway
 
-pytestmark = pytest.mark.chance
-
 INTENT, OUTCOME, READ = EntryType.REQUEST_INTENT, EntryType.REQUEST_OUTCOME, EntryType.AUDIT_READ
 READING = {"actor": "cli:root", "operation": "tail"}
 

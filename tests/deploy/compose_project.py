@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from tests import leaks
 from tests.deploy.conftest import Images
 from tests.deploy.container_engine import INSIDE, ROOT, ContainerEngine
 
@@ -54,6 +55,7 @@ class ComposeProject:
 
     def ask(self, path: str, body: dict | None = None) -> tuple[int, object]:
         """Ask from the machine outside, at the published port."""
+        leaks.hear(body)
         status, answer = json.loads(
             self.engine.outside(ASK, path, self.key, json.dumps(body) if body is not None else "")
         )
@@ -61,7 +63,11 @@ class ComposeProject:
 
     def chat(self) -> str:
         """The answer to a chat from outside."""
-        body = {"model": "demo-coder", "messages": [{"role": "user", "content": "def add("}], "max_tokens": 8}
+        body = {
+            "model": "demo-coder",
+            "messages": [{"role": "user", "content": "def add_two_numbers(first, second"}],
+            "max_tokens": 8,
+        }
         status, answer = self.ask("/v1/chat/completions", body)
         assert status == 200, answer
         return answer["choices"][0]["message"]["content"]
@@ -78,16 +84,16 @@ class ComposeProject:
             *("docker", "exec", *given, self.name(service), "appliance", *words, config), check=check
         )
 
-    def wait_ready(self) -> None:
-        """Return once the gateway says that it is ready, which it says to the machine outside."""
+    def wait_for(self, path: str) -> None:
+        """Return once the gateway answers a path with 200 to the machine outside."""
         until = time.monotonic() + START_SECONDS
         answer: tuple[int, object] = (0, "")
         while time.monotonic() < until:
-            answer = self.ask("/readyz")
+            answer = self.ask(path)
             if answer[0] == 200:
                 return
-            time.sleep(3)
-        pytest.fail(f"not ready: {answer}\n{self.compose('logs', '--tail=40')}")
+            time.sleep(0.5)
+        pytest.fail(f"{path}: {answer}\n{self.compose('logs', '--tail=40')}")
 
     def with_key(self) -> "ComposeProject":
         """The same with the key that the gateway's first start showed."""
@@ -100,7 +106,7 @@ class ComposeProject:
 def compose_project(
     images: Images, profile: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[ComposeProject]:
-    """A project to be brought up, with secrets of its own; removed with all that is in it."""
+    """A project to be brought up, with secrets of its own; removed with all it wrote, after a search."""
     engine = images.engine
     secrets = engine.directory / f"secrets-{profile}"
     engine.run("sh", ROOT / "deploy" / "compose" / "secrets.sh", secrets)
@@ -114,4 +120,6 @@ def compose_project(
     try:
         yield project
     finally:
+        leaks.keep(profile, project.compose("logs", "--no-color", "--no-log-prefix", check=False))
+        leaks.look_in(engine.directory / "data" / "volumes")
         project.compose("--profile", "monitoring", "down", "--volumes", "--timeout=60", seconds=300)

@@ -11,12 +11,13 @@ It writes down who knocks.  The engine asks it for names, too, so a name that le
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -28,12 +29,24 @@ TOOLS = {
     "ip": "iproute2",
     "iptables": "iptables",
     "nsenter": "util-linux",
+    "setpriv": "util-linux",
 }
 """Programs, and the Debian packages they come in."""
 INSIDE, OUTSIDE = "198.51.100.1", "198.51.100.2"
 KNOCKED_PORT = 8000
 """Where the machine outside listens: the port of a worker, which the gateway's own wall lets pass."""
-START_SECONDS = 60
+SEND_MARKS = f"""
+import json, socket, uuid
+marks = []
+for port in ({KNOCKED_PORT}, 53):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        marks.append(uuid.uuid4().hex)
+        datagrams.sendto(marks[-1].encode(), ({OUTSIDE!r}, port))
+with socket.create_connection(({OUTSIDE!r}, {KNOCKED_PORT})) as connection:
+    marks.append("%s:%d" % connection.getsockname())
+print(json.dumps(marks))
+"""
+START_SECONDS = 180
 DRIVERS = ("overlay2", "vfs")
 
 
@@ -53,9 +66,15 @@ class ContainerEngine:
         """For whatever belongs to this engine; removed with it."""
         self._names = names
         self._outside_log = outside_log
+        self._marks: set[str] = set()
         # Debian's own client and server of one version, before others that may be installed.
         path = f"/usr/bin:/usr/sbin:{os.environ['PATH']}"
-        self.environment = {**os.environ, "PATH": path, "DOCKER_HOST": f"unix://{socket}"}
+        self.environment = {
+            **os.environ,
+            "PATH": path,
+            "DOCKER_HOST": f"unix://{socket}",
+            "COMPOSE_HTTP_TIMEOUT": "600",
+        }
 
     def run(
         self,
@@ -85,14 +104,27 @@ class ContainerEngine:
         return _run(command, seconds, self.environment).stdout
 
     def knocks(self) -> list[dict[str, str]]:
-        """What has reached the machine outside so far: `kind` (tcp, udp, dns) and `said`."""
+        """
+        What has reached the machine outside so far: `kind` (tcp, udp, dns) and `said`.
+
+        Each listener writes down in order: once it has a mark sent now, it has all that was sent before.
+        """
+        marks = set(json.loads(self.run(sys.executable, "-c", SEND_MARKS).stdout))
+        self._marks |= marks
+        _wait_until(lambda: marks <= {knock["said"] for knock in self._read()}, "marks arrive outside")
+        return [knock for knock in self._read() if knock["said"] not in self._marks]
+
+    def _read(self) -> list[dict[str, str]]:
         return [json.loads(line) for line in self._outside_log.read_text(encoding="utf-8").splitlines()]
 
 
 @contextmanager
-def container_engine() -> Iterator[ContainerEngine]:
+def container_engine(data: Path) -> Iterator[ContainerEngine]:
     """
-    Start an engine, and remove it with all it made.
+    Start an engine, and stop it with all it started.
+
+    Args:
+        data: what it keeps on disk, images among it; stays.
 
     Raises:
         NoEngineError: a program is missing, or this machine does not allow it.
@@ -103,16 +135,19 @@ def container_engine() -> Iterator[ContainerEngine]:
     if os.geteuid() != 0:
         raise NoEngineError("an engine, and a base image by debootstrap, need root")
     # The path of a socket is short.
-    directory = Path(tempfile.mkdtemp(prefix="engine-"))
+    directory = Path(tempfile.mkdtemp(prefix=f"engine-{os.getpid()}-"))
     names = (f"engine-{os.getpid()}", f"outside-{os.getpid()}")
     log = directory / "outside.log"
-    log.touch()
+    data.mkdir(exist_ok=True)
+    (directory / "data").symlink_to(data.resolve())
     with ExitStack() as stack:
-        stack.callback(_remove, directory)
+        stack.callback(remove_tree, directory)
         try:
+            _remove_what_killed_runs_left()
             _make_networks(names, stack)
             outside = [f"--net=/run/netns/{names[1]}", sys.executable, __file__, str(log)]
             _start(outside, directory / "outside.err", stack)
+            _wait_until(log.exists, "the machine outside listens")
             engine = ContainerEngine(directory, directory / "socket", names, log)
             _start_engine(engine, names[0], stack)
         except (OSError, CommandError, subprocess.TimeoutExpired) as error:
@@ -120,12 +155,28 @@ def container_engine() -> Iterator[ContainerEngine]:
         yield engine
 
 
-def _remove(directory: Path) -> None:
-    """Remove what is below the directory, after what the engine left mounted there."""
+def remove_tree(directory: Path) -> None:
+    """Remove a directory with what an engine left mounted below it."""
     mounted = [line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     for path in reversed([path for path in mounted if Path(path).is_relative_to(directory)]):
         subprocess.run(["umount", "--lazy", path], check=False)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_what_killed_runs_left() -> None:
+    """Networks and directories have in their name the id of the process that made them."""
+    for path in (*Path("/run/netns").glob("*-*"), *Path(tempfile.gettempdir()).glob("engine-*-*")):
+        kind, number, *_ = path.name.split("-")
+        if kind not in {"engine", "outside"} or not number.isdigit() or Path("/proc", number).exists():
+            continue
+        if path.is_dir():
+            remove_tree(path)
+            continue
+        # Another run may do the same now.
+        with suppress(CommandError, ProcessLookupError):
+            for left in _ip("netns", "pids", path.name).split():
+                os.kill(int(left), signal.SIGKILL)
+            _ip("netns", "delete", path.name)
 
 
 def _make_networks(names: tuple[str, str], stack: ExitStack) -> None:
@@ -160,12 +211,25 @@ def _start_engine(engine: ContainerEngine, network: str, stack: ExitStack) -> No
     raise OSError(f"dockerd did not start: {lines[-1][:300]}")
 
 
+def _wait_until(seen: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + START_SECONDS
+    while not seen():
+        if time.monotonic() > until:
+            raise TimeoutError(f"not in {START_SECONDS} s: {what}")
+        time.sleep(0.02)
+
+
 def _start(
     words: list[str], log: Path, stack: ExitStack, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
+        # Its parent may be killed: then it ends as well.
         process = subprocess.Popen(
-            ["nsenter", *words], stdout=output, stderr=output, env=environment, start_new_session=True
+            ["setpriv", "--pdeathsig", "TERM", "nsenter", *words],
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
         )
 
     def stop() -> None:
@@ -180,8 +244,8 @@ def _start(
     return process
 
 
-def _ip(*words: str) -> None:
-    _run(["ip", *words], 30, os.environ)
+def _ip(*words: str) -> str:
+    return _run(["ip", *words], 30, os.environ).stdout
 
 
 def _which(tool: str) -> str | None:
@@ -215,21 +279,22 @@ def _write_down_who_knocks(log: Path) -> None:
         with lock, log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, "said": said.decode("latin-1")}) + "\n")
 
-    def take_datagrams(kind: str, port: int) -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
-            listener.bind((OUTSIDE, port))
-            while True:
-                said, peer = listener.recvfrom(4096)
-                note(kind, said)
-                # A question for a name comes back as an answer that there is none (RFC 1035: QR, RCODE 3).
-                listener.sendto(said[:2] + b"\x81\x83" + said[4:] if kind == "dns" else said, peer)
+    def take_datagrams(kind: str, listener: socket.socket) -> None:
+        while True:
+            said, peer = listener.recvfrom(4096)
+            note(kind, said)
+            # A question for a name comes back as an answer that there is none (RFC 1035: QR, RCODE 3).
+            listener.sendto(said[:2] + b"\x81\x83" + said[4:] if kind == "dns" else said, peer)
 
     for kind, port in (("dns", 53), ("udp", KNOCKED_PORT)):
-        threading.Thread(target=take_datagrams, args=(kind, port), daemon=True).start()
+        listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        listener.bind((OUTSIDE, port))
+        threading.Thread(target=take_datagrams, args=(kind, listener), daemon=True).start()
     with socket.create_server((OUTSIDE, KNOCKED_PORT)) as server:
+        log.touch()
         while True:
             connection, peer = server.accept()
-            note("tcp", peer[0].encode())
+            note("tcp", "{}:{}".format(*peer).encode())
             connection.close()
 
 

@@ -2,8 +2,8 @@
 # Fetch the tools that the tests of images, chart, bundle and dashboards need: install.sh PYTHON PIP DIRECTORY
 #
 # What is there already is kept until its pin changes.  What cannot be had is said to be missing, loudly, and its
-# tests skip.  Policies and schemas (regopy, kubernetes-validate) run in the tests' own process and come with the
-# extra `dev`; what Debian has is in deploy/debian-packages.txt.
+# tests skip; in CI this fails.  Policies and schemas (regopy, kubernetes-validate) run in the tests' own process and
+# come with the extra `dev`; what Debian has is in deploy/debian-packages.txt.
 set -eu
 who=deploy
 # shellcheck source=tests/environments.sh
@@ -29,15 +29,4 @@ make_helm() {
     return 1
 }
 
-attempt() {
-    log=$directory/$2.log
-    "$1" "$2" >"$log" 2>&1 && return 0
-    tail -n 5 "$log" >&2
-    say "$2 COULD NOT BE INSTALLED (the lines above say why).  Its tests then skip:"
-    sed -n 's/^# Tests: /deploy:     /p' "$here/requirements/$2.txt" >&2
-    rm -f "$directory/$2/installed.txt"
-}
-
-attempt make_helm helm &
-attempt make_engine engine &
-wait
+attempt_all make_helm helm make_engine engine

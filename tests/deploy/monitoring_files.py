@@ -12,6 +12,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 RULES = tuple(sorted((MONITORING / "rules").glob("*.yaml")))
+RECORDING = MONITORING / "rules" / "recording.yaml"
 DASHBOARDS = tuple(sorted((MONITORING / "dashboards").glob("*.json")))
 
 
@@ -27,9 +28,9 @@ def tool(name: str) -> str:
     return found
 
 
-def groups() -> dict[str, list[dict[str, Any]]]:
-    """The rules of every group."""
-    files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in RULES]
+def groups(*files: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rules of every group in these files, by default in all."""
+    files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files or RULES]
     return {group["name"]: group["rules"] for content in files for group in content["groups"]}
 
 

@@ -6,7 +6,7 @@ What `test_helm_pod` runs: a gateway as Kubernetes would run the chart's pod, in
 DIRECTORY holds the rendered `appliance.yaml`, and HOST is the workers' name in it.  The user is not root and
 has the pod's group; Secrets are root's files that the group may read; the disk is root's directory that the
 group may write; HOST resolves as a headless Service does; and nothing else can be reached.  Leaves
-`report.json` in the directory.
+`report.json` in the directory, and searches the disk for leaks.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests import leaks
 from tests.fakes import MODEL, FakeWorker
 from tests.integration.enclave import raise_loopback
 
@@ -31,7 +32,7 @@ USER = GROUP = 10001
 APPLIANCE = Path(sys.executable).with_name("appliance")
 SETTINGS, DATA = Path("/etc/appliance"), Path("/var/lib/appliance")
 URL = "http://127.0.0.1:8080"
-START_SECONDS = 60
+START_SECONDS = 100
 SECRETS = {
     "control-token/token": ["openssl", "rand", "-hex", "32"],
     "signing-key/audit.key": ["openssl", "genpkey", "-algorithm", "ed25519"],
@@ -63,7 +64,17 @@ def open_to_all(*needed: Path) -> None:
 
 def furnish(directory: Path, host: str) -> None:
     """Mount what the pod would have mounted; all of it is gone with the namespace."""
+    layers = directory / "layers"
+    layers.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", layers], check=True)
     for mount_point in (SETTINGS, DATA):
+        # Its parent gets a layer of this namespace: no directory is made on the machine.
+        upper, work = (layers / f"{kind}-{mount_point.parent.name}" for kind in ("upper", "work"))
+        upper.mkdir()
+        work.mkdir()
+        options = f"lowerdir={mount_point.parent},upperdir={upper},workdir={work}"
+        subprocess.run(["mount", "-t", "overlay", "none", "-o", options, mount_point.parent], check=True)
+        mount_point.mkdir(exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "none", mount_point], check=True)
     open_to_all(*(Path(each) for each in {sys.base_prefix, sys.prefix, str(ROOT)}))
     (SETTINGS / "appliance.yaml").write_bytes((directory / "appliance.yaml").read_bytes())
@@ -195,6 +206,7 @@ def main(directory: Path, host: str) -> None:
     raise_loopback()
     furnish(directory, host)
     report = asyncio.run(live(directory))
+    leaks.look_in(DATA)
     report["owners"] = sorted({path.stat().st_uid for path in DATA.rglob("*")})
     (directory / "report.json").write_text(json.dumps(report), encoding="utf-8")
 

@@ -2,33 +2,23 @@
 The postgres profile of `deploy/compose.yaml`, with Debian's PostgreSQL in place of the official image.
 """
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.compose_project import START_SECONDS, ComposeProject, compose_project
-from tests.deploy.container_engine import ROOT
+from tests.deploy.conftest import load_base
 
 BASE, IMAGE = "base-with-postgresql:bookworm", "postgresql:debian"
 URL = "postgresql://gateway@postgres/audit?password_file=/run/secrets/database-gateway-password"
-BUILD_SECONDS = 1800
 
 
 @pytest.fixture(scope="module")
-def project(images) -> Iterator[ComposeProject]:
+def project(images, build_cache) -> Iterator[ComposeProject]:
     """Gateway and database, as the manual says to bring them up; no worker is needed for that."""
     engine = images.engine
-    made = subprocess.run(
-        ["sh", ROOT / "deploy" / "images" / "base.sh", "postgresql-15"],
-        env={**engine.environment, "BASE_IMAGE": BASE},
-        capture_output=True,
-        text=True,
-        timeout=BUILD_SECONDS,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr[-4000:]
+    load_base(build_cache, engine, BASE, "postgresql-15")
     build = ("build", "--quiet", "--network=none", f"--build-arg=BASE_IMAGE={BASE}", f"--tag={IMAGE}")
     engine.docker(*build, Path(__file__).with_name("postgres_image"))
     with compose_project(

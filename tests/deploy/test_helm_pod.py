@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart.helm import HELM, render
-from tests.deploy.pod import DATA, SECRETS, SETTINGS
+from tests.deploy.pod import SECRETS
 
 ROOT = Path(__file__).parents[2]
 RUN_SECONDS = 300
@@ -43,18 +43,7 @@ def why_not():
     return None
 
 
-@pytest.fixture
-def mount_points():
-    """Directories to mount on; removed where they were not there before."""
-    made = [path for path in (SETTINGS, DATA) if not path.exists()]
-    for path in made:
-        path.mkdir()
-    yield
-    for path in made:
-        path.rmdir()
-
-
-def test_a_gateway_of_the_chart_serves_and_keeps_its_log_over_a_restart(tmp_path, mount_points):
+def test_a_gateway_of_the_chart_serves_and_keeps_its_log_over_a_restart(tmp_path, wrote):
     """Its worker found by name, ready, answering, ended by SIGTERM, started again, and the log is whole."""
     if missing := why_not():
         pytest.skip(f"THE CHART'S GATEWAY IS NOT RUN HERE: {missing}")
@@ -82,6 +71,7 @@ def test_a_gateway_of_the_chart_serves_and_keeps_its_log_over_a_restart(tmp_path
     logs = ""
     for log in sorted(tmp_path.glob("*.log")):
         logs += log.read_text(encoding="utf-8")
+        wrote(log.name, log.read_text(encoding="utf-8"))
         log.unlink()  # it shows the keys of a first start
     assert ended.returncode == 0, ended.stderr[-3000:] + logs[-3000:]
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))

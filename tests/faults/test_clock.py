@@ -14,8 +14,6 @@ from appliance.audit.store import SqlAuditStore
 from appliance.installation import locate
 from tests.audit_log import intent, open_log, outcome, prepare, settings_for, signer_in
 
-pytestmark = pytest.mark.chance
-
 START = 1_800_000_000.0
 DAY = 86_400.0
 JUMPS = {

@@ -20,8 +20,6 @@ from tests.audit_log import ORIGIN
 from tests.postgres import private_postgres
 from tests.writer_process import WriterProcess
 
-pytestmark = pytest.mark.chance
-
 KILLS = 4
 ENTRIES = 40
 """Appends that each gateway must have seen return between two kills."""

@@ -17,8 +17,6 @@ from appliance.audit.store import SqlAuditStore
 from tests.durable_log import Bench, begin, end, until
 from tests.postgres import private_postgres
 
-pytestmark = pytest.mark.chance
-
 REQUESTS = 40
 
 

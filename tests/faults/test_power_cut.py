@@ -12,8 +12,6 @@ import pytest
 from tests.faults.injection import Run, judge
 from tests.faults.powercut import STRACE, Disk, parse_trace
 
-pytestmark = pytest.mark.chance
-
 CHANCES = 2
 """Random remains of unsynced writes that are tried at each moment, beside none at all."""
 

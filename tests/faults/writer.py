@@ -4,15 +4,15 @@ The writer process of the crash suite: a real audit log, and a report of everyth
     python -m tests.faults.writer
 
 A task is a line of JSON on standard input, `{"task": ..., "directory": ..., "traced": ...}`.  Each
-runs in a process of its own, forked off after the imports, and dies with it: what a fault does to
-one task leaves the next one alone.  A traced task waits until a tracer holds it before it touches
-anything that is to be counted.
+but `recover`, which nothing harms, runs in a process of its own, forked off after the imports, and
+dies with it: what a fault does to one task leaves the next one alone.  A traced task waits until a
+tracer holds it before it touches anything that is to be counted.
 
 It reports on standard output, one line of JSON and one system call each, so that a line is there
 whole or not at all: `pid`; `acknowledged` (index, entry id and leaf hash of an entry whose append has
 returned; the id alone for one in the spool); `refused` (type and request); `published` (a checkpoint
-that others may hold from now on); `stopped` (one of our errors ended the task); and from the parent
-`ended` (exit status, or minus the signal).
+that others may hold from now on); `cosigned` (status of a witness's answer); `stopped` (one of our
+errors ended the task); and from the parent `ended` (exit status, or minus the signal).
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from appliance.audit.export import export_log
 from appliance.audit.pending import Kept
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
+from appliance.audit.witness.home import WitnessHome
 from appliance.errors import ApplianceError, AuditError, AuditUnavailableError
 from appliance.installation import locate
 from tests.audit_log import intent, open_log, outcome, settings_for, signer_in
@@ -46,7 +47,7 @@ FRAME_BYTES = PAGE_BYTES + 24
 FULL_WAL_FRAMES = 1000
 """SQLite moves its write-ahead log into the database when a commit leaves this many frames in it."""
 STOPPED = 3
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 100
 PR_SET_PTRACER = 0x59616D61
 ANY_PROCESS = -1
 
@@ -148,6 +149,14 @@ def carelessly(directory: Path, hold: Callable[[], None]) -> None:
     asyncio.run(_record(directory, store, GROUPS))
 
 
+def cosign(directory: Path, hold: Callable[[], None]) -> None:
+    """Be the witness in the directory, which is asked for one cosignature."""
+    witness = WitnessHome(directory=directory).open(time.time)  # noqa: TID251 - a root of its own
+    request = (directory / "request").read_text(encoding="utf-8")
+    hold()
+    tell(cosigned=witness.add_checkpoint(request).status)
+
+
 def recover(directory: Path, _hold: Callable[[], None]) -> None:
     """Start as after a crash, stop in order, and export what an auditor would be given."""
     store = open_store(directory)
@@ -161,7 +170,9 @@ def recover(directory: Path, _hold: Callable[[], None]) -> None:
     store.close()
 
 
-TASKS = {task.__name__: task for task in (create, write, close, fill, spool, drain, carelessly, recover)}
+TASKS = {
+    task.__name__: task for task in (create, write, close, fill, spool, drain, carelessly, cosign, recover)
+}
 
 
 async def _record(directory: Path, store: TellingStore, groups: int) -> None:
@@ -216,30 +227,33 @@ def wait_for_tracer() -> None:
 
 
 def serve() -> None:
-    """Run tasks as they come, each in a child process."""
+    """Run tasks as they come."""
     for line in sys.stdin:
         order = json.loads(line)
         task = partial(TASKS[order["task"]], Path(order["directory"]))
-        child = os.fork()
-        if child == 0:
-            _run(task, wait_for_tracer if order["traced"] else lambda: None)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        hold = wait_for_tracer if order["traced"] else lambda: None
+        if order["task"] == recover.__name__:
+            status = _run(task, hold)
+        else:
+            child = os.fork()
+            if child == 0:
+                # As a killed process would: nothing is tidied up on the way out.
+                os._exit(_run(task, hold))
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         tell(ended=status)
 
 
-def _run(task, hold: Callable[[], None]) -> None:
-    """Run one task and leave at once, as a killed process would: nothing is tidied up on the way out."""
-    code = 1
+def _run(task, hold: Callable[[], None]) -> int:
+    """Run one task; return the exit status it deserves."""
     try:
         task(hold)
-        code = 0
     except ApplianceError as error:
         tell(stopped=f"{type(error).__name__}: {error}")
-        code = STOPPED
-    except BaseException:  # noqa: BLE001 - the child must not return into the parent's loop
+        return STOPPED
+    except BaseException:  # noqa: BLE001 - a child must not return into the parent's loop
         traceback.print_exc()
-    finally:
-        os._exit(code)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

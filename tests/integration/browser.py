@@ -44,6 +44,13 @@ class Browser:
     def open(self, url: str) -> None:
         self.driver.get(url)
 
+    def forget(self) -> None:
+        """Leave the page; forget cookies, requests and console messages."""
+        self.driver.get("about:blank")
+        self.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
+        self.requests()
+        self.complaints()
+
     def find(self, css: str) -> WebElement:
         """Wait for an element."""
         return WebDriverWait(self.driver, SECONDS).until(

@@ -3,31 +3,74 @@ A client that reads the answers of a whole appliance as they are, and what was r
 """
 
 import json
-import subprocess
-import sys
+import time
+import urllib.request
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import httpx
 
-from demo.process import ApplianceProcess
+from appliance.audit.entry import decode
+from appliance.audit.store import SqlAuditStore
 
 MODEL = "demo-coder"
 PROMPT = "import os\n\ndef read_lines(path):\n    "
 TURN = {"role": "user", "content": PROMPT}
+ENDING_SECONDS = 60
 
 
-def appliance(directory: Path, **environment: str) -> ApplianceProcess:
-    """Start one with a worker of its own."""
-    return ApplianceProcess("up", data=directory / "data", environment=environment)
+class Site(Protocol):
+    """A running appliance."""
+
+    url: str
+    key: str
+    data: Path
+
+
+def audit_entries(data: Path, *types: str) -> list[dict[str, Any]]:
+    """Type and fields of the entries in an audit log so far; of some types, or all."""
+    with closing(SqlAuditStore(f"sqlite:///{data / 'audit.db'}")) as store:
+        return [
+            {"type": leaf.type, **decode(leaf.leaf).fields}
+            for leaf in store.leaves(0, 10**6)
+            if not types or leaf.type in types
+        ]
+
+
+def outcomes(data: Path) -> list[dict[str, Any]]:
+    """How each request so far ended, in that order, once none is open."""
+    deadline = time.monotonic() + ENDING_SECONDS
+    while True:
+        found = audit_entries(data, "request.intent", "request.outcome")
+        ended = [entry for entry in found if entry["type"] == "request.outcome"]
+        if 2 * len(ended) == len(found):
+            return ended
+        assert time.monotonic() < deadline, "requests stay open"
+        time.sleep(0.05)
+
+
+def fetch(url: str, key: str = "") -> str:
+    """Get a page; with a key, as its owner."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return response.read().decode()
+
+
+def sample(page: str, name: str) -> float:
+    """The value of a metric, whose name may be without its labels; the sum over all of them."""
+    values = [float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name)]
+    assert values, f"{name} is not on the page"
+    return sum(values)
 
 
 class Caller:
     """A client of one appliance."""
 
-    def __init__(self, process: ApplianceProcess) -> None:
-        self.process = process
-        self._http = httpx.Client(base_url=process.url, timeout=120, trust_env=False)
+    def __init__(self, site: Site, model: str = MODEL) -> None:
+        self.site = site
+        self._model = model
+        self._http = httpx.Client(base_url=site.url, timeout=120, trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -37,13 +80,15 @@ class Caller:
 
     def post(self, path: str, *, status: int = 200, **body: Any) -> dict[str, Any]:
         """Ask for an answer in one piece."""
-        answer = self._http.post(path, json={"model": MODEL, **body}, headers=self._headers)
+        answer = self._http.post(path, json={"model": self._model, **body}, headers=self._headers)
         assert answer.status_code == status, answer.text
         return answer.json()
 
     def events(self, path: str, **body: Any) -> list[tuple[str, dict[str, Any]]]:
         """Ask for a stream; its events with their names."""
-        answer = self._http.post(path, json={"model": MODEL, "stream": True, **body}, headers=self._headers)
+        answer = self._http.post(
+            path, json={"model": self._model, "stream": True, **body}, headers=self._headers
+        )
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"].startswith("text/event-stream")
         frames = [frame.partition("\ndata: ") for frame in answer.text.split("\n\n") if frame[:1] != ":"]
@@ -51,18 +96,8 @@ class Caller:
 
     def outcome(self, path: str) -> dict[str, Any]:
         """The record of the last request for a path."""
-        command = [sys.executable, "-m", "appliance", "audit", "tail", "--json", "--count", "100000"]
-        text = subprocess.run(
-            [*command, "--data", str(self.process.data)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        ).stdout
-        entries = map(json.loads, text.splitlines())
-        fields = [entry.get("fields", entry) for entry in entries if entry["type"] == "request.outcome"]
-        return [each for each in fields if each["route"] == path][-1]
+        return [each for each in outcomes(self.site.data) if each["route"] == path][-1]
 
     @property
     def _headers(self) -> dict[str, str]:
-        return {"x-api-key": self.process.key}
+        return {"x-api-key": self.site.key}

@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +73,10 @@ from appliance.settings import (
 from appliance.tenancy import ContentPolicy, SpeculationPolicy, Tenant, TenantDirectory, make_key
 from appliance.tls import open_tls
 from appliance.worker_list import WorkerList
+from demo.process import ApplianceProcess
 from tests.fakes import CONTROL_TOKEN, FakeWorker, StallingStore, until
+from tests.integration.collector import Collector, traced
+from tests.integration.speculation_admin import PRICES, QUIET, cost_report, verify_log
 
 RANDOM = random.Random(31)
 KEY, STORED_KEY = make_key(RANDOM.randbytes(37))
@@ -104,6 +107,43 @@ class Pair:
 @pytest.fixture(scope="session")
 def demo_models() -> Pair:
     return Pair(target=DEMO_TARGET, draft=DEMO_DRAFT)
+
+
+@pytest.fixture(scope="session")
+def traces() -> Iterator[Collector]:
+    """Everything the shared appliance has traced."""
+    with Collector().listening() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="session")
+def appliance(tmp_path_factory: pytest.TempPathFactory, traces: Collector) -> Iterator[ApplianceProcess]:
+    """
+    `appliance up` on the demo pair, with a real worker: one for all tests of the xdist group "appliance".
+
+    It observes: a controlled worker may change the number of draft tokens between two requests, and with
+    the shape of its steps the rounding, so that texts would not always be equal to the byte.
+    """
+    environment = traced(traces, APPLIANCE_MONITOR__CONTROL="observe")
+    data = tmp_path_factory.mktemp("up") / "data"
+    with ApplianceProcess("up", data=data, environment=environment) as process:
+        yield process
+    assert process.process.returncode == 0, "".join(process.output)
+
+
+@pytest.fixture(scope="session")
+def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApplianceProcess]:
+    """
+    The same, but it controls its worker and knows what it costs: for the xdist group "controlled".
+
+    It is stopped in order: the times before and after it are all that the cost report misses.
+    """
+    data = tmp_path_factory.mktemp("controlled") / "data"
+    with ApplianceProcess("up", data=data, environment={**QUIET, **PRICES}) as process:
+        yield process
+    assert process.process.returncode == 0, "".join(process.output)
+    assert verify_log(data) == 0
+    assert {gap["kind"] for gap in json.loads(cost_report(data, "--json"))["missing"]} == {"nobody_there"}
 
 
 @dataclass

@@ -3,7 +3,7 @@ What `test_no_egress` runs in an empty network namespace: the appliance, its cli
 
     unshare --net python -m tests.integration.enclave DIRECTORY
 
-Leaves in the directory `report.json`, what happened, and `trace`, what the appliance connected to.
+Leaves in the directory `REPORT`, what happened, and `trace`, what the appliance connected to.
 """
 
 import errno
@@ -20,14 +20,17 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from demo.process import ApplianceProcess
+from tests import leaks
 
 GET_FLAGS, SET_FLAGS, UP = 0x8913, 0x8914, 1
 """`SIOCGIFFLAGS`, `SIOCSIFFLAGS` and `IFF_UP` of `linux/sockios.h` and `linux/if.h`."""
 OUTSIDE = ("192.0.2.1", 443)
 """An address that nobody has (RFC 5737)."""
 MODEL = "demo-coder"
-TURN = {"role": "user", "content": "Write a Python function `add`."}
+TURN = {"role": "user", "content": "Write a Python function `read_chart`."}
 IMAGE = "http://outside.example/cat.png"
 HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (
@@ -50,6 +53,8 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """A picture by URL, in each dialect."""
 TRACER_SECONDS = 60.0
+REPORT = "report.json.kept-by-the-client"
+"""It has the answers."""
 
 
 def raise_loopback() -> None:
@@ -106,6 +111,7 @@ def wait_for_tracer(trace: Path, pid: int) -> None:
 def main(directory: Path) -> None:
     """Run everything, and write down what happened."""
     raise_loopback()
+    leaks.watch_clients(leaks.LEAKS, pytest.MonkeyPatch())
     report: dict[str, Any] = {
         "outside": reach_outside(),
         "up": [name for _, name in socket.if_nameindex() if _is_up(name)],
@@ -128,7 +134,7 @@ def main(directory: Path) -> None:
     report["output"] = re.sub(r"sk-[\w-]+", "sk-...", "".join(appliance.output))
     report["exit"] = appliance.process.returncode
     wait_for_tracer(trace, appliance.process.pid)
-    (directory / "report.json").write_text(json.dumps(report), encoding="utf-8")
+    (directory / REPORT).write_text(json.dumps(report), encoding="utf-8")
 
 
 def _is_up(name: str) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import run_command
 from tests.how_to import run_block
 
 PAGE = "back-up-and-restore.md"
@@ -20,8 +21,10 @@ SECONDS = 300
 
 
 def appliance(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "appliance", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=SECONDS)
+    done = run_command(*words)
+    if check:
+        done.check_returncode()
+    return done
 
 
 @contextmanager
@@ -46,6 +49,15 @@ def gateway(data: Path):
         process.send_signal(signal.SIGTERM)
         process.wait(SECONDS)
         process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The data directory of an installation that was started once."""
+    data = tmp_path_factory.mktemp("installed") / "data"
+    with gateway(data):
+        pass
+    return data
 
 
 @pytest.fixture
@@ -78,11 +90,10 @@ def test_an_installation_comes_back_whole(places):
     assert "valid" in verified.stdout
 
 
-def test_a_backup_that_is_older_than_what_is_known_is_found_out(places):
+def test_a_backup_that_is_older_than_what_is_known_is_found_out(places, installed):
     """The restore stops at the checkpoint that was kept, and with the newer seal no gateway starts."""
     data = places["DATA"]
-    with gateway(data):
-        pass
+    shutil.copytree(installed, data)
     for title in ("back up", "save the keys"):
         assert run_block(PAGE, title, **places).returncode == 0
     with gateway(data):
@@ -93,19 +104,18 @@ def test_a_backup_that_is_older_than_what_is_known_is_found_out(places):
     restored = run_block(PAGE, "restore", **places)
     assert restored.returncode == 3, restored.stdout + restored.stderr
     (data / "audit.head").write_bytes(newer)
-    refused = appliance("gateway", "--data", data, "--port", "0", check=False)
-    assert refused.returncode == 1
+    command = [sys.executable, "-m", "appliance", "gateway", "--data", data, "--port", "0"]
+    assert subprocess.run(command, capture_output=True, check=False, timeout=SECONDS).returncode == 1
     assert (
         appliance("preflight", "--data", data, "--role", "gateway", "--skip", "ports", check=False).returncode
         == 1
     )
 
 
-def test_a_backup_with_a_flipped_bit_is_not_restored(places):
+def test_a_backup_with_a_flipped_bit_is_not_restored(places, installed):
     """Its sums were taken with it."""
     data = places["DATA"]
-    with gateway(data):
-        pass
+    shutil.copytree(installed, data)
     for title in ("back up", "save the keys", "keep a checkpoint"):
         assert run_block(PAGE, title, **places).returncode == 0
     copy = places["BACKUP"] / "audit.db"

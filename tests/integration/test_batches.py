@@ -1,41 +1,49 @@
 """
-Files and batches as the OpenAI client uses them: a gateway process of its own in front of a scripted worker.
+Files and batches as the OpenAI client uses them: a gateway process in front of a scripted worker.
 
-What each test leaves in the audit log is verified at its end.
+What the tests leave in the audit log is verified when the gateway has stopped.
 """
 
 import asyncio
 import contextlib
 import json
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
+import pytest_asyncio
 from aiohttp import web
 
 from appliance.audit import verify
 from demo.process import ApplianceProcess
+from tests.command import run_command
 from tests.fakes import METRICS, MODEL, FakeWorker, chat, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT = "/v1/chat/completions"
 SECRET = "an unmistakable secret"
+PATIENCE_SECONDS = 100
 ENDED = {"completed", "failed", "expired", "cancelled"}
 
 
 class EchoWorker(FakeWorker):
-    """Answers with what it was asked, `seats` requests at a time, and tells of its queue."""
+    """Answers with what it was asked, and tells of its queue."""
 
-    def __init__(self, *, seats: int = 64, **more):
-        super().__init__(**more)
-        self.seats = asyncio.Semaphore(seats)
-        self.running = self.waiting = self.most_running = 0
+    def __init__(self):
+        super().__init__()
+        self.running = self.waiting = 0
+        self.begin(pause_seconds=0.0)
+
+    def begin(self, *, pause_seconds: float, seats: int = 64) -> None:
+        """Start counting: from now on it answers `seats` requests at a time, each after a pause."""
+        self.pause_seconds, self.seats = pause_seconds, asyncio.Semaphore(seats)
+        self.completed = self.most_running = 0
         self.asked: list[str] = []
         """The last message of each request, in the order they began to be answered."""
 
@@ -70,7 +78,7 @@ class Appliance:
     """A gateway process on one data directory, which can be killed and started again."""
 
     def __init__(self, data: Path, worker: FakeWorker, **settings: str) -> None:
-        self.data = data
+        self.data, self.worker = data, worker
         self._environment = {
             "APPLIANCE_POOL__URLS": json.dumps([worker.url]),
             "APPLIANCE_BATCH__KEEP_FREE_BYTES": "0",
@@ -92,7 +100,7 @@ class Appliance:
         return self
 
     async def kill(self) -> None:
-        """End it as a power cut would end its process."""
+        """End it with SIGKILL."""
         await asyncio.to_thread(self.process.stop, signal.SIGKILL)
         self.process.process.stdout.close()
 
@@ -108,42 +116,60 @@ class Appliance:
             base_url=f"{self.process.url}/v1",
             api_key=key or self.key,
             max_retries=0,
-            http_client=httpx.AsyncClient(verify=False, trust_env=False, timeout=30),
+            http_client=httpx.AsyncClient(verify=False, trust_env=False, timeout=PATIENCE_SECONDS),
         )
 
     async def run(self, *arguments: str, expecting: int = 0) -> str:
         """Run a command on its data directory; return what it printed."""
-        command = [sys.executable, "-m", "appliance", *arguments, "--data", str(self.data)]
-        done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, check=False, timeout=120
-        )
+        done = await asyncio.to_thread(run_command, *arguments, "--data", self.data)
         assert done.returncode == expecting, done.stdout + done.stderr
         return done.stdout
 
-    async def entries(self, *types: str) -> list[dict]:
-        """Every entry of these types."""
+    async def tenant(self, name: str, *options: str) -> str:
+        """Create a tenant; return a key of it once the gateway takes it."""
+        await self.run("tenant", "create", name, *options)
+        key = (await self.run("key", "create", name)).strip()
+        async with self.client(key) as client:
+            await until_known(client)
+        return key
+
+    async def entries(self, tenant: str, *types: str) -> list[dict]:
+        """Every entry of these types about a tenant."""
         text = await self.run("audit", "tail", "--json", "--count", "100000")
-        return [entry for entry in map(json.loads, text.splitlines()) if entry["type"] in types]
+        entries = [entry for entry in map(json.loads, text.splitlines()) if entry["type"] in types]
+        return [entry for entry in entries if entry["tenant"] == tenant]
+
+    def files(self) -> set[str]:
+        """Names of the files it keeps."""
+        return {path.name for path in (self.data / "files").rglob("*") if path.is_file()}
 
 
-Start = Callable[..., contextlib.AbstractAsyncContextManager[Appliance]]
+@asynccontextmanager
+async def running(data: Path, **settings: str) -> AsyncIterator[Appliance]:
+    worker = EchoWorker()
+    async with worker.serving():
+        appliance = await Appliance(data, worker, **settings).start()
+        try:
+            yield appliance
+            assert await appliance.stop() == 0, "".join(appliance.process.output)
+            await appliance.run("audit", "verify", expecting=appliance.verdict)
+        finally:
+            if appliance.process.process.poll() is None:
+                await appliance.kill()
 
 
-@pytest.fixture
-def start(tmp_path) -> Start:
-    @asynccontextmanager
-    async def starting(worker: FakeWorker, **settings: str) -> AsyncIterator[Appliance]:
-        async with worker.serving():
-            appliance = await Appliance(tmp_path / "data", worker, **settings).start()
-            try:
-                yield appliance
-                assert await appliance.stop() == 0, "".join(appliance.process.output)
-                await appliance.run("audit", "verify", expecting=appliance.verdict)
-            finally:
-                if appliance.process.process.poll() is None:
-                    await appliance.kill()
-
-    return starting
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def appliance(tmp_path_factory) -> AsyncIterator[Appliance]:
+    """The gateway of all tests; each has a tenant of its own."""
+    settings = {
+        "APPLIANCE_BATCH__MAX_FILE_BYTES": "200000",
+        "APPLIANCE_API__MAX_BODY_BYTES": "20000",
+        # Of four requests at a time batches may make two.
+        "APPLIANCE_ADMISSION__WORKER_REQUESTS": "4",
+        "APPLIANCE_BATCH__IDLE_SHARE": "0.5",
+    }
+    async with running(tmp_path_factory.mktemp("gateway") / "data", **settings) as appliance:
+        yield appliance
 
 
 def requests(*ids: str, **more) -> bytes:
@@ -167,9 +193,9 @@ async def begin(client: openai.AsyncOpenAI, content: bytes, **more):
     )
 
 
-async def ended(client: openai.AsyncOpenAI, batch_id: str, seconds: float = 60):
+async def ended(client: openai.AsyncOpenAI, batch_id: str):
     """Wait for the end of a batch."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             batch = await client.batches.retrieve(batch_id)
             if batch.status in ENDED:
@@ -182,17 +208,17 @@ async def lines(client: openai.AsyncOpenAI, file_id: str) -> list[dict]:
     return [json.loads(line) for line in (await client.files.content(file_id)).text.splitlines()]
 
 
-@pytest.mark.chance
-async def test_two_hundred_lines_are_each_answered_once_however_often_the_gateway_is_killed(start):
+async def test_two_hundred_lines_are_each_answered_once_however_often_the_gateway_is_killed(tmp_path):
     """Killed with SIGKILL in the middle, three times; the log shows what was asked again."""
     ids = [f"patient {number}" for number in range(200)]
-    worker = EchoWorker(pause_seconds=0.05)
-    async with start(worker) as appliance:
+    async with running(tmp_path / "data") as appliance:
+        worker = appliance.worker
+        worker.begin(pause_seconds=0.05)
         async with appliance.client() as client:
             batch = await begin(client, requests(*ids), metadata={"ward": "7"})
             assert (batch.status, batch.metadata) == ("validating", {"ward": "7"})
         for killed_at in (40, 90, 140):
-            await until(lambda at=killed_at: worker.completed >= at, 60)
+            await until(lambda at=killed_at: worker.completed >= at, PATIENCE_SECONDS)
             await appliance.kill()
             await appliance.start()
         async with appliance.client() as client:
@@ -207,77 +233,70 @@ async def test_two_hundred_lines_are_each_answered_once_however_often_the_gatewa
             assert (response["status_code"], line["error"]) == (200, None)
             assert response["body"]["choices"][0]["message"]["content"] == line["custom_id"]
         assert set(worker.asked) == set(ids)
-        intents = await appliance.entries("request.intent")
+        intents = await appliance.entries("demo", "request.intent")
         assert {entry["batch"] for entry in intents} == {batch.id}
         assert {entry["batch_line"] for entry in intents} == set(range(1, 201))
         by_request = {entry["request_id"]: entry["batch_line"] for entry in intents}
         assert all(
             ids[by_request[line["response"]["request_id"]] - 1] == line["custom_id"] for line in outputs
         )
-        (end,) = await appliance.entries("batch.ended")
+        (end,) = await appliance.entries("demo", "batch.ended")
         assert (end["outcome"], end["requests"], end["completed"]) == ("completed", 200, 200)
-        files = appliance.data / "files"
-        kept = {path.name for path in files.rglob("*") if path.is_file()}
-        assert kept == {batch.input_file_id, done.output_file_id}
+        assert appliance.files() == {batch.input_file_id, done.output_file_id}
 
 
-async def test_files_are_taken_listed_given_out_and_deleted(start):
+async def test_files_are_taken_listed_given_out_and_deleted(appliance):
     """Every call of the client's `files`, and what another tenant sees of it."""
-    bounds = {"APPLIANCE_BATCH__MAX_FILE_BYTES": "200000", "APPLIANCE_API__MAX_BODY_BYTES": "20000"}
-    async with start(EchoWorker(), **bounds) as appliance:
-        await appliance.run("tenant", "create", "second")
-        second = (await appliance.run("key", "create", "second")).strip()
-        content = requests("a", "b")
-        async with appliance.client() as client, appliance.client(second) as other:
-            made = [
-                await client.files.create(
-                    file=("../in 1.jsonl", content),
-                    purpose="batch",
-                    expires_after={"anchor": "created_at", "seconds": 7200},
-                ),
-                await client.files.create(file=("two.jsonl", b"x" * 200_000), purpose="batch"),
-            ]
-            assert (made[0].filename, made[0].bytes, made[0].purpose) == ("in 1.jsonl", len(content), "batch")
-            assert (made[0].object, made[0].status) == ("file", "processed")
-            assert made[0].expires_at - made[0].created_at == 7200
-            assert made[1].expires_at - made[1].created_at == 30 * 86400
-            assert (await client.files.content(made[0].id)).content == content
-            assert await client.files.retrieve(made[0].id) == made[0]
-            listed = [stored async for stored in client.files.list(limit=1)]
-            assert listed == made[::-1]
-            assert [stored async for stored in client.files.list(order="asc")] == made
-            assert [stored async for stored in client.files.list(purpose="batch_output")] == []
-            await until_known(other)
-            assert [stored async for stored in other.files.list()] == []
-            for call in (other.files.retrieve, other.files.content, other.files.delete):
-                with pytest.raises(openai.NotFoundError) as missing:
-                    await call(made[0].id)
-                assert missing.value.code == "file_not_found"
-            with pytest.raises(openai.NotFoundError):
-                await other.batches.create(input_file_id=made[0].id, endpoint=CHAT, completion_window="24h")
-            assert (await client.files.delete(made[0].id)).deleted
-            with pytest.raises(openai.NotFoundError):
-                await client.files.content(made[0].id)
-            for size in (200_001, 400_000):
-                with pytest.raises(openai.APIStatusError) as large:
-                    await client.files.create(file=("big.jsonl", b"x" * size), purpose="batch")
-                assert large.value.status_code == 413
-            with pytest.raises(openai.BadRequestError) as refused:
-                await client.files.create(file=("x", b"x"), purpose="fine-tune")
-            assert refused.value.param == "purpose"
-        entries = await appliance.entries("file.created", "file.deleted")
-        assert [(entry["type"], entry["file"]) for entry in entries] == [
-            ("file.created", made[0].id),
-            ("file.created", made[1].id),
-            ("file.deleted", made[0].id),
+    keys = [await appliance.tenant("filing"), await appliance.tenant("prying")]
+    before, content = appliance.files(), requests("a", "b")
+    async with appliance.client(keys[0]) as client, appliance.client(keys[1]) as other:
+        made = [
+            await client.files.create(
+                file=("../in 1.jsonl", content),
+                purpose="batch",
+                expires_after={"anchor": "created_at", "seconds": 7200},
+            ),
+            await client.files.create(file=("two.jsonl", b"x" * 200_000), purpose="batch"),
         ]
-        kept = [path.name for path in (appliance.data / "files").rglob("*") if path.is_file()]
-        assert kept == [made[1].id]
+        assert (made[0].filename, made[0].bytes, made[0].purpose) == ("in 1.jsonl", len(content), "batch")
+        assert (made[0].object, made[0].status) == ("file", "processed")
+        assert made[0].expires_at - made[0].created_at == 7200
+        assert made[1].expires_at - made[1].created_at == 30 * 86400
+        assert (await client.files.content(made[0].id)).content == content
+        assert await client.files.retrieve(made[0].id) == made[0]
+        listed = [stored async for stored in client.files.list(limit=1)]
+        assert listed == made[::-1]
+        assert [stored async for stored in client.files.list(order="asc")] == made
+        assert [stored async for stored in client.files.list(purpose="batch_output")] == []
+        assert [stored async for stored in other.files.list()] == []
+        for call in (other.files.retrieve, other.files.content, other.files.delete):
+            with pytest.raises(openai.NotFoundError) as missing:
+                await call(made[0].id)
+            assert missing.value.code == "file_not_found"
+        with pytest.raises(openai.NotFoundError):
+            await other.batches.create(input_file_id=made[0].id, endpoint=CHAT, completion_window="24h")
+        assert (await client.files.delete(made[0].id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.files.content(made[0].id)
+        for size in (200_001, 400_000):
+            with pytest.raises(openai.APIStatusError) as large:
+                await client.files.create(file=("big.jsonl", b"x" * size), purpose="batch")
+            assert large.value.status_code == 413
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.files.create(file=("x", b"x"), purpose="fine-tune")
+        assert refused.value.param == "purpose"
+    entries = await appliance.entries("filing", "file.created", "file.deleted")
+    assert [(entry["type"], entry["file"]) for entry in entries] == [
+        ("file.created", made[0].id),
+        ("file.created", made[1].id),
+        ("file.deleted", made[0].id),
+    ]
+    assert appliance.files() - before == {made[1].id}
 
 
 async def until_known(client: openai.AsyncOpenAI) -> None:
     """Wait until a key that was just made is known to the gateway."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             with contextlib.suppress(openai.AuthenticationError):
                 await client.models.list()
@@ -285,10 +304,11 @@ async def until_known(client: openai.AsyncOpenAI) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_batches_are_listed_cancelled_and_told_what_is_wrong_with_them(start):
+async def test_batches_are_listed_cancelled_and_told_what_is_wrong_with_them(appliance):
     """Every call of the client's `batches`."""
-    worker = EchoWorker(pause_seconds=0.1)
-    async with start(worker, APPLIANCE_BATCH__CONCURRENCY="4") as appliance, appliance.client() as client:
+    worker = appliance.worker
+    worker.begin(pause_seconds=0.1)
+    async with appliance.client(await appliance.tenant("listing")) as client:
         bad = await begin(client, requests("a", "a") + b"{}\n")
         failed = await ended(client, bad.id)
         assert failed.status == "failed"
@@ -299,7 +319,7 @@ async def test_batches_are_listed_cancelled_and_told_what_is_wrong_with_them(sta
         assert worker.asked == []
         ids = [f"line-{number}" for number in range(400)]
         long = await begin(client, requests(*ids))
-        await until(lambda: worker.completed >= 8, 30)
+        await until(lambda: worker.completed >= 8, PATIENCE_SECONDS)
         with pytest.raises(openai.ConflictError):
             await client.files.delete(long.input_file_id)
         assert (await client.batches.cancel(long.id)).status == "cancelling"
@@ -325,13 +345,13 @@ async def test_batches_are_listed_cancelled_and_told_what_is_wrong_with_them(sta
         assert (await client.files.delete(long.input_file_id)).deleted
 
 
-async def test_interactive_requests_go_first(start):
+async def test_interactive_requests_go_first(appliance):
     """While they fill the worker to the share that batches may use, no line begins; afterwards they go on."""
-    worker = EchoWorker(seats=4, pause_seconds=0.2)
-    settings = {"APPLIANCE_ADMISSION__WORKER_REQUESTS": "4", "APPLIANCE_BATCH__IDLE_SHARE": "0.5"}
-    async with start(worker, **settings) as appliance, appliance.client() as client:
+    worker = appliance.worker
+    worker.begin(pause_seconds=0.2, seats=4)
+    async with appliance.client(await appliance.tenant("urgent")) as client:
         batch = await begin(client, requests(*(f"line-{number}" for number in range(60))))
-        await until(lambda: worker.completed >= 6, 30)
+        await until(lambda: worker.completed >= 6, PATIENCE_SECONDS)
         assert worker.running <= 2
 
         async def ask(number: int) -> list[str]:
@@ -357,66 +377,68 @@ async def test_interactive_requests_go_first(start):
         assert (await ended(client, batch.id)).status == "completed"
 
 
-async def test_revoking_a_key_stops_its_batches(start):
+async def test_revoking_a_key_stops_its_batches(appliance):
     """What was done can be read with another key of the tenant."""
-    worker = EchoWorker(pause_seconds=0.1)
-    async with start(worker, APPLIANCE_BATCH__CONCURRENCY="2") as appliance:
-        key = (await appliance.run("key", "create", "demo")).strip()
-        async with appliance.client(key) as client, appliance.client() as colleague:
-            await until_known(client)
-            batch = await begin(client, requests(*(f"line-{number}" for number in range(300))))
-            await until(lambda: worker.completed >= 6, 30)
-            await appliance.run("key", "revoke", key.split("-")[1])
-            done = await ended(colleague, batch.id)
-            assert done.status == "failed"
-            assert [error.code for error in done.errors.data] == ["invalid_api_key"]
-            asked = len(worker.asked)
-            outputs = await lines(colleague, done.output_file_id)
-            assert 6 <= len(outputs) == done.request_counts.completed
-            await asyncio.sleep(0.5)
-            assert len(worker.asked) == asked
+    worker = appliance.worker
+    worker.begin(pause_seconds=0.1)
+    key = await appliance.tenant("revoked")
+    other = (await appliance.run("key", "create", "revoked")).strip()
+    async with appliance.client(key) as client, appliance.client(other) as colleague:
+        await until_known(colleague)
+        batch = await begin(client, requests(*(f"line-{number}" for number in range(300))))
+        await until(lambda: worker.completed >= 6, PATIENCE_SECONDS)
+        await appliance.run("key", "revoke", key.split("-")[1])
+        done = await ended(colleague, batch.id)
+        assert done.status == "failed"
+        assert [error.code for error in done.errors.data] == ["invalid_api_key"]
+        asked = len(worker.asked)
+        outputs = await lines(colleague, done.output_file_id)
+        assert 6 <= len(outputs) == done.request_counts.completed
+        await asyncio.sleep(0.5)
+        assert len(worker.asked) == asked
 
 
-async def test_lines_are_held_to_the_limits_of_their_tenant(start):
+async def test_lines_are_held_to_the_limits_of_their_tenant(appliance):
     """No more at once than it may, and the batch goes on all the same."""
-    worker = EchoWorker(pause_seconds=0.05)
-    async with start(worker) as appliance, appliance.client() as client:
-        await appliance.run("tenant", "set", "demo", "--limit", "concurrent_requests=2")
-        await asyncio.sleep(1.5)
-        batch = await begin(client, requests(*(f"line-{number}" for number in range(40))))
+    worker = appliance.worker
+    worker.begin(pause_seconds=0.05)
+    async with appliance.client(
+        await appliance.tenant("limited", "--limit", "concurrent_requests=1")
+    ) as client:
+        batch = await begin(client, requests(*(f"line-{number}" for number in range(8))))
         done = await ended(client, batch.id)
-        assert (done.status, done.request_counts.completed) == ("completed", 40)
-        assert worker.most_running <= 2
-        denied = await appliance.entries("request.denied")
-        assert {entry["reason"] for entry in denied} == {"rate_limit_exceeded"}
+    assert (done.status, done.request_counts.completed) == ("completed", 8)
+    assert worker.most_running == 1
+    denied = await appliance.entries("limited", "request.denied")
+    assert {entry["reason"] for entry in denied} == {"rate_limit_exceeded"}
 
 
-async def test_content_of_an_encrypted_tenant_is_nowhere_in_the_clear_and_can_be_erased(start):
+async def test_content_of_an_encrypted_tenant_is_nowhere_in_the_clear_and_can_be_erased(appliance):
     """Input, output and what lies between; erasing the tenant reaches all of it."""
-    worker = EchoWorker(pause_seconds=0.05)
-    async with start(worker) as appliance, appliance.client() as client:
-        await appliance.run("tenant", "set", "demo", "--content", "encrypted")
-        await asyncio.sleep(1.5)
+    worker = appliance.worker
+    worker.begin(pause_seconds=0.05)
+    key = await appliance.tenant("sealed", "--content", "encrypted")
+    before = appliance.files()
+
+    def clear() -> list[str]:
+        paths = [path for path in appliance.data.rglob("*") if path.is_file()]
+        return [path.name for path in paths if SECRET.encode() in path.read_bytes()]
+
+    async with appliance.client(key) as client:
         ids = [f"{SECRET} {number}" for number in range(40)]
         batch = await begin(client, requests(*ids))
-        await until(lambda: worker.completed >= 10, 30)
-
-        def clear() -> list[str]:
-            paths = [path for path in appliance.data.rglob("*") if path.is_file()]
-            return [path.name for path in paths if SECRET.encode() in path.read_bytes()]
-
+        await until(lambda: worker.completed >= 10, PATIENCE_SECONDS)
         assert await asyncio.to_thread(clear) == []
         done = await ended(client, batch.id)
         assert Counter(line["custom_id"] for line in await lines(client, done.output_file_id)) == Counter(ids)
         assert await asyncio.to_thread(clear) == []
-        address = ["--url", appliance.process.url]
-        await appliance.run(
-            "audit", "erase", "--tenant", "demo", "--basis", "end of contract", "--yes", *address
-        )
+        where = ("--url", appliance.process.url)
+        erasing = ("audit", "erase", "--tenant", "sealed", "--basis", "end of contract", "--yes", *where)
+        await appliance.run(*erasing)
+        appliance.verdict = verify.ExitCode.ERASED
         for file_id in (batch.input_file_id, done.output_file_id):
             with pytest.raises(openai.NotFoundError):
                 await client.files.content(file_id)
-        assert [path for path in (appliance.data / "files").rglob("*") if path.is_file()] == []
-        reasons = [entry["reason"] for entry in await appliance.entries("file.deleted")]
-        assert reasons == ["erased", "erased"]
-        appliance.verdict = verify.ExitCode.ERASED
+    assert appliance.files() == before
+    reasons = [entry["reason"] for entry in await appliance.entries("sealed", "file.deleted")]
+    assert reasons == ["erased", "erased"]

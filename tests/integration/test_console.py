@@ -124,11 +124,19 @@ def site(tmp_path_factory: pytest.TempPathFactory, workers: Workers) -> Iterator
         yield made
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with browsing(tmp_path / "profile") as made:
-        made.resize(1200, 900)
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("browser") / "profile") as made:
         yield made
+
+
+@pytest.fixture
+def browser(window: Browser) -> Browser:
+    """A window that knows nothing of earlier tests."""
+    window.forget()
+    window.resize(1200, 900)
+    window.prefer("light")
+    return window
 
 
 def log_in(browser: Browser, site: Site) -> None:
@@ -253,9 +261,9 @@ def test_a_wrong_key_opens_nothing(browser, site):
 
 def test_a_session_ends_by_itself(browser, workers, tmp_path):
     """An open page is left for the login, without a click."""
-    with gateway(tmp_path / "short", workers, session_seconds=4) as site:
-        log_in(browser, site)
-        browser.wait_for_path("/console/login")
+    with gateway(tmp_path / "short", workers, session_seconds=2) as site:
+        browser.open(site.page())
+        browser.find("#key").send_keys(site.admin_key, Keys.ENTER)
         browser.wait_for("You were logged out", "[role=alert]")
         browser.keep_picture("console-expired")
 

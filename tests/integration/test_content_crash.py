@@ -16,8 +16,6 @@ import time
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
-import pytest
-
 from appliance.audit import verify
 from appliance.audit.content.payload_keys import PayloadKeys, Purpose
 from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
@@ -32,8 +30,6 @@ from appliance.audit.store import SqlAuditStore
 from appliance.capture import open_content
 from appliance.settings import AuditSettings
 from appliance.tenancy import ContentPolicy, Tenant
-
-pytestmark = pytest.mark.chance
 
 KILLS = 5
 WRITERS = 4

@@ -1,27 +1,29 @@
 """
 What the cost report says drafting saved, against what the worker's own counters say, on a real worker.
 
-The benchmark of it in short (`benchmarks.cost_saving`): segments without drafts and with them in turn.
+The benchmark of it in short (`benchmarks.cost_saving`): segments without drafts and with them in turn.  Their
+engine time is compared within one run, by bounds that are too narrow for a saving half or twice as large.
 """
 
 import asyncio
 
 import pytest
 
-from benchmarks.cost_saving.estimate import Comparison
+from benchmarks.cost_saving.estimate import WRONG, Comparison
 from benchmarks.cost_saving.run import ENVIRONMENT, PRICE_PER_HOUR, Driver, Found, Plan
 from demo.process import ApplianceProcess
+from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
-pytestmark = [pytest.mark.worker, pytest.mark.long]
+pytestmark = [pytest.mark.worker, pytest.mark.alone]
 
-PLAN = Plan(concurrency=(1,), rounds=5, seconds=4.0, learn=12.0)
-WIDEST = 2.5
-"""Bounds that are so many times apart, of what the target alone would take, would agree with anything."""
+PLAN = Plan(concurrency=(1,), rounds=10, most_rounds=60, seconds=1.0, learn=8.0)
+LEARN_SOON = {"APPLIANCE_MONITOR__PROBE_SHARE": "0.2"}
+"""The report knows what the target alone takes by the monitor's measurements: let there be more of them."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> Comparison:
-    """One concurrency, measured."""
+    """One concurrency, measured; how precise it is decides when it ends, not whether it agrees."""
     data = tmp_path_factory.mktemp("cost-saving") / "data"
 
     async def measure(appliance: ApplianceProcess) -> Comparison:
@@ -30,7 +32,8 @@ def found(tmp_path_factory) -> Comparison:
         (comparison,) = found.comparisons
         return comparison
 
-    with ApplianceProcess("up", data=data, environment=ENVIRONMENT) as appliance:
+    environment = {**ENVIRONMENT, **ONE_ENGINE_PROCESS, **LEARN_SOON}
+    with ApplianceProcess("up", data=data, environment=environment) as appliance:
         comparison = asyncio.run(measure(appliance))
     assert appliance.process.returncode == 0, "".join(appliance.output)
     return comparison
@@ -41,10 +44,11 @@ def test_the_reports_saving_agrees_with_the_measured_one(found):
     assert found.agrees, f"the report: {found.told.seconds}, measured: {found.measured.seconds}"
 
 
-def test_both_say_enough_to_be_wrong(found):
-    """Bounds that hold everything agree with everything: so it is on a machine with much else to do."""
-    spreads = (found.told.spread, found.measured.spread)
-    assert max(spreads) < WIDEST, f"too vague, report and measurement: {spreads}; is the machine busy?"
+@pytest.mark.parametrize("factor", WRONG)
+def test_a_saving_that_is_wrong_would_not_agree(found, factor):
+    """Bounds that hold everything agree with everything."""
+    told, measured = found.told.seconds, found.measured.seconds
+    assert not found.agrees_with(factor), f"too vague, {told} and {measured}: is the machine busy?"
 
 
 def test_both_speak_of_the_same_steps(found):

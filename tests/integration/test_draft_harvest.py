@@ -273,7 +273,6 @@ async def test_a_data_set_holds_what_allowed_tenants_said_and_nothing_that_was_e
     assert not any(question in text for asked in site.asked.values() for question in asked)
 
 
-@pytest.mark.chance
 async def test_a_harvest_that_is_killed_is_finished_by_the_next(site: Site):
     """What was sealed is used as it is; nothing runs on, and the log shows that it was begun twice."""
     await site.talk("acme", 60)

@@ -1,5 +1,8 @@
 """
 Drafts taken into service and out of it, on two real vLLM workers behind one gateway, under traffic.
+
+All tests share the two workers, as each restart takes half a minute.  Every test begins and ends with the
+committed draft on both.
 """
 
 import json
@@ -23,23 +26,25 @@ from appliance.drafts.registry.standing import Standing, read_standing
 from appliance.serving.weights import digest_weights
 from appliance.settings import DEMO_DRAFT, DEMO_TARGET, DataSettings, DraftSettings, Settings
 from demo.process import ApplianceProcess
+from tests.integration.caller import audit_entries
+from tests.integration.speculation_admin import QUIET, Admin, verify_log, wait_for
 from tests.integration.speculation_traffic import Traffic, code
-from tests.integration.test_speculation import Admin, entries, verify_log, wait_for
-from tests.integration.worker_process import WorkerProcess
+from tests.integration.worker_process import ONE_ENGINE_PROCESS, WorkerProcess
 
-pytestmark = [pytest.mark.worker, pytest.mark.long]
+pytestmark = pytest.mark.worker
 
-RESTARTS = 900.0
-"""Seconds that a few restarts and a trial may take on a small machine that does something else as well."""
+RESTARTS = 800.0
+"""Seconds that a few restarts and a trial may take on a small machine that runs other programs as well."""
+OLD = digest_weights(DEMO_DRAFT)
 
 
 @dataclass
 class Place:
-    """Two workers, the directory of drafts they share with the gateway, and how a gateway is started."""
+    """The directory of drafts that two workers share with the gateway, and the gateway."""
 
     directory: Path
     environment: dict[str, str]
-    workers: tuple[WorkerProcess, WorkerProcess]
+    process: ApplianceProcess | None = None
     key: str = ""
 
     @property
@@ -59,10 +64,34 @@ class Place:
         return read_standing(self.directory / "drafts", self.target)
 
     def gateway(self) -> ApplianceProcess:
-        """Start a gateway where the last one ended."""
-        return ApplianceProcess(
-            "gateway", data=self.directory / "data", key=self.key, environment=self.environment
-        )
+        """The gateway that runs; a new one resumes where the last one ended."""
+        if self.process is None:
+            self.process = ApplianceProcess(
+                "gateway", data=self.directory / "data", key=self.key, environment=self.environment
+            )
+            self.process.wait_ready()
+            self.key = self.process.key
+        return self.process
+
+    def kill(self) -> None:
+        """Kill the gateway as a crash would."""
+        assert self.process is not None
+        self.process.process.kill()
+        self.close()
+
+    def close(self) -> None:
+        """End the gateway."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.__exit__()
+
+    def traffic(self) -> Any:
+        """Two clients that ask for code for as long as the context lasts."""
+        return Traffic(self.gateway(), clients=2, prompt=code(), pause_seconds=0.3).running()
+
+    def entries(self, prefix: str = "draft.") -> list[dict[str, Any]]:
+        """The audit entries of these types."""
+        return [entry for entry in audit_entries(self.directory / "data") if entry["type"].startswith(prefix)]
 
     def register(self, name: str, *, damaged: bool) -> str:
         """Register a copy of the demo draft, of another digest; as good as it, or worth nothing."""
@@ -86,7 +115,7 @@ class Place:
         """Keep an evaluation that lets the draft be tried; `test_draft_evaluation` makes real ones."""
         evaluation = Evaluation(
             draft=draft,
-            incumbent=digest_weights(DEMO_DRAFT),
+            incumbent=OLD,
             target=self.target,
             dataset=f"sha256:{'d' * 64}",
             verdict=Verdict.PASSED,
@@ -109,12 +138,21 @@ class Place:
 
 
 @pytest.fixture(scope="module")
+def good(place: Place) -> str:
+    """A draft as good as the committed one, with an evaluation; the tests promote it in turn."""
+    draft = place.register("as-good", damaged=False)
+    place.evaluated(draft)
+    return draft
+
+
+@pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Iterator[Place]:
     directory = tmp_path_factory.mktemp("promotion")
     (directory / "token").write_text("a shared secret\n", encoding="utf-8")
     create_signing_key(directory / "drafts.key")
     shared = {
-        "APPLIANCE_LOG__LEVEL": "warning",
+        **QUIET,
+        **ONE_ENGINE_PROCESS,
         "APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(directory / "token"),
         "APPLIANCE_DRAFTS__DIRECTORY": str(directory / "drafts"),
         "APPLIANCE_DRAFTS__SIGNING_KEY_FILE": str(directory / "drafts.key"),
@@ -123,18 +161,32 @@ def place(tmp_path_factory) -> Iterator[Place]:
         starting = [WorkerProcess(directory / name, environment=shared) for name in ("first", "second")]
         for worker in starting:
             stack.callback(worker.stop)
-        workers = tuple(stack.enter_context(worker) for worker in starting)
+        for worker in starting:
+            worker.wait_healthy()
         gateway = {
             **shared,
-            "APPLIANCE_POOL__URLS": json.dumps([worker.url for worker in workers]),
+            "APPLIANCE_POOL__URLS": json.dumps([worker.url for worker in starting]),
             # Two workers share two cores here: their speeds differ by more than any two drafts'.
             "APPLIANCE_DRAFTS__TRIAL_DRAFTS": "64",
             "APPLIANCE_DRAFTS__TRIAL_MARGIN": "0.45",
             "APPLIANCE_DRAFTS__TRIAL_SECONDS": "600",
             "APPLIANCE_MONITOR__LEASE_SECONDS": "5",
+            # A worker that waits for a core is slow to be scraped, not down.
+            "APPLIANCE_MONITOR__SCRAPE_TIMEOUT_SECONDS": "10",
         }
-        yield Place(directory=directory, environment=gateway, workers=workers)
+        place = Place(directory=directory, environment=gateway)
+        yield place
+        place.close()
     assert verify_log(directory / "data") == 0
+
+
+@pytest.fixture
+def admin(place: Place) -> Admin:
+    """The admin API of a gateway that controls both workers, each with the committed draft."""
+    admin = Admin(place.gateway())
+    wait_for(lambda: admin.ask("drafts")["acting"] and len(drafts(admin)) == 2, seconds=RESTARTS)
+    assert drafts(admin) == [OLD, OLD]
+    return admin
 
 
 def drafts(admin: Admin) -> list[str]:
@@ -156,108 +208,91 @@ def ended(admin: Admin) -> dict[str, Any]:
     return wait_for(over, seconds=RESTARTS)
 
 
-def ready(gateway: ApplianceProcess, place: Place) -> Admin:
-    """Wait until the gateway steers and sees both workers with the draft of the settings."""
-    place.key = place.key or gateway.key
-    admin, old = Admin(gateway), digest_weights(DEMO_DRAFT)
-    wait_for(lambda: admin.ask("drafts")["acting"] and drafts(admin) == [old, old], seconds=RESTARTS)
-    time.sleep(2)
-    return admin
+class RefusedError(Exception):
+    """The gateway refused an order: status and message."""
 
 
-def test_a_good_draft_comes_into_service_and_out_again_and_no_request_fails(place):
-    """Both workers serve with it, and then both with the former one; each request's entry says with which."""
-    old, new = digest_weights(DEMO_DRAFT), place.register("as-good", damaged=False)
-    place.evaluated(new)
-    with place.gateway() as gateway:
-        admin = ready(gateway, place)
-        with Traffic(gateway, clients=2, prompt=code(), pause_seconds=0.3).running() as traffic:
-            begun = admin.ask("drafts/promotions", "POST", {"draft": new[7:19]})
-            assert (begun["draft"], begun["incumbent"]) == (new, old)
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                admin.ask(f"workers/{begun['canary']}/recycle", "POST", {"with_draft": False})
-            with refused.value as answer:
-                assert answer.code == 409
-            done = ended(admin)
-            assert done["stage"] == "promoted", done["timeline"]
-            wait_for(lambda: drafts(admin) == [new, new], seconds=30)
-            assert place.standing == Standing(target=place.target, draft=new, previous=(None,))
-            answers = traffic.answers
-            wait_for(lambda: traffic.answers > answers + 4, seconds=60)
-            admin.ask("drafts/rollbacks", "POST", {"reason": "a test"})
-            done = ended(admin)
-            assert done["stage"] == "rolled_back", done["timeline"]
-            wait_for(lambda: drafts(admin) == [old, old], seconds=30)
-        assert traffic.failures == []
-        assert place.standing == Standing(target=place.target)
-    log = entries(place.directory / "data")
-    tried = [entry["step"] for entry in log if entry["type"] == "draft.tried"]
-    assert tried == ["begun", "canary", "trial", "rollout"]
-    assert [entry["type"] for entry in log if entry["type"] in {"draft.promoted", "draft.rolled_back"}] == [
-        "draft.promoted",
-        "draft.rolled_back",
-    ]
-    served = {entry.get("draft") for entry in log if entry["type"] == "request.outcome"}
-    assert {old, new} <= served
-    assert verify_log(place.directory / "data") == 0
+def order(admin: Admin, path: str, **body: Any) -> dict[str, Any]:
+    """Post an order; again for as long as a gateway that has just started asks for a moment."""
+
+    def taken() -> dict[str, Any] | None:
+        try:
+            return admin.ask(path, "POST", body)
+        except urllib.error.HTTPError as error:
+            with error:
+                message = json.load(error)["error"]["message"]
+            if "try again in a moment" in message:
+                return None
+            raise RefusedError(error.code, message) from None
+
+    return wait_for(taken, seconds=RESTARTS)
 
 
-def test_a_damaged_draft_is_given_back_by_itself(place):
-    """Somebody let it past the evaluation; one worker found out, and the other never had it."""
-    old, bad = digest_weights(DEMO_DRAFT), place.register("damaged", damaged=True)
-    with place.gateway() as gateway:
-        admin = ready(gateway, place)
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            admin.ask("drafts/promotions", "POST", {"draft": bad})
-        with refused.value as answer:
-            assert "was never evaluated" in json.load(answer)["error"]["message"]
-        with Traffic(gateway, clients=2, prompt=code(), pause_seconds=0.3).running() as traffic:
-            admin.ask("drafts/promotions", "POST", {"draft": bad, "without_evaluation": "a test"})
-            done = ended(admin)
-        assert traffic.failures == []
-        assert done["stage"] == "refused", done["timeline"]
-        assert "collapsed on worker" in done["reason"] or "is the least allowed" in done["reason"]
-        assert drafts(admin) == [old, old]
-        assert place.standing == Standing(target=place.target)
-        given_back = [step["text"] for step in done["timeline"] if "is given back" in step["text"]]
-        assert given_back == [f"worker {done['canary']} is given back"]
-    refused_entry, back = [
-        entry for entry in entries(place.directory / "data") if entry["type"].startswith("draft.")
-    ][-2:]
-    assert (refused_entry["step"], refused_entry["reason"]) == ("refused", done["reason"])
-    assert (back["type"], back["previous_draft"], back["draft"]) == ("draft.rolled_back", bad, old)
-
-
-def test_a_gateway_that_is_killed_in_the_trial_leaves_the_former_draft(place):
-    """The next one finds the worker that has the new draft, gives it back, and can promote again."""
-    old, new = digest_weights(DEMO_DRAFT), place.register("interrupted", damaged=False)
-    place.evaluated(new)
-    gateway = place.gateway()
-    try:
-        gateway.wait_ready()
-        admin = ready(gateway, place)
-        admin.ask("drafts/promotions", "POST", {"draft": new})
-        # Nobody asks anything, so the trial has nothing to decide on.
-        wait_for(lambda: newest(admin)["stage"] == "trial", seconds=RESTARTS)
-        assert sorted(drafts(admin)) == sorted([old, new])
-        assert place.standing.candidate == new
-    finally:
-        gateway.process.kill()
-        gateway.stop()
-        assert gateway.process.stdout is not None
-        gateway.process.stdout.close()
-    with place.gateway() as gateway:
-        admin = ready(gateway, place)
+def test_a_damaged_draft_is_given_back_by_itself(place, admin):
+    """An operator promotes it without an evaluation; one worker finds out, the other never gets it."""
+    bad = place.register("damaged", damaged=True)
+    with pytest.raises(RefusedError, match="was never evaluated"):
+        order(admin, "drafts/promotions", draft=bad)
+    order(admin, "drafts/promotions", draft=bad, without_evaluation="a test")
+    wait_for(lambda: newest(admin)["stage"] not in {"begun", "canary"}, seconds=RESTARTS)
+    with place.traffic() as traffic:
         done = ended(admin)
-        assert (done["stage"], done["draft"]) == ("interrupted", new)
-        assert place.standing == Standing(target=place.target)
-        assert drafts(admin) == [old, old]
-        steps = [
-            entry.get("step") for entry in entries(place.directory / "data") if entry["type"] == "draft.tried"
-        ]
-        assert steps[-1] == "interrupted"
-        again = admin.ask("drafts/promotions", "POST", {"draft": new})
-        assert again["stage"] == "begun"
-        admin.ask("drafts/rollbacks", "POST", {"reason": "that was all"})
-        assert ended(admin)["stage"] == "rolled_back"
-        assert drafts(admin) == [old, old]
+    assert traffic.failures == []
+    assert done["stage"] == "refused", done["timeline"]
+    assert "collapsed on worker" in done["reason"] or "is the least allowed" in done["reason"]
+    assert drafts(admin) == [OLD, OLD]
+    assert place.standing == Standing(target=place.target)
+    given_back = [step["text"] for step in done["timeline"] if "is given back" in step["text"]]
+    assert given_back == [f"worker {done['canary']} is given back"]
+    refused_entry, back = place.entries()[-2:]
+    assert (refused_entry["step"], refused_entry["reason"]) == ("refused", done["reason"])
+    assert (back["type"], back["previous_draft"], back["draft"]) == ("draft.rolled_back", bad, OLD)
+
+
+def test_a_gateway_that_is_killed_in_the_trial_leaves_the_former_draft(place, admin, good):
+    """The next gateway finds the worker that has the new draft, and gives it back."""
+    order(admin, "drafts/promotions", draft=good)
+    # Without traffic the trial has nothing to decide on.
+    wait_for(lambda: newest(admin)["stage"] == "trial", seconds=RESTARTS)
+    assert sorted(drafts(admin)) == sorted([OLD, good])
+    assert place.standing.candidate == good
+    place.kill()
+    admin = Admin(place.gateway())
+    done = ended(admin)
+    assert (done["stage"], done["draft"]) == ("interrupted", good)
+    assert place.standing == Standing(target=place.target)
+    wait_for(lambda: drafts(admin) == [OLD, OLD], seconds=RESTARTS)
+    assert [entry.get("step") for entry in place.entries()][-2:] == ["interrupted", None]
+
+
+def test_a_good_draft_comes_into_service_and_out_again_and_no_request_fails(place, admin, good):
+    """Both workers serve with it, and then both with the former one; each request's entry says with which."""
+    before = len(place.entries())
+    with place.traffic() as traffic:
+        begun = order(admin, "drafts/promotions", draft=good[7:19])
+        assert (begun["draft"], begun["incumbent"]) == (good, OLD)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            admin.ask(f"workers/{begun['canary']}/recycle", "POST", {"with_draft": False})
+        with refused.value as answer:
+            assert answer.code == 409
+        done = ended(admin)
+        assert done["stage"] == "promoted", done["timeline"]
+        wait_for(lambda: drafts(admin) == [good, good], seconds=RESTARTS)
+        assert place.standing == Standing(target=place.target, draft=good, previous=(None,))
+        answers = traffic.answers
+        wait_for(lambda: traffic.answers > answers + 4, seconds=RESTARTS)
+        order(admin, "drafts/rollbacks", reason="a test")
+        done = ended(admin)
+        assert done["stage"] == "rolled_back", done["timeline"]
+        wait_for(lambda: drafts(admin) == [OLD, OLD], seconds=RESTARTS)
+    assert traffic.failures == []
+    assert place.standing == Standing(target=place.target)
+    steps = [(entry["type"], entry.get("step")) for entry in place.entries()[before:]]
+    assert steps == [
+        *(("draft.tried", step) for step in ("begun", "canary", "trial", "rollout")),
+        ("draft.promoted", None),
+        ("draft.rolled_back", None),
+    ]
+    served = {entry.get("draft") for entry in place.entries("request.outcome")}
+    assert {OLD, good} <= served
+    assert verify_log(place.directory / "data") == 0

@@ -12,7 +12,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from appliance.audit.keys import load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.settings import AuditSettings
 from demo.process import ApplianceProcess
+from tests.command import run_command
 from tests.fakes import FakeWorker, chat, until
 
 DISK_BYTES = 4 * 2**20
@@ -256,10 +256,11 @@ async def test_open_serves_and_the_verifier_says_what_is_missing(site, worker):
     assert report.missing_entries >= 20
 
 
-async def test_a_disk_that_gets_low_is_told_while_requests_are_served(site, worker):
+async def test_a_disk_that_gets_low_is_told_while_requests_are_served(tmp_path, worker):
     """Readiness warns and stays ready; nothing is refused yet."""
+    site = Site(data=tmp_path / "data", database=tmp_path / "audit.db", outage=locked)
     async with site.gateway(worker, "strict", low_disk_bytes=2**60) as running:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (await running.ready())[1]["warnings"]:  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.1)
         status, page = await running.ready()
@@ -267,21 +268,15 @@ async def test_a_disk_that_gets_low_is_told_while_requests_are_served(site, work
         assert "the database disk has" in page["warnings"][0]
         assert await running.metric('appliance_audit_disk_low{disk="database"}') == 1
         assert (await running.ask())[0] == 200
-        command = [sys.executable, "-m", "appliance", "status", "--once", "--data", str(site.data)]
-        shown = await asyncio.to_thread(
-            subprocess.run,
-            [*command, "--url", running.process.url],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        words = ("status", "--once", "--data", site.data, "--url", running.process.url)
+        shown = await asyncio.to_thread(run_command, *words)
+        assert shown.returncode == 0, shown.stderr
         assert "strict, 0 entries in the spool, 0 dropped" in shown.stdout
         assert "the database disk has" in shown.stdout
         assert re.search(r"checked\s+│? *(\d+ entries|not yet)", shown.stdout)
     assert any("audit_disk_low" in line for line in running.process.output)
 
 
-@pytest.mark.chance
 async def test_kill_9_while_spooling_loses_nothing_that_was_answered(site, worker):
     """The next start brings the spool into the log before it serves."""
     answered = []

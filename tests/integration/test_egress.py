@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from appliance.sovereignty import landlock
+from tests.command import run_command
 from tests.integration.namespaces import Namespace, cable, namespace, why_not
 
 MISSING = why_not()
@@ -246,7 +247,7 @@ class Gateway:
     def entries(self) -> list[dict[str, Any]]:
         """What its log says of the checks."""
         words = ["audit", "tail", "--json", "--count", "10000", "--unrecorded", "--data", str(self.data)]
-        done = self.inside.appliance(*words)
+        done = run_command(*words)
         assert done.returncode == 0, done.stderr
         found = [json.loads(line) for line in done.stdout.splitlines()]
         return [entry.get("fields", entry) for entry in found if entry["type"] == "egress.attested"]
@@ -309,7 +310,7 @@ def test_a_strict_gateway_follows_the_network_and_its_log_proves_it(
         assert (ordered["result"], ordered["host"]) == ("open", report["host"])
         assert "tcp 1.1.1.1:443 connected" in ordered["outcomes"]
         assert ordered["actor"]
-        verified = inside.appliance("audit", "verify", "--data", str(made.data))
+        verified = run_command("audit", "verify", "--data", made.data)
         assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

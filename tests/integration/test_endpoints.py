@@ -8,27 +8,20 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from demo.process import ApplianceProcess
-from tests.integration.caller import MODEL, PROMPT, TURN, Caller, appliance
+from tests.integration.caller import MODEL, PROMPT, TURN, Caller
 
-pytestmark = pytest.mark.worker
-
-
-@pytest.fixture(scope="module")
-def generating(tmp_path_factory) -> Iterator[ApplianceProcess]:
-    with appliance(tmp_path_factory.mktemp("generate"), APPLIANCE_MONITOR__CONTROL="observe") as process:
-        yield process
+pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("appliance")]
 
 
 @pytest.fixture(scope="module")
-def caller(generating) -> Iterator[Caller]:
-    with Caller(generating) as caller:
+def caller(appliance) -> Iterator[Caller]:
+    with Caller(appliance) as caller:
         yield caller
 
 
 @pytest.fixture(scope="module")
-def client(generating) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=generating.url + "/v1", api_key=generating.key, max_retries=0) as client:
+def client(appliance) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=appliance.url + "/v1", api_key=appliance.key, max_retries=0) as client:
         yield client
 
 
@@ -167,4 +160,4 @@ def test_a_priority_that_would_be_refused_is_taken_out(caller, path, body):
     """VLLM fails on a priority that its scheduler does not have; the gateway takes it out."""
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     caller.post(path, **body, **{limit: 2}, priority=-1)
-    assert caller.outcome(path)["verdicts"] == ["priority_removed"]
+    assert caller.outcome(path)["verdicts"] == ("priority_removed",)

@@ -6,27 +6,19 @@ preflight compares what was loaded with it.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from appliance.settings import DEMO_DRAFT, DEMO_TARGET
+from tests.command import run_command
 
-SECONDS = 300
 NAME = "example.com/releases"
 
 
 def appliance(*words: object, check: bool = True) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "appliance", *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    done = run_command(*words)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -20,6 +20,7 @@ import pytest
 
 from appliance.settings import DEMO_DRAFT, DEMO_TARGET
 from tests.certificates import LOOPBACK, Authority
+from tests.command import run_command
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "docs" / "reference" / "preflight.schema.json"
@@ -28,15 +29,19 @@ UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-ro
 
 
 def preflight(*arguments: object, before: tuple[str, ...] = ()) -> tuple[int, dict[str, dict]]:
-    """Exit code and checks by id of one run that prints JSON."""
-    done = subprocess.run(
-        [*before, sys.executable, "-m", "appliance", "preflight", "--json", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    """Exit code and checks by id of one run that prints JSON; in a process of its own behind `before`."""
+    words = ("preflight", "--json", *map(str, arguments))
+    if before:
+        done = subprocess.run(
+            [*before, sys.executable, "-m", "appliance", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+    else:
+        done = run_command(*words)
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     jsonschema.validate(report, json.loads(SCHEMA.read_text()))
@@ -83,23 +88,7 @@ def test_the_demo_pair_on_a_fresh_machine(tmp_path):
     assert results(checks, "weights.files", "draft.fits", "tokenizer.loads") == ["ok", "ok", "ok"]
     assert checks["ports.free"]["result"] == "skipped"
     assert not (tmp_path / "data").exists()
-    shown = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "appliance",
-            "preflight",
-            "--data",
-            str(tmp_path / "data"),
-            "--skip",
-            "tokenizer",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    shown = run_command("preflight", "--data", tmp_path / "data", "--skip", "tokenizer", "--skip", "ports")
     lines = shown.stdout.splitlines()
     assert all(len(line) <= 100 for line in lines)
     assert len(lines) < 60
@@ -192,13 +181,6 @@ def test_a_disk_that_is_tiny_or_read_only(tmp_path, options, wrong, word):
 
 def test_a_question_nobody_knows_is_refused():
     """A misspelt --skip would otherwise leave out nothing."""
-    done = subprocess.run(
-        [sys.executable, "-m", "appliance", "preflight", "--skip", "prots"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    done = run_command("preflight", "--skip", "prots")
     assert done.returncode == 1
     assert "--skip prots is no check" in done.stderr

@@ -5,130 +5,36 @@ Each byte that reaches the collector is searched for what was asked and answered
 """
 
 import asyncio
-import gzip
 import json
-import ssl
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from demo.process import ApplianceProcess
-from tests.certificates import LOOPBACK, Authority, Files
+from tests.certificates import LOOPBACK, Authority
 from tests.fakes import MODEL, FakeWorker
 from tests.integration.caller import MODEL as DEMO_MODEL
+from tests.integration.collector import PATIENCE_SECONDS, Collector, traced
 
 CHAT = "/v1/chat/completions"
 ASKED = "zanzibar-ledger-7731"
 ANSWERED = "quinine-orchard-4402"
+REQUEST_ID = "appliance.request_id"
 THEIRS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-PATIENCE_SECONDS = 60
-
-
-class Collector:
-    """Takes what is exported, and keeps it as it came."""
-
-    def __init__(self, certificate: Files | None = None) -> None:
-        self._certificate = certificate
-        self.bodies: list[bytes] = []
-        self.status = 200
-        self.url = ""
-
-    @contextmanager
-    def listening(self) -> Iterator["Collector"]:
-        """Answer on a free port for as long as the context lasts."""
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                is_packed = self.headers["Content-Encoding"] == "gzip"
-                collector.bodies.append(gzip.decompress(body) if is_packed else body)
-                self.send_response(collector.status)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        if self._certificate is not None:
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls.load_cert_chain(self._certificate.certificate, self._certificate.key)
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        self.url = f"http{'s' * bool(self._certificate)}://127.0.0.1:{server.server_port}/v1/traces"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-    @property
-    def spans(self) -> list[dict[str, Any]]:
-        """All spans so far, with their service and their attributes by name."""
-        found = []
-        for body in list(self.bodies):
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                service = _values(resource.resource.attributes)["service.name"]
-                found += [
-                    {
-                        "service": service,
-                        "name": span.name,
-                        "trace": span.trace_id.hex(),
-                        "id": span.span_id.hex(),
-                        "parent": span.parent_span_id.hex(),
-                        "links": [(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
-                        "events": list(span.events),
-                        "attributes": _values(span.attributes),
-                    }
-                    for scope in resource.scope_spans
-                    for span in scope.spans
-                ]
-        return found
-
-    def wait_for(self, *names: str) -> dict[str, dict[str, Any]]:
-        """Wait until there is a span of each name; the last one of each."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not set(names) <= (found := {span["name"]: span for span in self.spans}).keys():
-            assert time.monotonic() < deadline, found
-            time.sleep(0.05)
-        return found
-
-
-def _values(attributes: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     with Collector().listening() as collector:
         yield collector
-
-
-def traced(collector: Collector, **more: str) -> dict[str, str]:
-    return {
-        "APPLIANCE_TRACING__ENABLED": "true",
-        "APPLIANCE_TRACING__ENDPOINT": collector.url,
-        "APPLIANCE_TRACING__SAMPLE_RATIO": "1",
-        "APPLIANCE_TRACING__INTERVAL_SECONDS": "0.1",
-        "APPLIANCE_LOG__FORMAT": "json",
-        # What a gateway's own environment says of it does not matter.
-        "OTEL_SDK_DISABLED": "true",
-        **more,
-    }
 
 
 @contextmanager
@@ -193,7 +99,7 @@ def _chat_through_a_gateway(directory, collector: Collector, worker: FakeWorker)
     _nothing_was_said(collector)
     (line,) = [json.loads(line) for line in process.output if '"request_finished"' in line]
     assert line["trace_id"] == root["trace"]
-    assert line["request_id"] == root["attributes"]["appliance.request_id"]
+    assert line["request_id"] == root["attributes"][REQUEST_ID]
 
 
 def exemplars(text: str) -> list[Any]:
@@ -311,27 +217,38 @@ def _without_a_collector(directory, collector: Collector, worker: FakeWorker) ->
 
 
 @pytest.mark.worker
-def test_a_chat_on_a_real_worker(tmp_path, collector):
+@pytest.mark.xdist_group("appliance")
+def test_a_chat_on_a_real_worker(appliance, traces):
     """What vLLM traces of a request hangs below the gateway's span of having asked it."""
-    environment = traced(collector, APPLIANCE_MONITOR__CONTROL="observe")
-    with ApplianceProcess("up", data=tmp_path / "data", environment=environment) as process:
-        words = [
-            json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content") or ""
-            for line in ask(process, model=DEMO_MODEL).text.splitlines()
-            if line.startswith('data: {"id') and '"delta"' in line
-        ]
-        assert "".join(words)
-        found = collector.wait_for(f"POST {CHAT}", f"chat {DEMO_MODEL}", "llm_request")
+    answer = ask(appliance, model=DEMO_MODEL)
+    words = "".join(
+        json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content") or ""
+        for line in answer.text.splitlines()
+        if line.startswith('data: {"id') and '"delta"' in line
+    )
+    assert words
+
+    request_id = answer.headers["x-request-id"]
+
+    def of_this_chat() -> list[dict[str, Any]]:
+        told = [span["trace"] for span in traces.spans if span["attributes"].get(REQUEST_ID) == request_id]
+        return [span for span in traces.spans if span["trace"] in told]
+
+    traces.wait_until(lambda: len(of_this_chat()) == 3)
+    found = {span["name"]: span for span in of_this_chat()}
     root, asked, engine = (found[name] for name in (f"POST {CHAT}", f"chat {DEMO_MODEL}", "llm_request"))
     assert engine["service"] == "sovereign-appliance-worker"
-    assert root["trace"] == asked["trace"] == engine["trace"]
     assert (asked["parent"], engine["parent"]) == (root["id"], asked["id"])
     assert engine["attributes"]["gen_ai.usage.completion_tokens"] == 8
     assert asked["attributes"]["gen_ai.usage.output_tokens"] == 8
-    assert root["attributes"]["appliance.request_id"] in engine["attributes"]["gen_ai.request.id"]
-    # Nothing that the appliance itself asks of the worker, and nothing of its start.
-    assert {span["trace"] for span in collector.spans} == {root["trace"]}
-    assert len(collector.spans) == 3
-    for body in collector.bodies:
+    assert request_id in engine["attributes"]["gen_ai.request.id"]
+    # Of every request, and of nothing else: not of what the appliance itself asks of the worker.
+    traces.wait_until(
+        lambda: (
+            {span["trace"] for span in traces.spans}
+            == {span["trace"] for span in traces.spans if span["name"].startswith("POST /")}
+        )
+    )
+    for body in traces.bodies:
         assert ASKED.encode() not in body
-        assert "".join(words).encode() not in body
+        assert words.encode() not in body

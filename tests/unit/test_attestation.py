@@ -17,13 +17,14 @@ from appliance.api.errors import render
 from appliance.attestation import EgressWatch
 from appliance.audit.durability.health import AuditHealth
 from appliance.audit.pending import Receipt
+from appliance.audit.registry import EntryType
 from appliance.errors import ApplianceError, AuditUnavailableError, ControlRefusedError
 from appliance.logs import configure_logs
 from appliance.metrics import Metrics
 from appliance.settings import EgressSettings, LogSettings
 from appliance.sovereignty.egress.probe import Kind, Observation, Outcome, Probe, Result
 from appliance.sovereignty.egress.standing import Standing
-from tests.fakes import until
+from tests.fakes import audit_fields, until
 
 NOW = 1_800_000_000.0
 
@@ -47,12 +48,12 @@ class Sink:
         self.entries: list[dict[str, Any]] = []
         self.failure: AuditUnavailableError | None = None
 
-    def submit(self, entry_type: str, /, **fields: Any) -> "asyncio.Future[Receipt]":
+    def submit(self, entry_type: EntryType, /, **fields: Any) -> "asyncio.Future[Receipt]":
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         if self.failure:
             future.set_exception(self.failure)
         else:
-            self.entries.append({"type": entry_type, **fields})
+            self.entries.append({"type": entry_type, **audit_fields(entry_type, fields)})
             future.set_result(Receipt(index=len(self.entries) - 1, entry_id="0" * 26))
         return future
 

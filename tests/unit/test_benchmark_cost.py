@@ -97,6 +97,17 @@ def test_it_is_what_the_report_says_where_costs_are_certain():
     assert (measured.spent, measured.tokens) == (pytest.approx(told.seconds), told.tokens)
 
 
+def test_bounds_are_of_step_times_and_not_of_what_the_drafts_gave():
+    """Prompts drafted well and badly in turn, and to other depths, are counted; no time was uncertain."""
+    rounds = [
+        Round(without=without(), drafted={(1, k): cell(100, seconds, 1, tokens)}, told=Saved())
+        for k, seconds, tokens in ((3, 1.5, 1.5), (3, 1.5, 3.5), (1, 1.1, 1.2), (1, 1.1, 1.8))
+    ]
+    saved = compare(1, rounds, price=PRICE).measured.seconds
+    for bound in (saved.low, saved.mean, saved.high):
+        assert bound == pytest.approx(800 * SINGLE - 5.2)
+
+
 def test_each_batch_bucket_is_compared_with_its_own():
     """A token of four requests at once costs less; they must not be mixed."""
     mixed = Round(
@@ -297,6 +308,13 @@ async def test_a_monitor_that_has_learnt_little_gets_more_time(side):
     """At most four times as much: on some machines it stays vague, and the bounds say so."""
     await measured(side, FakeReporter(side, vague=0.6))
     assert side.modes[:6] == [ADAPTIVE] * 4 + [WITHOUT, ADAPTIVE]
+
+
+async def test_bounds_too_wide_to_be_wrong_get_more_rounds(side):
+    """Only where the plan allows more; half the saving agrees with a report as vague as this one."""
+    for vague, most, rounds in ((0.6, 5, 5), (0.6, 0, 3), (0.02, 5, 3)):
+        (found,) = (await measured(side, FakeReporter(side, vague=vague), most_rounds=most)).comparisons
+        assert (found.rounds, found.is_sharp) == (rounds, vague < 0.1)
 
 
 def test_how_far_bounds_are_apart():

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, text
 
@@ -237,7 +237,6 @@ moves = st.tuples(
 )
 
 
-@settings(max_examples=80)
 @given(st.lists(moves, max_size=20))
 def test_never_do_two_hold_it_at_one_instant(script):
     """Whatever the order, however long a call is kept waiting, and whoever acts in the middle of it."""

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from appliance.announce import Announcer
-from appliance.audit.registry import REGISTRY, EntryType
+from appliance.audit.registry import EntryType
 from appliance.drafts.evaluation.report import Expected
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.registry.standing import Standing, write_standing
@@ -27,6 +27,7 @@ from appliance.serving.worker_protocol import DRAFT_DIGEST, EXPECTATION, RESTART
 from appliance.settings import DataSettings, LogSettings, Settings, WorkerSettings
 from appliance.speculation import Reason, SpeculationMode
 from appliance.worker_role import WORKER_ID, Listeners, WorkerRole
+from tests.fakes import audit_fields
 from tests.unit.drafts.evaluation.bare_report import bare_report
 from tests.unit.drafts.lint.builder import eagle31, write
 from tests.unit.drafts.registry.site import Site, rewrite
@@ -39,11 +40,7 @@ class Recorder:
         self.entries = []
 
     def submit(self, entry_type, /, **fields):
-        given = {name: value for name, value in fields.items() if value is not None}
-        known = REGISTRY[entry_type].fields
-        assert set(given) <= set(known)
-        assert {name for name, field in known.items() if field.required} <= set(given)
-        self.entries.append((entry_type, given))
+        self.entries.append((entry_type, audit_fields(entry_type, fields)))
 
 
 class StandIn:

@@ -2,9 +2,11 @@
 Helm 3, run on a chart: what it renders, as objects.
 """
 
+import pickle
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ class RefusedError(Exception):
     """Helm did not render; the text is what it said."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.CSafeLoader):
     """YAML in which a key stands once: of two, most parsers keep the last, and nobody notices."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -70,32 +72,57 @@ def render(
     api_versions: Iterable[str] = (),
     chart: Path = CHART,
     binary: Path = HELM,
+    again: bool = False,
 ) -> Rendered:
-    """Render `chart` with `values` over `files` over its own; raises `RefusedError` when it refuses."""
+    """
+    Render `chart` with `values` over `files` over its own.
+
+    Helm runs once for the same input, unless `again` is set; each caller gets its own objects.
+
+    Raises:
+        RefusedError: Helm refuses.
+    """
     arguments = ["template", RELEASE, str(chart), "--namespace", NAMESPACE, "--kube-version", kube_version]
     for version in api_versions:
         arguments += ["--api-versions", version]
-    text = _helm(arguments, files, values, binary)
-    objects, source = [], {}
-    for path, document in _documents(text):
-        loaded = yaml.load(document, _Loader)
-        if loaded is not None:
-            objects.append(loaded)
-            source[loaded["kind"], loaded["metadata"]["name"]] = path.partition("/templates/")[2]
-    return Rendered(objects, source)
+    run = _rendered.__wrapped__ if again or chart != CHART else _rendered
+    outcome = pickle.loads(run(*_input(arguments, files, values), binary))
+    if isinstance(outcome, RefusedError):
+        raise outcome
+    return outcome
 
 
 def lint(values: Values | None = None, *, files: Iterable[Path] = (), chart: Path = CHART) -> str:
     """`helm lint --strict`; raises `RefusedError` with its findings."""
-    return _helm(["lint", str(chart), "--strict", "--namespace", NAMESPACE], files, values)
+    return _helm(*_input(["lint", str(chart), "--strict", "--namespace", NAMESPACE], files, values), HELM)
 
 
-def _helm(arguments: list[str], files: Iterable[Path], values: Values | None, binary: Path = HELM) -> str:
+def _input(arguments: list[str], files: Iterable[Path], values: Values | None) -> tuple[tuple[str, ...], str]:
+    """All arguments, and what Helm reads from stdin."""
     for path in files:
         arguments += ["--values", str(path)]
+    return (*arguments, "--values", "-"), yaml.safe_dump(values or {})
+
+
+@cache
+def _rendered(arguments: tuple[str, ...], values: str, binary: Path) -> bytes:
+    """A `Rendered` or a `RefusedError`, pickled."""
+    objects, source = [], {}
+    try:
+        for path, document in _documents(_helm(arguments, values, binary)):
+            loaded = yaml.load(document, _Loader)
+            if loaded is not None:
+                objects.append(loaded)
+                source[loaded["kind"], loaded["metadata"]["name"]] = path.partition("/templates/")[2]
+    except RefusedError as refused:
+        return pickle.dumps(refused)
+    return pickle.dumps(Rendered(objects, source))
+
+
+def _helm(arguments: tuple[str, ...], values: str, binary: Path) -> str:
     run = subprocess.run(
-        [binary, *arguments, "--values", "-"],
-        input=yaml.safe_dump(values or {}),
+        [binary, *arguments],
+        input=values,
         capture_output=True,
         text=True,
         timeout=SECONDS,

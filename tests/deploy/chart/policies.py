@@ -27,17 +27,41 @@ def denied(
     `exceptions` are what a site chose knowingly, by volume type; `offline` is the environment that every
     worker must have.
     """
-    interpreter = _interpreter(policy)
+    return _asked([policy], objects, exceptions, offline)[policy]
+
+
+def denied_by_any(
+    objects: list[dict[str, Any]],
+    *,
+    exceptions: dict[str, list[str]] | None = None,
+    offline: dict[str, str] | None = None,
+) -> dict[str, list[str]]:
+    """The same of every policy that denies something, by its name."""
+    return {
+        name: sentences
+        for name, sentences in _asked(NAMES, objects, exceptions, offline).items()
+        if sentences
+    }
+
+
+def _asked(
+    names: list[str],
+    objects: list[dict[str, Any]],
+    exceptions: dict[str, list[str]] | None,
+    offline: dict[str, str] | None,
+) -> dict[str, list[str]]:
+    interpreter = _interpreter()
     interpreter.set_input({"objects": objects, "exceptions": exceptions or {}, "offline": offline or {}})
-    output = interpreter.query(f"data.{policy}.deny")
-    assert output.ok(), f"{policy}: {output}"
-    return sorted(str(sentence) for sentence in output.results[0].expressions[0])
+    output = interpreter.query("{" + ", ".join(f'"{name}": data.{name}.deny' for name in names) + "}")
+    assert output.ok(), output
+    denials = output.results[0].expressions[0]
+    return {name: sorted(str(sentence) for sentence in denials[name]) for name in names}
 
 
 @cache
-def _interpreter(policy: str) -> Interpreter:
-    """One for each policy: an interpreter is megabytes that are not given back."""
+def _interpreter() -> Interpreter:
+    """The only one: an interpreter is megabytes that are not given back."""
     interpreter = Interpreter()
-    for name in (SHARED, policy):
+    for name in (SHARED, *NAMES):
         interpreter.add_module(f"{name}.rego", (POLICY_AT / f"{name}.rego").read_text(encoding="utf-8"))
     return interpreter

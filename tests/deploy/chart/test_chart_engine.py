@@ -100,14 +100,27 @@ async def test_an_operator_rolls_back(cluster):
     assert installed == before
 
 
-async def test_helm_test_runs_the_egress_check_and_verifies_the_log(cluster):
-    """From a gateway's and from a worker's place; the pods are hooks of `helm test`, made by nothing else."""
+async def test_helm_test_makes_the_pods_that_check_egress_and_verify_the_log(cluster):
+    """
+    From a gateway's and from a worker's place; the pods are hooks of `helm test`, made by nothing else.
+
+    The stand-in runs no pod: `test_compose_demo` runs both commands in containers.
+    """
+    sent = []
+    admit = cluster.server.admit
+    cluster.server.admit = lambda thing: sent.append(thing) or admit(thing)
     await cluster.helm("install", values=BEFORE)
-    assert not cluster.server.kind("Pod")
-    asked = len(cluster.server.requests)
+    assert "Pod" not in {thing["kind"] for thing in sent}
+    sent.clear()
     result = await cluster.helm("test")
-    made = [path.rpartition("/")[2] for method, path in cluster.server.requests[asked:] if method == "PATCH"]
-    assert {name.rpartition("-test-")[2] for name in made} == {"egress", "worker-egress", "audit"}
+    commands = {
+        thing["metadata"]["name"].rpartition("-test-")[2]: thing["spec"]["containers"][0]["command"]
+        for thing in sent
+        if thing["kind"] == "Pod"
+    }
+    assert commands.keys() == {"egress", "worker-egress", "audit"}
+    assert commands["egress"][:3] == commands["worker-egress"] == ["appliance", "egress", "check"]
+    assert '"appliance","audit","verify"' in commands["audit"][-1]
     assert result["info"]["status"] == "deployed"
 
 

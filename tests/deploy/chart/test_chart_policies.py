@@ -50,10 +50,9 @@ def spoilt(case: dict[str, Any]) -> list[dict[str, Any]]:
     return [*named.values(), *case.get("add", [])]
 
 
-@pytest.mark.parametrize("policy", policies.NAMES)
-def test_what_is_good_passes(policy):
+def test_what_is_good_passes():
     """So that a denial below is for the change, not for what was there before."""
-    assert policies.denied(policy, good(), offline=OFFLINE) == []
+    assert policies.denied_by_any(good(), offline=OFFLINE) == {}
 
 
 @pytest.mark.parametrize(("policy", "case"), CASES)

@@ -334,7 +334,7 @@ async def test_a_client_that_leaves_with_a_place_just_handed_to_it_gives_it_back
     assert gate.pool.in_flight == {A: 2}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32))
 def test_no_place_is_lost_whatever_happens(seed: int):
     """Clients come, stay, leave at any moment, workers fail and come back: in the end all is as it was."""

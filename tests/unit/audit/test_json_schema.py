@@ -77,7 +77,6 @@ def test_the_file_is_what_the_registry_says():
 
 
 @given(entries())
-@settings(max_examples=100, deadline=None)
 def test_whatever_the_log_can_write_is_valid(entry):
     """No entry that is encoded is refused by the schema."""
     VALIDATOR.validate(_parsed(entry))
@@ -97,9 +96,11 @@ async def test_what_a_running_log_writes_is_valid(open_log, memory_store, intent
 
 @pytest.mark.parametrize("entry_type", list(EntryType))
 @given(data=st.data())
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 def test_what_the_log_refuses_is_invalid(entry_type, data):
     """A missing, unknown or mistyped field is refused by the schema as by the log."""
+    # No other definition accepts any of them: each asks for its own type.
+    definition = VALIDATOR.evolve(schema={**VALIDATOR.schema, "oneOf": [{"$ref": f"#/$defs/{entry_type}"}]})
     good = _parsed(data.draw(entries(entry_type)))
     wrong = [{**good, "prompt": "secret"}, {**good, "v": 2}, {**good, "time": "yesterday"}]
     wrong += [{**good, "id": "I" * 26}, {**good, "log": ""}, {**good, "type": "something.else"}]
@@ -110,5 +111,5 @@ def test_what_the_log_refuses_is_invalid(entry_type, data):
         if field.required:
             wrong.append({key: value for key, value in good.items() if key != name})
     for content in wrong:
-        assert not VALIDATOR.is_valid(content), content
+        assert not definition.is_valid(content), content
         assert _refused_by_the_log(content), content

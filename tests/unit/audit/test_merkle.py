@@ -3,7 +3,7 @@
 import hashlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.audit.merkle import (
@@ -73,7 +73,6 @@ def test_known_roots():
 
 
 @given(st.integers(1, 300))
-@settings(max_examples=60, deadline=None)
 def test_growing_equals_the_naive_recursion(size):
     """Appending one by one gives the root that the definition gives."""
     tree = CompactRange()
@@ -130,7 +129,6 @@ def test_every_consistency_proof_verifies():
 
 
 @given(st.integers(2, 130), st.data())
-@settings(max_examples=80, deadline=None)
 def test_a_proof_with_any_flipped_bit_is_refused(size, data):
     """No bit of a proof is without meaning."""
     index = data.draw(st.integers(0, size - 1))

@@ -25,6 +25,7 @@ from appliance.batch.vault import Vault
 from appliance.settings import BatchSettings
 from appliance.tenancy import ContentPolicy, Tenant, TenantDirectory, make_key
 from tests.clock import Clock
+from tests.fakes import audit_fields
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "an unmistakable secret"}]}
@@ -49,7 +50,7 @@ class Sink:
         """Take an entry."""
         if self.refusal is not None:
             raise self.refusal
-        self.entries.append({"type": str(entry_type), **fields})
+        self.entries.append({"type": str(entry_type), **audit_fields(entry_type, fields)})
         done = asyncio.get_running_loop().create_future()
         done.set_result(Receipt(index=len(self.entries) - 1, entry_id="x"))
         return done

@@ -7,6 +7,7 @@ import pytest
 from appliance.batch import runner as module
 from appliance.batch.batch import ENDED, Status
 from appliance.errors import StorageUnavailableError
+from tests.fakes import until
 from tests.unit.batch.scene import Scene, requests
 
 
@@ -17,12 +18,6 @@ async def scene(tmp_path, monkeypatch):
     yield made
     await made.runner.stop()
     made.store.close()
-
-
-async def until(true):
-    async with asyncio.timeout(5):
-        while not true():  # noqa: ASYNC110 - what is waited for is in a thread
-            await asyncio.sleep(0.005)
 
 
 async def test_a_new_batch_is_begun_at_once_and_run_to_its_end(scene):

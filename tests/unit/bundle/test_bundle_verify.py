@@ -99,7 +99,7 @@ def test_every_medium_is_verified_where_it_is(media, form):
 
 @pytest.mark.parametrize("form", FORMS)
 @given(data=st.data())
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_one_changed_byte_anywhere_is_noticed(media, form, data):
     """In the manifest, the signature, the base, the index of parts, a blob, a header or padding alike."""
     file = data.draw(st.sampled_from(media.files(form)))

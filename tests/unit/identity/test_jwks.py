@@ -1,6 +1,7 @@
 """Promises of `appliance.identity.jwks`: which published keys are used, and for what."""
 
 import json
+from itertools import count
 
 import jwt
 import pytest
@@ -95,6 +96,7 @@ def test_an_entry_of_any_shape_is_used_or_left_out(junk, provider):
         (key_set(ES.jwk(), Provider("e1").jwk()), "same `kid`"),
         (key_set(ES.jwk(d="AAAA")), "private key"),
     ],
+    ids=count(),  # each test process has other keys, and all must agree on the names
 )
 def test_a_file_that_cannot_be_used_says_why_in_one_line(text, words):
     """Nothing of the file is quoted: it may hold what should not be there."""

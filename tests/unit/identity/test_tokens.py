@@ -5,6 +5,7 @@ import hmac
 import json
 import time
 from datetime import UTC, datetime
+from itertools import count
 from types import SimpleNamespace
 
 import jwt.api_jwt
@@ -91,6 +92,7 @@ def test_an_audience_may_be_one_of_several():
         (f"{b64({'alg': ['ES256']})}.{b64({})}.c2ln", Reason.TOKEN_ALGORITHM),
         (f"{b64({'alg': 'ES256', 'kid': 'k1'})}.{'A' * 20_000}.c2ln", Reason.TOKEN_MALFORMED),
     ],
+    ids=count(),  # each test process has other tokens, and all must agree on the names
 )  # fmt: skip
 def test_a_token_that_is_not_good_is_refused_with_the_reason(token, reason):
     """The words are always the same; the reason is for the operator's log."""

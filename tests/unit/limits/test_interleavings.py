@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.limits.book import Book, Reply, Terms, decode_book, encode_book, exchange
@@ -186,7 +186,6 @@ def fullest(requests: list[Request]) -> tuple[int, int, int]:
     return most
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_no_interleaving_lets_more_in_than_a_limit_allows(seed):
     """Over every minute there is, and at every moment."""
@@ -209,7 +208,6 @@ def spent(simulation: Simulation, *, until_midnight: bool, model: str | None = N
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_no_interleaving_exceeds_a_budget(seed):
     """On either side of a midnight, which ends what was held of the day before."""
@@ -222,7 +220,6 @@ def test_no_interleaving_exceeds_a_budget(seed):
     assert sum(each.tokens for each in simulation.requests if each.model == "small") <= small.tokens_per_month
 
 
-@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), limits=st.sampled_from([LIMITS, BUDGETS]))
 def test_after_every_interleaving_all_comes_back(seed, limits):
     """Nothing is in use once all have ended, and in the next month everything is there again."""
@@ -239,14 +236,14 @@ def test_after_every_interleaving_all_comes_back(seed, limits):
 
 def test_the_interleavings_reach_the_limits():
     """Else they would show nothing: every limit is met exactly, or nearly so, in some history."""
-    simulations = [Simulation(seed, LIMITS) for seed in range(120)]
+    simulations = [Simulation(seed, LIMITS) for seed in range(60)]
     requests, tokens, _ = (
         max(column) for column in zip(*(fullest(each.requests) for each in simulations), strict=True)
     )
     assert requests == LIMITS.requests_per_minute
     assert tokens > LIMITS.tokens_per_minute * 0.9
     assert max(each.busiest for each in simulations)[0] == LIMITS.concurrent_requests
-    simulations = [Simulation(seed, BUDGETS) for seed in range(120)]
+    simulations = [Simulation(seed, BUDGETS) for seed in range(60)]
     for until_midnight in (True, False):
         most = max(spent(each, until_midnight=until_midnight) for each in simulations)
         assert most > BUDGETS.tokens_per_day * 0.95

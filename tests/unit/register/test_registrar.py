@@ -12,6 +12,7 @@ from appliance.register.registrar import TRIES, Registrar
 from appliance.tenancy import Tenant
 from appliance.tenancy.edits import add_key, create_tenant, revoke_key
 from appliance.tenancy.store import SqlTenantStore
+from tests.fakes import audit_fields
 from tests.unit.tenancy.states import STORED
 
 
@@ -27,7 +28,7 @@ class Recorder:
         self.before()
         if self.failure:
             raise self.failure
-        self.entries.append((entry_type, fields))
+        self.entries.append((entry_type, audit_fields(entry_type, fields)))
 
 
 @pytest.fixture

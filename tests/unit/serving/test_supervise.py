@@ -99,7 +99,7 @@ class Fake:
 
         def plan(mode):
             return LaunchPlan(
-                argv=(sys.executable, "-c", FAKE, str(port), mode),
+                argv=(sys.executable, "-S", "-c", FAKE, str(port), mode),
                 environment={"PATH": os.defpath, RESTART_FILE: str(self.wish)},
                 url=f"http://127.0.0.1:{port}",
                 host="127.0.0.1",
@@ -145,7 +145,7 @@ class Fake:
         await self.until(lambda: self.said.count("healthy") == count)
 
     async def until(self, condition):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - the observer is not asynchronous
                 await asyncio.sleep(0.01)
 

@@ -442,9 +442,7 @@ async def _live(bench, mode, steps, **chosen):  # noqa: C901 - one step each, in
             open_requests.clear()
 
 
-PROPERTY = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+PROPERTY = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @PROPERTY

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.drafts.promotion.evidence import NOTHING, Meters, counts_of
@@ -67,37 +67,37 @@ def verdicts(trials: int, **canary) -> list[Verdict]:
 
 def test_an_equal_draft_is_hardly_ever_refused_and_passes_with_traffic_enough():
     """However often one looks: after every window here."""
-    found = verdicts(60)
-    assert found.count(Verdict.WORSE) <= 3
-    assert found.count(Verdict.PASSED) >= 54
+    found = verdicts(40)
+    assert found.count(Verdict.WORSE) <= 2
+    assert found.count(Verdict.PASSED) >= 36
 
 
 def test_a_draft_that_accepts_a_tenth_less_never_passes_and_is_nearly_always_refused():
     """Soon, since it costs the requests that it is tried on."""
-    found = verdicts(60, rate=loss(0.1))
+    found = verdicts(20, rate=loss(0.1))
     assert found.count(Verdict.PASSED) == 0
-    assert found.count(Verdict.WORSE) >= 57
+    assert found.count(Verdict.WORSE) >= 19
 
 
 def test_a_draft_that_takes_a_tenth_longer_is_refused_as_well():
     """It accepts as much, and gives fewer tokens per engine second."""
-    found = verdicts(30, step_seconds=STEP_SECONDS * 1.12)
+    found = verdicts(20, step_seconds=STEP_SECONDS * 1.12)
     assert found.count(Verdict.PASSED) == 0
-    assert found.count(Verdict.WORSE) >= 28
+    assert found.count(Verdict.WORSE) >= 19
 
 
 def test_a_better_draft_passes():
     """That is what it is all for."""
-    found = verdicts(30, rate=USUAL + 0.06)
-    assert found.count(Verdict.PASSED) >= 28
+    found = verdicts(20, rate=USUAL + 0.06)
+    assert found.count(Verdict.PASSED) >= 19
     assert Verdict.WORSE not in found
 
 
 def test_a_loss_at_the_edge_of_what_is_allowed_is_seldom_decided_wrongly():
     """The error that is promised holds where it is hardest: at the edge, over all looks together."""
-    found = verdicts(30, rate=loss(RULES.margin))
-    assert found.count(Verdict.PASSED) <= 3
-    assert found.count(Verdict.WORSE) <= 3
+    found = verdicts(20, rate=loss(RULES.margin))
+    assert found.count(Verdict.PASSED) <= 2
+    assert found.count(Verdict.WORSE) <= 2
 
 
 def test_no_draft_passes_before_the_fewest_drafts():
@@ -176,7 +176,7 @@ def test_counters_that_begin_anew_lose_nothing():
 
 def test_without_others_it_is_compared_with_what_was_counted_before():
     """A site of one worker; the uncertainty of before does not go away with more windows."""
-    for seed in range(10):
+    for seed in range(5):
         chance = random.Random(seed)
         before = Side(chance, USUAL)
         for _ in range(400):
@@ -219,7 +219,6 @@ SAMPLES = st.lists(
 
 
 @given(SAMPLES)
-@settings(deadline=None)
 def test_more_of_the_same_evidence_tells_more(samples):
     """The interval closes around its mean, and never opens again."""
     once, twice, often = (interval(samples * times) for times in (1, 2, 20))
@@ -232,7 +231,6 @@ def test_more_of_the_same_evidence_tells_more(samples):
 
 
 @given(SAMPLES, st.floats(0.0, 0.01))
-@settings(deadline=None)
 def test_what_is_the_same_in_every_window_is_never_averaged_away(samples, shared):
     """A handicap that was measured badly stays measured badly."""
     alike = [replace(sample, shared=shared) for sample in samples]

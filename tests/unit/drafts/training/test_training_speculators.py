@@ -1,11 +1,9 @@
 """
 Promises of the backend speculators: its commands, its format, and that samples in clear do not stay.
 
-What the library itself says of the commands and the format is asked where it is installed; elsewhere that
-is skipped, loudly.
+What the library itself makes of the arguments and the format: `test_training_library.py`.
 """
 
-import importlib.util
 import json
 import os
 import stat
@@ -28,7 +26,6 @@ from appliance.drafts.training.speculators.carry_out import row_mask, train_with
 from appliance.drafts.training.speculators.convert import convert_draft, speculators_config
 from appliance.drafts.training.speculators.plan import (
     VERSION,
-    Setup,
     prepare_command,
     private_places,
     server_command,
@@ -49,6 +46,7 @@ from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.serving.weights import inspect_weights
 from appliance.settings import DEMO_DRAFT, DEMO_TARGET
 from tests.unit.drafts.lint.builder import eagle31, write
+from tests.unit.drafts.training.library import SETUP
 
 
 @dataclass
@@ -57,19 +55,6 @@ class Text:
     loss_mask: tuple[bool, ...]
 
 
-SETUP = Setup(
-    python=Path("/train/bin/python"),
-    target=Path("/models/target"),
-    parent=None,
-    layers=(2, 16, 29),
-    depth=32,
-    recipe=Recipe(steps=500, batch=8, window=1024, unroll=3, decay=0.9, rate=1e-4),
-    tokens=1_000_000,
-    scratch=Path("/dev/shm/appliance-train-x"),
-    checkpoints=Path("/drafts/runs/one/checkpoints"),
-    port=8123,
-    gpus=4,
-)
 JOB = Job(
     run="/runs/one",
     target=str(DEMO_TARGET),
@@ -160,28 +145,6 @@ def test_the_samples_are_packed_as_they_are():
     command = prepare_command(SETUP)
     assert "--render-endpoint" not in command
     assert option(command, "--seq-length") == "1024"
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("speculators") is None,
-    reason="speculators is not installed: its own parser was not asked about the training's arguments",
-)
-@pytest.mark.parametrize("parent", [None, Path("/drafts/parent")])
-def test_the_library_understands_the_arguments(parent):
-    """Every flag exists and takes the value it is given."""
-    from speculators.train.config import TrainConfig  # noqa: PLC0415
-
-    config = TrainConfig.resolve(train_arguments(replace(SETUP, parent=parent)))
-    assert config.verifier.verifier_name_or_path == "/models/target"
-    assert config.draft.target_layer_ids == [2, 16, 29]
-    assert config.trainer.max_steps == 500
-    assert config.data.total_seq_len == 8 * 1024
-    if parent is None:
-        assert (config.draft.fc_norm, config.draft.norm_before_fc, config.draft.norm_output) == (
-            True,
-            False,
-            True,
-        )
 
 
 def tensors_of(file: Path) -> dict[str, tuple[str, list[int], bytes]]:

@@ -6,22 +6,27 @@ The demo pair serves code, then hex digits, of which its draft understands nothi
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import pytest
 
-from appliance.serving.supervise import free_port
 from demo.process import ApplianceProcess
-from tests.deploy.monitoring_files import DASHBOARDS, tool
+from tests.deploy.monitoring_files import DASHBOARDS
 from tests.deploy.prometheus import Prometheus, prometheus
 from tests.deploy.promql import filled_in
+from tests.integration.speculation_admin import Admin, wait_for
 from tests.integration.speculation_traffic import Traffic, code, noise
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("controlled")]
 
 COLLAPSED = "ApplianceAcceptanceCollapsed"
-PATIENCE = 300.0
+HEALTHY = (
+    'appliance_speculation_reason{reason="healthy"} == 1 and on (worker) appliance_acceptance_length > 2'
+)
+CHANGES = "sum(appliance_speculation_changes_total)"
+SECONDS = 300
 PAGES = [json.loads(file.read_text(encoding="utf-8")) for file in DASHBOARDS]
 PANELS = [
     pytest.param(panel, id=f"{page['uid']}: {panel['title']}")
@@ -39,60 +44,39 @@ class Story:
     prometheus: Prometheus
     began: float
     """Unix time."""
+    changes: float
+    """Changes of speculation counted from then on."""
     collapsed: set[str]
     """Alerts that fired while the draft had collapsed."""
     recovered: set[str]
     """Alerts that fired when it was over."""
 
 
-def wait_for(what: str, seen: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not seen():
-        assert time.monotonic() < deadline, f"not in {PATIENCE:.0f} s: {what}"
-        time.sleep(0.5)
-
-
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """
-    Run the appliance, and have its draft collapse and recover.
-
-    Half of the usual acceptance counts as a collapse here, so that a busy machine, on which drafts may stop
-    paying first, tells the same story.
-    """
-    tool("prometheus")
-    directory = tmp_path_factory.mktemp("live")
-    (directory / "prometheus").mkdir()
-    port = free_port("127.0.0.1")
-    environment = {
-        "APPLIANCE_LOG__LEVEL": "warning",
-        "APPLIANCE_WORKER__PORT": str(port),
-        "APPLIANCE_MONITOR__COLLAPSED_BELOW": "1.7",
-    }
-    with ApplianceProcess("up", data=directory / "data", environment=environment) as appliance:
-        gateway = appliance.url.partition("://")[2]
-        targets = {"gateway": gateway, "worker": f"127.0.0.1:{port}"}
-        with (
-            prometheus(directory / "prometheus", targets) as server,
-            Traffic(appliance, clients=2, prompt=code()).running() as traffic,
-        ):
-            yield told(server, traffic)
+def story(controlled: ApplianceProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """Have the draft of the running appliance collapse and recover."""
+    worker = Admin(controlled).ask("status")["workers"][0]["url"]
+    targets = {"gateway": urlsplit(controlled.url).netloc, "worker": urlsplit(worker).netloc}
+    with (
+        prometheus(tmp_path_factory.mktemp("prometheus"), targets) as server,
+        Traffic(controlled, clients=2, prompt=code()).running() as traffic,
+    ):
+        yield told(server, traffic)
     assert not traffic.failures
 
 
 def told(server: Prometheus, traffic: Traffic) -> Story:
     began = time.time()  # noqa: TID251 - Prometheus goes by the wall clock
-    healthy = (
-        'appliance_speculation_reason{reason="healthy"} == 1 and on (worker) appliance_acceptance_length > 2'
-    )
-    wait_for("drafts are accepted", lambda: bool(server.now(healthy)))
+    wait_for(lambda: server.now(HEALTHY), seconds=SECONDS)
+    before = sum(server.now(CHANGES))
     traffic.turn_to(noise())
-    wait_for("the alert fires", lambda: COLLAPSED in server.firing())
+    wait_for(lambda: COLLAPSED in server.firing(), seconds=SECONDS)
     collapsed = server.firing()
     traffic.turn_to(code())
-    wait_for("the alert ends", lambda: COLLAPSED not in server.firing())
-    wait_for("drafts are accepted again", lambda: bool(server.now(healthy)))
-    return Story(prometheus=server, began=began, collapsed=collapsed, recovered=server.firing())
+    wait_for(lambda: COLLAPSED not in server.firing(), seconds=SECONDS)
+    wait_for(lambda: server.now(HEALTHY), seconds=SECONDS)
+    changes = sum(server.now(CHANGES)) - before
+    return Story(server, began, changes, collapsed=collapsed, recovered=server.firing())
 
 
 def test_the_alert_for_a_collapse_fires_and_ends(story: Story):
@@ -110,7 +94,7 @@ def test_the_alert_for_a_collapse_fires_and_ends(story: Story):
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_every_panel_shows_something(story: Story, panel: dict):
-    """Each of its queries finds numbers, on the demo as it comes."""
+    """Each of its queries finds numbers on the demo."""
     for target in panel["targets"]:
         expr = filled_in(target["expr"], interval="15s")
         found = story.prometheus.now(expr) if target["instant"] else story.prometheus.since(expr, story.began)
@@ -120,10 +104,8 @@ def test_every_panel_shows_something(story: Story, panel: dict):
 def test_changes_of_speculation_are_marked_when_they_happen(story: Story):
     """The collapse and the recovery were counted, and there are marks."""
     changes = filled_in(EVENTS["Speculation changes"]["expr"])
-    found = story.prometheus.since(f"count({changes})", story.began)
-    assert found
-    marked = story.prometheus.now("sum(appliance_speculation_changes_total)")[0]
-    assert marked >= 2
+    assert story.prometheus.since(f"count({changes})", story.began)
+    assert story.changes >= 2
 
 
 def test_marks_of_restarts_and_recycles_can_be_asked_for(story: Story):

@@ -1,0 +1,32 @@
+"""Share between unit tests what costs each of them the same: the tables of an empty database."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from sqlalchemy import Connection, inspect
+
+from appliance.audit import schema
+from appliance.audit.store import SqlAuditStore
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tables_of_an_empty_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run the migrations once in this process; each further empty database gets the tables they made."""
+    path = tmp_path_factory.mktemp("tables") / "audit.db"
+    SqlAuditStore(f"sqlite:///{path}").close()
+    with closing(sqlite3.connect(path)) as connection:
+        statements = [line for line in connection.iterdump() if line not in {"BEGIN TRANSACTION;", "COMMIT;"}]
+    migrate = schema.upgrade
+
+    def upgrade(connection: Connection) -> None:
+        if inspect(connection).get_table_names():
+            migrate(connection)
+        else:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "upgrade", upgrade)
+        yield

@@ -1,0 +1,60 @@
+"""No test is left out of the run without notice, and tests of one group share a process."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+INDENTED_TEST = re.compile(r"^ +(?:async )?def test_", re.MULTILINE)
+TEST = re.compile(r"^ *(?:async )?def test_", re.MULTILINE)
+
+
+def test_every_test_stands_where_pytest_collects_it():
+    """A test in a file or a class of another name would never run."""
+    files = [path for path in TESTS.rglob("*.py") if "node_modules" not in path.parts]
+    left_out = []
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        if not path.name.startswith("test_"):
+            left_out += [f"{path}: {found[0]}" for found in TEST.finditer(text)]
+        elif INDENTED_TEST.search(text):
+            left_out += [f"{path}: {name}" for name in _nested(ast.parse(text))]
+    assert left_out == []
+
+
+def _nested(tree: ast.Module) -> Iterator[str]:
+    """Names of tests inside anything but a class `Test…` at the top level."""
+    collected = [
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")
+    ]
+    for holder in ast.walk(tree):
+        for node in ast.iter_child_nodes(holder):
+            is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
+                "test_"
+            )
+            if is_test and holder is not tree and holder not in collected:
+                yield node.name
+
+
+GROUPED = """
+import os, pytest
+
+@pytest.mark.xdist_group("one")
+@pytest.mark.parametrize("number", range(6))
+def test_in_a_group(number):
+    with open("processes", "a") as file:
+        print(os.getpid(), file=file)
+"""
+
+
+def test_tests_of_one_group_run_in_one_process(tmp_path):
+    """Some versions of pytest and pytest-xdist together ignore groups: shared workers would start twice."""
+    (tmp_path / "test_grouped.py").write_text(GROUPED)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadgroup"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    processes = (tmp_path / "processes").read_text().split()
+    assert len(processes) == 6
+    assert len(set(processes)) == 1
