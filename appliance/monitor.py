@@ -3,7 +3,7 @@ Watch acceptance and goodput, and decide what a worker does: a reading in, a `Wa
 
 `decide` is called once a tick with what the worker's plugin says.  The `Watch` it returns holds all
 that is remembered of the worker, and what the worker should do now: a mode with its reason, a
-draft-token table, and sometimes a probe.  `appliance.control` makes it so.  There is no clock, socket
+draft-token table, and sometimes a probe.  `appliance.control.loop` makes it so.  There is no clock, socket
 or registry in here.
 
 Two verdicts are kept apart.  *Collapsed*: hardly a draft token is accepted, compared with what is
@@ -17,10 +17,7 @@ engine that has restarted start the window anew.
 from dataclasses import replace
 from types import MappingProxyType
 
-from appliance.goodput import NO_COSTS, Estimate, acceptance_length, aged, best_choice, deepest, payoff
-from appliance.probes import PROBE_GROWTH, entry_of, learnt, probe_of, sweep_when_due, with_entry
-from appliance.speculation import NO_STEPS, EngineReading, Reason, SpeculationMode, bucket_of
-from appliance.verdict import (
+from appliance.speculation.evidence import (
     LIKELY,
     better_choice,
     evidence_of,
@@ -31,7 +28,27 @@ from appliance.verdict import (
     recent_text,
     would_pay,
 )
-from appliance.watch import MonitorPolicy, Probe, Watch, collapse_limit, joined, observe, span, tail
+from appliance.speculation.goodput import (
+    NO_COSTS,
+    Estimate,
+    acceptance_length,
+    aged,
+    best_choice,
+    deepest,
+    payoff,
+)
+from appliance.speculation.probes import PROBE_GROWTH, entry_of, learnt, probe_of, sweep_when_due, with_entry
+from appliance.speculation.state import (
+    MonitorPolicy,
+    Probe,
+    Watch,
+    collapse_limit,
+    joined,
+    observe,
+    span,
+    tail,
+)
+from appliance.speculation.values import NO_STEPS, EngineReading, Reason, SpeculationMode, bucket_of
 
 PATIENCE = 2
 """Ticks in a row that must say the same before speculation stops for not paying."""

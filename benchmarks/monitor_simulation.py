@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from appliance.speculation import SpeculationMode
+from appliance.speculation.values import SpeculationMode
 from tests.scenarios import (
     CODE,
     CPU,

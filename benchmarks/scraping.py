@@ -22,8 +22,8 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.api import ops
-from appliance.server import bind, make_server
-from appliance.settings import ApiSettings
+from appliance.api.http.server import bind, make_server
+from appliance.infra.settings import ApiSettings
 from benchmarks.speculation.provenance import Provenance, look
 from tests.busy_site import TENANTS, busy_site
 

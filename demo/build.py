@@ -15,12 +15,12 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from appliance.drafts.training.files import load_head, new_head, save_head
-from appliance.drafts.training.loop import Trainer, plain_batch
 from appliance.drafts.training.recipe import Recipe
-from appliance.drafts.training.schedule import learning_rate
 from appliance.drafts.training.shape import HeadShape
-from appliance.drafts.training.target import FrozenTarget
+from appliance.drafts.training.small.files import load_head, new_head, save_head
+from appliance.drafts.training.small.loop import Trainer, plain_batch
+from appliance.drafts.training.small.schedule import learning_rate
+from appliance.drafts.training.small.target import FrozenTarget
 from demo.training.corpus import load_corpus
 from demo.training.on_policy import OnPolicyRecipe, mixed, write_continuations
 from demo.training.target import (

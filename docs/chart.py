@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from appliance.settings import Settings, WorkerSettings
+from appliance.infra.settings import Settings, WorkerSettings
 
 CHART = Path(__file__).parent.parent / "deploy" / "helm"
 DECIDED_BY_THE_CHART: Mapping[str, frozenset[str]] = {

@@ -20,17 +20,17 @@ from typer.main import get_command
 from appliance import errors
 from appliance.api.document import openapi_document
 from appliance.api.errors import RENDERINGS
-from appliance.app import ROUTERS
+from appliance.app.http_app import ROUTERS
+from appliance.app.worker import PLUGIN
 from appliance.audit.json_schema import json_schema_page
 from appliance.audit.reference import reference as audit_format
 from appliance.cli import cli
-from appliance.cost.report import Report as CostReport
+from appliance.cli.preflight.report import Report
 from appliance.drafts.lint.explanations import EXPLANATIONS
-from appliance.metrics import Metrics
-from appliance.preflight.report import Report
-from appliance.settings import PREFIX, Settings
+from appliance.gateway.cost.report import Report as CostReport
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import PREFIX, Settings
 from appliance.sovereignty.render import grafana_file, worker_file
-from appliance.worker_role import PLUGIN
 from docs.chart import packaged_files, values_page, values_schema
 from tests.attacks.page import page as attacks_page
 from tests.clients.page import page as clients_page

@@ -1,5 +1,5 @@
 """
-An audit log opened as `appliance.gateway_role` opens it, for tests that need a real one in a directory.
+An audit log opened as `appliance.app.gateway` opens it, for tests that need a real one in a directory.
 """
 
 import time
@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from appliance.audit.durability.guarded import LogFiles, open_guarded
 from appliance.audit.keys import Signer, create_signing_key, load_signing_key
 from appliance.audit.store import AuditStore
-from appliance.installation import Installation, locate
-from appliance.metrics import Metrics
-from appliance.settings import AuditSettings, DataSettings, Settings
+from appliance.infra.data_directory import Installation, locate
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import AuditSettings, DataSettings, Settings
 
 ORIGIN = "appliance.test/audit"
 NEVER_SECONDS = 3600.0

@@ -14,12 +14,12 @@ from pathlib import Path
 import yaml
 
 from appliance.audit.keys import Signer, create_signing_key, load_keys, mldsa_path
-from appliance.bundle.build import Stamp, build_bundle
-from appliance.bundle.manifest import Manifest
-from appliance.bundle.recipe import load_recipe
-from appliance.bundle.signature import sign_manifest
-from appliance.bundle.trust import TrustedKey, end_of
-from appliance.bundle.verify import Bundle, open_bundle, verify_bundle
+from appliance.sovereignty.bundle.build import Stamp, build_bundle
+from appliance.sovereignty.bundle.manifest import Manifest
+from appliance.sovereignty.bundle.recipe import load_recipe
+from appliance.sovereignty.bundle.signature import sign_manifest
+from appliance.sovereignty.bundle.trust import TrustedKey, end_of
+from appliance.sovereignty.bundle.verify import Bundle, open_bundle, verify_bundle
 
 CREATED = 1_780_000_000
 NOW = CREATED + 86_400.0

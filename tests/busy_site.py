@@ -7,15 +7,15 @@ from itertools import product
 from prometheus_client import CollectorRegistry
 
 from appliance.api.errors import RENDERINGS
-from appliance.attribution import context_bucket
 from appliance.audit.registry import EntryType
 from appliance.drafts.promotion.promotion import Stage
-from appliance.exchange import Outcome
-from appliance.limits.quota import Measure
-from appliance.metrics import Metrics
-from appliance.metrics.families import OFTEN
-from appliance.speculation import Reason, SpeculationMode, buckets_up_to
+from appliance.gateway.attribution import context_bucket
+from appliance.gateway.exchange import Outcome
+from appliance.infra.metrics import Metrics
+from appliance.infra.metrics.families import OFTEN
+from appliance.speculation.values import Reason, SpeculationMode, buckets_up_to
 from appliance.tenancy import PriorityClass
+from appliance.tenancy.limits.quota import Measure
 
 TENANTS = tuple(f"tenant-{number}" for number in range(200))
 MODELS = ("general", "coder", "small")

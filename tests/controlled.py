@@ -20,20 +20,20 @@ from appliance.audit.entry import decode
 from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.store import SqlAuditStore
-from appliance.changes import ChangeLog, SpeculationChange
-from appliance.control import ControlLoop, ControlParts
+from appliance.control.changes import ChangeLog, SpeculationChange
+from appliance.control.loop import ControlLoop, ControlParts
+from appliance.control.override import Override, SqlOverrideStore
+from appliance.control.recycle import Recycler, RecycleResult
 from appliance.errors import ControlRefusedError, ControlUnavailableError
-from appliance.logs import configure_logs
-from appliance.metrics import Metrics
-from appliance.override import Override, SqlOverrideStore
-from appliance.recycle import Recycler, RecycleResult
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import AuditSettings, LogSettings, MonitorSettings
 from appliance.serving.client import WorkerClient
+from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.pool import WorkerPool
-from appliance.serving.speculation import SpeculationClient
-from appliance.serving.vllm_steering import Steering
+from appliance.serving.vllm.steering import Steering
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
-from appliance.settings import AuditSettings, LogSettings, MonitorSettings
-from appliance.speculation import Reason, SpeculationMode
+from appliance.speculation.values import Reason, SpeculationMode
 from tests.fake_engine import FakeClock, FakeScheduler, work
 from tests.fakes import CONTROL_TOKEN, SPECULATIVE_METRICS, FakeWorker, until
 

@@ -20,8 +20,8 @@ from appliance.audit.keys import Signer
 from appliance.audit.registry import EntryType
 from appliance.audit.store import AuditStore
 from appliance.errors import AuditUnavailableError
-from appliance.metrics import Metrics
-from appliance.settings import AuditSettings
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import AuditSettings
 from tests.clock import TickingClock
 from tests.memory_store import MemoryAuditStore
 

@@ -18,12 +18,12 @@ from multidict import CIMultiDictProxy
 from appliance.audit.entry import Entry, encode, format_time, new_entry_id
 from appliance.audit.registry import EntryType
 from appliance.audit.store import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint
-from appliance.changes import SpeculationChange
+from appliance.control.changes import SpeculationChange
 from appliance.errors import AuditUnavailableError, ControlRefusedError
 from appliance.serving.dialects.routes import ROUTES
-from appliance.serving.vllm_steering import Steering
+from appliance.serving.vllm.steering import Steering
 from appliance.serving.worker_protocol import SPECULATION_PATH
-from appliance.speculation import Reason
+from appliance.speculation.values import Reason
 from tests.leaks import COMPLETION, PROMPT
 
 MODEL = "demo"

@@ -22,12 +22,12 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from appliance.errors import LimitReachedError, LimitsUnavailableError
-from appliance.limits.limiter import Limiter, open_limits
-from appliance.logs import configure_logs
-from appliance.members import parse_members
-from appliance.metrics import Metrics
-from appliance.settings import LimitSettings, LogSettings
-from appliance.tenancy.limits import Limits
+from appliance.infra.json_members import parse_members
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import LimitSettings, LogSettings
+from appliance.tenancy.allowances import Limits
+from appliance.tenancy.limits.limiter import Limiter, open_limits
 from appliance.tenancy.tenant import Tenant
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -9,11 +9,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from appliance.watch import MonitorPolicy
+from appliance.speculation.state import MonitorPolicy
 from tests.simulated_worker import Acceptance, Engine, Run, Traffic, controlled, fixed_tokens, length_of
 
 POLICY = MonitorPolicy(window_drafts=400, min_drafts=32, collapsed_below=1.25)
-"""As `appliance.settings` has it by default."""
+"""As `appliance.infra.settings` has it by default."""
 
 CODE: Acceptance = (0.75, 0.67, 0.6)
 HEX: Acceptance = (0.05, 0.02, 0.01)

@@ -3,7 +3,7 @@ A worker whose engine is arithmetic: what the monitor is told of hours of traffi
 
 Steps are drawn a block at a time: so many steps of one kind take and give what their sum would, with
 the right mean and spread.  Neighbours are alike, in time and in acceptance, as in a real engine.
-The rules of the plugin (`appliance.serving.vllm_steering`) are kept: a probe is worked off by count,
+The rules of the plugin (`appliance.serving.vllm.steering`) are kept: a probe is worked off by count,
 only whole decode steps are measured, and long stalls are not.
 """
 
@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from appliance.monitor import decide
-from appliance.speculation import (
+from appliance.speculation.state import MonitorPolicy, Watch
+from appliance.speculation.values import (
     DraftTokenTable,
     EngineReading,
     Reason,
@@ -25,7 +26,6 @@ from appliance.speculation import (
     bucket_of,
     draft_tokens_at,
 )
-from appliance.watch import MonitorPolicy, Watch
 
 ALIKE = 2
 """So many neighbouring steps or drafts tell as much as one."""
@@ -358,7 +358,7 @@ def _drafts_at(watch: Watch) -> tuple[bool, ...]:
 def looks(
     worker: SimulatedWorker, policy: MonitorPolicy, until: float, *, tick: float = 1.0
 ) -> Iterator[Look]:
-    """Control a worker as `appliance.control` does, and show every tick."""
+    """Control a worker as `appliance.control.loop` does, and show every tick."""
     watch, count = Watch(mode=SpeculationMode.SPECULATIVE), 0
     while (count := count + 1) * tick <= until:
         worker.run_until(count * tick)

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from appliance.audit.registry import EntryType
 from appliance.cli import cli
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET, Settings
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, Settings
 from docs.generate import PAGES, PAGES_AT
 
 ROOT = Path(__file__).parents[1]

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from appliance.monitor import decide
-from appliance.serving.speculation import OK, parse_reading
-from appliance.speculation import SpeculationMode
-from appliance.watch import MonitorPolicy, Watch
+from appliance.serving.plugin_client import OK, parse_reading
+from appliance.speculation.state import MonitorPolicy, Watch
+from appliance.speculation.values import SpeculationMode
 
 
 def encode_line(at: float, answer: dict[str, Any] | None) -> str:

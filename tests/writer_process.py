@@ -23,7 +23,7 @@ from appliance.audit.log import AuditLog
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.errors import AuditEntryError, AuditForkError, AuditUnavailableError
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 from tests.audit_log import ORIGIN, intent, outcome
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -10,9 +10,9 @@ from starlette.types import Scope
 
 from appliance.api.services import Services
 from appliance.errors import InvalidApiKeyError
-from appliance.identity.certificates import EXTENSION
-from appliance.identity.refusal import RefusedCallerError
 from appliance.tenancy import Caller
+from appliance.tenancy.identity.certificates import EXTENSION
+from appliance.tenancy.identity.refusal import RefusedCallerError
 
 
 async def tenant_caller(request: Request) -> Caller:

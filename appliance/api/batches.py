@@ -14,10 +14,10 @@ from appliance.api.errors import UNEXPECTED, UNEXPECTED_MESSAGE, error_response,
 from appliance.api.openai import address_class
 from appliance.api.paging import page, parse_window
 from appliance.api.services import Services
-from appliance.batch.batch import Batch, BatchProblem
-from appliance.batch.batches import Batches
-from appliance.batch.order import parse_order
 from appliance.errors import ApplianceError, RouteNotFoundError
+from appliance.gateway.batch.batch import Batch, BatchProblem
+from appliance.gateway.batch.batches import Batches
+from appliance.gateway.batch.order import parse_order
 from appliance.tenancy import Caller
 
 PATH = "/v1/batches"

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from appliance.errors import InvalidRequestError
-from appliance.members import parse_members
+from appliance.infra.json_members import parse_members
 
 
 async def read_members(request: Request, *known: str) -> dict[str, Any]:

@@ -5,9 +5,9 @@ What the admin API asks of the control loop; the loop is given in `Services` and
 from collections.abc import Mapping
 from typing import Protocol
 
-from appliance.changes import SpeculationChange
+from appliance.control.changes import SpeculationChange
 from appliance.serving.worker import WorkerId
-from appliance.speculation import Reason
+from appliance.speculation.values import Reason
 
 
 class BucketView(Protocol):

@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, Response
 from appliance.api.auth import admin_caller
 from appliance.api.body import read_members
 from appliance.api.services import Services
+from appliance.control.override import parse_note
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.drafts.promotion.promotion import Promotion
 from appliance.errors import ControlRefusedError, InvalidRequestError
-from appliance.override import parse_note
 from appliance.tenancy import Caller
 
 router = APIRouter()

@@ -9,8 +9,8 @@ from http import HTTPStatus
 from starlette.responses import Response
 
 from appliance import errors
-from appliance.serving.dialects.errors import ErrorText
 from appliance.serving.dialects.routes import dialect_at
+from appliance.serving.error_text import ErrorText
 
 RETRY_SECONDS = 2
 LONGEST_RETRY_SECONDS = 120

@@ -13,10 +13,10 @@ from appliance.api.auth import tenant_caller
 from appliance.api.paging import page, parse_window
 from appliance.api.services import Services
 from appliance.api.upload import UploadForm
-from appliance.batch.files import Files, Upload
-from appliance.batch.order import parse_expiry
-from appliance.batch.stored_file import Purpose, StoredFile, clean_filename
 from appliance.errors import InvalidRequestError, RouteNotFoundError
+from appliance.gateway.batch.files import Files, Upload
+from appliance.gateway.batch.order import parse_expiry
+from appliance.gateway.batch.stored_file import Purpose, StoredFile, clean_filename
 from appliance.tenancy import Caller
 
 PATH = "/v1/files"

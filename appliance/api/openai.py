@@ -18,14 +18,14 @@ from starlette.types import Receive, Scope, Send
 from appliance.api.auth import tenant_caller
 from appliance.api.services import Services
 from appliance.api.streaming import relay_call
-from appliance.call import PRIORITY_HEADER, SPECULATION_HEADER, Call
 from appliance.errors import InvalidRequestError, ModelNotFoundError
-from appliance.members import Member, parse_members
+from appliance.gateway.call import PRIORITY_HEADER, SPECULATION_HEADER, Call
+from appliance.gateway.tracing import parent
+from appliance.infra.json_members import Member, parse_members
 from appliance.serving.dialects import routes
 from appliance.serving.dialects.policy import may_call
 from appliance.serving.worker import ServedModel
 from appliance.tenancy import Caller, PriorityClass, SpeculationPolicy
-from appliance.tracing import parent
 
 METRICS_HEADER = "X-Appliance-Metrics"
 TRACEPARENT = parent.HEADER.encode()

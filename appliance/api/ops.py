@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from appliance.api.services import Services
-from appliance.metrics.page import page
+from appliance.infra.metrics.page import page
 
 router = APIRouter()
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.batch.store import Window
 from appliance.errors import InvalidRequestError
+from appliance.gateway.batch.store import Window
 
 LONGEST_ID = 64
 T = TypeVar("T")

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 from appliance.api.console.console import Console
 from appliance.api.control import Control
-from appliance.attestation import EgressWatch
-from appliance.attribution import Attribution
 from appliance.audit.content.retention import Retention
 from appliance.audit.durability.health import AuditHealth
 from appliance.audit.log import AuditLog
-from appliance.batch.batches import Batches
-from appliance.batch.files import Files
+from appliance.control.egress import EgressWatch
+from appliance.control.override import OverrideStore
+from appliance.control.tenants.registrar import Registrar
+from appliance.control.worker_list import WorkerList
 from appliance.drafts.promotion.promoter import Promoter
-from appliance.gateway import Gateway
-from appliance.identity.authenticator import Authenticator
-from appliance.logs import Logger
-from appliance.metrics import Metrics
-from appliance.override import OverrideStore
-from appliance.register.registrar import Registrar
+from appliance.gateway.attribution import Attribution
+from appliance.gateway.batch.batches import Batches
+from appliance.gateway.batch.files import Files
+from appliance.gateway.gateway import Gateway
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import ApiSettings
 from appliance.serving.pool import WorkerPool
-from appliance.settings import ApiSettings
 from appliance.sovereignty.egress.standing import Standing
 from appliance.sovereignty.wall import NO_WALL, Wall
 from appliance.tenancy import TenantDirectory
-from appliance.worker_list import WorkerList
+from appliance.tenancy.identity.authenticator import Authenticator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

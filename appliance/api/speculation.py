@@ -17,11 +17,9 @@ from appliance.api.auth import admin_caller
 from appliance.api.body import read_members
 from appliance.api.control import BucketView, ControlView
 from appliance.api.services import Services
-from appliance.attribution import Aspect, Attribution, Figures
 from appliance.audit.entry import format_time
 from appliance.audit.registry import EntryType
-from appliance.errors import ControlUnavailableError, InvalidRequestError, WorkerNotFoundError
-from appliance.override import (
+from appliance.control.override import (
     AUTO,
     EVERY_WORKER,
     Override,
@@ -30,8 +28,10 @@ from appliance.override import (
     parse_note,
     parse_override,
 )
+from appliance.errors import ControlUnavailableError, InvalidRequestError, WorkerNotFoundError
+from appliance.gateway.attribution import Aspect, Attribution, Figures
 from appliance.serving.worker import WorkerId, WorkerSnapshot
-from appliance.speculation import draft_tokens_at
+from appliance.speculation.values import draft_tokens_at
 from appliance.tenancy import Caller
 
 OFFENDERS = 10

@@ -6,9 +6,9 @@ import asyncio
 
 from starlette.types import Receive, Send
 
-from appliance.call import Call
-from appliance.gateway import Gateway
-from appliance.reply import Head
+from appliance.gateway.call import Call
+from appliance.gateway.gateway import Gateway
+from appliance.gateway.reply import Head
 
 LISTEN_AFTER_SECONDS = 0.02
 """A request that is answered sooner is not worth a task that waits for its client to leave."""
@@ -52,7 +52,7 @@ async def relay_call(gateway: Gateway, call: Call, receive: Receive, send: Send)
 
 
 class AsgiReply:
-    """`appliance.reply.Reply` on an ASGI send callable."""
+    """`appliance.gateway.reply.Reply` on an ASGI send callable."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

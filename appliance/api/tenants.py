@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response
 from appliance.api.auth import admin_caller
 from appliance.api.body import read_members
 from appliance.api.services import Services
+from appliance.control.tenants.registrar import Edit, Registrar
 from appliance.errors import ConfigurationError, InvalidRequestError, TenantsUnavailableError
-from appliance.register.registrar import Edit, Registrar
 from appliance.tenancy import KEY_BYTES, Caller, Tenant, make_key
 from appliance.tenancy.edits import (
     add_key,

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 from appliance.api.auth import admin_caller
 from appliance.api.body import read_members
 from appliance.api.services import Services
+from appliance.control.override import parse_note
 from appliance.errors import InvalidRequestError, WorkerNotFoundError
-from appliance.override import parse_note
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.tenancy import Caller
 

@@ -4,7 +4,7 @@ Signed tree heads: C2SP `tlog-checkpoint` in a C2SP `signed-note`.
 Pure: text in, values out.  A note may carry signatures of keys we do not know; they are kept and
 ignored, as the specification asks.  A log signs with Ed25519 (type 0x01) and, beside it, ML-DSA-44
 (0x06); a witness cosigns with Ed25519 (0x04) or ML-DSA-44.  What each type signs is in
-`appliance.audit.witness.cosignature`.  It is longer than other files because keys, notes and checkpoints are
+`appliance.audit.cosignature`.  It is longer than other files because keys, notes and checkpoints are
 one format, read together.
 
 Sources: c2sp.org/signed-note@v1.0.0, c2sp.org/tlog-checkpoint@v1.0.0.
@@ -21,8 +21,7 @@ from typing import Protocol
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from appliance.audit.mldsa import verify_mldsa
-from appliance.audit.witness.cosignature import (
+from appliance.audit.cosignature import (
     ALGORITHM_NAMES,
     ED25519,
     ED25519_COSIGNATURE,
@@ -33,6 +32,7 @@ from appliance.audit.witness.cosignature import (
     mldsa_message,
     parse_timestamped,
 )
+from appliance.audit.mldsa import verify_mldsa
 from appliance.errors import AuditKeyError, AuditVerificationError, MalformedCheckpointError
 
 HASH_BYTES = 32

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from appliance.audit.checkpoint import parse_body, parse_note
+from appliance.audit.cosigned import CosignedCheckpoints, merge_notes
 from appliance.audit.merkle import root_from_leaf_hashes
 from appliance.audit.proof import encode_proof, make_proof
 from appliance.audit.store import AuditStore, Leaf, SqlAuditStore, StoredCheckpoint
-from appliance.audit.witness.cosigned import CosignedCheckpoints, merge_notes
 from appliance.errors import AuditVerificationError, ConfigurationError
 
 TILE_WIDTH = 256

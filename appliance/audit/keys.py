@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from appliance.audit.checkpoint import NoteSigner, VerifierKey, is_key_name, signed_message
+from appliance.audit.cosignature import ED25519, ED25519_COSIGNATURE, MLDSA44, encode_timestamped
 from appliance.audit.mldsa import PrivateKey as MldsaPrivateKey
 from appliance.audit.mldsa import generate_mldsa, is_mldsa, require_mldsa
-from appliance.audit.witness.cosignature import ED25519, ED25519_COSIGNATURE, MLDSA44, encode_timestamped
 from appliance.errors import AuditKeyError
 
 OWNER_ONLY = 0o600

@@ -39,7 +39,7 @@ from appliance.audit.sealed import SealedHead
 from appliance.audit.store import AuditStore
 from appliance.audit.writer import Writer
 from appliance.errors import AuditError, AuditUnavailableError
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 
 SOLE_GATEWAY = "gateway"
 

@@ -16,23 +16,23 @@ from sqlalchemy.exc import SQLAlchemyError
 from appliance.audit.checkpoint import parse_body, parse_note
 from appliance.audit.entry import decode
 from appliance.audit.merkle import CompactRange, hash_leaf
-from appliance.audit.schema import UPGRADE_SECONDS
 from appliance.audit.store import CHUNK, Head, Leaf, SqlAuditStore
-from appliance.audit.tables import audit_checkpoints, audit_head, audit_leaves, audit_schema, metadata
-from appliance.database import first_line, open_database
+from appliance.audit.tables import audit_checkpoints, audit_head, audit_leaves, metadata
 from appliance.errors import (
     AuditEntryError,
     AuditUnavailableError,
     AuditVerificationError,
     ConfigurationError,
 )
-from appliance.limits.tables import limit_books
+from appliance.infra.database import first_line, open_database
+from appliance.infra.schema import UPGRADE_SECONDS
+from appliance.tenancy.limits.tables import limit_books
 from appliance.tenancy.tables import api_keys, tenancy_generation, tenants
 
 ROWS = 200
 """Rows of the other tables copied together; one of them may hold megabytes of content."""
 _BESIDE = (
-    *(table for table in metadata.sorted_tables if table not in {audit_leaves, audit_head, audit_schema}),
+    *(table for table in metadata.sorted_tables if table not in {audit_leaves, audit_head}),
     tenants,
     api_keys,
     limit_books,

@@ -13,7 +13,7 @@ from appliance.audit.entry import format_time
 from appliance.audit.keys import Signer
 from appliance.audit.sealed import SealedHead
 from appliance.audit.store import AuditStore, Head, StoredCheckpoint
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.audit.checkpoint import Checkpoint, VerifierKey, encode_body, sign_note, verify_checkpoint
+from appliance.audit.cosignature import MLDSA44
 from appliance.audit.entry import Entry, decode, encode, format_time, new_entry_id
 from appliance.audit.keys import (
     FRESH,
@@ -36,7 +37,6 @@ from appliance.audit.recovery import recover
 from appliance.audit.registry import EntryType
 from appliance.audit.sealed import SealedHead
 from appliance.audit.store import AuditStore, Head, Leaf, StoredCheckpoint
-from appliance.audit.witness.cosignature import MLDSA44
 from appliance.errors import AuditError, AuditKeyError
 
 PAGE = 1000

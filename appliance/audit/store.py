@@ -19,7 +19,6 @@ from sqlalchemy import Connection, Row, Select, Table, bindparam, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from appliance.audit import schema
 from appliance.audit.merkle import HASH_BYTES
 from appliance.audit.registry import EntryType
 from appliance.audit.sqlite_append import SqliteAppender
@@ -33,8 +32,9 @@ from appliance.audit.stored import (
     gateway_of,
 )
 from appliance.audit.tables import audit_checkpoints, audit_head, audit_leaves, audit_writers
-from appliance.database import first_line, open_database
 from appliance.errors import AuditEntryError, AuditError, AuditForkError, AuditUnavailableError
+from appliance.infra import schema
+from appliance.infra.database import first_line, open_database
 
 __all__ = [
     "AuditStore",

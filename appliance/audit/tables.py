@@ -1,5 +1,5 @@
 """
-The log's tables, as the newest of `appliance.audit.migrations` leaves them.
+The log's tables, as the newest of `appliance.infra.migrations` leaves them.
 
 Those also make the triggers that keep leaves write-once.  They stop mistakes and honest tools;
 whoever owns the database can drop them.  That is what the signed tree is for.
@@ -16,8 +16,6 @@ from sqlalchemy import (
     Table,
     Text,
 )
-
-SCHEMA_VERSION = 1
 
 metadata = MetaData()
 
@@ -87,10 +85,4 @@ audit_writers = Table(
     metadata,
     Column("gateway", Text, primary_key=True),
     Column("seen_at", Double, nullable=False),  # Unix time
-)
-
-audit_schema = Table(
-    "audit_schema",
-    metadata,
-    Column("version", Integer, primary_key=True, autoincrement=False),
 )

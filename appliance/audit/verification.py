@@ -23,7 +23,7 @@ from appliance.audit.export import export_log
 from appliance.audit.store import Leaf, SqlAuditStore
 from appliance.audit.verify import MEANINGS, ExitCode
 from appliance.errors import ApplianceError, AuditUnavailableError, ConfigurationError
-from appliance.settings import WitnessSettings
+from appliance.infra.settings import WitnessSettings
 
 SHOWN_PROBLEMS = 20
 SCRATCH = ".verify."

@@ -32,7 +32,7 @@ from appliance.audit.registry import EntryType
 from appliance.audit.requests import OpenRequests
 from appliance.audit.store import CHUNK, AuditStore, Head, Leaf, gateway_of
 from appliance.errors import AuditEntryError, AuditError, AuditForkError, AuditUnavailableError
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 
 T = TypeVar("T")
 _Appended = tuple[Sequence[Leaf], CompactRange, Batch]

@@ -15,11 +15,11 @@ import yaml
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.errors import ApplianceError
 
 _COMMANDS = {
-    "preflight": "appliance.cli.preflight",
+    "preflight": "appliance.cli.preflight.command",
     "up": "appliance.cli.roles",
     "gateway": "appliance.cli.roles",
     "worker": "appliance.cli.roles",

@@ -21,11 +21,11 @@ from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.export import export_log, export_receipt
 from appliance.audit.keys import load_signing_key
 from appliance.audit.store import SqlAuditStore
-from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.reading import PurposeOption, Reader, RecorderOption, UnrecordedOption
 from appliance.errors import ConfigurationError
-from appliance.installation import locate
-from appliance.settings import Settings
+from appliance.infra.data_directory import locate
+from appliance.infra.settings import Settings
 
 commands = typer.Typer(help="Read, export and verify the audit log.", no_args_is_help=True)
 PAGE = 1000

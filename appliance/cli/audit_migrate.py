@@ -10,13 +10,13 @@ import typer
 
 from appliance.audit.gateway_name import GatewayName
 from appliance.audit.migrate import copy_log
-from appliance.audit.schema import grants as grants_sql
-from appliance.audit.schema import upgrade_database
-from appliance.batch.tables import metadata as batch_tables
-from appliance.cli.options import ConfigOption, DataOption, settings_from
-from appliance.cost.tables import metadata as cost_tables
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.errors import ConfigurationError
-from appliance.installation import locate
+from appliance.gateway.batch.tables import metadata as batch_tables
+from appliance.gateway.cost.tables import metadata as cost_tables
+from appliance.infra.data_directory import locate
+from appliance.infra.schema import grants as grants_sql
+from appliance.infra.schema import upgrade_database
 
 UrlOption = Annotated[
     str | None, typer.Option("--url", help="The database, as its owner; default: `audit.database_url`.")

@@ -17,18 +17,18 @@ from typing import Annotated
 import typer
 
 from appliance.audit.keys import create_signing_key, load_keys, mldsa_path
-from appliance.bundle.build import Stamp, build_bundle
-from appliance.bundle.carry import make_difference, make_whole
-from appliance.bundle.emit import Form, emit
-from appliance.bundle.manifest import Manifest
-from appliance.bundle.parts import FAT32_BYTES, split
-from appliance.bundle.recipe import load_recipe
-from appliance.bundle.trust import end_of
-from appliance.bundle.verify import Bundle, open_bundle, verify_bundle
 from appliance.cli.bundle_load import COMMANDS as LOAD_COMMANDS
 from appliance.cli.bundle_load import BaseOption, SourceArgument, TrustedOption, trusted_keys
-from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.errors import ConfigurationError
+from appliance.sovereignty.bundle.build import Stamp, build_bundle
+from appliance.sovereignty.bundle.carry import make_difference, make_whole
+from appliance.sovereignty.bundle.emit import Form, emit
+from appliance.sovereignty.bundle.manifest import Manifest
+from appliance.sovereignty.bundle.parts import FAT32_BYTES, split
+from appliance.sovereignty.bundle.recipe import load_recipe
+from appliance.sovereignty.bundle.trust import end_of
+from appliance.sovereignty.bundle.verify import Bundle, open_bundle, verify_bundle
 
 KUBERNETES = "1.34.0"
 """What charts are rendered for; Helm's own answer is as old as it is, and charts refuse what is too old."""

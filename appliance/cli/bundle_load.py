@@ -12,23 +12,23 @@ from typing import Annotated
 
 import typer
 
-from appliance.account import account_name
 from appliance.audit.append import append_entry
 from appliance.audit.registry import EntryType
-from appliance.bundle.engine import Engine
-from appliance.bundle.load import Home, Targets, load_bundle
-from appliance.bundle.manifest import Manifest
-from appliance.bundle.memory import check_order, read_memory
-from appliance.bundle.placing import room
-from appliance.bundle.plan import make_plan
-from appliance.bundle.registry import Registry
-from appliance.bundle.trust import TrustedKey, load_trusted_keys
-from appliance.bundle.verify import Bundle, open_bundle, verify_bundle
 from appliance.cli.audit import open_store
-from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.errors import ConfigurationError
-from appliance.installation import locate
-from appliance.settings import Settings
+from appliance.infra.data_directory import locate
+from appliance.infra.os_account import account_name
+from appliance.infra.settings import Settings
+from appliance.sovereignty.bundle.engine import Engine
+from appliance.sovereignty.bundle.load import Home, Targets, load_bundle
+from appliance.sovereignty.bundle.manifest import Manifest
+from appliance.sovereignty.bundle.memory import check_order, read_memory
+from appliance.sovereignty.bundle.placing import room
+from appliance.sovereignty.bundle.plan import make_plan
+from appliance.sovereignty.bundle.registry import Registry
+from appliance.sovereignty.bundle.trust import TrustedKey, load_trusted_keys
+from appliance.sovereignty.bundle.verify import Bundle, open_bundle, verify_bundle
 
 SourceArgument = Annotated[Path, typer.Argument(help="A directory, a directory of parts, or a tar file.")]
 BaseOption = Annotated[Path | None, typer.Option("--base", help="Bundle that a difference was made against.")]

@@ -16,17 +16,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from appliance.cli.options import ConfigOption, DataOption, settings_from
-from appliance.cost.page import render_page
-from appliance.cost.prices import JOULES_PER_KWH, SECONDS_PER_HOUR
-from appliance.cost.report import Report
-from appliance.cost.sheet import IDLE, TOTAL, UNATTRIBUTED, render_sheet
-from appliance.cost.slots import begin_of, parse_day
-from appliance.cost.store import CostStore
-from appliance.cost.summary import make_report
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.errors import ConfigurationError
-from appliance.installation import locate
-from appliance.settings import Settings
+from appliance.gateway.cost.page import render_page
+from appliance.gateway.cost.prices import JOULES_PER_KWH, SECONDS_PER_HOUR
+from appliance.gateway.cost.report import Report
+from appliance.gateway.cost.sheet import IDLE, TOTAL, UNATTRIBUTED, render_sheet
+from appliance.gateway.cost.slots import begin_of, parse_day
+from appliance.gateway.cost.store import CostStore
+from appliance.gateway.cost.summary import make_report
+from appliance.infra.data_directory import locate
+from appliance.infra.settings import Settings
 
 commands = typer.Typer(help="What serving cost, by tenant and model.", no_args_is_help=True)
 

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from appliance.cli.admin import TIMEOUT_SECONDS, open_admin
-from appliance.cli.options import ConfigOption, DataOption, UrlOption, settings_from
+from appliance.cli.common.admin import TIMEOUT_SECONDS, open_admin
+from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.errors import ApplianceError
-from appliance.settings import Settings, process_environment
+from appliance.infra.settings import Settings, process_environment
 from appliance.sovereignty.egress.plan import digest_of, plan_egress
 from appliance.sovereignty.egress.prober import PATIENCE_SECONDS
 from appliance.sovereignty.egress.probing import is_walled, run_probes

@@ -26,11 +26,11 @@ from appliance.audit.content.sealing import LOGGED, Part, commit, commit_under, 
 from appliance.audit.entry import format_time
 from appliance.audit.store import AuditStore
 from appliance.cli.audit import open_reader
-from appliance.cli.options import ConfigOption, DataOption, UrlOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.cli.reading import PurposeOption, RecorderOption
 from appliance.errors import AuditVerificationError, ConfigurationError
-from appliance.installation import locate, write_private
-from appliance.settings import Settings
+from appliance.infra.data_directory import locate, write_private
+from appliance.infra.settings import Settings
 
 PATIENCE_SECONDS = 600.0
 """A large erasure takes its time, and a gateway that was left alone with it finishes it."""
@@ -286,7 +286,7 @@ def _show_erased(erased: dict[str, Any]) -> None:
 def _ask(
     settings: Settings, url: str | None, method: str, path: str, body: dict[str, Any] | None
 ) -> dict[str, Any]:
-    from appliance.cli.admin import open_admin  # noqa: PLC0415 - an HTTP client is slow to import
+    from appliance.cli.common.admin import open_admin  # noqa: PLC0415 - an HTTP client is slow to import
 
     async def ask() -> dict[str, Any]:
         async with open_admin(settings, url, timeout_seconds=PATIENCE_SECONDS) as gateway:

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from appliance.cli.duration import parse_duration, show_duration
-from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.duration import parse_duration, show_duration
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.register import CLOCK, change_roster, parse_expiry, parse_names, read_roster
 from appliance.errors import ConfigurationError
-from appliance.installation import Installation, locate, write_private
+from appliance.infra.data_directory import Installation, locate, write_private
 from appliance.tenancy import KEY_BYTES, KEY_FORMAT, ApiKey, Tenant, make_key
 from appliance.tenancy.edits import add_key, revoke_key, rotate_key
 from appliance.tenancy.roster import find_tenant

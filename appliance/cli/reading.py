@@ -15,11 +15,11 @@ from typing import Annotated
 
 import typer
 
-from appliance.account import account_name
 from appliance.audit.reading import MAX_PURPOSE_CHARACTERS, Reading, record
 from appliance.audit.store import AuditStore
 from appliance.errors import AuditError, AuditUnavailableError, ConfigurationError
-from appliance.settings import Settings
+from appliance.infra.os_account import account_name
+from appliance.infra.settings import Settings
 
 RecorderOption = Annotated[
     str | None, typer.Option("--url", help="Gateway that records the reading; default: this command does.")
@@ -78,7 +78,7 @@ class Reader:
 
     def _through_gateway(self, reading: Reading) -> bool:
         """Whether the gateway has recorded it."""
-        from appliance.cli.admin import open_admin  # noqa: PLC0415 - an HTTP client is slow to import
+        from appliance.cli.common.admin import open_admin  # noqa: PLC0415 - an HTTP client is slow to import
 
         async def ask() -> None:
             async with open_admin(self.settings, self.url) as gateway:

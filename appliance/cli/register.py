@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from appliance.account import account_name
 from appliance.audit.append import append_entry
 from appliance.audit.registry import EntryType
 from appliance.cli.audit import open_store
-from appliance.cli.duration import SECONDS_IN, parse_duration
-from appliance.installation import locate
-from appliance.register.registrar import Edit, Registrar
-from appliance.settings import Settings
+from appliance.cli.common.duration import SECONDS_IN, parse_duration
+from appliance.control.tenants.registrar import Edit, Registrar
+from appliance.infra.data_directory import locate
+from appliance.infra.os_account import account_name
+from appliance.infra.settings import Settings
 from appliance.tenancy.moments import parse_moment
 from appliance.tenancy.roster import Roster
 from appliance.tenancy.store import SqlTenantStore

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from appliance.cli.options import ConfigOption, DataOption, settings_from
-from appliance.run import Role, run_roles
+from appliance.app.run import Role, run_roles
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 
 commands = typer.Typer()
 

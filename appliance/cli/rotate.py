@@ -6,15 +6,15 @@ import time
 
 import typer
 
-from appliance.account import account_name
 from appliance.audit.gateway_name import GatewayName
 from appliance.audit.rotation import Rotated, rotate_keys
 from appliance.audit.sealed import SealedHead
 from appliance.audit.store import SqlAuditStore
-from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.errors import ConfigurationError
-from appliance.installation import Installation, locate
-from appliance.settings import Settings
+from appliance.infra.data_directory import Installation, locate
+from appliance.infra.os_account import account_name
+from appliance.infra.settings import Settings
 
 
 def rotate_key(config: ConfigOption = None, data: DataOption = None) -> None:

@@ -10,15 +10,15 @@ from urllib.parse import quote
 import typer
 from rich.console import Group
 
-from appliance.cli.admin import AdminApi, open_admin
+from appliance.cli.common.admin import AdminApi, open_admin
+from appliance.cli.common.duration import parse_duration, show_duration
+from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.cli.drill.command import drill
-from appliance.cli.duration import parse_duration, show_duration
-from appliance.cli.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.cli.speculation_view import render
 from appliance.cli.status import show
-from appliance.override import AUTO, EVERY_WORKER
-from appliance.settings import Settings
-from appliance.speculation import SpeculationMode
+from appliance.control.override import AUTO, EVERY_WORKER
+from appliance.infra.settings import Settings
+from appliance.speculation.values import SpeculationMode
 
 commands = typer.Typer(help="See and steer speculation.", no_args_is_help=True)
 commands.command()(drill)

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from appliance.cli.duration import show_duration
+from appliance.cli.common.duration import show_duration
 
 EVENTS = 8
 

@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from appliance.cli.admin import AdminApi, open_admin
-from appliance.cli.options import ConfigOption, DataOption, settings_from
-from appliance.settings import Settings
+from appliance.cli.common.admin import AdminApi, open_admin
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.infra.settings import Settings
 
 commands = typer.Typer()
 REFRESH_SECONDS = 1.0

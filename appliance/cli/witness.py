@@ -17,9 +17,9 @@ from typing import Annotated
 
 import typer
 
+from appliance.audit.cosigned import CosignedCheckpoints, newest_by_witness
 from appliance.audit.keys import load_signing_key
 from appliance.audit.store import SqlAuditStore
-from appliance.audit.witness.cosigned import CosignedCheckpoints, newest_by_witness
 from appliance.audit.witness.home import WitnessHome, load_verifier_keys
 from appliance.audit.witness.witness import (
     CONFLICT,
@@ -31,10 +31,10 @@ from appliance.audit.witness.witness import (
 )
 from appliance.audit.witness.witnessing import import_cosigned, level_of, load_witnesses, make_request
 from appliance.cli.audit import open_store
-from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.errors import AuditVerificationError, ConfigurationError
-from appliance.installation import locate
-from appliance.settings import Settings
+from appliance.infra.data_directory import locate
+from appliance.infra.settings import Settings
 
 commands = typer.Typer(help="Be a witness of logs, or have this log witnessed.", no_args_is_help=True)
 

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from appliance.cli.admin import open_admin
-from appliance.cli.options import ConfigOption, DataOption, UrlOption, settings_from
-from appliance.settings import Settings
+from appliance.cli.common.admin import open_admin
+from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
+from appliance.infra.settings import Settings
 
 commands = typer.Typer(help="See a gateway's workers, and say which get requests.", no_args_is_help=True)
 

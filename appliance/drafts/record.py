@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeGuard
 
-from appliance.speculation import Expectation, parse_expectation
+from appliance.speculation.values import Expectation, parse_expectation
 
 __all__ = ["DIGESTS", "FLAGS", "Expectation", "TrainingRecord", "encode_record", "is_count", "parse_record"]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from appliance.errors import ConfigurationError
-from appliance.logs import Logger
+from appliance.infra.logs import Logger
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import Worker, WorkerId
 

@@ -9,8 +9,8 @@ On GPUs NCCL listens on ports the kernel chooses, and connects to them even from
 
 from pathlib import Path
 
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
-from appliance.settings import WorkerSettings
 
 MEETING_POINTS = frozenset({29500, 29501, 29550})
 """Defaults of `--data-parallel-master-port`, `--master-port` and `--data-parallel-rpc-port`

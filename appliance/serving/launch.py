@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from appliance.errors import ConfigurationError
+from appliance.infra.settings import TracingSettings, WorkerSettings
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
 from appliance.serving.weights import Weights
 from appliance.serving.worker_protocol import EXPECTATION, TOKEN_FILE
-from appliance.settings import TracingSettings, WorkerSettings
-from appliance.speculation import ALL_TRAFFIC, parse_expectation
+from appliance.speculation.values import ALL_TRAFFIC, parse_expectation
 
 MODULE = "vllm.entrypoints.openai.api_server"
 """Runs in both builds of vLLM; the `vllm` command does not start in the CPU build."""
@@ -27,7 +27,7 @@ NODE_MODULE = "vllm.entrypoints.cli.main"
 """The only one that knows `--headless`, by which a worker's further nodes compute along."""
 GIB = 2**30
 DRAIN_SECONDS = 30
-MIDDLEWARE = "appliance.serving.vllm_middleware.SpeculationMiddleware"
+MIDDLEWARE = "appliance.serving.vllm.middleware.SpeculationMiddleware"
 NAMED_DRAFT_TOKENS = (1, 2, 3, 5, 8)
 """Choices between none and all draft tokens: each costs CUDA graphs, so there are few."""
 SEVERAL_NODES = "--nnodes"

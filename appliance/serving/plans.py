@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.serving.launch import LaunchPlan
-from appliance.serving.wish import WITH_DRAFT, Wish, parse_wish
+from appliance.serving.restart_request import WITH_DRAFT, Wish, parse_wish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

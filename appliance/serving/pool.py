@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from appliance.serving.worker import Admission, ServedModel, Worker, WorkerId, WorkerSnapshot
-from appliance.watch import Watch
+from appliance.speculation.state import Watch
 
 
 class WorkerPool:

@@ -8,7 +8,7 @@ each family is the business of `serving.dialects`.
 import json
 from typing import Any
 
-from appliance.serving.dialects.errors import ErrorText
+from appliance.serving.error_text import ErrorText
 
 SERVER_ERROR = 500
 CLIENT_ERROR = 400

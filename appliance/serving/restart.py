@@ -1,5 +1,5 @@
 """
-Restart a worker that another process supervises: HTTP to the plugin inside it (`serving.vllm_plugin`).
+Restart a worker that another process supervises: HTTP to the plugin inside it (`serving.vllm.plugin`).
 
 The plugin leaves the wish for its supervisor and ends its server, which drains first.  A worker that
 cannot be restarted this way says so and goes on as it is.
@@ -13,10 +13,10 @@ from types import MappingProxyType
 import aiohttp
 
 from appliance.errors import ControlRefusedError, WorkerFailedError
-from appliance.serving.wish import Wish
+from appliance.serving.restart_request import Wish
 from appliance.serving.worker import Worker
 from appliance.serving.worker_protocol import RESTART_PATH
-from appliance.speculation import Reason
+from appliance.speculation.values import Reason
 
 ANSWER_SECONDS = 10.0
 REFUSALS: Mapping[int, str] = MappingProxyType(

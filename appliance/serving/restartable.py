@@ -1,7 +1,7 @@
 """
 Which worker may be restarted while the others serve, and how the new process is told from the old.
 
-Decisions only; `appliance.recycle` acts on them.
+Decisions only; `appliance.control.recycle` acts on them.
 """
 
 from collections.abc import Iterable

@@ -31,7 +31,7 @@ from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.life import Life, Timing, restart_delay
 from appliance.serving.plans import Choose, WorkerPlans
-from appliance.serving.wish import Wish
+from appliance.serving.restart_request import Wish
 from appliance.serving.worker_log import LARGEST_LOG, bound, describe_end, find_phase, read_tail, rotate
 
 HTTP_OK = 200

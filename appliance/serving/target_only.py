@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from appliance.members import Member
+from appliance.infra.json_members import Member
 
 EPSILON = 1e-5
 """vLLM's `_SAMPLING_EPS`: a temperature below it is greedy, a `min_p` up to it is none."""

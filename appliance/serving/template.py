@@ -13,7 +13,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any
 
-from appliance.members import Member
+from appliance.infra.json_members import Member
 
 CHATS = MappingProxyType(
     {"/v1/chat/completions": "", "/v1/responses": "instructions", "/v1/messages": "system"}

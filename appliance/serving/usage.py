@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance.errors import InvalidRequestError, WorkerFailedError
-from appliance.members import Member, parse_members
+from appliance.infra.json_members import Member, parse_members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-from appliance.serving.vllm_metrics import WorkerMetrics
-from appliance.speculation import EngineReading, Reason, SpeculationMode
-from appliance.watch import Watch
+from appliance.serving.worker_metrics import WorkerMetrics
+from appliance.speculation.state import Watch
+from appliance.speculation.values import EngineReading, Reason, SpeculationMode
 
 WorkerId = NewType("WorkerId", str)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from appliance.errors import ConfigurationError
-from appliance.settings import TracingSettings
+from appliance.infra.settings import TracingSettings
 
 NOWHERE = "http://127.0.0.1:9"
 """Address of the discard port on this machine: what still tries to phone home fails there at once."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from appliance.settings import PoolSettings, Settings, TracingSettings
+from appliance.infra.settings import PoolSettings, Settings, TracingSettings
 
 DEFAULTS = {"http": 80, "https": 443}
 POSTGRESQL = 5432

@@ -10,10 +10,10 @@ Fails open towards the database: while it cannot be read, what was read last sta
 metrics and readiness say so.  Fails closed towards callers: what is not known opens nothing.
 """
 
+from appliance.tenancy.allowances import Limits
 from appliance.tenancy.directory import Caller, TenantDirectory
 from appliance.tenancy.file import encode_tenants, parse_tenants
 from appliance.tenancy.keys import KEY_BYTES, KEY_FORMAT, ApiKey, digest_key, make_key
-from appliance.tenancy.limits import Limits
 from appliance.tenancy.tenant import (
     ANY_MODEL,
     NAME_FORMAT,

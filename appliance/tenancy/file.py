@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import yaml
 
 from appliance.errors import ConfigurationError
+from appliance.tenancy.allowances import encode_limits, is_model, parse_limits
 from appliance.tenancy.keys import DIGEST_FORMAT, KEY_ID_FORMAT, ApiKey
-from appliance.tenancy.limits import encode_limits, is_model, parse_limits
 from appliance.tenancy.moments import format_moment, parse_moment
 from appliance.tenancy.tenant import (
     ANY_MODEL,

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from sqlalchemy import Connection, Row, Table, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.database import first_line, open_database
 from appliance.errors import ConfigurationError, TenantConflictError, TenantsUnavailableError
+from appliance.infra.database import first_line, open_database
 from appliance.tenancy.file import encode_policy, parse_policy
 from appliance.tenancy.keys import ApiKey
 from appliance.tenancy.roster import Roster, in_order

@@ -1,5 +1,5 @@
 """
-The tables of tenants and keys, as the newest of `appliance.audit.migrations` leaves them.
+The tables of tenants and keys, as the newest of `appliance.infra.migrations` leaves them.
 
 Lists and limits are JSON text, written and read like the tenants file.  Times are Unix time.
 """

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from appliance.tenancy.allowances import UNLIMITED, Limits
 from appliance.tenancy.keys import ApiKey
-from appliance.tenancy.limits import UNLIMITED, Limits
 
 NAME_FORMAT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 ANY_MODEL = "*"

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from appliance.errors import TenantsUnavailableError
-from appliance.logs import Logger
+from appliance.infra.logs import Logger
 from appliance.tenancy.directory import TenantDirectory
 from appliance.tenancy.roster import Roster
 from appliance.tenancy.store import TenantStore

@@ -25,9 +25,9 @@ from appliance.audit import verify
 from appliance.audit.export import export_log
 from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
-from appliance.audit.schema import upgrade_database
 from appliance.audit.store import Behind, Head, Leaf, SqlAuditStore
-from appliance.settings import AuditSettings
+from appliance.infra.schema import upgrade_database
+from appliance.infra.settings import AuditSettings
 from benchmarks.audit.entries import pair
 from benchmarks.audit.figures import Times, markdown, times
 from tests.postgres import find_binaries, private_postgres

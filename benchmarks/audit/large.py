@@ -24,7 +24,7 @@ from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.store import Head, Leaf, SqlAuditStore
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 from benchmarks.audit.entries import pair
 from benchmarks.audit.figures import markdown
 

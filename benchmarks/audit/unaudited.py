@@ -10,10 +10,10 @@ is built as it always is; the log is open, and nobody writes to it.
 import asyncio
 from typing import Any
 
-import appliance.gateway_role
+import appliance.app.gateway
 from appliance.audit.pending import Receipt
 from appliance.cli import main
-from appliance.recorder import Recorder
+from appliance.gateway.recorder import Recorder
 
 
 class NoAudit:
@@ -40,5 +40,5 @@ def unaudited_recorder(**parts: Any) -> Recorder:  # noqa: ANN401
 
 
 if __name__ == "__main__":
-    appliance.gateway_role.Recorder = unaudited_recorder
+    appliance.app.gateway.Recorder = unaudited_recorder
     main()

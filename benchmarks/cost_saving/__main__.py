@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from benchmarks.cost_saving.run import ENVIRONMENT, Driver, Found, Plan
 from benchmarks.cost_saving.table import Load, markdown, verdict
 from benchmarks.speculation.load import BenchmarkError

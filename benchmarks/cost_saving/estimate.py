@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.cost.saving import Steps, added
+from appliance.gateway.cost.saving import Steps, added
 
 LEAST_STEPS = 8
 """Fewer steps than this at one batch bucket do not tell what a token costs there."""

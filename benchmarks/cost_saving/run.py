@@ -18,7 +18,7 @@ from pathlib import Path
 
 import aiohttp
 
-from appliance.cost.saving import Steps, since
+from appliance.gateway.cost.saving import Steps, since
 from benchmarks.cost_saving.estimate import (
     Comparison,
     Round,

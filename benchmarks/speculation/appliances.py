@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 
 from appliance.errors import WorkerFailedError
-from appliance.serving.speculation import SpeculationClient
+from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.worker import Worker, WorkerId
-from appliance.speculation import EngineReading
+from appliance.speculation.values import EngineReading
 from benchmarks.speculation.load import BenchmarkError, Target
 from benchmarks.speculation.plan import Control, Mode
 from benchmarks.speculation.standstill import Standstill

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from appliance.speculation import NO_STEPS, EngineReading, StepCounters
+from appliance.speculation.values import NO_STEPS, EngineReading, StepCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from appliance.speculation import EngineReading
+from appliance.speculation.values import EngineReading
 from benchmarks.speculation.figures import Figures, Trace, figures_of
 from benchmarks.speculation.plan import Cell
 from benchmarks.speculation.traffic import Prompt, Traffic

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, WorkerSettings
 from appliance.serving.launch import draft_token_schedule
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET, WorkerSettings
 from benchmarks.speculation.plan import DEFAULT_KINDS, Kind, Plan, modes_of
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"

@@ -5,7 +5,7 @@ Results as Markdown, for readers.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from appliance.speculation import bucket_of
+from appliance.speculation.values import bucket_of
 from benchmarks.speculation.plan import ADAPTIVE, Control, Kind, Mode, Plan
 from benchmarks.speculation.provenance import Provenance
 from benchmarks.speculation.summary import (

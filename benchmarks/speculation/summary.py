@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.speculation import NO_STEPS, StepCounters, bucket_of
+from appliance.speculation.values import NO_STEPS, StepCounters, bucket_of
 from benchmarks.speculation.figures import Figures, acceptance_length, steps_of
 from benchmarks.speculation.plan import ADAPTIVE, TARGET_ALONE, Cell, Control, Mode
 

@@ -1,5 +1,5 @@
 """
-Promises of `tests.leaks`: the search at the end of a run finds what was written where it must not be.
+The search at the end of a run finds what was written where it must not be.
 
 Whatever these tests plant lies outside of the directory that is searched when they are over.
 """

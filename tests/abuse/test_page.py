@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.api.errors import RENDERINGS
-from appliance.settings import Settings
+from appliance.infra.settings import Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "limits-of-abuse.md"
 ROW = re.compile(

@@ -25,12 +25,12 @@ from appliance.audit.entry import new_entry_id
 from appliance.audit.export import export_log
 from appliance.audit.merkle import consistency_proof
 from appliance.audit.registry import EntryType
-from appliance.audit.schema import upgrade_database
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.home import WitnessHome
 from appliance.audit.witness.witness import CONFLICT, OK, AddCheckpoint, Witness, encode_request
-from appliance.installation import locate
-from appliance.settings import Settings
+from appliance.infra.data_directory import locate
+from appliance.infra.schema import upgrade_database
+from appliance.infra.settings import Settings
 from tests.audit_log import intent, open_log, outcome, prepare, settings_for, signer_in
 
 WRAPPING_KEY = bytes(range(32))

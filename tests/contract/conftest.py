@@ -3,8 +3,8 @@
 import pytest
 from sqlalchemy import create_engine
 
-from appliance.audit.schema import upgrade_database
 from appliance.audit.store import SqlAuditStore
+from appliance.infra.schema import upgrade_database
 from tests.memory_store import MemoryAuditStore
 from tests.postgres import private_postgres
 

@@ -9,9 +9,9 @@ from appliance.audit.export import export_log, export_receipt
 from appliance.audit.merkle import CompactRange
 from appliance.audit.migrate import copy_log
 from appliance.audit.registry import EntryType
-from appliance.audit.schema import upgrade_database
 from appliance.audit.store import Head, SqlAuditStore
 from appliance.errors import AuditUnavailableError, AuditVerificationError, ConfigurationError
+from appliance.infra.schema import upgrade_database
 from tests.audit_log import intent, outcome, prepare, signer_in
 from tests.writer_process import open_gateway
 

@@ -8,8 +8,8 @@ import sys
 from contextlib import closing
 
 from appliance.audit.registry import EntryType
-from appliance.audit.schema import grants
 from appliance.audit.store import SqlAuditStore
+from appliance.infra.schema import grants
 from tests.audit_log import ORIGIN, intent, open_log, outcome, prepare, settings_for
 from tests.how_to import run_block
 from tests.postgres import find_binaries

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from appliance.audit.migrate import copy_log
-from appliance.batch.batch import Batch, BatchProblem, Counts, Status
-from appliance.batch.store import Quota, SqlBatchStore, Window, encode_problems
-from appliance.batch.stored_file import Deleted, Purpose, StoredFile
-from appliance.batch.tables import metadata
 from appliance.errors import StorageQuotaError, StorageUnavailableError
+from appliance.gateway.batch.batch import Batch, BatchProblem, Counts, Status
+from appliance.gateway.batch.store import Quota, SqlBatchStore, Window, encode_problems
+from appliance.gateway.batch.stored_file import Deleted, Purpose, StoredFile
+from appliance.gateway.batch.tables import metadata
 
 PLENTY = Quota(files=1000, size=2**40)
 FILE = StoredFile(

@@ -1,13 +1,13 @@
-"""Promises of `appliance.cost.store`, on both databases: rows are written once, however often tried."""
+"""Rows are written once, however often tried."""
 
 from contextlib import closing
 
 import pytest
 
-from appliance.audit.schema import upgrade_database
-from appliance.cost.rows import Period, Share, ShareKey, WorkerKey, WorkerTime
-from appliance.cost.store import CostStore
 from appliance.errors import CostUnavailableError
+from appliance.gateway.cost.rows import Period, Share, ShareKey, WorkerKey, WorkerTime
+from appliance.gateway.cost.store import CostStore
+from appliance.infra.schema import upgrade_database
 
 SHARE, TIME = ShareKey(7200, "w", "m", "red"), WorkerKey(7200, "w")
 

@@ -11,8 +11,8 @@ import aiohttp
 
 from appliance.audit.entry import decode
 from appliance.audit.registry import EntryType
-from appliance.audit.schema import grants, upgrade_database
 from appliance.audit.store import SqlAuditStore
+from appliance.infra.schema import grants, upgrade_database
 from tests.command import run_command
 from tests.fakes import FakeWorker, until
 

@@ -6,12 +6,12 @@ from zoneinfo import ZoneInfo
 import pytest
 from sqlalchemy import create_engine
 
-from appliance.audit.schema import upgrade_database
 from appliance.errors import LimitsUnavailableError
-from appliance.limits.book import Report, Terms, decode_book
-from appliance.limits.ledger import Asked, SqlLedger
-from appliance.limits.quota import quotas_of
-from appliance.tenancy.limits import Limits
+from appliance.infra.schema import upgrade_database
+from appliance.tenancy.allowances import Limits
+from appliance.tenancy.limits.book import Report, Terms, decode_book
+from appliance.tenancy.limits.ledger import Asked, SqlLedger
+from appliance.tenancy.limits.quota import quotas_of
 from tests.limits_process import LEASE_SECONDS, LIMITS, LimitsProcess
 from tests.postgres import private_postgres
 

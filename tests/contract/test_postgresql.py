@@ -11,10 +11,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.audit.registry import EntryType
-from appliance.audit.schema import upgrade_database
 from appliance.audit.store import SqlAuditStore
-from appliance.database import first_line, open_database
 from appliance.errors import AuditUnavailableError, ConfigurationError
+from appliance.infra.database import first_line, open_database
+from appliance.infra.schema import upgrade_database
 from tests.grower import Grower
 from tests.postgres import private_postgres
 

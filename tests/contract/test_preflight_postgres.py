@@ -1,16 +1,16 @@
-"""Promises of `appliance.preflight.database` on a real PostgreSQL, as its owner and as a gateway's role."""
+"""On a real PostgreSQL, as its owner and as a gateway's role."""
 
 import time
 from contextlib import closing
 
 import pytest
 
-from appliance.audit.schema import grants
 from appliance.audit.store import SqlAuditStore
-from appliance.preflight.check import Result
-from appliance.preflight.database import check_database
-from appliance.preflight.inquiry import Inquiry
-from appliance.settings import load_settings
+from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.database import check_database
+from appliance.cli.preflight.inquiry import Inquiry
+from appliance.infra.schema import grants
+from appliance.infra.settings import load_settings
 
 
 def asked(url, directory, clock=time.time):  # noqa: TID251 - a root of its own

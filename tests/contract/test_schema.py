@@ -10,16 +10,17 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, create_engine, text
 
-from appliance import lease, override
-from appliance.audit import migrations, schema, tables
+from appliance.audit import tables
 from appliance.audit.merkle import CompactRange
 from appliance.audit.registry import EntryType
 from appliance.audit.store import Head
-from appliance.batch import tables as batch
-from appliance.cost import tables as cost
+from appliance.control import override
 from appliance.errors import AuditUnavailableError
-from appliance.limits import tables as limits
+from appliance.gateway.batch import tables as batch
+from appliance.gateway.cost import tables as cost
+from appliance.infra import lease, migrations, schema
 from appliance.tenancy import tables as tenancy
+from appliance.tenancy.limits import tables as limits
 from tests.grower import Grower
 
 READ = EntryType.AUDIT_READ

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from appliance.lease import SqlLease
-from appliance.override import Override, SqlOverrideStore
-from appliance.speculation import SpeculationMode
+from appliance.control.override import Override, SqlOverrideStore
+from appliance.infra.lease import SqlLease
+from appliance.speculation.values import SpeculationMode
 from tests.clock import Clock
 
 NOW = 1_800_000_000.0

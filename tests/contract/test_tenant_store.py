@@ -6,13 +6,13 @@ from contextlib import closing
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from appliance.audit import schema
 from appliance.audit.append import append_entry
 from appliance.audit.migrate import copy_log
 from appliance.audit.registry import EntryType
-from appliance.audit.schema import grants
 from appliance.audit.store import Head
 from appliance.errors import TenantConflictError, TenantsUnavailableError
+from appliance.infra import schema
+from appliance.infra.schema import grants
 from appliance.tenancy import Tenant, encode_tenants, parse_tenants
 from appliance.tenancy.edits import add_key, create_tenant, import_tenants, revoke_key
 from appliance.tenancy.roster import Roster, in_order

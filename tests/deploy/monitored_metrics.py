@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
-from appliance.metrics import Metrics
+from appliance.infra.metrics import Metrics
 from tests.deploy.monitoring_files import ROOT, rules
 from tests.deploy.promql import TARGET, Labels, labels_of
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from appliance.bundle.emit import Form, emit
-from appliance.bundle.references import images_in
 from appliance.cli import cli
+from appliance.sovereignty.bundle.emit import Form, emit
+from appliance.sovereignty.bundle.references import images_in
 from tests.bundles import CREATED, Workshop, write_saved_image
 from tests.deploy.chart.helm import CHART, HELM, ROOT, render
 from tests.deploy.chart.site import IN_CHART, SEVERAL, site

@@ -20,13 +20,13 @@ import yaml
 from cryptography import x509
 from typer.testing import CliRunner
 
-from appliance.bundle.build import build_bundle
-from appliance.bundle.engine import Engine
-from appliance.bundle.load import Home, Targets, load_bundle
-from appliance.bundle.recipe import load_recipe
-from appliance.bundle.registry import Registry
 from appliance.cli import cli
 from appliance.errors import BundleStorageError
+from appliance.sovereignty.bundle.build import build_bundle
+from appliance.sovereignty.bundle.engine import Engine
+from appliance.sovereignty.bundle.load import Home, Targets, load_bundle
+from appliance.sovereignty.bundle.recipe import load_recipe
+from appliance.sovereignty.bundle.registry import Registry
 from tests.bundles import DATABASE, GATEWAY, Workshop
 from tests.certificates import Authority
 
@@ -386,7 +386,7 @@ def test_a_disk_that_fills_while_loading_is_one_line_and_gone_on_from(small_disk
     large = workshop.build("1.1.0", weights=os.urandom(2**20))
     (small_disk / "others").write_bytes(bytes(2**20 + 2**19))
     with monkeypatch.context() as patch:
-        patch.setattr("appliance.bundle.load.check_room", lambda _: None)
+        patch.setattr("appliance.sovereignty.bundle.load.check_room", lambda _: None)
         with pytest.raises(BundleStorageError, match=r"the disk is full .*the version before goes on"):
             load(workshop, large, targets)
     assert current.resolve() == before

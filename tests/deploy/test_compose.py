@@ -18,11 +18,11 @@ import jsonschema
 import pytest
 import yaml
 
-from appliance.audit.schema import upgrade_database
+from appliance.app.worker import PLUGIN
+from appliance.infra.schema import upgrade_database
+from appliance.infra.settings import load_settings
 from appliance.serving.supervise import free_port
-from appliance.settings import load_settings
 from appliance.sovereignty.environment import worker_variables
-from appliance.worker_role import PLUGIN
 from tests.deploy.container_engine import ROOT
 from tests.postgres import OWNER, private_postgres
 

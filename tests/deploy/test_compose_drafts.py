@@ -17,12 +17,12 @@ import pytest
 import typer
 import yaml
 
-from appliance.bundle.trust import parse_trusted_keys
 from appliance.cli.draft import evaluate, harvest, train
 from appliance.drafts.evaluation.report import Evaluation, Verdict
 from appliance.drafts.harvest.manifest import Manifest
 from appliance.drafts.harvest.reasons import Skipped
-from appliance.settings import load_settings
+from appliance.infra.settings import load_settings
+from appliance.sovereignty.bundle.trust import parse_trusted_keys
 from tests.deploy.container_engine import ROOT
 from tests.deploy.test_compose import SERVICES, default_of
 

@@ -8,16 +8,16 @@ import yaml
 from sqlalchemy import make_url
 
 import docs.chart as chart_docs
+from appliance.app.worker import PLUGIN
 from appliance.audit.checkpoint import parse_verifier_keys
-from appliance.postgresql import OPTIONS, SSL_MODES
+from appliance.infra.postgresql import OPTIONS, SSL_MODES
+from appliance.infra.settings import PREFIX, Settings, WorkerSettings, load_settings
 from appliance.serving.devices import Device, DeviceKind
 from appliance.serving.discovery import parse_service
 from appliance.serving.engine_ports import MEETING_POINTS, engine_ports
 from appliance.serving.launch import check_extra_arguments
-from appliance.settings import PREFIX, Settings, WorkerSettings, load_settings
 from appliance.sovereignty.environment import offline_environment
 from appliance.sovereignty.ports import gateway_ports
-from appliance.worker_role import PLUGIN
 from docs.chart import (
     CHART,
     DECIDED_BY_THE_CHART,

@@ -1,5 +1,5 @@
 """
-Promises of the alerts: each fires for what it says, stays quiet otherwise, and ends when it is over.
+Each fires for what it says, stays quiet otherwise, and ends when it is over.
 
 Prometheus itself judges, through `promtool test rules`, on series written in its own notation: `0x4` is a
 0 and four more, a minute apart; `1+2x4` adds 2 each time.

@@ -1,5 +1,5 @@
 """
-Promises of every query we ship: it parses, names only metrics that exist, and labels those have.
+It parses, names only metrics that exist, and labels those have.
 """
 
 import json

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from appliance.app.worker import PLUGIN
 from appliance.cli import cli
-from appliance.settings import load_settings
+from appliance.infra.settings import load_settings
 from appliance.sovereignty.environment import offline_environment
-from appliance.worker_role import PLUGIN
 
 ROOT = Path(__file__).parents[2]
 UNITS = {path.stem: path for path in sorted((ROOT / "deploy" / "systemd").glob("*.service"))}

@@ -11,7 +11,7 @@ from appliance.audit import verify
 from appliance.audit.export import export_log
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
-from appliance.installation import locate
+from appliance.infra.data_directory import locate
 from tests.audit_log import intent, open_log, outcome, prepare, settings_for, signer_in
 
 START = 1_800_000_000.0

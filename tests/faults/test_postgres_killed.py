@@ -14,8 +14,8 @@ from appliance.audit import verify
 from appliance.audit.entry import decode
 from appliance.audit.export import export_log
 from appliance.audit.keys import create_signing_key, load_signing_key
-from appliance.audit.schema import upgrade_database
 from appliance.audit.store import SqlAuditStore
+from appliance.infra.schema import upgrade_database
 from tests.audit_log import ORIGIN
 from tests.postgres import private_postgres
 from tests.writer_process import WriterProcess

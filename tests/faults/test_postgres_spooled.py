@@ -12,8 +12,8 @@ import pytest
 
 from appliance.audit import verify
 from appliance.audit.pending import Kept
-from appliance.audit.schema import upgrade_database
 from appliance.audit.store import SqlAuditStore
+from appliance.infra.schema import upgrade_database
 from tests.durable_log import Bench, begin, end, until
 from tests.postgres import private_postgres
 

@@ -36,7 +36,7 @@ from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.home import WitnessHome
 from appliance.errors import ApplianceError, AuditError, AuditUnavailableError
-from appliance.installation import locate
+from appliance.infra.data_directory import locate
 from tests.audit_log import intent, open_log, outcome, settings_for, signer_in
 
 GROUPS = 2

@@ -25,10 +25,10 @@ import pytest
 from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry, generate_latest
 
-from appliance.admission import AdmissionControl
+from appliance.api.http.server import Server, bind, make_server
+from appliance.api.http.tls import open_tls
 from appliance.api.services import Services
-from appliance.app import create_app
-from appliance.attribution import Attribution
+from appliance.app.http_app import create_app
 from appliance.audit import verify
 from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.entry import decode, new_entry_id
@@ -36,27 +36,20 @@ from appliance.audit.export import export_log
 from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.store import SqlAuditStore
-from appliance.capture import open_content
-from appliance.changes import ChangeLog
-from appliance.control import ControlLoop, ControlParts
-from appliance.gateway import Gateway, GatewayPolicy
-from appliance.identity.authenticator import Authenticator
-from appliance.identity.files import keep_renewed
-from appliance.identity.provider import open_provider
-from appliance.lease import SoleLease
-from appliance.logs import configure_logs
-from appliance.metrics import Metrics, observe_audit
-from appliance.override import SqlOverrideStore
-from appliance.recorder import Recorder
-from appliance.recycle import RecycleParts, Recycler
-from appliance.server import Server, bind, make_server
-from appliance.serving.client import WorkerClient
-from appliance.serving.discovery import Discovery
-from appliance.serving.pool import WorkerPool
-from appliance.serving.restart import RestartClient
-from appliance.serving.speculation import SpeculationClient
-from appliance.serving.worker import Worker, WorkerId
-from appliance.settings import (
+from appliance.control.changes import ChangeLog
+from appliance.control.loop import ControlLoop, ControlParts
+from appliance.control.override import SqlOverrideStore
+from appliance.control.recycle import RecycleParts, Recycler
+from appliance.control.worker_list import WorkerList
+from appliance.gateway.admission import AdmissionControl
+from appliance.gateway.attribution import Attribution
+from appliance.gateway.capture import open_content
+from appliance.gateway.gateway import Gateway, GatewayPolicy
+from appliance.gateway.recorder import Recorder
+from appliance.infra.lease import SoleLease
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics, observe_audit
+from appliance.infra.settings import (
     DEMO_DRAFT,
     DEMO_TARGET,
     AdmissionSettings,
@@ -70,9 +63,16 @@ from appliance.settings import (
     Settings,
     TlsSettings,
 )
+from appliance.serving.client import WorkerClient
+from appliance.serving.discovery import Discovery
+from appliance.serving.plugin_client import SpeculationClient
+from appliance.serving.pool import WorkerPool
+from appliance.serving.restart import RestartClient
+from appliance.serving.worker import Worker, WorkerId
 from appliance.tenancy import ContentPolicy, SpeculationPolicy, Tenant, TenantDirectory, make_key
-from appliance.tls import open_tls
-from appliance.worker_list import WorkerList
+from appliance.tenancy.identity.authenticator import Authenticator
+from appliance.tenancy.identity.files import keep_renewed
+from appliance.tenancy.identity.provider import open_provider
 from demo.process import ApplianceProcess
 from tests.fakes import CONTROL_TOKEN, FakeWorker, StallingStore, until
 from tests.integration.collector import Collector, traced

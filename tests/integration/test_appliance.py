@@ -19,7 +19,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from demo.process import ApplianceProcess
 from demo.training.corpus import held_out_prompts, load_corpus
 from tests.abuse.victim import Victim

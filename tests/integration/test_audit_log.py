@@ -24,7 +24,7 @@ from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 
 KILLS = 5
 WRITERS = 8

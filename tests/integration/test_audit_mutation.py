@@ -32,7 +32,7 @@ from appliance.audit.mldsa import supports_mldsa
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.cli import cli
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 
 SETTINGS = AuditSettings()
 WITNESS = "witness.test/w1"

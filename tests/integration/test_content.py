@@ -24,7 +24,7 @@ from appliance.audit.export import export_receipt
 from appliance.audit.keys import load_signing_key
 from appliance.cli import cli
 from appliance.errors import AuditVerificationError, ConfigurationError
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 from tests.fakes import FakeWorker, chat, until
 
 ORIGIN = AuditSettings().origin

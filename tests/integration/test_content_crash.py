@@ -27,8 +27,8 @@ from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
-from appliance.capture import open_content
-from appliance.settings import AuditSettings
+from appliance.gateway.capture import open_content
+from appliance.infra.settings import AuditSettings
 from appliance.tenancy import ContentPolicy, Tenant
 
 KILLS = 5

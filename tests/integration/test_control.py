@@ -1,4 +1,4 @@
-"""Promises of `appliance.control`: the real loop on real sockets, in front of the real plugin."""
+"""The real loop on real sockets, in front of the real plugin."""
 
 import asyncio
 import json
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from appliance.control.override import EVERY_WORKER, Override
+from appliance.control.recycle import RecycleResult
 from appliance.errors import ControlRefusedError, WorkerFailedError
-from appliance.override import EVERY_WORKER, Override
-from appliance.recycle import RecycleResult
-from appliance.serving.speculation import Steer
+from appliance.serving.plugin_client import Steer
 from appliance.serving.supervise import free_port
 from appliance.serving.worker import Worker
-from appliance.speculation import Reason, SpeculationMode
+from appliance.speculation.values import Reason, SpeculationMode
 from tests.controlled import EVERYWHERE, LARGEST, LOOKUP, NOWHERE, PATIENT, W1, W2, Controlled, EngineWorker
 from tests.fakes import SPECULATIVE_METRICS, FakeWorker, until
 

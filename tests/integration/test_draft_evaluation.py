@@ -48,11 +48,11 @@ from appliance.drafts.harvest.tokenizer import digest_tokenizer
 from appliance.drafts.registry.opening import open_registry, site_signer
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.errors import DraftRefusedError
-from appliance.installation import locate
+from appliance.infra.data_directory import locate
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, Settings, load_settings
 from appliance.serving.devices import choose_device, look
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.weights import load_weights
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET, Settings, load_settings
 from demo.training.corpus import held_out_prompts, load_corpus
 from tests.integration.worker_process import ONE_ENGINE_PROCESS
 

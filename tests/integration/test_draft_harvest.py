@@ -29,7 +29,7 @@ from appliance.cli.register import change_roster
 from appliance.drafts.harvest.dataset import DATASETS, open_dataset
 from appliance.drafts.harvest.tokenizer import open_tokenizer
 from appliance.errors import DraftRefusedError
-from appliance.settings import DEMO_TARGET, DataSettings, Settings, process_environment
+from appliance.infra.settings import DEMO_TARGET, DataSettings, Settings, process_environment
 from appliance.sovereignty.environment import offline_environment
 from appliance.tenancy import ApiKey, Tenant, make_key
 from appliance.tenancy.edits import add_key, create_tenant

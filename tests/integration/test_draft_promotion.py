@@ -23,8 +23,8 @@ from appliance.drafts.evaluation.report import Evaluation, Verdict
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.registry.opening import open_registry, site_signer
 from appliance.drafts.registry.standing import Standing, read_standing
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, DataSettings, DraftSettings, Settings
 from appliance.serving.weights import digest_weights
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET, DataSettings, DraftSettings, Settings
 from demo.process import ApplianceProcess
 from tests.integration.caller import audit_entries
 from tests.integration.speculation_admin import QUIET, Admin, verify_log, wait_for

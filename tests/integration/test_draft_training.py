@@ -35,9 +35,9 @@ from appliance.drafts.training.recipe import Recipe
 from appliance.drafts.training.samples import sample_lines
 from appliance.drafts.training.speculators.plan import Setup, server_command
 from appliance.errors import DraftRefusedError
-from appliance.installation import locate
+from appliance.infra.data_directory import locate
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, load_settings, process_environment
 from appliance.serving.weights import digest_weights, inspect_weights
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET, load_settings, process_environment
 from appliance.sovereignty.environment import offline_environment
 from demo.training.corpus import held_out_prompts, load_corpus
 from tests.integration.worker_process import ONE_ENGINE_PROCESS, stock_worker

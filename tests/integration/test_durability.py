@@ -25,7 +25,7 @@ from appliance.audit.entry import decode
 from appliance.audit.export import export_log
 from appliance.audit.keys import load_signing_key
 from appliance.audit.store import SqlAuditStore
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 from demo.process import ApplianceProcess
 from tests.command import run_command
 from tests.fakes import FakeWorker, chat, until

@@ -12,13 +12,13 @@ from zoneinfo import ZoneInfo
 import pytest
 from prometheus_client import CollectorRegistry
 
-from appliance.limits.book import Terms
-from appliance.limits.ledger import MemoryLedger
-from appliance.limits.limiter import Limiter
-from appliance.logs import configure_logs
-from appliance.metrics import Metrics
-from appliance.settings import LogSettings
-from appliance.tenancy.limits import Limits
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import LogSettings
+from appliance.tenancy.allowances import Limits
+from appliance.tenancy.limits.book import Terms
+from appliance.tenancy.limits.ledger import MemoryLedger
+from appliance.tenancy.limits.limiter import Limiter
 from tests.fakes import USAGE, FakeWorker, chat, until
 
 TERMS = Terms(lease_seconds=10.0, renew_seconds=0.1, zone=ZoneInfo("UTC"))

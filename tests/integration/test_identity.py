@@ -1,5 +1,5 @@
 """
-Promises of who is calling, on a whole gateway: keys, tokens and certificates, over HTTP and TLS.
+Keys, tokens and certificates, over HTTP and TLS.
 
 Every test ends with the auditor's verifier finding the whole log valid and complete.
 """
@@ -23,9 +23,9 @@ import yaml
 from cryptography import x509
 from prometheus_client import generate_latest
 
-from appliance.identity.tokens import subject_id
-from appliance.settings import OidcSettings, TlsSettings
+from appliance.infra.settings import OidcSettings, TlsSettings
 from appliance.tenancy.directory import REFUSAL
+from appliance.tenancy.identity.tokens import subject_id
 from demo.process import ApplianceProcess
 from tests.certificates import LOOPBACK, Authority, Files
 from tests.fakes import MODEL, FakeWorker, chat, until

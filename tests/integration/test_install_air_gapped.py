@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from tests.command import run_command
 
 NAME = "example.com/releases"

@@ -122,5 +122,5 @@ def test_every_rule_is_evaluated_without_a_complaint(story: Story):
 
 
 def test_a_page_of_the_demo_is_small(story: Story):
-    """Far from the bound that `tests/unit/test_cardinality.py` keeps."""
+    """Far from the bound that `tests/unit/infra/test_cardinality.py` keeps."""
     assert story.prometheus.now('scrape_samples_scraped{job="gateway"}')[0] < 1000

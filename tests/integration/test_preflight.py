@@ -18,7 +18,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from tests.certificates import LOOPBACK, Authority
 from tests.command import run_command
 

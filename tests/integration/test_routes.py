@@ -9,7 +9,7 @@ import json
 import openai
 import pytest
 
-from appliance.members import parse_members
+from appliance.infra.json_members import parse_members
 from appliance.serving.dialects.dialect import data_of
 from appliance.serving.dialects.routes import ROUTES
 from tests.fakes import MODEL, SPECULATIVE_METRICS, FakeWorker, until

@@ -1,5 +1,5 @@
 """
-Promises of admission and routing, on real sockets: who waits, who is told what, and what a dead worker costs.
+Who waits, who is told what, and what a dead worker costs.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import aiohttp
 import pytest
 
+from appliance.infra.settings import AdmissionSettings, PoolSettings
 from appliance.serving.worker import WorkerId
-from appliance.settings import AdmissionSettings, PoolSettings
 from demo.process import ApplianceProcess
 from tests.fakes import FakeWorker, chat, until
 from tests.integration.scripted_worker import ScriptedProcess

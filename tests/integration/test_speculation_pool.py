@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from demo.process import ApplianceProcess
 from tests.integration.caller import audit_entries, outcomes
 from tests.integration.speculation_admin import (

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from appliance.attribution import Aspect
+from appliance.gateway.attribution import Aspect
 from appliance.serving.worker import Admission, WorkerId
 from tests.fakes import (
     MODEL,

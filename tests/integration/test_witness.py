@@ -26,7 +26,7 @@ from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verify import ExitCode
-from appliance.settings import DataSettings, Settings
+from appliance.infra.settings import DataSettings, Settings
 from tests.audit_log import open_log
 from tests.command import run_command
 from tests.leaks import SHOWN_ONCE

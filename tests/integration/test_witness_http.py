@@ -10,11 +10,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_cosignatures
+from appliance.audit.cosignature import ED25519_COSIGNATURE
 from appliance.audit.keys import Signer
 from appliance.audit.merkle import CompactRange, consistency_proof, hash_leaf, root_from_leaf_hashes
 from appliance.audit.store import Head, Leaf, SqlAuditStore, StoredCheckpoint
 from appliance.audit.witness.client import WitnessClient, open_witnessing
-from appliance.audit.witness.cosignature import ED25519_COSIGNATURE
 from appliance.audit.witness.server import serving
 from appliance.audit.witness.state import WitnessState
 from appliance.audit.witness.witness import (
@@ -29,7 +29,7 @@ from appliance.audit.witness.witness import (
     encode_request,
 )
 from appliance.errors import AuditUnavailableError, ConfigurationError
-from appliance.settings import AuditSettings, WitnessSettings
+from appliance.infra.settings import AuditSettings, WitnessSettings
 
 ORIGIN = "appliance.test/audit"
 LEAVES = [f"leaf {number}".encode() for number in range(330)]

@@ -14,17 +14,17 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from appliance.app.worker import PLUGIN
 from appliance.errors import WorkerStartError
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import choose_device, look
 from appliance.serving.launch import LaunchPlan, plan_launch
-from appliance.serving.speculation import parse_reading
+from appliance.serving.plugin_client import parse_reading
 from appliance.serving.supervise import Supervisor, WorkerEvent, WorkerEventKind, free_port
-from appliance.serving.vllm_metrics import parse_metrics
 from appliance.serving.weights import Weights, inspect_weights
+from appliance.serving.worker_metrics import parse_metrics
 from appliance.serving.worker_protocol import SPECULATION_PATH
-from appliance.settings import WorkerSettings
 from appliance.sovereignty.environment import offline_environment
-from appliance.worker_role import PLUGIN
 
 pytestmark = [pytest.mark.worker, pytest.mark.asyncio(loop_scope="module")]
 PATIENCE_SECONDS = 600

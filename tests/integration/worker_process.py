@@ -16,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
+from appliance.infra.settings import DEMO_TARGET
 from appliance.serving.supervise import free_port
-from appliance.settings import DEMO_TARGET
 
 START_SECONDS = 600.0
 STOP_SECONDS = 90.0

@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 from sqlalchemy import Connection, inspect
 
-from appliance.audit import schema
 from appliance.audit.store import SqlAuditStore
+from appliance.infra import schema
 
 
 @pytest.fixture(scope="session", autouse=True)

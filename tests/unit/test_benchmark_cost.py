@@ -1,4 +1,4 @@
-"""Promises of `benchmarks.cost_saving`: it measures what the report estimates, and says how well."""
+"""It measures what the report estimates, and says how well."""
 
 import asyncio
 import json
@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.cost.report import Saving
-from appliance.cost.rows import Period, Recorded, WorkerKey, WorkerTime
-from appliance.cost.saving import Steps, added
-from appliance.cost.saving import compare as reported
-from appliance.cost.slots import begin_of
-from appliance.cost.summary import make_report
-from appliance.goodput import Costs, Estimate
-from appliance.settings import CostSettings
-from appliance.speculation import EngineReading, StepCounters
+from appliance.gateway.cost.report import Saving
+from appliance.gateway.cost.rows import Period, Recorded, WorkerKey, WorkerTime
+from appliance.gateway.cost.saving import Steps, added
+from appliance.gateway.cost.saving import compare as reported
+from appliance.gateway.cost.slots import begin_of
+from appliance.gateway.cost.summary import make_report
+from appliance.infra.settings import CostSettings
+from appliance.speculation.goodput import Costs, Estimate
+from appliance.speculation.values import EngineReading, StepCounters
 from benchmarks.cost_saving import run
 from benchmarks.cost_saving.__main__ import parse
 from benchmarks.cost_saving.estimate import (

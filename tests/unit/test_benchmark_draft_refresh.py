@@ -1,5 +1,5 @@
 """
-Promises of `benchmarks.draft_refresh`: what share of a loss is said to have come back, and of which time.
+What share of a loss is said to have come back, and of which time.
 """
 
 import pytest

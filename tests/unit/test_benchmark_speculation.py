@@ -1,4 +1,4 @@
-"""Promises of `benchmarks.speculation`: what it plans, how it counts, and what it writes."""
+"""What it plans, how it counts, and what it writes."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.speculation import EngineReading, SpecDecodeCounters, StepCounters
+from appliance.speculation.values import EngineReading, SpecDecodeCounters, StepCounters
 from benchmarks.speculation.appliances import follows, order
 from benchmarks.speculation.charts import break_even_chart, speed_chart
 from benchmarks.speculation.data import document, table

@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.monitor import decide
-from appliance.probes import FREE_SWEEPS, SWEEP_STEPS
-from appliance.speculation import (
+from appliance.speculation.probes import FREE_SWEEPS, SWEEP_STEPS
+from appliance.speculation.state import Watch
+from appliance.speculation.values import (
     EngineReading,
     Reason,
     SpecDecodeCounters,
@@ -18,7 +19,6 @@ from appliance.speculation import (
     buckets_up_to,
     draft_tokens_at,
 )
-from appliance.watch import Watch
 from tests.scenarios import CODE, CPU, HEX, POLICY, WARM, at_payoff, in_turn
 from tests.simulated_worker import Acceptance, Engine, SimulatedWorker, Traffic, looks
 

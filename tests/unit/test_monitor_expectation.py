@@ -1,4 +1,4 @@
-"""Promises of the monitor about what a draft's record says it accepts: the alarm comes sooner, no more."""
+"""The alarm comes sooner, no more."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.monitor import decide
-from appliance.speculation import EngineReading, Expectation, Reason, SpeculationMode
-from appliance.watch import MonitorPolicy, Watch, collapse_limit, observe
+from appliance.speculation.state import MonitorPolicy, Watch, collapse_limit, observe
+from appliance.speculation.values import EngineReading, Expectation, Reason, SpeculationMode
 from tests.scenarios import CODE, CPU, GPU, HEX, POLICY, WARM, at_length
 from tests.simulated_worker import Acceptance, Engine, SimulatedWorker, Traffic, length_of
 

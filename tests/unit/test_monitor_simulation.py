@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.serving.speculation import OK, parse_reading
-from appliance.speculation import Reason, SpeculationMode
+from appliance.serving.plugin_client import OK, parse_reading
+from appliance.speculation.values import Reason, SpeculationMode
 from tests.scenarios import (
     CODE,
     CPU,

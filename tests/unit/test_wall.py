@@ -1,4 +1,4 @@
-"""Promises of `tests.wall`: no test reaches another machine."""
+"""No test reaches another machine."""
 
 import socket
 

@@ -13,7 +13,7 @@ from appliance.api.console.sessions import Sessions
 from appliance.api.console.templating import open_templates
 from appliance.audit.verification import LogVerification
 from appliance.audit.witness.witnessing import WitnessLevel
-from appliance.settings import ConsoleSettings
+from appliance.infra.settings import ConsoleSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.api.control import Control
-from appliance.logs import Logger
+from appliance.infra.logs import Logger
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import WorkerSnapshot
-from appliance.speculation import SpeculationMode, bucket_of
+from appliance.speculation.values import SpeculationMode, bucket_of
 
 SAMPLE_SECONDS = 2.0
 KEPT_SECONDS = 600.0

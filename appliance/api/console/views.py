@@ -13,9 +13,9 @@ from appliance.api.console.console import Console
 from appliance.api.console.words import MODES, REASONS
 from appliance.api.services import Services
 from appliance.serving.worker import WorkerSnapshot
-from appliance.speculation import draft_tokens_at
+from appliance.speculation.values import draft_tokens_at
 from appliance.tenancy import Tenant
-from appliance.tenancy.limits import BOUNDS
+from appliance.tenancy.allowances import BOUNDS
 
 CHANGES = 8
 """Latest changes shown."""

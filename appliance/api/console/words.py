@@ -2,7 +2,7 @@
 Modes and reasons in the words operators read.
 """
 
-from appliance.speculation import Reason, SpeculationMode
+from appliance.speculation.values import Reason, SpeculationMode
 
 MODES: dict[SpeculationMode, str] = {
     SpeculationMode.SPECULATIVE: "speculative",

@@ -22,7 +22,7 @@ from appliance.audit.content.sealing import Part, commit, place, rewrap, seal
 from appliance.audit.entry import JSON, format_time
 from appliance.audit.pending import again
 from appliance.errors import AuditError, AuditKeyError, AuditUnavailableError
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 from appliance.tenancy import ContentPolicy
 
 LARGEST_BATCH = 64

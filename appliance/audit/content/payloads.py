@@ -25,8 +25,8 @@ from appliance.audit.content.sealing import LOGGED, Part, Sealed
 from appliance.audit.entry import new_entry_id
 from appliance.audit.registry import EntryType
 from appliance.audit.tables import audit_checkpoints, audit_leaves, audit_payloads
-from appliance.database import first_line, open_database
 from appliance.errors import AuditUnavailableError, ConfigurationError
+from appliance.infra.database import first_line, open_database
 
 BUSY_SECONDS = 5.0
 CHUNK = 500

@@ -28,9 +28,9 @@ from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
 from appliance.audit.store import AuditStore
 from appliance.errors import AuditError, AuditUnavailableError
-from appliance.logs import Logger
-from appliance.metrics import Metrics
-from appliance.settings import AuditSettings
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import AuditSettings
 
 T = TypeVar("T")
 RETRY_SECONDS = 0.25

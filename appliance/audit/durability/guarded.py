@@ -23,9 +23,9 @@ from appliance.audit.keys import Signer
 from appliance.audit.log import AuditLog
 from appliance.audit.registry import EntryType
 from appliance.audit.store import AuditStore
-from appliance.logs import Logger
-from appliance.metrics import Metrics, observe_audit, observe_health
-from appliance.settings import AuditSettings
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics, observe_audit, observe_health
+from appliance.infra.settings import AuditSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

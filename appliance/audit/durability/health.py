@@ -17,8 +17,8 @@ from appliance.audit.durability.selfcheck import DamagedError, SelfCheck, Verifi
 from appliance.audit.durability.watermark import Disk, changes, judge, read_disks
 from appliance.audit.log import AuditLog
 from appliance.errors import AuditUnavailableError
-from appliance.logs import Logger
-from appliance.metrics import Metrics
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics
 
 DISK_SECONDS = 5.0
 

@@ -21,9 +21,9 @@ from appliance.audit.entry import format_time, new_entry_id
 from appliance.audit.log import AuditLog
 from appliance.audit.pending import Kept
 from appliance.errors import AuditError, AuditUnavailableError
-from appliance.logs import Logger
-from appliance.metrics import Metrics
-from appliance.settings import AuditSettings
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import AuditSettings
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from typing import Self
 
 import aiohttp
 
+from appliance.audit.cosigned import CosignedCheckpoints
 from appliance.audit.store import SqlAuditStore
-from appliance.audit.witness.cosigned import CosignedCheckpoints
 from appliance.audit.witness.witness import TEXT_TYPE, Answer
 from appliance.audit.witness.witnessing import Witnessing, load_witnesses
 from appliance.errors import AuditUnavailableError
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 
 MAX_ANSWER_BYTES = 2**16
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.audit.checkpoint import VerifierKey, parse_verifier_keys
+from appliance.audit.cosignature import TIMESTAMPED
 from appliance.audit.keys import (
     Signer,
     create_mldsa_key,
@@ -22,7 +23,6 @@ from appliance.audit.keys import (
     mldsa_path,
 )
 from appliance.audit.mldsa import require_mldsa
-from appliance.audit.witness.cosignature import TIMESTAMPED
 from appliance.audit.witness.state import WitnessState
 from appliance.audit.witness.witness import Witness
 from appliance.errors import AuditKeyError, ConfigurationError

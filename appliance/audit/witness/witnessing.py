@@ -23,9 +23,9 @@ from appliance.audit.checkpoint import (
     verify_cosignatures,
     with_signatures,
 )
+from appliance.audit.cosigned import Cosigned, CosignedCheckpoints, newest_by_witness
 from appliance.audit.merkle import CompactRange, consistency_proof_from
 from appliance.audit.store import AuditStore
-from appliance.audit.witness.cosigned import Cosigned, CosignedCheckpoints, newest_by_witness
 from appliance.audit.witness.home import load_cosigner_keys
 from appliance.audit.witness.witness import CONFLICT, OK, AddCheckpoint, Answer, encode_request
 from appliance.errors import (
@@ -35,7 +35,7 @@ from appliance.errors import (
     ConfigurationError,
     MalformedCheckpointError,
 )
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 
 PAGE = 1000
 RAREST_ROUNDS = 64

@@ -16,10 +16,11 @@ from typing import Annotated
 
 import typer
 
+from appliance.app.worker import engine_version
 from appliance.audit.entry import JSON, format_decimal
 from appliance.audit.registry import EntryType
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.draft.journal import open_journal
-from appliance.cli.options import ConfigOption, DataOption, settings_from
 from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.contest import Contest, open_contest
 from appliance.drafts.evaluation.evaluating import Data, Site, evaluate, forget_work
@@ -34,11 +35,10 @@ from appliance.drafts.harvest.dataset import open_dataset
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
 from appliance.drafts.registry.opening import open_registry
 from appliance.errors import ConfigurationError, DraftRefusedError
-from appliance.installation import locate
+from appliance.infra.data_directory import locate
+from appliance.infra.settings import Settings, process_environment
 from appliance.serving.devices import choose_device, look
-from appliance.settings import Settings, process_environment
 from appliance.sovereignty.environment import refuse_ways_out
-from appliance.worker_role import engine_version
 
 MEMINFO = Path("/proc/meminfo")
 REASON_CHARACTERS = 1000

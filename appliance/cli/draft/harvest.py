@@ -15,8 +15,8 @@ from appliance.audit.content.payloads import first_id
 from appliance.audit.content.samples import SqlSampleStore
 from appliance.audit.reading import MAX_PURPOSE_CHARACTERS
 from appliance.cli.audit import open_store
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.draft.journal import open_journal
-from appliance.cli.options import ConfigOption, DataOption, settings_from
 from appliance.drafts.harvest.candidate import POLICY, Candidate, Wanted, allows
 from appliance.drafts.harvest.harvest import Parts, Purpose, Survey, harvest, rehearse, survey
 from appliance.drafts.harvest.manifest import Entry, Manifest
@@ -25,9 +25,9 @@ from appliance.drafts.harvest.selection import Bounds, Selection
 from appliance.drafts.harvest.tokenizer import digest_tokenizer, open_tokenizer
 from appliance.drafts.harvest.vault import open_vault
 from appliance.errors import ConfigurationError, DraftRefusedError
-from appliance.installation import locate
+from appliance.infra.data_directory import locate
+from appliance.infra.settings import Settings, process_environment
 from appliance.serving.weights import load_weights
-from appliance.settings import Settings, process_environment
 from appliance.sovereignty.environment import offline_environment
 from appliance.tenancy import Tenant
 from appliance.tenancy.moments import parse_moment

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from appliance.account import account_name
 from appliance.audit.append import append_entry
 from appliance.audit.entry import JSON
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
-from appliance.installation import locate
-from appliance.settings import Settings
+from appliance.infra.data_directory import locate
+from appliance.infra.os_account import account_name
+from appliance.infra.settings import Settings
 
 Journal = Callable[[EntryType, dict[str, JSON | None]], int]
 """Writes one entry, and returns its index once it is durable; raises AuditError."""

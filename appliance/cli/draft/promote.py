@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from appliance.cli.admin import AdminApi, open_admin
-from appliance.cli.options import ConfigOption, DataOption, UrlOption, settings_from
+from appliance.cli.common.admin import AdminApi, open_admin
+from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.drafts.promotion.gate import short
-from appliance.settings import Settings
+from appliance.infra.settings import Settings
 
 LOOK_SECONDS = 1.0
 

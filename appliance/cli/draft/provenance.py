@@ -18,15 +18,15 @@ import typer
 from appliance.audit.content.payloads import SqlPayloadStore
 from appliance.audit.registry import EntryType
 from appliance.cli.audit import open_store
-from appliance.cli.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.drafts.harvest.dataset import find_manifest
 from appliance.drafts.harvest.provenance import Covered, Provenance, first_training, parse_used, trace
 from appliance.drafts.registry.opening import open_registry
 from appliance.drafts.registry.revision import Revision
 from appliance.errors import ConfigurationError, DraftNotFoundError, DraftRefusedError
-from appliance.installation import locate
+from appliance.infra.data_directory import locate
+from appliance.infra.settings import Settings
 from appliance.serving.weights import TRAINING_RECORD
-from appliance.settings import Settings
 
 USED = "used.txt"
 SHOWN = 10

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from appliance.audit.registry import EntryType
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.draft.journal import open_journal
-from appliance.cli.options import ConfigOption, DataOption, settings_from
 from appliance.drafts.evaluation.store import load_evaluation, load_measured
 from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.lint import lint_pair
@@ -26,9 +26,9 @@ from appliance.drafts.registry.revision import Revision, is_digest
 from appliance.drafts.registry.source import read_source
 from appliance.drafts.registry.standing import Standing, read_standing
 from appliance.errors import ConfigurationError, DraftError, DraftRefusedError
+from appliance.infra.settings import Settings
 from appliance.serving.weights import Weights, inspect_weights, load_weights
-from appliance.settings import Settings
-from appliance.speculation import ALL_TRAFFIC, Expectation
+from appliance.speculation.values import ALL_TRAFFIC, Expectation
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HEADINGS = ("draft", "target", "source", "made", "parent", "standing", "expected", "measured")

@@ -15,8 +15,8 @@ from typing import Annotated
 
 import typer
 
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.draft.journal import open_journal
-from appliance.cli.options import ConfigOption, DataOption, settings_from
 from appliance.drafts.harvest.dataset import Dataset, open_dataset
 from appliance.drafts.registry.opening import open_registry, site_signer
 from appliance.drafts.registry.registry import DraftRegistry
@@ -33,9 +33,9 @@ from appliance.drafts.training.shape import text_config
 from appliance.drafts.training.speculators.carry_out import train_with_speculators
 from appliance.drafts.training.speculators.scratch import sweep_scratch
 from appliance.errors import ConfigurationError, DraftRefusedError
+from appliance.infra.settings import Settings, process_environment
 from appliance.serving.devices import look
 from appliance.serving.weights import Weights, load_weights
-from appliance.settings import Settings, process_environment
 from appliance.sovereignty.environment import refuse_ways_out
 
 STOPPED = 130

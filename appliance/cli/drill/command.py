@@ -13,7 +13,9 @@ from typing import Annotated, Any
 import aiohttp
 import typer
 
-from appliance.cli.admin import open_admin
+from appliance.cli.common.admin import open_admin
+from appliance.cli.common.duration import parse_duration
+from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.cli.drill.drill import (
     LARGEST_CONCURRENCY,
     LONGEST_COLLAPSE_SECONDS,
@@ -28,10 +30,8 @@ from appliance.cli.drill.prompts import code_prompts, file_prompts, in_turn, noi
 from appliance.cli.drill.record import changes_lacking
 from appliance.cli.drill.timeline import Change, Stage, Timeline, Verdict, verdict
 from appliance.cli.drill.traffic import Traffic
-from appliance.cli.duration import parse_duration
-from appliance.cli.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.errors import ApplianceError, ConfigurationError
-from appliance.settings import Settings
+from appliance.infra.settings import Settings
 
 
 def drill(

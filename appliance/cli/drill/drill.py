@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from appliance.cli.admin import AdminApi
+from appliance.cli.common.admin import AdminApi
 from appliance.cli.drill.timeline import Change, Marks, Stage, Timeline, parse_changes, timeline
 from appliance.cli.drill.traffic import Tally, Traffic
 from appliance.errors import ConfigurationError
-from appliance.speculation import SpeculationMode
+from appliance.speculation.values import SpeculationMode
 
 WARM_LENGTH = 1.5
 LARGEST_CONCURRENCY = 8

@@ -10,7 +10,7 @@ from appliance.audit.registry import EntryType
 from appliance.cli.audit import PAGE, open_store
 from appliance.cli.drill.timeline import Change, unrecorded
 from appliance.errors import ConfigurationError
-from appliance.settings import Settings
+from appliance.infra.settings import Settings
 
 ATTEMPTS, PAUSE_SECONDS = 20, 0.25
 """An entry is written a moment after the change it records."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from appliance.speculation import Reason, SpeculationMode
+from appliance.speculation.values import Reason, SpeculationMode
 
 FALLBACK_REASONS = frozenset({Reason.COLLAPSED, Reason.BELOW_BREAK_EVEN})
 

@@ -12,8 +12,8 @@ from appliance.drafts.record import parse_record
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.standing import read_standing
 from appliance.errors import DraftRefusedError
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.weights import Weights, inspect_weights, load_weights
-from appliance.settings import WorkerSettings
 
 NO_DRAFT = "none"
 """How a command names the target alone."""

@@ -26,9 +26,9 @@ from appliance.drafts.evaluation.verdict import Measured, judge
 from appliance.drafts.evaluation.work import Work, alone, storing
 from appliance.drafts.evaluation.worker import Say
 from appliance.errors import DraftRefusedError
-from appliance.installation import write_private
+from appliance.infra.data_directory import write_private
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
-from appliance.settings import WorkerSettings
 
 FORMAT = 1
 """Of what is measured; another number makes finished steps of an earlier version useless."""

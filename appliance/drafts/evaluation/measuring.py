@@ -13,15 +13,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from appliance.cost.saving import since
 from appliance.drafts.evaluation.arms import Arm, Mode, Prompt
 from appliance.drafts.evaluation.asking import Completion, ask_all
 from appliance.drafts.evaluation.results import Answered, Pace, StepResult
 from appliance.drafts.evaluation.trail import near_tokens, trail_of
 from appliance.drafts.evaluation.worker import Running
 from appliance.errors import WorkerFailedError
-from appliance.serving.speculation import Steer
-from appliance.speculation import EngineReading, Reason, SpeculationMode
+from appliance.gateway.cost.saving import since
+from appliance.serving.plugin_client import Steer
+from appliance.speculation.values import EngineReading, Reason, SpeculationMode
 
 AT_ONCE = 4
 """Samples asked for together."""

@@ -4,8 +4,8 @@ The evaluation's own JSON files: an altered report is noticed.
 
 from typing import ClassVar
 
-from appliance.canonical import CanonicalModel
 from appliance.errors import ApplianceError, DraftRefusedError
+from appliance.infra.canonical_json import CanonicalModel
 
 
 class Part(CanonicalModel):

@@ -15,11 +15,11 @@ from typing import Any
 from appliance.drafts.evaluation.arms import Served
 from appliance.drafts.lint.pair import language_model
 from appliance.errors import ConfigurationError
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
 from appliance.serving.launch import GIB, SEVERAL_NODES, LaunchPlan, plan_launch
 from appliance.serving.supervise import free_port
 from appliance.serving.weights import Weights
-from appliance.settings import WorkerSettings
 from appliance.sovereignty.environment import offline_environment
 
 LOOPBACK = "127.0.0.1"

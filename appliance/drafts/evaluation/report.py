@@ -15,7 +15,7 @@ from appliance.drafts.evaluation.equality import Agreement
 from appliance.drafts.evaluation.intervals import Interval
 from appliance.drafts.evaluation.part import Part
 from appliance.drafts.evaluation.results import Pace
-from appliance.speculation import Expectation
+from appliance.speculation.values import Expectation
 
 
 class Verdict(StrEnum):

@@ -12,8 +12,8 @@ from pathlib import Path
 from appliance.drafts.evaluation.report import Evaluation
 from appliance.drafts.evaluation.work import storing
 from appliance.errors import DraftNotFoundError, DraftRefusedError
-from appliance.installation import write_private
-from appliance.speculation import Expectation
+from appliance.infra.data_directory import write_private
+from appliance.speculation.values import Expectation
 
 EVALUATIONS, REPORT, PAGE = "evaluations", "report.json", "report.html"
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)

@@ -18,7 +18,7 @@ from appliance.drafts.evaluation.report import (
     Line,
 )
 from appliance.drafts.evaluation.results import Answered, StepResult
-from appliance.speculation import ALL_TRAFFIC
+from appliance.speculation.values import ALL_TRAFFIC
 
 DIFFERENCES = 20
 """Most differences that a report names."""

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from appliance.canonical import canonical
 from appliance.drafts.evaluation.results import StepResult
 from appliance.errors import DraftRefusedError, DraftStorageError
-from appliance.installation import write_private
+from appliance.infra.canonical_json import canonical
+from appliance.infra.data_directory import write_private
 
 KEY_DIGITS = 32
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.asking import Asker
 from appliance.serving.launch import LaunchPlan
-from appliance.serving.speculation import SpeculationClient
+from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.supervise import StartProgress, Supervisor, WorkerEvent
 from appliance.serving.worker import Worker, WorkerId
 

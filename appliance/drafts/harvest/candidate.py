@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from appliance.attribution import context_bucket
 from appliance.drafts.harvest.reasons import Skipped
+from appliance.gateway.attribution import context_bucket
 from appliance.tenancy import ContentPolicy, Permission, Tenant
 
 ROUTES = MappingProxyType(

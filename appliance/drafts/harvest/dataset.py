@@ -17,8 +17,8 @@ from appliance.drafts.harvest.manifest import Entry, Manifest, decode_manifest, 
 from appliance.drafts.harvest.sample import Sample
 from appliance.drafts.harvest.vault import Vault, open_vault
 from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError
-from appliance.installation import locate, write_private
-from appliance.settings import Settings
+from appliance.infra.data_directory import locate, write_private
+from appliance.infra.settings import Settings
 from appliance.tenancy.store import SqlTenantStore
 
 DATASETS = "datasets"

@@ -25,8 +25,8 @@ from appliance.audit.store import AuditStore, SqlAuditStore
 from appliance.drafts.harvest.reasons import Skipped
 from appliance.drafts.harvest.sample import SALT_BYTES, Sample, decode_sample, encode_sample
 from appliance.errors import AuditKeyError, AuditVerificationError, DraftRefusedError
-from appliance.installation import locate
-from appliance.settings import Settings
+from appliance.infra.data_directory import locate
+from appliance.infra.settings import Settings
 
 TRIES = 5
 PAUSE_SECONDS = 0.2

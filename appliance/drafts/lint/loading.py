@@ -8,8 +8,8 @@ from typing import Protocol
 from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.lint import lint_pair, refuse_errors
 from appliance.drafts.lint.rules import Severity
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.weights import Weights, inspect_weights, load_weights
-from appliance.settings import WorkerSettings
 
 
 class Speaker(Protocol):

@@ -20,8 +20,8 @@ from appliance.drafts.lint.rules import Severity
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.standing import read_standing
 from appliance.errors import ApplianceError, DraftRefusedError
+from appliance.serving.restart_request import Candidate
 from appliance.serving.weights import Weights, inspect_weights
-from appliance.serving.wish import Candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

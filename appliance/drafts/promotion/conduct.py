@@ -12,6 +12,7 @@ file (`promoter`).  After the last step the new one is in service, and only the 
 import asyncio
 
 from appliance.audit.registry import EntryType
+from appliance.control.recycle import RecycleResult
 from appliance.drafts.lint.lint import lint_pair, refuse_errors
 from appliance.drafts.promotion.crew import LeaseLostError
 from appliance.drafts.promotion.evidence import Counts, Recent
@@ -24,9 +25,8 @@ from appliance.drafts.promotion.trying import has_collapsed, try_out
 from appliance.drafts.registry.revision import Revision
 from appliance.drafts.registry.standing import read_standing
 from appliance.errors import ApplianceError
-from appliance.recycle import RecycleResult
+from appliance.serving.restart_request import Candidate
 from appliance.serving.weights import inspect_weights
-from appliance.serving.wish import Candidate
 from appliance.serving.worker import WorkerId
 
 KEPT = 16

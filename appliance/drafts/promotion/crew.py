@@ -7,14 +7,14 @@ Nothing is done while this gateway does not steer: another one may have taken ov
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from appliance.control.recycle import Recycler, RecycleResult
 from appliance.drafts.promotion.gate import members_of
 from appliance.drafts.promotion.promotion import Promotion
 from appliance.errors import ControlRefusedError
-from appliance.recycle import Recycler, RecycleResult
 from appliance.serving.pool import WorkerPool
-from appliance.serving.wish import Candidate
+from appliance.serving.restart_request import Candidate
 from appliance.serving.worker import WorkerId, WorkerSnapshot
-from appliance.speculation import Reason
+from appliance.speculation.values import Reason
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 3.0

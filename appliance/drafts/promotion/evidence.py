@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from appliance.serving.worker import WorkerId
-from appliance.speculation import NO_STEPS, EngineReading, SpecDecodeCounters, StepCounters
+from appliance.speculation.values import NO_STEPS, EngineReading, SpecDecodeCounters, StepCounters
 
 Kind = tuple[int, int]
 """Batch bucket and draft tokens."""

@@ -20,9 +20,9 @@ from appliance.drafts.promotion.store import PromotionStore
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.standing import Standing, read_standing, write_standing
 from appliance.errors import ApplianceError, DraftStorageError
-from appliance.logs import Logger
-from appliance.metrics import Metrics
-from appliance.settings import DraftSettings, RecycleSettings
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import DraftSettings, RecycleSettings
 
 RETRY_SECONDS = 15.0
 """Between two tries of something that has to be done and failed."""

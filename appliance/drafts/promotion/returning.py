@@ -5,11 +5,11 @@ For as long as it takes: a worker that nobody could stand in for is not restarte
 what it waits for.  Whatever starts anew meanwhile starts with the draft in service by itself.
 """
 
+from appliance.control.recycle import RecycleResult
 from appliance.drafts.promotion.crew import POLL_SECONDS
 from appliance.drafts.promotion.passage import RETRY_SECONDS, Passage
 from appliance.drafts.promotion.promotion import Stage
 from appliance.errors import ControlRefusedError
-from appliance.recycle import RecycleResult
 from appliance.serving.worker import WorkerId
 
 ABSENT_SECONDS = 60.0

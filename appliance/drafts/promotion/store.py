@@ -9,7 +9,7 @@ from pathlib import Path
 
 from appliance.drafts.promotion.promotion import Promotion, decode
 from appliance.errors import DraftStorageError
-from appliance.installation import write_private
+from appliance.infra.data_directory import write_private
 
 DIRECTORY = "promotions"
 KEPT = 100

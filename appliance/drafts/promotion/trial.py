@@ -35,8 +35,8 @@ from types import MappingProxyType
 
 from appliance.drafts.promotion.evidence import NOTHING, Counts, Kind
 from appliance.drafts.promotion.promotion import Numbers
-from appliance.goodput import CORRELATED, LEAST_STEPS, Estimate, acceptance_length
-from appliance.speculation import StepCounters
+from appliance.speculation.goodput import CORRELATED, LEAST_STEPS, Estimate, acceptance_length
+from appliance.speculation.values import StepCounters
 
 ALPHA = 0.05
 """Of each of the two measures, for both sides of its interval together: a draft that loses exactly what

@@ -12,7 +12,7 @@ from appliance.drafts.promotion.passage import EndedError, Passage
 from appliance.drafts.promotion.promotion import Stage
 from appliance.drafts.promotion.trial import Judgement, Trial, Verdict, follow, judge
 from appliance.serving.worker import WorkerId, WorkerSnapshot
-from appliance.speculation import Reason
+from appliance.speculation.values import Reason
 
 SILENT_SECONDS = 10.0
 """How long the first worker may not be seen healthy before it counts as dead."""

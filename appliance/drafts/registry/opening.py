@@ -6,11 +6,11 @@ import os
 from contextlib import suppress
 
 from appliance.audit.keys import Signer, create_signing_key, load_keys, mldsa_path, sync_directory
-from appliance.bundle.trust import TrustedKey, load_trusted_keys
 from appliance.drafts.registry.registry import Clock, DraftRegistry
 from appliance.errors import ConfigurationError
-from appliance.installation import Installation, locate
-from appliance.settings import Settings
+from appliance.infra.data_directory import Installation, locate
+from appliance.infra.settings import Settings
+from appliance.sovereignty.bundle.trust import TrustedKey, load_trusted_keys
 
 
 def open_registry(settings: Settings, clock: Clock) -> DraftRegistry:

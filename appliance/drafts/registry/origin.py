@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.bundle.trust import TrustedKey
 from appliance.drafts.registry.revision import REVISION, SIGNATURE, SIGNED, Revision
 from appliance.drafts.registry.source import DraftSource, read_small
 from appliance.errors import BundleRefusedError, DraftRefusedError
+from appliance.sovereignty.bundle.trust import TrustedKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

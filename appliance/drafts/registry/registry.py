@@ -10,7 +10,6 @@ from pathlib import Path
 
 from appliance.audit.checkpoint import NoteSigner
 from appliance.audit.entry import format_time
-from appliance.bundle.trust import TrustedKey
 from appliance.drafts.registry.origin import Origin
 from appliance.drafts.registry.revision import REVISION, SIGNATURE, SIGNED, Revision, Source
 from appliance.drafts.registry.shelf import ORIGIN, ORIGIN_SIGNATURE, Shelf
@@ -22,6 +21,7 @@ from appliance.errors import (
     DraftRefusedError,
 )
 from appliance.serving.weights import digest_weights
+from appliance.sovereignty.bundle.trust import TrustedKey
 
 SHORT = 12
 """Hex digits that people are shown of a digest."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from appliance.audit.checkpoint import is_key_name
-from appliance.bundle.signature import SignedKind
-from appliance.canonical import canonical
 from appliance.drafts.record import TrainingRecord, encode_record, parse_record
 from appliance.errors import DraftRefusedError
+from appliance.infra.canonical_json import canonical
+from appliance.sovereignty.bundle.signature import SignedKind
 
 REVISION = "revision.json"
 SIGNATURE = "revision.sig"

@@ -22,9 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from appliance.audit.keys import sync_directory
-from appliance.bundle.copying import PARTIAL, file_chunks, storage_error
-from appliance.bundle.manifest import BundleFile
-from appliance.bundle.placing import PASSABLE, Placement, check_room, clear_leftovers, stage
 from appliance.drafts.registry.revision import REVISION, SIGNATURE
 from appliance.drafts.registry.source import WEIGHTS, DraftSource, describe_file, read_small
 from appliance.errors import (
@@ -34,6 +31,9 @@ from appliance.errors import (
     DraftRefusedError,
     DraftStorageError,
 )
+from appliance.sovereignty.bundle.copying import PARTIAL, file_chunks, storage_error
+from appliance.sovereignty.bundle.manifest import BundleFile
+from appliance.sovereignty.bundle.placing import PASSABLE, Placement, check_room, clear_leftovers, stage
 
 REVISIONS = "revisions"
 ORIGIN, ORIGIN_SIGNATURE = "origin.json", "origin.sig"

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.bundle.manifest import BundleFile, is_inner_path
 from appliance.drafts.record import DIGESTS, TrainingRecord, parse_record
 from appliance.drafts.registry.revision import MAX_BYTES, REVISION, SIGNATURE, is_digest
 from appliance.errors import ConfigurationError, DraftNotFoundError, DraftRefusedError
 from appliance.serving.weights import TRAINING_RECORD, Weights, digest_files, hash_files, inspect_weights
+from appliance.sovereignty.bundle.manifest import BundleFile, is_inner_path
 
 WEIGHTS = "weights"
 """Where the draft itself lies, in the directory of a registered one."""

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.bundle.copying import write_durably
-from appliance.canonical import canonical
 from appliance.drafts.registry.revision import is_digest
 from appliance.errors import BundleStorageError, DraftStorageError
+from appliance.infra.canonical_json import canonical
+from appliance.sovereignty.bundle.copying import write_durably
 
 STANDING = "standing"
 FORMAT = 1

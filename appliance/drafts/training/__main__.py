@@ -1,5 +1,5 @@
 """
-The process that trains: `python -m appliance.drafts.training`; see `appliance.drafts.training.child`.
+The process that trains: `python -m appliance.drafts.training`; see `appliance.drafts.training.small.child`.
 
 Before anything that starts threads is imported, the kernel is asked to refuse it every TCP connection.
 """
@@ -60,7 +60,7 @@ def _train(stop: Stop) -> int:
     _say({"event": "loading", "samples": len(given.samples), "missing": given.missing})
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415 - takes seconds
 
-    from appliance.drafts.training.child import Training  # noqa: PLC0415 - imports torch
+    from appliance.drafts.training.small.child import Training  # noqa: PLC0415 - imports torch
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
 

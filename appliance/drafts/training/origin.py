@@ -10,8 +10,8 @@ from appliance.drafts.lint.rules import Severity
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.standing import read_standing
 from appliance.errors import ConfigurationError, DraftRefusedError
+from appliance.infra.settings import Settings
 from appliance.serving.weights import Weights, inspect_weights, load_weights
-from appliance.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from typing import Any
 from appliance.audit.keys import sync_directory
 from appliance.drafts.training.job import Given, Job
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError
-from appliance.installation import write_private
+from appliance.infra.data_directory import write_private
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 DRAFT = "draft"

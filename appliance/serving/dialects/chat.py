@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from appliance.errors import InvalidRequestError
-from appliance.members import Member, cut_member
+from appliance.infra.json_members import Member, cut_member
 from appliance.serving import sse
 from appliance.serving.dialects.dialect import Answered, Dialect, Sorted, value_of
 from appliance.serving.dialects.edits import Edits

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from appliance.errors import InvalidRequestError
-from appliance.members import Member
+from appliance.infra.json_members import Member
 from appliance.serving.dialects.dialect import Answered, Dialect, value_of
-from appliance.serving.dialects.errors import ErrorText, anthropic_error, encode_error
+from appliance.serving.error_text import ErrorText, anthropic_error, encode_error
 from appliance.serving.usage import Usage, count_of, object_of
 
 _DECODER = json.JSONDecoder()

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from appliance.errors import InvalidRequestError
-from appliance.members import Member
+from appliance.infra.json_members import Member
 from appliance.serving import sse
 from appliance.serving.dialects.edits import Edits
-from appliance.serving.dialects.errors import ErrorText, encode_error, openai_error
+from appliance.serving.error_text import ErrorText, encode_error, openai_error
 from appliance.serving.usage import Usage
 
 WORD = re.compile(r"[a-z_]{1,32}")

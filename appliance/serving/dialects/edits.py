@@ -4,7 +4,7 @@ Changes to a body on its way to a worker: a few members set or cut, the rest as 
 
 from collections.abc import Mapping
 
-from appliance.members import Member, cut_member
+from appliance.infra.json_members import Member, cut_member
 
 Edits = Mapping[str, str | None]
 """New JSON text by key; None cuts the member out."""

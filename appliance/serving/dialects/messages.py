@@ -8,7 +8,7 @@ Frames are named events.  The prompt's tokens come with the first, the answer's 
 from collections.abc import Iterable, Mapping
 
 from appliance.errors import InvalidRequestError
-from appliance.members import Member
+from appliance.infra.json_members import Member
 from appliance.serving.dialects.dialect import (
     Answered,
     Dialect,
@@ -19,7 +19,7 @@ from appliance.serving.dialects.dialect import (
     value_of,
     word_of,
 )
-from appliance.serving.dialects.errors import ErrorText, anthropic_error, encode_error
+from appliance.serving.error_text import ErrorText, anthropic_error, encode_error
 from appliance.serving.refusal import SERVER_ERROR, worker_error
 from appliance.serving.usage import Usage, count_of, object_of, parse_answer
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from appliance.errors import InvalidRequestError
-from appliance.members import Member, cut_member, replace_member
+from appliance.infra.json_members import Member, cut_member, replace_member
 from appliance.serving.dialects.dialect import (
     Answered,
     Dialect,
@@ -25,7 +25,7 @@ from appliance.serving.dialects.dialect import (
     word_of,
 )
 from appliance.serving.dialects.edits import Edits
-from appliance.serving.dialects.errors import ErrorText, openai_error
+from appliance.serving.error_text import ErrorText, openai_error
 from appliance.serving.refusal import SERVER_ERROR, worker_error
 from appliance.serving.usage import Usage, object_of, parse_answer, parse_usage
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from appliance.settings import EgressSettings, Settings, split_host
+from appliance.infra.settings import EgressSettings, Settings, split_host
 from appliance.sovereignty.egress.probe import Kind, Plan, Probe
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "socks_proxy", "grpc_proxy")

@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from appliance.settings import load_settings
+from appliance.infra.settings import load_settings
 from tests.deploy.chart import references, schemas
 from tests.deploy.chart.helm import CHART, ROOT, RefusedError, render
 from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, REFRESH, REGISTRY, SEVERAL, named, over, site

@@ -1,4 +1,4 @@
-"""Promises of the admin API: it shows what control does, and an order is recorded before it is in force."""
+"""It shows what control does, and an order is recorded before it is in force."""
 
 import asyncio
 import json
@@ -15,23 +15,23 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from appliance.api.services import Services
-from appliance.app import create_app
-from appliance.attribution import Attribution
+from appliance.app.http_app import create_app
 from appliance.audit.entry import decode
 from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.store import SqlAuditStore
-from appliance.changes import SpeculationChange
-from appliance.identity.authenticator import Authenticator
-from appliance.logs import configure_logs
-from appliance.metrics import Metrics
-from appliance.override import Override, SqlOverrideStore
+from appliance.control.changes import SpeculationChange
+from appliance.control.override import Override, SqlOverrideStore
+from appliance.gateway.attribution import Attribution
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import ApiSettings, AuditSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId
-from appliance.settings import ApiSettings, AuditSettings, LogSettings
-from appliance.speculation import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
+from appliance.speculation.state import Watch
+from appliance.speculation.values import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 from appliance.tenancy import Tenant, TenantDirectory, make_key
-from appliance.watch import Watch
+from appliance.tenancy.identity.authenticator import Authenticator
 from tests.fakes import FakeControl, FakeView, StallingStore
 
 NOW = 1_800_000_000.5

@@ -1,4 +1,4 @@
-"""Promises of `appliance.app`: which routes exist, and what happens when ours is the mistake."""
+"""Which routes exist, and what happens when ours is the mistake."""
 
 import io
 import json
@@ -12,14 +12,14 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from appliance.api.services import Services
-from appliance.app import create_app
+from appliance.app.http_app import create_app
 from appliance.errors import AuditEntryError
-from appliance.identity.authenticator import Authenticator
-from appliance.logs import configure_logs
-from appliance.metrics import Metrics
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import ApiSettings, LogSettings
 from appliance.serving.pool import WorkerPool
-from appliance.settings import ApiSettings, LogSettings
 from appliance.tenancy import TenantDirectory
+from appliance.tenancy.identity.authenticator import Authenticator
 
 ROUTES = {
     ("/healthz", "GET"),

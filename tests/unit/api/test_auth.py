@@ -1,4 +1,4 @@
-"""Promises of `appliance.api.auth`: which callers reach which routes, and what is kept of the others."""
+"""Which callers reach which routes, and what is kept of the others."""
 
 import io
 import random
@@ -12,12 +12,12 @@ from starlette.requests import Request
 
 from appliance.api.auth import admin_caller, tenant_caller
 from appliance.errors import InvalidApiKeyError
-from appliance.identity.authenticator import Authenticator
-from appliance.identity.certificates import EXTENSION, ClientCertificate
-from appliance.logs import configure_logs
-from appliance.metrics import Metrics
-from appliance.settings import LogSettings, TlsSettings
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import LogSettings, TlsSettings
 from appliance.tenancy import Tenant, TenantDirectory, make_key
+from appliance.tenancy.identity.authenticator import Authenticator
+from appliance.tenancy.identity.certificates import EXTENSION, ClientCertificate
 
 RANDOM = random.Random(9)
 KEY, STORED = make_key(RANDOM.randbytes(37))

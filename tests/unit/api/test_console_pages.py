@@ -1,4 +1,4 @@
-"""Promises of the console's pages: who gets in, what forms must carry, and what browsers are told."""
+"""Who gets in, what forms must carry, and what browsers are told."""
 
 import asyncio
 import io
@@ -22,23 +22,23 @@ from appliance.api.console.history import History
 from appliance.api.console.logins import Logins
 from appliance.api.console.sessions import Sessions
 from appliance.api.services import Services
-from appliance.app import create_app
-from appliance.attribution import Attribution
+from appliance.app.http_app import create_app
 from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verification import Progress, Stage
 from appliance.audit.verify import ExitCode
 from appliance.audit.witness.witnessing import WitnessLevel
-from appliance.identity.authenticator import Authenticator
-from appliance.logs import configure_logs
-from appliance.metrics import Metrics
+from appliance.gateway.attribution import Attribution
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import ApiSettings, AuditSettings, ConsoleSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
-from appliance.settings import ApiSettings, AuditSettings, ConsoleSettings, LogSettings
 from appliance.sovereignty.egress.standing import Standing
 from appliance.tenancy import Tenant, TenantDirectory, make_key
-from appliance.tenancy.limits import Limits
+from appliance.tenancy.allowances import Limits
+from appliance.tenancy.identity.authenticator import Authenticator
 from tests.fakes import FakeControl, until
 
 ADMIN_KEY, STORED_ADMIN_KEY = make_key(b"a" * 37, admin=True)

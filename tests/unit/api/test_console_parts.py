@@ -1,4 +1,4 @@
-"""Promises of the console's parts: sessions end, logins are limited, forms are ours, charts have gaps."""
+"""Sessions end, logins are limited, forms are ours, charts have gaps."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ from appliance.api.console.sessions import MOST_SESSIONS, Sessions
 from appliance.api.console.words import MODES, REASONS
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import Worker, WorkerId
-from appliance.speculation import Reason, SpeculationMode
+from appliance.speculation.values import Reason, SpeculationMode
 from tests.clock import Clock
 from tests.fakes import FakeBucket, FakeControl, FakeView
 

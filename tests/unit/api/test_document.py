@@ -1,4 +1,4 @@
-"""Promises of `appliance.api.document`: it tells of every operation, and of nothing else."""
+"""It tells of every operation, and of nothing else."""
 
 import json
 
@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from appliance.api.document import OPEN, openapi_document
 from appliance.api.operations import OPERATIONS
-from appliance.app import ROUTERS
+from appliance.app.http_app import ROUTERS
 from appliance.serving.dialects.routes import ROUTES
 
 WITHOUT_BODY = {

@@ -1,4 +1,4 @@
-"""Promises of `appliance.api.openai`: what is read of a request, and what is refused."""
+"""What is read of a request, and what is refused."""
 
 import json
 
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from appliance.api.openai import address_class, parse_call
-from appliance.call import Call
 from appliance.errors import InvalidRequestError
+from appliance.gateway.call import Call
 from appliance.serving.dialects.routes import ROUTES
 from appliance.serving.target_only import ForbiddenBy
 from appliance.tenancy import ApiKey, Caller, PriorityClass, SpeculationPolicy, Tenant

@@ -1,4 +1,4 @@
-"""Promises of the admin API for tenants and keys: recorded, in force when answered, and nothing told."""
+"""Recorded, in force when answered, and nothing told."""
 
 import json
 from collections.abc import AsyncIterator
@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from appliance.api.services import Services
-from appliance.app import create_app
+from appliance.app.http_app import create_app
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
+from appliance.control.tenants.registrar import Registrar
 from appliance.errors import AuditUnavailableError, InvalidApiKeyError
-from appliance.identity.authenticator import Authenticator
-from appliance.logs import configure_logs
-from appliance.metrics import Metrics
-from appliance.register.registrar import Registrar
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import ApiSettings, LogSettings
 from appliance.serving.pool import WorkerPool
-from appliance.settings import ApiSettings, LogSettings
 from appliance.tenancy import Tenant, TenantDirectory, digest_key
+from appliance.tenancy.identity.authenticator import Authenticator
 from appliance.tenancy.roster import Roster
 from appliance.tenancy.store import SqlTenantStore
 from tests.fakes import audit_fields

@@ -9,7 +9,7 @@ from appliance.audit.export import export_log
 from appliance.audit.keys import Signer
 from appliance.audit.log import AuditLog
 from appliance.audit.store import SqlAuditStore
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 from tests import audit_log
 from tests.clock import TickingClock
 from tests.memory_store import MemoryAuditStore

@@ -1,4 +1,4 @@
-"""Promises of `appliance.audit.verification`: the live log is judged by the auditor's own verifier."""
+"""The live log is judged by the auditor's own verifier."""
 
 import asyncio
 import sqlite3
@@ -16,7 +16,7 @@ from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verification import SCRATCH, LogVerification, Stage
 from appliance.audit.verify import ExitCode
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 from tests.fakes import until
 
 ENTRIES = 600

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey
 
 from appliance.audit import verify
 from appliance.audit.checkpoint import Checkpoint, encode_body, parse_note, sign_note, signature_lines
+from appliance.audit.cosignature import ED25519_COSIGNATURE
 from appliance.audit.entry import Entry, encode, new_entry_id
 from appliance.audit.export import tile_path
 from appliance.audit.keys import MldsaSigner, Signer
@@ -17,7 +18,6 @@ from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
 from appliance.audit.proof import encode_proof, make_proof
 from appliance.audit.registry import EntryType
 from appliance.audit.verify import ExitCode
-from appliance.audit.witness.cosignature import ED25519_COSIGNATURE
 
 TIME = 1_763_640_000
 

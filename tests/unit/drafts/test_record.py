@@ -1,4 +1,4 @@
-"""Promises of `appliance.drafts.record`: what a trainer wrote is read as it was meant, or not at all."""
+"""What a trainer wrote is read as it was meant, or not at all."""
 
 import math
 from typing import Any

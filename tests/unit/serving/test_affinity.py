@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.affinity`: who has seen a conversation's beginning."""
+"""Who has seen a conversation's beginning."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.breaker`: a rest for a worker that keeps failing, then one try."""
+"""A rest for a worker that keeps failing, then one try."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.discovery`: workers come and go without a restart, and never by accident."""
+"""Workers come and go without a restart, and never by accident."""
 
 import asyncio
 from dataclasses import replace

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
 from appliance.serving.launch import LaunchPlan, plan_launch
-from appliance.serving.speculation import parse_reading
-from appliance.serving.vllm_steering import Steering
+from appliance.serving.plugin_client import parse_reading
+from appliance.serving.vllm.steering import Steering
 from appliance.serving.weights import Weights
 from appliance.serving.worker_protocol import EXPECTATION
-from appliance.settings import WorkerSettings
-from appliance.speculation import EngineReading
+from appliance.speculation.values import EngineReading
 from tests.fake_engine import LOOKUP, FakeClock, FakeScheduler
 
 CPU = Device(kind=DeviceKind.CPU, count=1, bfloat16=False)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
 from appliance.serving.engine_ports import MEETING_POINTS, engine_ports, ports_chosen_by_kernel
-from appliance.settings import WorkerSettings
 
 CPU = Device(kind=DeviceKind.CPU, count=1, bfloat16=True)
 GPU = Device(kind=DeviceKind.GPU, count=1, bfloat16=True)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import ConfigurationError
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
 from appliance.serving.launch import (
     MIDDLEWARE,
@@ -17,9 +18,8 @@ from appliance.serving.launch import (
     draft_token_schedule,
     plan_launch,
 )
-from appliance.serving.vllm_middleware import SpeculationMiddleware
+from appliance.serving.vllm.middleware import SpeculationMiddleware
 from appliance.serving.weights import Weights
-from appliance.settings import WorkerSettings
 
 CPU = Device(kind=DeviceKind.CPU, count=1, bfloat16=False)
 EIGHT_GPUS = Device(kind=DeviceKind.GPU, count=8, bfloat16=True)
@@ -236,7 +236,7 @@ def test_puts_the_plugin_in_front_of_the_routes_where_there_is_a_token():
     """The worker is told where the token is, never the token itself."""
     made = plan(control_token_file=Path("/data/control.token"), environment={"HOME": "/home"})
     at = made.argv.index("--middleware")
-    assert made.argv[at + 1] == "appliance.serving.vllm_middleware.SpeculationMiddleware"
+    assert made.argv[at + 1] == "appliance.serving.vllm.middleware.SpeculationMiddleware"
     assert made.environment["APPLIANCE_CONTROL_TOKEN_FILE"] == "/data/control.token"
     assert made.environment["HOME"] == "/home"
     assert not any("control.token" in argument for argument in made.argv)

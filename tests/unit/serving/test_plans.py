@@ -1,4 +1,4 @@
-"""Promises of the plans a worker is started by: what is on trial is never what one falls back to."""
+"""What is on trial is never what one falls back to."""
 
 import json
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.plans import Chosen, WorkerPlans
-from appliance.serving.wish import Candidate, Wish, parse_wish
+from appliance.serving.restart_request import Candidate, Wish, parse_wish
 
 DRAFT = f"sha256:{'a' * 64}"
 TRIED = Wish(with_draft=True, candidate=Candidate(draft=DRAFT, promotion="01JABC"))

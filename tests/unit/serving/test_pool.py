@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.pool`: who may be chosen, and how busy they are."""
+"""Who may be chosen, and how busy they are."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import Admission, ServedModel, Worker, WorkerId
-from appliance.speculation import SpeculationMode
+from appliance.speculation.values import SpeculationMode
 
 A = Worker(worker_id=WorkerId("a"), url="http://127.0.0.1:1", mode=SpeculationMode.TARGET_ONLY)
 B = Worker(worker_id=WorkerId("b"), url="http://127.0.0.1:2")

@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.refusal`: a worker's words, in the shape clients expect."""
+"""A worker's words, in the shape clients expect."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.serving.dialects.errors import encode_error, openai_error
+from appliance.serving.error_text import encode_error, openai_error
 from appliance.serving.refusal import worker_error
 
 JSON_VALUE = st.recursive(

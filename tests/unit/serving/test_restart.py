@@ -1,4 +1,4 @@
-"""Promises of what is asked of a worker past the gateway: a canary, and to start again."""
+"""A canary, and to start again."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from appliance.serving.client import WorkerClient
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.plans import WorkerPlans
 from appliance.serving.restart import RestartClient
-from appliance.serving.vllm_middleware import SpeculationMiddleware
-from appliance.serving.wish import WITH_DRAFT, Candidate, Wish
+from appliance.serving.restart_request import WITH_DRAFT, Candidate, Wish
+from appliance.serving.vllm.middleware import SpeculationMiddleware
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_protocol import RESTART_FILE, RESTART_PATH, TOKEN_FILE
-from appliance.speculation import Reason
+from appliance.speculation.values import Reason
 from tests.fakes import MODEL, FakeWorker
 from tests.recorder import RECORDED_AT
 

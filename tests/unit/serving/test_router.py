@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.router`: filter, score, pick."""
+"""Filter, score, pick."""
 
 from dataclasses import replace
 
@@ -15,9 +15,9 @@ from appliance.serving.router import (
     no_worker,
     score,
 )
-from appliance.serving.vllm_metrics import WorkerMetrics
 from appliance.serving.worker import Admission, ServedModel, Worker, WorkerId, WorkerSnapshot
-from appliance.speculation import NO_DRAFTS, SpeculationMode
+from appliance.serving.worker_metrics import WorkerMetrics
+from appliance.speculation.values import NO_DRAFTS, SpeculationMode
 
 
 def metrics(running: int = 0, waiting: int = 0, kv_cache_usage: float = 0.0) -> WorkerMetrics:

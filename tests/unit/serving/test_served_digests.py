@@ -1,15 +1,15 @@
-"""Promises of what a worker says it serves: the digests its supervisor found, and nothing anybody made up."""
+"""The digests its supervisor found, and nothing anybody made up."""
 
 import json
 from types import SimpleNamespace
 
 import pytest
 
-from appliance.serving.speculation import parse_reading
-from appliance.serving.vllm_middleware import SpeculationMiddleware
+from appliance.serving.plugin_client import parse_reading
+from appliance.serving.vllm.middleware import SpeculationMiddleware
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
 from appliance.serving.worker_protocol import DRAFT_DIGEST, SPECULATION_PATH, TARGET_DIGEST, TOKEN_FILE
-from appliance.speculation import EngineReading
+from appliance.speculation.values import EngineReading
 
 TARGET, DRAFT = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
 ANSWER = {"controllable": False, "problems": ["started without a draft"], "engine": "vllm", "epoch": ""}

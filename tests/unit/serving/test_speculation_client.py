@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.speculation`: what is read off a plugin's answer, and what is refused."""
+"""What is read off a plugin's answer, and what is refused."""
 
 import copy
 import json
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import WorkerFailedError
-from appliance.serving.speculation import Steer, parse_reading
-from appliance.speculation import Energy, Reason, SpecDecodeCounters, SpeculationMode, StepCounters
+from appliance.serving.plugin_client import Steer, parse_reading
+from appliance.speculation.values import Energy, Reason, SpecDecodeCounters, SpeculationMode, StepCounters
 
 ANSWER: dict[str, Any] = {
     "controllable": True,

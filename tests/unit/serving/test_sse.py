@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.sse`: frames come out as they went in, however they were cut."""
+"""Frames come out as they went in, however they were cut."""
 
 import json
 from itertools import pairwise

@@ -22,12 +22,12 @@ from appliance.serving.launch import LaunchPlan
 from appliance.serving.life import Timing, restart_delay
 from appliance.serving.plans import Chosen
 from appliance.serving.restart import RestartClient
+from appliance.serving.restart_request import Candidate, Wish
 from appliance.serving.supervise import Supervisor, WorkerEventKind, free_port, port_is_free
-from appliance.serving.wish import Candidate, Wish
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_log import bound, failure_line, find_phase, rotate
 from appliance.serving.worker_protocol import RESTART_FILE
-from appliance.speculation import Reason
+from appliance.speculation.values import Reason
 
 pytestmark = pytest.mark.usefixtures("loopback")
 LOGS = Path(__file__).parent / "logs"

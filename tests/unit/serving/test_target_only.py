@@ -1,10 +1,10 @@
-"""Promises of `appliance.serving.target_only`: the same requests as vLLM refuses under speculation."""
+"""The same requests as vLLM refuses under speculation."""
 
 import json
 
 import pytest
 
-from appliance.members import parse_members
+from appliance.infra.json_members import parse_members
 from appliance.serving.target_only import refused_under_speculation
 
 

@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.template`: equal templates have equal labels, and no content is in them."""
+"""Equal templates have equal labels, and no content is in them."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.members import parse_members
+from appliance.infra.json_members import parse_members
 from appliance.serving.template import template_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

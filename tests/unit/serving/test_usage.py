@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.usage`: counts are read where they are, and never invented."""
+"""Counts are read where they are, and never invented."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.members import parse_members
+from appliance.infra.json_members import parse_members
 from appliance.serving.usage import Usage, parse_usage
 
 VALUE = st.recursive(

@@ -1,5 +1,5 @@
 """
-Promises of `appliance.serving.vllm_lazy_draft`: the draft's cache ends up as if it had run at every step.
+The draft's cache ends up as if it had run at every step.
 
 Two worlds are given the same batches: in one the draft runs when vLLM runs it, in the other when it
 must.  Their drafts write down what they would keep in their KV caches.
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.serving.vllm_lazy_draft import keep_draft_in_step
+from appliance.serving.vllm.deferred_prefill import keep_draft_in_step
 
 torch = pytest.importorskip("torch")
 

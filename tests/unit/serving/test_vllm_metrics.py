@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import WorkerFailedError
-from appliance.serving.vllm_metrics import parse_metrics
+from appliance.serving.worker_metrics import parse_metrics
 
 RECORDED = (Path(__file__).parents[2] / "data" / "vllm-0.32.0-metrics.txt").read_text(encoding="utf-8")
 MINIMAL = """\

@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.vllm_middleware`: who is answered, and how a worker is told to restart."""
+"""Who is answered, and how a worker is told to restart."""
 
 import asyncio
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from appliance.serving import vllm_middleware
-from appliance.serving.vllm_middleware import LARGEST_BODY, SpeculationMiddleware
+from appliance.serving.vllm import middleware
+from appliance.serving.vllm.middleware import LARGEST_BODY, SpeculationMiddleware
 from appliance.serving.worker_protocol import RESTART_FILE, RESTART_PATH, RPC, SPECULATION_PATH, TOKEN_FILE
 
 TOKEN = "0123456789abcdef"
@@ -242,7 +242,7 @@ async def test_an_engine_that_takes_no_commands_is_said_not_to_be_controllable(s
 
 async def test_an_engine_that_does_not_answer_keeps_nobody_waiting(start, monkeypatch):
     """A server that waits for an engine that is gone could not end; and silence is no answer."""
-    monkeypatch.setattr(vllm_middleware, "RPC_SECONDS", 0.01)
+    monkeypatch.setattr(middleware, "RPC_SECONDS", 0.01)
     worker = start()
     worker.core.call_utility_async = lambda _name, _text: asyncio.Event().wait()
     reply = await worker.ask("GET", SPECULATION_PATH)
@@ -334,7 +334,7 @@ async def test_energy_is_said_beside_the_reading(start, monkeypatch):
     """Of as many GPUs as the engine uses, looked for once; nothing where none measures it."""
     meter, asked = Meter(), []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    monkeypatch.setattr(vllm_middleware, "open_meter", lambda *found: asked.append(found) or meter)
+    monkeypatch.setattr(middleware, "open_meter", lambda *found: asked.append(found) or meter)
     worker = start()
     worker.app.state.engine_client.vllm_config = SimpleNamespace(
         parallel_config=SimpleNamespace(world_size=1, world_size_across_dp=2)

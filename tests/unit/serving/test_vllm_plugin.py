@@ -1,5 +1,5 @@
 """
-Promises of `appliance.serving.vllm_plugin` and `vllm_repairs`: what is changed in a worker, and what is not.
+What is changed in a worker, and what is not.
 
 vLLM itself is never imported, which takes seconds; where it is installed, its source is read.
 """
@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from appliance.serving.vllm_lazy_draft import ARGUMENTS
-from appliance.serving.vllm_plugin import register, spare_the_draft, steer
-from appliance.serving.vllm_repairs import (
+from appliance.serving.vllm.deferred_prefill import ARGUMENTS
+from appliance.serving.vllm.plugin import register, spare_the_draft, steer
+from appliance.serving.vllm.repairs import (
     NAP_SECONDS,
     nap_between_looks,
     repair_cpu_sampling,
     sample_steps_without_drafts_plainly,
 )
-from appliance.serving.vllm_steering import find_problems
+from appliance.serving.vllm.steering import find_problems
 from appliance.serving.worker_protocol import RPC
 from tests.fake_engine import LOOKUP, DraftStats, FakeScheduler, Outputs, Stats, Step, Tokens
 
@@ -263,7 +263,7 @@ def methods(module: str, name: str) -> set[str]:
 
 
 def test_vllm_says_how_many_gpus_an_engine_uses_with_its_copies():
-    """Data parallelism included: energy of a part must not pass for the whole (`vllm_middleware`)."""
+    """Data parallelism included: energy of a part must not pass for the whole (`serving.vllm.middleware`)."""
     assert "world_size_across_dp" in methods("config.parallel", "ParallelConfig")
 
 
@@ -365,7 +365,7 @@ def test_the_installed_vllm_samples_with_the_arguments_we_know():
 def test_a_process_that_waits_gives_its_core_away(monkeypatch):
     """A loop around `sched_yield` alone can keep the gateway from running for seconds."""
     naps = []
-    monkeypatch.setattr("appliance.serving.vllm_repairs.time.sleep", naps.append)
+    monkeypatch.setattr("appliance.serving.vllm.repairs.time.sleep", naps.append)
     shared_memory = SimpleNamespace(sched_yield=len)
     nap_between_looks(shared_memory)
     shared_memory.sched_yield()

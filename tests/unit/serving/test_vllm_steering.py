@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.vllm_steering`: what is counted, what is obeyed, and how it withdraws."""
+"""What is counted, what is obeyed, and how it withdraws."""
 
 import json
 from collections import Counter, deque
@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import WorkerFailedError
-from appliance.serving.speculation import Steer, parse_reading
-from appliance.serving.vllm_steering import LARGEST_PROBE, STALL_AFTER, Steering, find_problems
-from appliance.speculation import (
+from appliance.serving.plugin_client import Steer, parse_reading
+from appliance.serving.vllm.steering import LARGEST_PROBE, STALL_AFTER, Steering, find_problems
+from appliance.speculation.values import (
     EngineReading,
     Reason,
     SpeculationMode,

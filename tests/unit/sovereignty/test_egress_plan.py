@@ -3,7 +3,7 @@
 import pytest
 
 from appliance.errors import ConfigurationError
-from appliance.settings import load_settings
+from appliance.infra.settings import load_settings
 from appliance.sovereignty.egress.plan import digest_of, plan_egress
 from appliance.sovereignty.egress.probe import Kind, Plan
 

@@ -1,4 +1,4 @@
-"""Promises of `appliance.sovereignty.egress.standing`: when a gateway is ready, and what it warns of."""
+"""When a gateway is ready, and what it warns of."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Promises of `appliance.sovereignty.egress.verdict`: never `closed` without proof, nor when open."""
+"""Never `closed` without proof, nor when open."""
 
 import pytest
 from hypothesis import given

@@ -2,7 +2,7 @@
 
 import pytest
 
-from appliance.settings import Settings
+from appliance.infra.settings import Settings
 from appliance.sovereignty.ports import gateway_ports, pool_ports, spell
 
 WITNESS = {"name": "w", "key": "w+00000000+AAAA"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from appliance.app.worker import PLUGIN
 from appliance.sovereignty.environment import OfflineVariable, offline_environment, worker_variables
 from appliance.sovereignty.grafana import GRAFANA_VARIABLES
 from appliance.sovereignty.render import grafana_file, render_file, worker_file
-from appliance.worker_role import PLUGIN
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 SITE_PACKAGES = Path(pytest.__file__).parent.parent

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from appliance.errors import ConfigurationError
-from appliance.settings import SovereigntySettings, load_settings
+from appliance.infra.settings import SovereigntySettings, load_settings
 from appliance.sovereignty.wall import NO_WALL, raise_wall
 
 PORTS = frozenset({8000, 5432})

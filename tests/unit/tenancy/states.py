@@ -17,7 +17,7 @@ from appliance.tenancy import (
     Tenant,
     make_key,
 )
-from appliance.tenancy.limits import BOUNDS, LARGEST
+from appliance.tenancy.allowances import BOUNDS, LARGEST
 from appliance.tenancy.moments import LATEST
 from appliance.tenancy.roster import in_order
 

@@ -1,4 +1,4 @@
-"""Promises of keys and the directory: keys open what they should, as long as they should."""
+"""Keys open what they should, as long as they should."""
 
 import string
 from dataclasses import replace

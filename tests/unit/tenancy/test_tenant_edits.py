@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.audit.registry import REGISTRY
+from appliance.control.tenants.changes import changes_between
 from appliance.errors import ConfigurationError, TenantConflictError, TenantNotFoundError
-from appliance.register.changes import changes_between
 from appliance.tenancy import (
     ANY_MODEL,
     ContentPolicy,

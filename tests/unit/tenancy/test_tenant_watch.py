@@ -1,4 +1,4 @@
-"""Promises of the watch: changes made elsewhere hold here, and a lost database changes nothing."""
+"""Changes made elsewhere hold here, and a lost database changes nothing."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Promises of the tenants file: what is written reads back, and slips are errors of one line."""
+"""What is written reads back, and slips are errors of one line."""
 
 from types import MappingProxyType
 

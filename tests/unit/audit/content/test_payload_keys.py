@@ -1,4 +1,4 @@
-"""Promises of `appliance.audit.content.payload_keys`: made once, read by their owner, gone when destroyed."""
+"""Made once, read by their owner, gone when destroyed."""
 
 import base64
 import random

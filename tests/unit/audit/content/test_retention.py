@@ -1,5 +1,5 @@
 """
-Promises of `appliance.audit.content.retention` and `payloads`: entry first, then gone; also after a crash.
+Entry first, then gone; also after a crash.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
 from appliance.audit.store import Head, Leaf, SqlAuditStore
 from appliance.errors import AuditUnavailableError, InvalidRequestError
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 from appliance.tenancy import ContentPolicy
 from tests.fake_engine import FakeClock
-from tests.unit.bundle.test_bundle_load import killed_at
+from tests.unit.sovereignty.bundle.test_bundle_load import killed_at
 
 RANDOM = random.Random(13)
 SETTINGS = AuditSettings(origin="a.example/log")

@@ -1,5 +1,5 @@
 """
-Promises of `appliance.audit.content.sealing`: what was sealed opens as itself, in its place, or not at all.
+What was sealed opens as itself, in its place, or not at all.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""Promises of `appliance.audit.durability.guarded`: every disk the log depends on is watched, each once."""
+"""Every disk the log depends on is watched, each once."""
 
 from pathlib import Path
 
 from appliance.audit.durability.guarded import LogFiles, _disks
-from appliance.settings import AuditSettings
+from appliance.infra.settings import AuditSettings
 
 DATA = Path("/var/lib/appliance")
 SQLITE = f"sqlite:///{DATA / 'audit.db'}"

@@ -25,8 +25,7 @@ from appliance.audit.checkpoint import (
     verify_cosignatures,
     with_signatures,
 )
-from appliance.audit.keys import MldsaSigner, Signer
-from appliance.audit.witness.cosignature import (
+from appliance.audit.cosignature import (
     ED25519_COSIGNATURE,
     MAX_TIME,
     MLDSA44,
@@ -35,6 +34,7 @@ from appliance.audit.witness.cosignature import (
     mldsa_message,
     parse_timestamped,
 )
+from appliance.audit.keys import MldsaSigner, Signer
 from appliance.errors import AuditKeyError, AuditVerificationError, MalformedCheckpointError
 
 TIME = 1_679_315_147

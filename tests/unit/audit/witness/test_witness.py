@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_cosignatures
+from appliance.audit.cosignature import ED25519_COSIGNATURE
 from appliance.audit.keys import MldsaSigner, Signer, mldsa_path
 from appliance.audit.merkle import (
     CompactRange,
@@ -18,7 +19,6 @@ from appliance.audit.merkle import (
     hash_leaf,
     root_from_leaf_hashes,
 )
-from appliance.audit.witness.cosignature import ED25519_COSIGNATURE
 from appliance.audit.witness.home import WitnessHome, load_cosigner_keys, load_verifier_keys
 from appliance.audit.witness.state import MAX_REFUSED, WitnessState
 from appliance.audit.witness.witness import (

@@ -9,6 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey
 
 from appliance.audit import verify
 from appliance.audit.checkpoint import Checkpoint, encode_body, parse_body, parse_note, sign_note
+from appliance.audit.cosignature import ED25519_COSIGNATURE
+from appliance.audit.cosigned import Cosigned, CosignedCheckpoints, merge_notes, worth_keeping
 from appliance.audit.entry import Entry, encode, new_entry_id
 from appliance.audit.export import export_log, export_receipt
 from appliance.audit.keys import MldsaSigner, Signer
@@ -16,8 +18,6 @@ from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.registry import EntryType
 from appliance.audit.store import Head, Leaf, SqlAuditStore, StoredCheckpoint
 from appliance.audit.verify import ExitCode
-from appliance.audit.witness.cosignature import ED25519_COSIGNATURE
-from appliance.audit.witness.cosigned import Cosigned, CosignedCheckpoints, merge_notes, worth_keeping
 from appliance.audit.witness.state import WitnessState
 from appliance.audit.witness.witness import OK, Answer, Witness, encode_request
 from appliance.audit.witness.witnessing import (
@@ -32,7 +32,7 @@ from appliance.audit.witness.witnessing import (
     make_request,
 )
 from appliance.errors import AuditUnavailableError, AuditVerificationError, ConfigurationError
-from appliance.settings import AuditSettings, WitnessSettings
+from appliance.infra.settings import AuditSettings, WitnessSettings
 
 TIME = "2026-11-20T12:00:00.000Z"
 

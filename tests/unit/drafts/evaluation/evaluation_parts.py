@@ -20,13 +20,13 @@ from appliance.drafts.evaluation.evaluating import Data, Site
 from appliance.drafts.evaluation.prompts import choose_prompts
 from appliance.drafts.evaluation.worker import Running
 from appliance.drafts.harvest.sample import Sample
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
 from appliance.serving.launch import LaunchPlan
-from appliance.serving.speculation import SpeculationClient
+from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.supervise import free_port
 from appliance.serving.weights import Weights
 from appliance.serving.worker import Worker, WorkerId
-from appliance.settings import WorkerSettings
 from tests.unit.drafts.evaluation.bare_report import DATASET
 from tests.unit.drafts.evaluation.evaluated_worker import make_server
 

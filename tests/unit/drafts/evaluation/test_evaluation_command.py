@@ -1,4 +1,4 @@
-"""Promises of `appliance draft evaluate`: verdict, exit code, report, audit log, in this order."""
+"""Verdict, exit code, report, audit log, in this order."""
 
 import json
 from contextlib import closing
@@ -28,8 +28,8 @@ from appliance.errors import (
     DraftRefusedError,
     WorkerFailedError,
 )
+from appliance.infra.settings import Settings, load_settings
 from appliance.serving.weights import load_weights
-from appliance.settings import Settings, load_settings
 from tests.unit.drafts.evaluation.evaluation_parts import DATASET, Programs, in_thread, sample
 from tests.unit.drafts.lint.builder import RECORD, eagle31, write
 

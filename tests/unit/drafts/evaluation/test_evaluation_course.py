@@ -1,4 +1,4 @@
-"""Promises of the order of measuring: everything once, and drift weighs on both drafts alike."""
+"""Everything once, and drift weighs on both drafts alike."""
 
 import pytest
 

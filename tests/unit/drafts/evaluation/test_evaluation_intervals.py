@@ -1,4 +1,4 @@
-"""Promises of the intervals: they hold the truth as often as they say, and requests are the unit."""
+"""They hold the truth as often as they say, and requests are the unit."""
 
 import math
 import random

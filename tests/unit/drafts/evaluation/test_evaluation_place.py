@@ -8,10 +8,10 @@ import pytest
 from appliance.drafts.evaluation.arms import Served
 from appliance.drafts.evaluation.place import Place, available_memory, context_of
 from appliance.errors import ConfigurationError
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
 from appliance.serving.launch import GIB
 from appliance.serving.weights import TensorInfo
-from appliance.settings import WorkerSettings
 from tests.unit.drafts.evaluation.evaluation_parts import CPU, NEW, TARGET
 
 GPU = Device(kind=DeviceKind.GPU, count=1, bfloat16=True)

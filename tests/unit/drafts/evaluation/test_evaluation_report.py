@@ -1,4 +1,4 @@
-"""Promises of the report: one spelling, a page for people, and numbers that belong together."""
+"""One spelling, a page for people, and numbers that belong together."""
 
 import json
 import re

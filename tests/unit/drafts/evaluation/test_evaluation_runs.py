@@ -1,4 +1,4 @@
-"""Promises of a whole evaluation, with small programs in the place of vLLM: order, resume, end, verdict."""
+"""Order, resume, end, verdict."""
 
 import asyncio
 import contextlib

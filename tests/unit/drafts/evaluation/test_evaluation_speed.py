@@ -1,4 +1,4 @@
-"""Promises of the speed: counted by the engine, steps compared with steps of their own kind."""
+"""Counted by the engine, steps compared with steps of their own kind."""
 
 import pytest
 

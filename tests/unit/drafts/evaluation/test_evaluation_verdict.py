@@ -1,4 +1,4 @@
-"""Promises of the verdict: a draft passes only where it is proven to lose no more than the margin."""
+"""A draft passes only where it is proven to lose no more than the margin."""
 
 import pytest
 

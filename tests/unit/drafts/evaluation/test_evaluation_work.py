@@ -1,4 +1,4 @@
-"""Promises of the work files: finished steps survive, others' never count, nothing said is in them."""
+"""Finished steps survive, others' never count, nothing said is in them."""
 
 import json
 import subprocess

@@ -29,7 +29,7 @@ from appliance.drafts.harvest.reasons import Skipped
 from appliance.drafts.harvest.rendering import render
 from appliance.drafts.harvest.sample import Sample
 from appliance.drafts.harvest.vault import Vault
-from appliance.settings import AuditSettings, DataSettings, Settings
+from appliance.infra.settings import AuditSettings, DataSettings, Settings
 from appliance.tenancy import ContentPolicy, Permission, Tenant
 from appliance.tenancy.store import SqlTenantStore
 from tests.clock import Clock

@@ -1,4 +1,4 @@
-"""Promises of `appliance draft harvest` and `provenance`: what is typed, what is shown, what is refused."""
+"""What is typed, what is shown, what is refused."""
 
 import hashlib
 import json
@@ -24,8 +24,8 @@ from appliance.drafts.registry.opening import open_registry, site_signer
 from appliance.drafts.registry.revision import Revision
 from appliance.drafts.registry.source import read_source
 from appliance.errors import ConfigurationError, DraftNotFoundError, DraftRefusedError
+from appliance.infra.settings import Settings, load_settings
 from appliance.serving.weights import digest_weights
-from appliance.settings import Settings, load_settings
 from appliance.tenancy import Tenant
 from tests.unit.drafts.harvest.harvest_site import MODEL, ORIGIN, HarvestSite, LetterChild, allowing
 from tests.unit.drafts.lint.builder import RECORD, eagle31, write

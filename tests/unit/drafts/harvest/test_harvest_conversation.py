@@ -1,4 +1,4 @@
-"""Promises of reading bodies and answers: what the worker read, or a reason why that cannot be told."""
+"""What the worker read, or a reason why that cannot be told."""
 
 import json
 from contextlib import suppress

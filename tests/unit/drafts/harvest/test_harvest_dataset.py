@@ -1,4 +1,4 @@
-"""Promises of `appliance.drafts.harvest.dataset`: what is read is what was taken and may still be read."""
+"""What is read is what was taken and may still be read."""
 
 import stat
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Promises of `appliance.drafts.harvest.provenance`: what a draft used, held against the log."""
+"""What a draft used, held against the log."""
 
 import hashlib
 

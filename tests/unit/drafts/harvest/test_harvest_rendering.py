@@ -1,4 +1,4 @@
-"""Promises of `rendering` and of the child that runs it: the worker's own tokens, or none."""
+"""The worker's own tokens, or none."""
 
 import io
 import json

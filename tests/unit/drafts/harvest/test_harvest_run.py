@@ -1,4 +1,4 @@
-"""Promises of `appliance.drafts.harvest.harvest`: the log first, within the policy, and nothing twice."""
+"""The log first, within the policy, and nothing twice."""
 
 from collections import Counter
 

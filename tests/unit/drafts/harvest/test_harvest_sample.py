@@ -1,4 +1,4 @@
-"""Promises of samples and manifests: one spelling each, names that give nothing away, no silent change."""
+"""One spelling each, names that give nothing away, no silent change."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Promises of `appliance.drafts.harvest.selection`: bounded, fair, of every kind, and the same again."""
+"""Bounded, fair, of every kind, and the same again."""
 
 from collections import Counter
 

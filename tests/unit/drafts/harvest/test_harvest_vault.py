@@ -1,5 +1,5 @@
 """
-Promises of `appliance.drafts.harvest.vault` on a real database: a sample lives as long as what it is of.
+A sample lives as long as what it is of.
 """
 
 import sqlite3

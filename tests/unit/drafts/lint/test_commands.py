@@ -1,4 +1,4 @@
-"""Promises of `appliance draft lint`: lines for people, one stable object for programs, an exit code."""
+"""Lines for people, one stable object for programs, an exit code."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Promises of `appliance.drafts.lint.lint`: one broken draft for each rule, nothing said of a good one."""
+"""One broken draft for each rule, nothing said of a good one."""
 
 import re
 from importlib.util import find_spec
@@ -12,8 +12,8 @@ from appliance.drafts.lint.explanations import EXPLANATIONS
 from appliance.drafts.lint.lint import lint_pair, refuse_errors
 from appliance.drafts.lint.rules import Rule, Severity
 from appliance.errors import ConfigurationError
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import TensorInfo, Weights, inspect_weights
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET
 from tests.unit.drafts.lint.builder import HIDDEN, RECORD, VOCABULARY, eagle31, plain, write
 from tests.unit.drafts.lint.catalogue import BROKEN, GOOD, changed, lengthen, recorded
 

@@ -1,18 +1,18 @@
-"""Promises of `load_pair`: a draft that does not fit is never served, and everybody who must know is told."""
+"""A draft that does not fit is never served, and everybody who must know is told."""
 
 import io
 
 import pytest
 
-from appliance.announce import Announcer
+from appliance.app.announcer import Announcer
+from appliance.app.worker import Listeners, LoadedPair, WorkerRole, load_pair
 from appliance.drafts.lint.rules import Rule
 from appliance.errors import ConfigurationError
-from appliance.installation import locate
-from appliance.logs import configure_logs
+from appliance.infra.data_directory import locate
+from appliance.infra.logs import configure_logs
+from appliance.infra.settings import DataSettings, LogSettings, Settings, WorkerSettings
 from appliance.serving.supervise import WorkerEvent, WorkerEventKind
-from appliance.settings import DataSettings, LogSettings, Settings, WorkerSettings
-from appliance.speculation import Reason, SpeculationMode
-from appliance.worker_role import Listeners, LoadedPair, WorkerRole, load_pair
+from appliance.speculation.values import Reason, SpeculationMode
 from tests.fakes import audit_fields
 from tests.unit.drafts.lint.builder import Draft, eagle31, write
 

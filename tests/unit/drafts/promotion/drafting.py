@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from appliance.speculation import EngineReading, SpecDecodeCounters, StepCounters
+from appliance.speculation.values import EngineReading, SpecDecodeCounters, StepCounters
 
 K = 3
 DRAFTS_PER_REQUEST = 30

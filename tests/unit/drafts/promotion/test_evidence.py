@@ -1,4 +1,4 @@
-"""Promises of what is counted: over restarts, over several workers, and since when."""
+"""Over restarts, over several workers, and since when."""
 
 import random
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from appliance.drafts.promotion.evidence import NOTHING, Counts, Meters, Recent, counts_of
 from appliance.serving.worker import WorkerId
-from appliance.speculation import EngineReading
+from appliance.speculation.values import EngineReading
 from tests.unit.drafts.promotion.drafting import Side
 
 A, B = WorkerId("a"), WorkerId("b")

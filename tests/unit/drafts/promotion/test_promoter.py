@@ -1,4 +1,4 @@
-"""Promises of promotions: a draft comes into service one worker at a time, or leaves no trace of itself."""
+"""A draft comes into service one worker at a time, or leaves no trace of itself."""
 
 import asyncio
 
@@ -14,9 +14,9 @@ from appliance.errors import (
     DraftNotFoundError,
     DraftRefusedError,
 )
-from appliance.serving.wish import Candidate
+from appliance.serving.restart_request import Candidate
 from appliance.serving.worker import Worker
-from appliance.speculation import Reason
+from appliance.speculation.values import Reason
 from tests.unit.drafts.promotion.town import OWN, A, B, C, Town
 from tests.unit.drafts.registry.site import Site, rewrite
 

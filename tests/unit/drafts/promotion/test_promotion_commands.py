@@ -1,4 +1,4 @@
-"""Promises of orders about drafts: over HTTP and on the command line, with a promoter that really works."""
+"""Over HTTP and on the command line, with a promoter that really works."""
 
 import json
 from contextlib import asynccontextmanager
@@ -11,15 +11,15 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from appliance.api.services import Services
-from appliance.app import create_app
+from appliance.app.http_app import create_app
 from appliance.cli.draft import promote as cli
 from appliance.errors import ConfigurationError
-from appliance.identity.authenticator import Authenticator
-from appliance.logs import configure_logs
-from appliance.metrics import Metrics
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import ApiSettings, LogSettings
 from appliance.serving.pool import WorkerPool
-from appliance.settings import ApiSettings, LogSettings
 from appliance.tenancy import Tenant, TenantDirectory, make_key
+from appliance.tenancy.identity.authenticator import Authenticator
 from tests.unit.drafts.promotion.town import OWN, Town
 from tests.unit.drafts.registry.site import Site
 

@@ -1,4 +1,4 @@
-"""Promises of promotions on the disk: read back as they were, and one that is damaged stops no other."""
+"""Read back as they were, and one that is damaged stops no other."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Promises of the trial: an equal draft passes, a worse one does not, however often one looks."""
+"""An equal draft passes, a worse one does not, however often one looks."""
 
 import math
 import random

@@ -15,6 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from appliance.audit.registry import EntryType
+from appliance.control.recycle import RecycleParts, Recycler
 from appliance.drafts.evaluation.report import Evaluation
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.promotion.crew import Crew
@@ -23,16 +24,15 @@ from appliance.drafts.promotion.promoter import Promoter
 from appliance.drafts.promotion.promotion import Promotion
 from appliance.drafts.registry.standing import Standing, read_standing
 from appliance.errors import AuditUnavailableError, WorkerFailedError
-from appliance.logs import configure_logs
-from appliance.metrics import Metrics
-from appliance.recycle import RecycleParts, Recycler
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import DraftSettings, LogSettings, RecycleSettings
 from appliance.serving.pool import WorkerPool
-from appliance.serving.vllm_metrics import WorkerMetrics
-from appliance.serving.wish import WITH_DRAFT, Wish
+from appliance.serving.restart_request import WITH_DRAFT, Wish
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
-from appliance.settings import DraftSettings, LogSettings, RecycleSettings
-from appliance.speculation import NO_DRAFTS, Reason, SpeculationMode
-from appliance.watch import Watch
+from appliance.serving.worker_metrics import WorkerMetrics
+from appliance.speculation.state import Watch
+from appliance.speculation.values import NO_DRAFTS, Reason, SpeculationMode
 from tests.fakes import audit_fields
 from tests.unit.drafts.evaluation.bare_report import bare_report
 from tests.unit.drafts.promotion.drafting import Side

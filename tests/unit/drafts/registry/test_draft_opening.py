@@ -1,4 +1,4 @@
-"""Promises of `appliance.drafts.registry.opening`: the site's own key, made once, and whom else it trusts."""
+"""The site's own key, made once, and whom else it trusts."""
 
 import os
 import stat
@@ -8,7 +8,7 @@ import pytest
 
 from appliance.drafts.registry.opening import open_registry, site_signer
 from appliance.errors import AuditKeyError, ConfigurationError, DraftRefusedError
-from appliance.settings import AuditSettings, DataSettings, DraftSettings, Settings
+from appliance.infra.settings import AuditSettings, DataSettings, DraftSettings, Settings
 from tests.unit.drafts.registry.site import MAKER_KEY, NOW, Site, new_key
 from tests.unit.drafts.registry.test_draft_registry_faults import start, wait_for
 

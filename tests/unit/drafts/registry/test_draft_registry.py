@@ -1,4 +1,4 @@
-"""Promises of `appliance.drafts.registry.registry`: a draft is found as it was registered, or not at all."""
+"""A draft is found as it was registered, or not at all."""
 
 import os
 from datetime import date
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from appliance.bundle.trust import TrustedKey
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError
 from appliance.serving.weights import digest_weights
+from appliance.sovereignty.bundle.trust import TrustedKey
 from tests.unit.drafts.registry.site import Site, digest, new_key, rewrite, snapshot, trust
 
 EXPECTED = {"all": {"acceptance_length": 2.5, "draft_tokens": 3}}

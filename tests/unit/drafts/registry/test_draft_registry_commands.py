@@ -1,4 +1,4 @@
-"""Promises of `appliance draft list`, `show` and `import`: who answers for a draft, what is said of it."""
+"""Who answers for a draft, what is said of it."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ from appliance.errors import (
     DraftNotFoundError,
     DraftRefusedError,
 )
-from appliance.settings import Settings, load_settings
+from appliance.infra.settings import Settings, load_settings
 from tests.unit.drafts.evaluation.bare_report import bare_report
 from tests.unit.drafts.lint.builder import eagle31
 from tests.unit.drafts.registry.site import MAKER_KEY, NOW, Site, digest, new_key, rewrite, sign, snapshot
@@ -285,7 +285,7 @@ class TestImport:
         """Room is counted before."""
         source = office.signed()
         with monkeypatch.context() as patch:
-            patch.setattr("appliance.bundle.placing.room", lambda _: [(office.place, 2, 1)])
+            patch.setattr("appliance.sovereignty.bundle.placing.room", lambda _: [(office.place, 2, 1)])
             result = office.run("import", source)
         assert "make room for 1 more" in str(result.exception)
         assert office.entries == []

@@ -1,4 +1,4 @@
-"""Promises of the registry under faults: a draft is in it whole or not at all, whatever ends an import."""
+"""A draft is in it whole or not at all, whatever ends an import."""
 
 import errno
 import os
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from appliance.bundle.placing import room
 from appliance.drafts.registry.revision import Revision
 from appliance.errors import DraftStorageError
-from tests.unit.bundle.test_bundle_load import EFFECTS, in_a_child, killed_at
+from appliance.sovereignty.bundle.placing import room
 from tests.unit.drafts.lint.builder import eagle31
 from tests.unit.drafts.registry.site import Site, snapshot
+from tests.unit.sovereignty.bundle.test_bundle_load import EFFECTS, in_a_child, killed_at
 
 MADE = ("mkdir", "fsync", "replace", "rename", "chmod")
 """Calls that fail when a disk does."""
@@ -220,7 +220,7 @@ def test_room_is_counted_before_anything_is_written(site: Site, monkeypatch):
     source = site.draft()
     with monkeypatch.context() as patch:
         patch.setattr(
-            "appliance.bundle.placing.room",
+            "appliance.sovereignty.bundle.placing.room",
             lambda placements: [(place, needed, needed - 1) for place, needed, _free in room(placements)],
         )
         with pytest.raises(DraftStorageError, match=r"make room for 1 more"):

@@ -1,4 +1,4 @@
-"""Promises of `appliance.drafts.registry.revision`: one spelling, and nothing but what was written."""
+"""One spelling, and nothing but what was written."""
 
 import json
 from typing import Any
@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.bundle.signature import BUNDLE
-from appliance.canonical import canonical
 from appliance.drafts.record import TrainingRecord
 from appliance.drafts.registry.revision import SIGNED, Revision, is_digest
 from appliance.errors import BundleRefusedError, DraftRefusedError
+from appliance.infra.canonical_json import canonical
+from appliance.sovereignty.bundle.signature import BUNDLE
 from tests.unit.drafts.registry.site import MAKER_KEY, digest, new_key, trust
 from tests.unit.drafts.test_record import DIGESTS, JSON, RECORDS
 

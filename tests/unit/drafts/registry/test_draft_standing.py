@@ -1,4 +1,4 @@
-"""Promises of `appliance.drafts.registry.standing`: what was decided is found, or nothing is guessed."""
+"""What was decided is found, or nothing is guessed."""
 
 import json
 import signal
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from appliance.drafts.registry.standing import Standing, read_standing, write_standing
 from appliance.errors import DraftStorageError
-from tests.unit.bundle.test_bundle_load import killed_at
 from tests.unit.drafts.registry.site import digest
 from tests.unit.drafts.test_record import DIGESTS, JSON
+from tests.unit.sovereignty.bundle.test_bundle_load import killed_at
 
 TARGET = digest(7)
 STANDINGS = st.builds(

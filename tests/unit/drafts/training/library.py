@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from appliance.drafts.training.loop import plain_batch
 from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.small.loop import plain_batch
+from appliance.drafts.training.small.target import Batch, FrozenTarget, load_target
 from appliance.drafts.training.speculators.convert import convert_draft
 from appliance.drafts.training.speculators.plan import VERSION, Setup, train_arguments
-from appliance.drafts.training.target import Batch, FrozenTarget, load_target
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import inspect_weights
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET
 
 RECORDED_AT = Path(__file__).parents[3] / "data" / f"speculators-{VERSION}.json"
 SETUP = Setup(

@@ -1,5 +1,5 @@
 """
-Promises of what stands around a training: what it starts from, how it is heard and ended, what is recorded.
+What it starts from, how it is heard and ended, what is recorded.
 
 The process that trains is one that only says what it would have said.
 """
@@ -26,8 +26,8 @@ from appliance.drafts.training.publish import publish, refuse_erased
 from appliance.drafts.training.recipe import Recipe
 from appliance.drafts.training.samples import sample_lines
 from appliance.errors import AuditUnavailableError, DraftNotFoundError, DraftRefusedError
+from appliance.infra.settings import Settings
 from appliance.serving.weights import digest_weights, load_weights
-from appliance.settings import Settings
 from tests.unit.drafts.registry.site import Site, digest
 
 SAMPLES = tuple(

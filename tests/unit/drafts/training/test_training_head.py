@@ -1,5 +1,5 @@
 """
-Promises of the head, its loss and its files: what is trained is what is served.
+What is trained is what is served.
 
 The reference here is not the training's own unrolling: it serves one row after the other, as vLLM does.
 """
@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from appliance.drafts.lint.lint import lint_pair  # noqa: E402
-from appliance.drafts.training.files import load_head, new_head, save_head, weight_name  # noqa: E402
-from appliance.drafts.training.head import DraftHead, StepCache  # noqa: E402
-from appliance.drafts.training.loop import collate, plain_batch, side_by_side  # noqa: E402
-from appliance.drafts.training.loss import unrolled_loss  # noqa: E402
 from appliance.drafts.training.shape import HeadShape  # noqa: E402
-from appliance.drafts.training.target import Batch, Observed, load_target  # noqa: E402
+from appliance.drafts.training.small.files import load_head, new_head, save_head, weight_name  # noqa: E402
+from appliance.drafts.training.small.head import DraftHead, StepCache  # noqa: E402
+from appliance.drafts.training.small.loop import collate, plain_batch, side_by_side  # noqa: E402
+from appliance.drafts.training.small.loss import unrolled_loss  # noqa: E402
+from appliance.drafts.training.small.target import Batch, Observed, load_target  # noqa: E402
 from appliance.drafts.training.windows import Window, cut  # noqa: E402
 from appliance.errors import DraftRefusedError  # noqa: E402
 from appliance.serving.weights import inspect_weights  # noqa: E402

@@ -1,5 +1,5 @@
 """
-Promises of `shape`, `recipe` and `backend` in training: what can be trained, and what cannot and why.
+What can be trained, and what cannot and why.
 """
 
 import json
@@ -11,9 +11,9 @@ from appliance.drafts.training.backend import LARGE_BYTES, choose_backend
 from appliance.drafts.training.recipe import Backend, Recipe, usual_rate
 from appliance.drafts.training.shape import head_shape, new_config
 from appliance.errors import ConfigurationError, DraftRefusedError
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.devices import Machine
 from appliance.serving.weights import TensorInfo, Weights
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET
 
 TARGET = json.loads((DEMO_TARGET / "config.json").read_text())
 DRAFT = json.loads((DEMO_DRAFT / "config.json").read_text())

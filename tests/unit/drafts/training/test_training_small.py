@@ -1,5 +1,5 @@
 """
-Promises of the small backend as a whole, on a target of width 32: it learns, and it can be stopped anywhere.
+It learns, and it can be stopped anywhere.
 """
 
 import errno
@@ -14,14 +14,14 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from appliance.drafts.lint.lint import lint_pair  # noqa: E402
 from appliance.drafts.training import child  # noqa: E402
-from appliance.drafts.training.child import Training  # noqa: E402
-from appliance.drafts.training.corpus import Document  # noqa: E402
-from appliance.drafts.training.files import new_head, save_head  # noqa: E402
 from appliance.drafts.training.job import Given, Job  # noqa: E402
-from appliance.drafts.training.loop import Trainer, collate  # noqa: E402
-from appliance.drafts.training.precision import choose_device  # noqa: E402
 from appliance.drafts.training.progress import Point, read_points  # noqa: E402
-from appliance.drafts.training.target import FrozenTarget, load_target  # noqa: E402
+from appliance.drafts.training.small.child import Training  # noqa: E402
+from appliance.drafts.training.small.corpus import Document  # noqa: E402
+from appliance.drafts.training.small.files import new_head, save_head  # noqa: E402
+from appliance.drafts.training.small.loop import Trainer, collate  # noqa: E402
+from appliance.drafts.training.small.precision import choose_device  # noqa: E402
+from appliance.drafts.training.small.target import FrozenTarget, load_target  # noqa: E402
 from appliance.drafts.training.windows import plan_epoch  # noqa: E402
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError  # noqa: E402
 from appliance.serving.weights import inspect_weights  # noqa: E402

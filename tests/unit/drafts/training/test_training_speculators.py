@@ -1,5 +1,5 @@
 """
-Promises of the backend speculators: its commands, its format, and that samples in clear do not stay.
+Its commands, its format, and that samples in clear do not stay.
 
 What the library itself makes of the arguments and the format: `test_training_library.py`.
 """
@@ -43,8 +43,8 @@ from appliance.drafts.training.speculators.scratch import (
 )
 from appliance.drafts.training.windows import Window
 from appliance.errors import ConfigurationError, DraftRefusedError
+from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import inspect_weights
-from appliance.settings import DEMO_DRAFT, DEMO_TARGET
 from tests.unit.drafts.lint.builder import eagle31, write
 from tests.unit.drafts.training.library import SETUP
 

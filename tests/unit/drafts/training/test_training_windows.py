@@ -1,5 +1,5 @@
 """
-Promises of `windows` and `schedule` in training: every answer token once a pass, the same again.
+Every answer token once a pass, the same again.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.training.schedule import learning_rate, timed_rate
+from appliance.drafts.training.small.schedule import learning_rate, timed_rate
 from appliance.drafts.training.windows import FIRST_PREDICTED, Feed, Place, cut, plan_epoch
 from appliance.errors import DraftRefusedError
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import InvalidRequestError, WorkerFailedError
-from appliance.members import parse_members
+from appliance.infra.json_members import parse_members
 from appliance.serving.dialects.edits import edit_members
-from appliance.serving.dialects.errors import ErrorText, anthropic_type
 from appliance.serving.dialects.routes import CHAT, MESSAGES, POOLING, RESPONSES, ROUTES, dialect_at
+from appliance.serving.error_text import ErrorText, anthropic_type
 from appliance.serving.refusal import worker_error
 from appliance.serving.usage import Usage
 from tests.recorder import RECORDED_AT, REQUESTS

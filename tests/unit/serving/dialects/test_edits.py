@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.dialects.edits`: several members change at once, and nothing else does."""
+"""Several members change at once, and nothing else does."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.members import parse_members
+from appliance.infra.json_members import parse_members
 from appliance.serving.dialects.edits import edit_members
 
 KEYS = st.sampled_from(["model", "a", "b", "priority", "cache_salt", "stream_options"])

@@ -1,4 +1,4 @@
-"""Promises of `appliance.serving.dialects.policy` and `media`: what a request may not ask of a worker."""
+"""What a request may not ask of a worker."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import InvalidRequestError
-from appliance.members import parse_members
+from appliance.infra.json_members import parse_members
 from appliance.serving.dialects.edits import edit_members
 from appliance.serving.dialects.policy import REFUSED, may_call, policy_edits, refuse_forbidden, salt_of
 from appliance.serving.dialects.routes import ROUTES

@@ -1,12 +1,12 @@
-"""Promises of `appliance.serving.dialects.routes`: the list says all about a route, and so do the docs."""
+"""The list says all about a route, and so do the docs."""
 
 from pathlib import Path
 
 import pytest
 
-from appliance.serving.dialects.errors import ErrorText
 from appliance.serving.dialects.policy import REFUSED
 from appliance.serving.dialects.routes import ROUTES, dialect_at
+from appliance.serving.error_text import ErrorText
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "openai-api.md"
 EVERY = pytest.mark.parametrize("path", ROUTES)

@@ -1,5 +1,5 @@
 """
-Promises of `appliance.serving.dialects` about streams: content passes, and what ends a stream is held back.
+Content passes, and what ends a stream is held back.
 
 The streams were recorded from a real worker; see `tests.recorder`.
 """
@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import WorkerFailedError
-from appliance.members import parse_members
+from appliance.infra.json_members import parse_members
 from appliance.serving import sse
 from appliance.serving.dialects.dialect import Dialect, data_of
-from appliance.serving.dialects.errors import ErrorText
 from appliance.serving.dialects.routes import CHAT, MESSAGES, RESPONSES, ROUTES
+from appliance.serving.error_text import ErrorText
 from appliance.serving.usage import Usage
 from tests.recorder import RECORDED_AT
 

@@ -1,0 +1,1 @@
+"""HTTP connections: the server, its protocol limits and TLS."""

@@ -1,0 +1,380 @@
+"""
+A connection and what it may take: uvicorn's HTTP protocol with limits on size, number and time.
+
+uvicorn bounds neither a request's head nor the time it arrives in.  Here every connection is bounded,
+whatever its client does: by bytes while they arrive, and by time in one look a second at all of them,
+so a request that arrives whole costs no timer.
+
+What is refused here never became a request: it is answered in the shape of every other error, and the
+connection is closed once the client has had a moment to read it.
+"""
+
+import re
+from array import array
+from asyncio import Transport
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from fcntl import ioctl
+from http import HTTPStatus
+from termios import TIOCOUTQ
+from typing import Any
+
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from appliance.api.errors import render
+from appliance.api.middleware import DRAIN_BYTES
+from appliance.errors import (
+    ApplianceError,
+    HeadTooLargeError,
+    InvalidRequestError,
+    RequestTooSlowError,
+    TooManyConnectionsError,
+)
+from appliance.infra.settings import ApiSettings
+from appliance.tenancy.identity.certificates import EXTENSION, read_certificate
+
+BODY_BYTES_PER_SECOND = 1024
+"""Pace below which a body is too slow, after the grace of `api.body_seconds`."""
+READ_BYTES_PER_SECOND = 1024
+"""Pace below which an answer is read too slowly, after the grace of `api.stalled_seconds`."""
+CROWDED_IDLE_SECONDS = 5.0
+"""How long a connection may stay idle while there are as many as there may be."""
+SMALL_PIECES = 1024
+LEAST_PIECE_BYTES = 64
+"""A body may come in so many pieces of any size; all further ones must be so large on average, because each
+one is work."""
+LINGER_SECONDS = 2.0
+"""How long a refused client may take to read why, and one that is idle to end TLS."""
+LINGER_BYTES = 2**20
+"""How much of what it still sends is read and dropped meanwhile."""
+PIPELINED = 16
+"""Most requests a client may send before it has read the first answer."""
+SPARE_CONNECTIONS = 256
+"""Connections over the limit that are told so; beyond those they are cut."""
+UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+END_OF_HEAD = b"\r\n\r\n"
+
+
+class Phase(Enum):
+    """What of a request the connection waits for."""
+
+    BETWEEN = auto()
+    """Nothing has come since the last request was whole."""
+    HEAD = auto()
+    BODY = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one connection may take."""
+
+    connections: int
+    head_bytes: int
+    headers: int
+    unread_bytes: int
+    """Size of a body after which it is not waited for any more once the request has its answer."""
+    head_seconds: float
+    body_seconds: float
+    idle_seconds: float
+    stalled_seconds: float
+
+    @classmethod
+    def of(cls, settings: ApiSettings) -> "Limits":
+        """As the settings say."""
+        return cls(
+            connections=settings.max_connections,
+            head_bytes=settings.max_head_bytes,
+            headers=settings.max_headers,
+            unread_bytes=DRAIN_BYTES * settings.max_body_bytes,
+            head_seconds=settings.head_seconds,
+            body_seconds=settings.body_seconds,
+            idle_seconds=settings.idle_seconds,
+            stalled_seconds=settings.stalled_seconds,
+        )
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection within its limits."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        server_state: ServerState,
+        limits: Limits,
+        on_refusal: Callable[[ApplianceError], None],
+    ) -> None:
+        super().__init__(config=config, server_state=server_state, app_state={})
+        self._limits = limits
+        self._on_refusal = on_refusal
+        self._phase = Phase.BETWEEN
+        self._since = 0.0
+        """Loop time of the first look at the phase; 0 before, as it stays if a request arrives whole."""
+        self._unparsed_bytes = 0
+        """Bytes the parser was fed since it last made anything of them."""
+        self._body_bytes = 0
+        self._body_pieces = 0
+        self._dropped_bytes = 0
+        self._stalled_since = 0.0
+        self._unread_bytes = 0
+        """What the client had not taken when it was found to read nothing, or when closing began."""
+        self._closing_since = 0.0
+        self._is_over_limit = False
+        self._is_refused = False
+        self._refusal: ApplianceError | None = None
+        """Why the parser was stopped by a callback of ours; None where it stopped by itself."""
+        self._running: RequestResponseCycle | None = None
+        """The request that is answered now; `cycle` is the newest one, which may wait behind it."""
+        self._extensions: dict[str, Any] | None = None
+
+    # The connection.
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Take it in, or find that there are too many."""
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        certificate = transport.get_extra_info("peercert")
+        if certificate:
+            self._extensions = {EXTENSION: read_certificate(certificate)}
+        self._is_over_limit = len(self.connections) > self._limits.connections
+        if len(self.connections) > self._limits.connections + SPARE_CONNECTIONS:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request that is being answered, also if others wait behind it."""
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, within the limits."""
+        if self._is_refused:
+            self._drop(data)
+            return
+        if self._is_over_limit:
+            self._refuse(TooManyConnectionsError("The gateway has no connection to spare. Try again soon."))
+            return
+        if self._phase is Phase.BETWEEN and (b"pgrade:" in data or b"PGRADE:" in data):
+            data = _without_upgrade(data)
+        self._unparsed_bytes += len(data)
+        super().data_received(data)
+        if self._unparsed_bytes and not self._is_refused:
+            if self._unparsed_bytes > self._limits.head_bytes:
+                self._refuse(self._head_too_large())
+            elif self._phase is Phase.BETWEEN:
+                # Empty lines: a request is about to begin, and its time with it.
+                self._phase, self._since = Phase.HEAD, 0.0
+
+    def check(self, now: float) -> None:
+        """Close or cut the connection if it has used up its time; `now` is the loop's."""
+        if self._is_refused or self._is_over_limit:
+            if now - max(self._since, self._closing_since) > LINGER_SECONDS:
+                self.transport.abort()
+        elif self.transport.is_closing():
+            if not self._closing_since:
+                self._closing_since, self._unread_bytes = now, self._count_unread()
+            elif self._has_stalled(now - self._closing_since):
+                self.transport.abort()
+        elif self.flow.write_paused:
+            # Closing would wait until the client has read what it does not read.
+            if self._has_stalled(now - self._stalled_since):
+                self.transport.abort()
+        else:
+            self._check_phase(now)
+
+    def _check_phase(self, now: float) -> None:
+        limits, running = self._limits, self._running
+        if self._phase is Phase.BETWEEN:
+            # After a first request uvicorn's own timer counts, which does not know how many others there are.
+            if running is None and now - self._since > limits.idle_seconds:
+                self._close()
+            elif len(self.connections) >= limits.connections and (
+                running is None or running.response_complete
+            ):
+                self._since = self._since or now
+                if now - self._since > CROWDED_IDLE_SECONDS:
+                    self._close()
+            return
+        waits_for_us = self.flow.read_paused or (
+            self._phase is Phase.HEAD and running is not None and not running.response_complete
+        )
+        if waits_for_us or not self._since:
+            self._since = now
+        elif self._phase is Phase.HEAD and now - self._since > limits.head_seconds:
+            self._refuse(RequestTooSlowError("The headers took too long to arrive. Send them again."))
+        elif self._phase is Phase.BODY and now - self._since > (
+            limits.body_seconds + self._body_bytes / BODY_BYTES_PER_SECOND
+        ):
+            self._refuse(RequestTooSlowError("The body took too long to arrive. Send it again."))
+
+    def pause_writing(self) -> None:
+        """Note since when the client has not read, and how much."""
+        self._stalled_since, self._unread_bytes = self.loop.time(), self._count_unread()
+        super().pause_writing()
+
+    def _has_stalled(self, seconds: float) -> bool:
+        """Whether the client has read too little since `_unread_bytes` was counted, so long ago."""
+        grace = self._limits.stalled_seconds
+        return seconds > grace and seconds > grace + (
+            (self._unread_bytes - self._count_unread()) / READ_BYTES_PER_SECOND
+        )
+
+    def _count_unread(self) -> int:
+        """Bytes the client has not taken yet, here and in the kernel, which asks for more by the megabyte."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is None or connection.fileno() < 0:
+            return 0
+        in_kernel = array("i", [0])
+        ioctl(connection.fileno(), TIOCOUTQ, in_kernel)
+        return self.transport.get_write_buffer_size() + in_kernel[0]
+
+    def shutdown(self) -> None:
+        """End the connection once its request, if any, is answered."""
+        if self._is_refused or self._is_over_limit:
+            self.transport.abort()
+        elif self._running is None or self.cycle.response_complete:
+            self._close()
+        else:
+            super().shutdown()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """End a connection that has asked before, and not again for long."""
+        if not self.transport.is_closing():
+            self._close()
+
+    def _close(self) -> None:
+        """Close; a client that has read all and leaves TLS open, looking only when it asks, is cut off."""
+        self.transport.close()
+        if self.scheme == "https":
+            self.loop.call_later(LINGER_SECONDS, self._cut_off_if_read)
+
+    def _cut_off_if_read(self) -> None:
+        if not self._count_unread():
+            self.transport.abort()
+
+    # The parser's callbacks: each one is progress.
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        super().on_message_begin()
+        self._phase = Phase.HEAD
+        self._since = 0.0
+        if self._extensions is not None:
+            self.scope["extensions"] = self._extensions
+
+    def on_headers_complete(self) -> None:
+        """Hand the request on, unless its head shows that it should not be."""
+        self._refusal = self._objection()
+        if self._refusal is not None:
+            raise self._refusal
+        self._phase = Phase.BODY
+        self._since = 0.0
+        self._unparsed_bytes = self._body_bytes = self._body_pieces = 0
+        super().on_headers_complete()
+        # What trails a body is no header of the request, and nobody reads it.
+        self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        """Pass on part of a body."""
+        self._unparsed_bytes = 0
+        self._body_bytes += len(body)
+        self._body_pieces += 1
+        if self._body_pieces > SMALL_PIECES + self._body_bytes // LEAST_PIECE_BYTES:
+            message = "The body comes in too many small pieces. Send larger chunks."
+            self._refusal = InvalidRequestError(message, code="invalid_http")
+            raise self._refusal
+        if self._body_bytes > self._limits.unread_bytes and self.cycle.response_complete:
+            self.transport.abort()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._phase = Phase.BETWEEN
+        self._unparsed_bytes = 0
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - uvicorn's
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _objection(self) -> ApplianceError | None:
+        limits = self._limits
+        # Only what was fed since the last request can be in the head, so it is rarely added up.
+        if len(self.headers) > limits.headers or (
+            self._unparsed_bytes > limits.head_bytes
+            and len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            > limits.head_bytes
+        ):
+            return self._head_too_large()
+        if self.parser.should_upgrade():
+            return InvalidRequestError("The gateway speaks HTTP/1.1 and nothing else.", code="invalid_http")
+        if len(self.pipeline) >= PIPELINED:
+            message = f"More than {PIPELINED} requests were sent ahead. Read answers, or open connections."
+            return InvalidRequestError(message, code="invalid_http")
+        return None
+
+    # Refusals.
+
+    def _head_too_large(self) -> HeadTooLargeError:
+        most = f"{self._limits.head_bytes} bytes in {self._limits.headers} lines"
+        return HeadTooLargeError(f"The request's headers are too large: at most {most}. Send fewer.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or what a callback of ours stopped at; `msg` is uvicorn's word for both."""
+        self._refuse(self._refusal or InvalidRequestError(msg, code="invalid_http"))
+
+    def _refuse(self, error: ApplianceError) -> None:
+        """Answer with an error and hang up, once the client has had a moment to read it."""
+        self._is_refused = True
+        self._closing_since = self.loop.time()
+        self._unset_keepalive_if_required()
+        self._on_refusal(error)
+        running = self._running
+        unanswered = running if running is not None and not running.response_complete else None
+        is_about_it = self._phase is Phase.BODY and self.cycle is running
+        has_begun = unanswered is not None and unanswered.response_started
+        if self.transport.is_closing() or has_begun or (unanswered is not None) != is_about_it:
+            # The client would take the error for part of another answer, or for a second one.
+            self.transport.abort()
+            return
+        if unanswered is not None:
+            unanswered.disconnected = True
+            unanswered.message_event.set()
+        self.flow.resume_reading()
+        self.transport.write(_on_the_wire(error))
+        # Closing at once would reset the connection while the client sends, and it would never read why.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _drop(self, data: bytes) -> None:
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > LINGER_BYTES:
+            self.transport.abort()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """
+    The same request without its wish to speak another protocol, which a server may ignore (RFC 9110, 7.8).
+
+    Java's own client wishes for HTTP/2 with every first request.  The parser would take its body for the
+    other protocol.
+    """
+    head, end, rest = data.partition(END_OF_HEAD)
+    return UPGRADE.sub(b"\r\nx-grade:", head) + end + rest if end else data
+
+
+def _on_the_wire(error: ApplianceError) -> bytes:
+    """An error as a whole HTTP response, after which the connection ends."""
+    response = render(error)
+    status = HTTPStatus(response.status_code)
+    lines = [
+        f"HTTP/1.1 {status} {status.phrase}".encode(),
+        *(name + b": " + value for name, value in response.raw_headers),
+        b"connection: close",
+    ]
+    return b"\r\n".join(lines) + END_OF_HEAD + bytes(response.body)

@@ -1,0 +1,158 @@
+"""
+The HTTP server: a uvicorn that leaves signals and sockets to whoever runs it, and bounds connections.
+"""
+
+import asyncio
+import ipaddress
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from appliance.api.errors import rendering_of
+from appliance.api.http.protocol import BoundedProtocol, Limits
+from appliance.api.http.tls import Tls
+from appliance.errors import ApplianceError, ConfigurationError
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import ApiSettings
+
+BACKLOG = 2048
+TICKS_BETWEEN_CHECKS = 10
+"""Connections are looked at once a second; uvicorn ticks every tenth of one."""
+FILES_FOR_THE_REST = 512
+"""Open files of a gateway beside connections: databases, logs, libraries."""
+
+
+class Server(uvicorn.Server):
+    """Stops only when told to: set `should_exit`, and running requests are let finish."""
+
+    def __init__(
+        self, config: uvicorn.Config, *, settings: ApiSettings, tls: Tls | None, metrics: Metrics | None
+    ) -> None:
+        super().__init__(config)
+        self._limits = Limits.of(settings)
+        self._tls = tls
+        self._metrics = metrics
+        if metrics is not None:
+            metrics.connections.set_function(lambda: len(self.server_state.connections))
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take no signals: the process has other parts to stop, in an order of its own."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the sockets given."""
+        loop = asyncio.get_running_loop()
+        handshake, flush = self._limits.head_seconds, self._limits.stalled_seconds
+        self.servers = [
+            await loop.create_server(
+                self._new_connection,
+                sock=listener,
+                backlog=BACKLOG,
+                ssl=self._tls.context if self._tls else None,
+                ssl_handshake_timeout=handshake if self._tls else None,
+                ssl_shutdown_timeout=flush if self._tls else None,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look at all connections now and then."""
+        if counter % TICKS_BETWEEN_CHECKS == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, BoundedProtocol):
+                    connection.check(now)
+        return await super().on_tick(counter)
+
+    def _new_connection(self) -> BoundedProtocol:
+        return BoundedProtocol(
+            config=self.config,
+            server_state=self.server_state,
+            limits=self._limits,
+            on_refusal=self._count,
+        )
+
+    def _count(self, error: ApplianceError) -> None:
+        if self._metrics is not None:
+            self._metrics.errors.labels(rendering_of(error).code).inc()
+
+
+def make_server(
+    app: ASGIApp, settings: ApiSettings, *, tls: Tls | None = None, metrics: Metrics | None = None
+) -> Server:
+    """A server for `app`, not started."""
+    return Server(
+        uvicorn.Config(
+            app,
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            # What uvicorn would print about an exception bypasses the list of fields that may be logged.
+            log_level="critical",
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=settings.idle_seconds,
+            timeout_graceful_shutdown=settings.drain_seconds,
+            proxy_headers=False,
+        ),
+        settings=settings,
+        tls=tls,
+        metrics=metrics,
+    )
+
+
+def bind(settings: ApiSettings) -> socket.socket:
+    """
+    Take the port before anything slow is started.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # The protocol is named because asyncio sets TCP_NODELAY only where it is: without it, an answer
+    # sent in two writes waits 40 ms for the client's delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        where = f"{settings.host} port {settings.port}"
+        message = f"cannot listen on {where} ({error.strerror}): choose another with --host or --port"
+        raise ConfigurationError(message) from error
+    listener.setblocking(False)  # noqa: FBT003 - positional only
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is of this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def allow_open_files(settings: ApiSettings) -> int:
+    """
+    Raise this process's limit of open files as far as it may, for connections to clients and workers.
+
+    Returns:
+        How many connections fit within the limit; fewer than `api.max_connections` should be warned of.
+    """
+    wanted = 2 * settings.max_connections + FILES_FOR_THE_REST
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    fitting = wanted if soft == resource.RLIM_INFINITY else soft
+    return min(settings.max_connections, (fitting - FILES_FOR_THE_REST) // 2)

@@ -1,0 +1,1 @@
+"""Where an appliance process is put together: a gateway, a worker, or both on one machine."""

@@ -1,0 +1,84 @@
+"""
+What a start prints for the person watching: keys, progress, the ready line.
+
+Operator logs go to standard error as events; this goes to standard output, for people.
+"""
+
+import json
+from typing import TextIO
+
+from appliance.infra.data_directory import Installation
+from appliance.serving.supervise import StartProgress, WorkerEvent
+
+PROGRESS_SECONDS = 10.0
+CLEAR_LINE = "\r\x1b[K"
+
+
+class Announcer:
+    """Writes to one stream; on a terminal, progress rewrites its own line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._progress_at = 0.0
+
+    def say(self, text: str) -> None:
+        """Print a line at once, also into a pipe."""
+        self._stream.write((CLEAR_LINE if self._terminal else "") + text + "\n")
+        self._stream.flush()
+
+    def started(self, version: str, installation: Installation) -> None:
+        """Show the version, and where everything is."""
+        self.say(f"sovereign serving appliance {version}, data in {installation.directory}")
+
+    def show_keys(self, installation: Installation, shown: dict[str, str]) -> None:
+        """Show the keys a first start made, if it made any."""
+        if not shown:
+            return
+        self.say("First start: API keys were made, and are shown only now.")
+        for name, key in shown.items():
+            self.say(f"{name + ' key':<16} {key}")
+        if "admin" in shown:
+            self.say(f"The admin key is also in {installation.admin_key}.")
+
+    def worker_event(self, event: WorkerEvent) -> None:
+        """Show one change in a worker's life."""
+        self._progress_at = 0.0
+        self.say(f"{event.worker}: {event.kind.replace('_', ' ')}, {event.detail}")
+
+    def worker_progress(self, progress: StartProgress) -> None:
+        """Show how far loading a model is."""
+        text = f"worker: {progress.phase}, {progress.seconds:.0f} s"
+        if self._terminal:
+            self._stream.write(CLEAR_LINE + text)
+            self._stream.flush()
+        elif progress.seconds - self._progress_at >= PROGRESS_SECONDS:
+            self._progress_at = progress.seconds
+            self.say(text)
+
+    def ready(
+        self, installation: Installation, url: str, models: list[str], key: str, *, console: bool
+    ) -> None:
+        """Show where to send the first request, and where to look."""
+        body = {
+            "model": models[0] if models else "MODEL",
+            "messages": [{"role": "user", "content": "Write a Python function `add`."}],
+            "max_tokens": 64,
+        }
+        self.say("")
+        self.say(f"ready            {url}/v1  (model: {', '.join(models)})")
+        self.say("")
+        self.say(f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\")
+        self.say(f"  -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
+        self.say("")
+        if console:
+            self.say(f"console          {url}/console  (log in with the admin key)")
+        self.say(f"metrics          {url}/metrics")
+        self.say(f"readiness        {url}/readyz")
+        self.say(f"live table       appliance status --data {installation.directory} --url {url}")
+        self.say(f"audit            appliance audit verify --data {installation.directory}")
+        self.say("Ctrl-C drains and stops.")
+
+    def stopping(self, failure: BaseException | None) -> None:
+        """Show that the process is on its way out."""
+        self.say("stopping: " + ("a part failed" if failure else "letting running requests finish"))

@@ -1,0 +1,572 @@
+"""
+The gateway of a process: every part of it, built from the settings in the order they need each other.
+
+First what is opened and has to be closed again (`_opened`), then what is made of it.  Nothing runs yet
+when `open_gateway` yields; `run` starts the parts, and stops them before this closes what they use.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+from functools import partial
+
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from appliance.api.batches import render_line
+from appliance.api.console.console import Console
+from appliance.api.console.history import History
+from appliance.api.console.logins import Logins
+from appliance.api.console.sessions import Sessions
+from appliance.api.middleware import CLIENT_ID
+from appliance.api.services import Services
+from appliance.app.announcer import Announcer
+from appliance.audit.content.payload_keys import PayloadKeys, load_master_key
+from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
+from appliance.audit.entry import new_entry_id
+from appliance.audit.gateway_name import GatewayName
+from appliance.audit.keys import load_signing_key, prepare_mldsa_key
+from appliance.audit.store import SqlAuditStore
+from appliance.audit.verification import LogVerification
+from appliance.audit.witness.client import open_witnessing
+from appliance.audit.witness.witnessing import Witnessing
+from appliance.control.changes import ChangeLog
+from appliance.control.egress import EgressWatch
+from appliance.control.loop import ControlLoop, ControlParts
+from appliance.control.override import SqlOverrideStore
+from appliance.control.recycle import RecycleParts, Recycler, Restarter
+from appliance.control.tenants.enrolment import enrol
+from appliance.control.tenants.registrar import Registrar
+from appliance.control.worker_list import WorkerList
+from appliance.drafts.promotion.crew import Crew
+from appliance.drafts.promotion.passage import LocalTarget, PassageParts
+from appliance.drafts.promotion.promoter import Promoter
+from appliance.drafts.registry.opening import open_registry
+from appliance.gateway.admission import AdmissionControl
+from appliance.gateway.attribution import Attribution
+from appliance.gateway.batch.answerer import Answerer
+from appliance.gateway.batch.opening import OpenBatches, open_batches
+from appliance.gateway.batch.runner import Runner
+from appliance.gateway.capture import OpenContent, open_content
+from appliance.gateway.cost.meter import CostMeter, open_costs
+from appliance.gateway.gateway import Gateway, GatewayPolicy
+from appliance.gateway.recorder import Recorder
+from appliance.gateway.tracing.opening import open_tracing
+from appliance.gateway.tracing.trace import Tracing
+from appliance.infra.data_directory import Installation, load_control_token
+from appliance.infra.lease import SqlLease
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics, observe_tenants, observe_witnesses
+from appliance.infra.os_account import account_name
+from appliance.infra.settings import Settings
+from appliance.serving.client import WorkerClient
+from appliance.serving.discovery import Discovery
+from appliance.serving.plugin_client import SpeculationClient
+from appliance.serving.pool import WorkerPool
+from appliance.serving.restart import RestartClient
+from appliance.serving.worker import WorkerId
+from appliance.sovereignty.egress.prober import Prober
+from appliance.sovereignty.wall import Wall
+from appliance.tenancy import TenantDirectory
+from appliance.tenancy.identity.authenticator import Authenticator
+from appliance.tenancy.identity.files import Renewable
+from appliance.tenancy.identity.provider import open_provider
+from appliance.tenancy.limits.limiter import Limiter, open_limits
+from appliance.tenancy.store import SqlTenantStore
+from appliance.tenancy.watch import TenantWatch
+
+WALL_CLOCK = time.time  # noqa: TID251 - the composition root hands out the clock
+"""Seconds since the epoch, for every part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayParts:
+    """What a process with a gateway is made of."""
+
+    services: Services
+    pool: WorkerPool
+    discovery: Discovery
+    egress: EgressWatch
+    control: ControlLoop
+    promoter: Promoter
+    audit: GuardedLog
+    witnessing: Witnessing
+    console: Console | None
+    tenants: TenantWatch
+    shown: dict[str, str]
+    """Keys made just now, by what they are for."""
+    metrics: Metrics
+    batches: Runner
+    limits: Limiter
+    costs: CostMeter
+    renewable: tuple[Renewable, ...]
+    """What is read from files that may change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """What has to be closed again, and what it shares."""
+
+    metrics: Metrics
+    pool: WorkerPool
+    gateway: str
+    """Its name, which no other process holds while this one runs."""
+    audit: GuardedLog
+    content: OpenContent
+    witnessing: Witnessing
+    limits: Limiter
+    costs: CostMeter
+    tracing: Tracing | None
+    client: WorkerClient
+    speculation: SpeculationClient
+    others: RestartClient
+    lease: SqlLease
+    overrides: SqlOverrideStore
+    tenant_store: SqlTenantStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayRole:
+    """A gateway, and what is known of it before any part is opened."""
+
+    settings: Settings
+    read_settings: Callable[[], Settings]
+    """Reads them anew, when somebody asks for the list of workers."""
+    installation: Installation
+    logger: Logger
+    version: str
+    announcer: Announcer
+    wall: Wall
+    prober: Prober | None
+    """Tries to get out, where there are egress checks; closed with the gateway."""
+    own: Mapping[WorkerId, Restarter]
+    """Workers of this process."""
+    local: LocalTarget | None
+    """Their target's weights."""
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[GatewayParts]:
+        """
+        Build every part, and close them when the block ends; none of them runs yet.
+
+        Raises:
+            ApplianceError: one line that says what cannot be opened, and what to do.
+        """
+        async with self._opened() as opened:
+            tenants = TenantDirectory()
+            provider = open_provider(self.settings.oidc, logger=self.logger, clock=WALL_CLOCK)
+            watch = self._watch_tenants(opened, tenants)
+            registrar, shown = await self._enrol(opened, watch)
+            attribution = Attribution(label_key=os.urandom(16), clock=time.monotonic)
+            gateway = self._make_gateway(opened, attribution)
+            recycler = self._make_recycler(opened)
+            control = self._make_control(opened, recycler)
+            promoter = self._make_promoter(opened, recycler, control)
+            egress = self._make_egress(opened)
+            discovery = Discovery(
+                pool=opened.pool,
+                urls=self.settings.pool.urls,
+                discover=self.settings.pool.discover,
+                seconds=self.settings.pool.discover_seconds,
+                logger=self.logger,
+            )
+            console = self._make_console(opened, control)
+            async with self._open_batches(opened, gateway, tenants) as work:
+                services = Services(
+                    settings=self.settings.api,
+                    tenants=tenants,
+                    identity=Authenticator(tenants, provider=provider, tls=self.settings.tls),
+                    pool=opened.pool,
+                    workers=WorkerList(
+                        pool=opened.pool,
+                        discovery=discovery,
+                        settings=self.settings,
+                        read_settings=self.read_settings,
+                        record=opened.audit.log.append,
+                        logger=self.logger,
+                        wall=self.wall,
+                    ),
+                    gateway=gateway,
+                    audit=opened.audit.log,
+                    audit_health=opened.audit.watch.health,
+                    attribution=attribution,
+                    control=control,
+                    overrides=opened.overrides,
+                    metrics=opened.metrics,
+                    logger=self.logger,
+                    clock=WALL_CLOCK,
+                    new_request_id=new_request_id,
+                    version=self.version,
+                    wall=self.wall,
+                    egress=egress,
+                    registrar=registrar,
+                    tenants_warning=lambda: watch.warning,
+                    retention=opened.content.retention,
+                    files=work.files,
+                    batches=work.batches,
+                    console=console,
+                    promoter=promoter,
+                )
+                yield GatewayParts(
+                    services=services,
+                    pool=opened.pool,
+                    discovery=discovery,
+                    egress=egress,
+                    control=control,
+                    promoter=promoter,
+                    audit=opened.audit,
+                    witnessing=opened.witnessing,
+                    console=console,
+                    tenants=watch,
+                    shown=shown,
+                    metrics=opened.metrics,
+                    renewable=(provider,) if provider else (),
+                    batches=work.runner,
+                    limits=opened.limits,
+                    costs=opened.costs,
+                )
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[_Opened]:
+        """Open what has to be closed again, and close it in the reverse order."""
+        settings, installation, logger = self.settings, self.installation, self.logger
+        database = installation.database_url
+        metrics = self._make_metrics()
+        token = load_control_token(installation)
+        prepare_mldsa_key(installation.signing_key, wanted=settings.audit.post_quantum)
+        signer = load_signing_key(installation.signing_key, settings.audit.origin)
+        metrics.audit_signing_key_time.set(installation.signing_key.stat().st_mtime)
+        async with AsyncExitStack() as stack:
+            if self.prober is not None:
+                stack.enter_context(closing(self.prober))
+            held = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
+            stack.callback(held.release)
+            store = stack.enter_context(closing(SqlAuditStore(database)))
+            tenant_store = stack.enter_context(closing(SqlTenantStore(database)))
+            overrides = stack.enter_context(closing(SqlOverrideStore(database)))
+            lease = stack.enter_context(
+                closing(
+                    SqlLease(
+                        database,
+                        name="control",
+                        holder=new_request_id(),
+                        seconds=settings.monitor.lease_seconds,
+                        clock=WALL_CLOCK,
+                    )
+                )
+            )
+            audit = await stack.enter_async_context(
+                open_guarded(
+                    store=store,
+                    signer=signer,
+                    settings=settings.audit,
+                    files=LogFiles(
+                        database_url=database,
+                        sealed_head=installation.sealed_head,
+                        spool=installation.spool,
+                    ),
+                    gateway=held.name,
+                    version=self.version,
+                    wall=self.wall.detail,
+                    metrics=metrics,
+                    logger=logger,
+                    clock=WALL_CLOCK,
+                )
+            )
+            content = await stack.enter_async_context(
+                open_content(
+                    database_url=database,
+                    keys_directory=settings.audit.payload_keys_directory or installation.payload_keys,
+                    settings=settings.audit,
+                    log=audit.log,
+                    clock=WALL_CLOCK,
+                    random_bytes=os.urandom,
+                )
+            )
+            witnessing = await stack.enter_async_context(
+                open_witnessing(store=store, settings=settings.audit, report=partial(_report_witness, logger))
+            )
+            observe_witnesses(metrics, lambda: witnessing.level)
+            limits = await stack.enter_async_context(
+                open_limits(
+                    database_url=database,
+                    gateway=new_request_id(),
+                    settings=settings.limits,
+                    clock=time.monotonic,
+                    wall_clock=WALL_CLOCK,
+                    metrics=metrics,
+                    logger=logger,
+                )
+            )
+            costs = await stack.enter_async_context(
+                open_costs(
+                    database_url=database,
+                    gateway=held.name,
+                    start=new_request_id(),
+                    settings=settings.cost,
+                    time_zone=settings.limits.time_zone,
+                    clock=time.monotonic,
+                    wall_clock=WALL_CLOCK,
+                    metrics=metrics,
+                    logger=logger,
+                )
+            )
+            tracing = await stack.enter_async_context(
+                open_tracing(
+                    settings.tracing,
+                    version=self.version,
+                    gateway=held.name,
+                    metrics=metrics,
+                    logger=logger,
+                    clock=time.monotonic,
+                    wall_clock=WALL_CLOCK,
+                )
+            )
+            client = WorkerClient.open(connect_seconds=settings.pool.connect_seconds)
+            yield _Opened(
+                metrics=metrics,
+                pool=WorkerPool(on_gone=metrics.forget_worker),
+                gateway=held.name,
+                audit=audit,
+                content=content,
+                witnessing=witnessing,
+                limits=limits,
+                costs=costs,
+                tracing=tracing,
+                client=await stack.enter_async_context(client),
+                speculation=await stack.enter_async_context(SpeculationClient.open(token=token)),
+                others=await stack.enter_async_context(RestartClient.open(token=token)),
+                lease=lease,
+                overrides=overrides,
+                tenant_store=tenant_store,
+            )
+
+    def _make_metrics(self) -> Metrics:
+        metrics = Metrics(CollectorRegistry())
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=metrics.registry)
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series began would double their number
+        metrics.build_info.labels(self.version).set(1)
+        metrics.wall_up.set(self.wall.is_up)
+        return metrics
+
+    def _watch_tenants(self, opened: _Opened, tenants: TenantDirectory) -> TenantWatch:
+        watch = TenantWatch(
+            store=opened.tenant_store,
+            directory=tenants,
+            logger=self.logger,
+            clock=WALL_CLOCK,
+            seconds=self.settings.tenants.poll_seconds,
+        )
+        observe_tenants(opened.metrics, watch)
+        return watch
+
+    async def _enrol(self, opened: _Opened, watch: TenantWatch) -> tuple[Registrar, dict[str, str]]:
+        """Read who there is; keys that had to be made are shown."""
+        registrar = Registrar(store=opened.tenant_store, record=opened.audit.log.append, adopt=watch.adopt)
+        roster, shown = await enrol(
+            registrar,
+            self.installation,
+            file=self.settings.tenants.file,
+            actor=f"cli:{account_name()}",
+            clock=WALL_CLOCK,
+        )
+        watch.adopt(roster)
+        # Before anything else can fail: they are not made a second time.
+        self.announcer.show_keys(self.installation, shown)
+        return registrar, shown
+
+    def _make_gateway(self, opened: _Opened, attribution: Attribution) -> Gateway:
+        settings = self.settings
+        return Gateway(
+            pool=opened.pool,
+            admission=AdmissionControl(
+                pool=opened.pool,
+                settings=settings.admission,
+                pool_settings=settings.pool,
+                metrics=opened.metrics,
+                clock=time.monotonic,
+            ),
+            client=opened.client,
+            recorder=Recorder(
+                audit=opened.audit.sink,
+                attribution=attribution,
+                captures=opened.content.captures,
+                metrics=opened.metrics,
+                logger=self.logger,
+                clock=time.monotonic,
+                costs=opened.costs,
+            ),
+            metrics=opened.metrics,
+            clock=time.monotonic,
+            policy=GatewayPolicy(
+                keep_alive_seconds=settings.api.keep_alive_seconds,
+                silence_seconds=settings.api.silence_seconds,
+                origin=settings.audit.origin,
+            ),
+            limits=opened.limits,
+            costs=opened.costs,
+            tracing=opened.tracing,
+        )
+
+    def _make_recycler(self, opened: _Opened) -> Recycler:
+        return Recycler(
+            RecycleParts(
+                pool=opened.pool,
+                client=opened.client,
+                own=self.own,
+                others=opened.others,
+                audit=opened.audit.sink,
+                metrics=opened.metrics,
+                logger=self.logger,
+            ),
+            settings=self.settings.recycle,
+            clock=time.monotonic,
+        )
+
+    def _make_control(self, opened: _Opened, recycler: Recycler) -> ControlLoop:
+        return ControlLoop(
+            ControlParts(
+                pool=opened.pool,
+                client=opened.client,
+                speculation=opened.speculation,
+                lease=opened.lease,
+                overrides=opened.overrides,
+                recycler=recycler,
+                changes=ChangeLog(
+                    audit=opened.audit.sink, metrics=opened.metrics, logger=self.logger, clock=WALL_CLOCK
+                ),
+                metrics=opened.metrics,
+                logger=self.logger,
+                costs=opened.costs,
+            ),
+            settings=self.settings.monitor,
+            clock=time.monotonic,
+            wall_clock=WALL_CLOCK,
+        )
+
+    def _make_promoter(self, opened: _Opened, recycler: Recycler, control: ControlLoop) -> Promoter:
+        return Promoter(
+            PassageParts(
+                crew=Crew(
+                    pool=opened.pool,
+                    recycler=recycler,
+                    is_acting=lambda: control.is_acting,
+                    clock=time.monotonic,
+                    sleep=asyncio.sleep,
+                ),
+                directory=self.installation.drafts,
+                open_registry=partial(open_registry, self.settings, WALL_CLOCK),
+                record=opened.audit.log.append,
+                drafts=self.settings.drafts,
+                recycle=self.settings.recycle,
+                wall_clock=WALL_CLOCK,
+                metrics=opened.metrics,
+                logger=self.logger,
+                local=self.local,
+            ),
+            new_id=new_request_id,
+        )
+
+    def _make_egress(self, opened: _Opened) -> EgressWatch:
+        return EgressWatch(
+            settings=self.settings.egress,
+            observe=self.prober.observe if self.prober else None,
+            audit=opened.audit.sink,
+            gateway=opened.gateway,
+            host=socket.gethostname(),
+            metrics=opened.metrics,
+            logger=self.logger,
+            clock=WALL_CLOCK,
+            monotonic=time.monotonic,
+        )
+
+    def _open_batches(
+        self, opened: _Opened, gateway: Gateway, tenants: TenantDirectory
+    ) -> AbstractAsyncContextManager[OpenBatches]:
+        settings = self.settings
+        answerer = Answerer(
+            gateway,
+            render=render_line,
+            new_request_id=new_request_id,
+            is_client_id=lambda text: CLIENT_ID.match(text) is not None,
+            salted=not settings.api.share_prefix_cache,
+            logger=self.logger,
+        )
+        return open_batches(
+            database_url=self.installation.database_url,
+            directory=settings.batch.directory or self.installation.files,
+            gateway=opened.gateway,
+            keys=self._payload_keys(),
+            settings=settings.batch,
+            worker_requests=settings.admission.worker_requests,
+            max_line_bytes=settings.api.max_body_bytes,
+            tenants=tenants,
+            pool=opened.pool,
+            audit=opened.audit.sink,
+            answerer=answerer,
+            metrics=opened.metrics,
+            logger=self.logger,
+            clock=WALL_CLOCK,
+            monotonic=time.monotonic,
+            random_bytes=os.urandom,
+            new_id=new_request_id,
+        )
+
+    def _make_console(self, opened: _Opened, control: ControlLoop) -> Console | None:
+        """The operator console, where there is to be one."""
+        chosen, clock = self.settings.console, time.monotonic
+        if not chosen.enabled:
+            return None
+        audit, installation = self.settings.audit, self.installation
+        return Console(
+            settings=chosen,
+            sessions=Sessions(
+                idle_seconds=chosen.idle_seconds, longest_seconds=chosen.session_seconds, clock=clock
+            ),
+            logins=Logins(attempts=chosen.login_attempts, seconds=chosen.login_seconds, clock=clock),
+            history=History(pool=opened.pool, control=control, clock=clock, logger=self.logger),
+            verification=LogVerification(
+                database_url=installation.database_url,
+                scratch=installation.directory,
+                vkey=lambda: load_signing_key(installation.signing_key, audit.origin).vkey,
+                witnesses=audit.witnesses,
+                keep_free_bytes=audit.low_disk_bytes,
+                clock=WALL_CLOCK,
+            ),
+            witnesses=lambda: opened.witnessing.level,
+            clock=clock,
+        )
+
+    def _payload_keys(self) -> PayloadKeys:
+        """The keys to content once more, for files: each thread that uses them has its own view of them."""
+        audit = self.settings.audit
+        master = audit.payload_master_key_file
+        return PayloadKeys(
+            audit.payload_keys_directory or self.installation.payload_keys,
+            master_key=load_master_key(master) if master else None,
+            key_days=audit.payload_rotation_days,
+            clock=WALL_CLOCK,
+            random_bytes=os.urandom,
+        )
+
+
+def new_request_id() -> str:
+    """An id no other request has: 48 bits of time, 80 of randomness."""
+    return new_entry_id(int(WALL_CLOCK() * 1000), os.urandom(10))
+
+
+def _report_witness(logger: Logger, name: str, problem: str | None) -> None:
+    if problem:
+        logger.warning("witness_failed", detail=name, reason=problem)
+    else:
+        logger.info("witness_cosigns", detail=name)

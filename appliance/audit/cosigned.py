@@ -1,0 +1,155 @@
+"""
+What witnesses have cosigned, kept in the log's own database beside its checkpoints.
+
+A statement covers every entry before it, so an older one is dropped once the same witnesses have
+cosigned a larger tree.  A row is evidence, not state: losing it loses a proof that the witness can
+give again, and the log goes on.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from sqlalchemy import Connection, Engine, delete, insert, select
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from appliance.audit.checkpoint import parse_note, with_signatures
+from appliance.audit.store import SqlAuditStore
+from appliance.audit.tables import audit_cosigned
+from appliance.errors import AuditUnavailableError
+from appliance.infra.database import first_line, open_database
+
+BUSY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cosigned:
+    """A checkpoint of this log that one witness has cosigned."""
+
+    witness: str
+    size: int
+    """Entries it covers."""
+    time: int
+    """When, in seconds since the epoch, by the witness's clock."""
+    note: str
+    """The checkpoint with the log's and the witness's signatures."""
+
+
+class CosignedCheckpoints:
+    """The statements that are kept."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Use the database at `url`; raises ConfigurationError when the URL cannot be used."""
+        return cls(open_database(url, busy_seconds=BUSY_SECONDS))
+
+    @classmethod
+    def beside(cls, store: SqlAuditStore) -> Self:
+        """Use the database of a log that is open; it is closed with the store."""
+        return cls(store._engine)  # noqa: SLF001 - the tables of one database, in one package
+
+    def close(self) -> None:
+        """Give back every connection."""
+        self._engine.dispose()
+
+    def save(self, cosigned: Cosigned) -> None:
+        """
+        Keep a statement, and drop those it makes worthless.
+
+        Raises:
+            AuditUnavailableError: the database does not take it.
+        """
+        try:
+            self._save(cosigned)
+        except AuditUnavailableError as error:
+            if not isinstance(error.__cause__, IntegrityError):
+                raise
+            self._save(cosigned)  # another gateway was told the same in the same moment
+
+    def _save(self, cosigned: Cosigned) -> None:
+        with self._transaction() as connection:
+            known = _read(connection)
+            kept = worth_keeping([*known, cosigned])
+            for statement in known:
+                if statement not in kept:
+                    mine = (audit_cosigned.c.witness == statement.witness) & (
+                        audit_cosigned.c.size == statement.size
+                    )
+                    connection.execute(delete(audit_cosigned).where(mine))
+            if cosigned in kept and cosigned not in known:
+                connection.execute(
+                    insert(audit_cosigned).values(
+                        witness=cosigned.witness, size=cosigned.size, time=cosigned.time, note=cosigned.note
+                    )
+                )
+
+    def all(self) -> list[Cosigned]:
+        """
+        Return every statement that is kept, the largest first.
+
+        Raises:
+            AuditUnavailableError: the database cannot be read.
+        """
+        with self._transaction(writes=False) as connection:
+            return _read(connection)
+
+    @contextmanager
+    def _transaction(self, *, writes: bool = True) -> Iterator[Connection]:
+        try:
+            # A reader must not take SQLite's write lock: the log would wait for it.
+            with self._engine.execution_options(writes=writes).begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise AuditUnavailableError(
+                f"cosignatures cannot be read or kept in the audit database: {first_line(error)}"
+            ) from error
+
+
+def newest_by_witness(cosigned: Sequence[Cosigned]) -> dict[str, Cosigned]:
+    """Return the newest statement of each witness."""
+    newest = sorted(cosigned, key=lambda statement: (statement.size, statement.time))
+    return {statement.witness: statement for statement in newest}
+
+
+def worth_keeping(cosigned: Sequence[Cosigned]) -> list[Cosigned]:
+    """Return those of which no larger tree has been cosigned by the same witnesses, one of each size."""
+    newest = {(statement.size, statement.witness): statement for statement in sorted(cosigned, key=_age)}
+    kept: list[Cosigned] = []
+    seen: list[frozenset[str]] = []
+    for size in sorted({size for size, _ in newest}, reverse=True):
+        names = frozenset(name for other, name in newest if other == size)
+        if not any(names <= larger for larger in seen):
+            seen.append(names)
+            kept += [newest[size, name] for name in sorted(names)]
+    return kept
+
+
+def merge_notes(cosigned: Sequence[Cosigned]) -> list[tuple[int, str]]:
+    """
+    Return size and text of each cosigned checkpoint, with the signatures of everybody who cosigned it.
+
+    Two of one size are two histories: both are returned, for they are the proof of it.
+    """
+    merged: dict[str, tuple[int, str]] = {}
+    for statement in cosigned:
+        text = parse_note(statement.note).text
+        if text in merged:
+            lines = statement.note.rpartition("\n\n")[2].splitlines(keepends=True)
+            merged[text] = statement.size, with_signatures(merged[text][1], lines)
+        else:
+            merged[text] = statement.size, statement.note
+    return list(merged.values())
+
+
+def _age(statement: Cosigned) -> int:
+    return statement.time
+
+
+def _read(connection: Connection) -> list[Cosigned]:
+    rows = connection.execute(select(audit_cosigned)).all()
+    found = [Cosigned(witness=row.witness, size=row.size, time=row.time, note=row.note) for row in rows]
+    return sorted(found, key=lambda statement: (-statement.size, statement.witness))

@@ -1,1 +1,0 @@
-"""How the audit log's database came to be as it is, step by step; run by `appliance.audit.schema`."""

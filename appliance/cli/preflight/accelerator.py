@@ -1,0 +1,184 @@
+"""
+Whether the GPUs are there, big enough, and driven by a driver that is new enough.
+"""
+
+import importlib.util
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.cli.preflight.check import Check, Subject, gib
+from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.memory import Need, estimate
+from appliance.cli.preflight.nvml import Driver, look_at_driver
+from appliance.errors import ConfigurationError
+from appliance.infra.settings import WorkerSettings
+from appliance.serving.weights import Weights, inspect_weights
+
+COUNT = Subject("gpu.count", "GPUs")
+DRIVER = Subject("gpu.driver", "NVIDIA driver")
+MEMORY = Subject("gpu.memory", "GPU memory")
+SUBJECTS = (COUNT, DRIVER, MEMORY)
+TIGHT = 0.9
+"""Share of what the worker may take beyond which too little is left for activations and CUDA graphs."""
+ANY_CUDA = re.compile(r"^cuda\b[^=]*=\s*'(\d+)\.(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """What the engine installed here was built for."""
+
+    cuda: tuple[int, int] | None
+    """CUDA version: major, minor; None for a build without CUDA."""
+
+
+def check_gpus(inquiry: Inquiry) -> Iterable[Check]:
+    """Look at the driver, and compare with what the worker is to take."""
+    settings = inquiry.settings.worker
+    if not inquiry.worker:
+        yield from _none("no worker runs on this machine")
+        return
+    driver, build = look_at_driver(), look_at_build()
+    if not wants_gpu(settings, driver, build):
+        yield from _none("the worker runs on the CPU")
+        return
+    yield judge_count(settings, driver)
+    yield judge_driver(driver, build)
+    try:
+        target, draft = read_pair(settings)
+    except ConfigurationError:
+        yield MEMORY.skipped("the weights cannot be read; see weights.files")
+        return
+    need = estimate(
+        target,
+        draft,
+        dtype=settings.dtype,
+        context=settings.max_model_len,
+        tensor=settings.tensor_parallel_size,
+        pipeline=settings.pipeline_parallel_size,
+        cache_bytes=cache_bytes(settings),
+    )
+    yield judge_memory(settings, driver, need)
+
+
+def wants_gpu(settings: WorkerSettings, driver: Driver | None, build: Build | None) -> bool:
+    """Whether the worker is to run on a GPU; with `auto`, also where only the engine was built for one."""
+    if settings.device != "auto":
+        return settings.device == "gpu"
+    return bool(driver and driver.gpus) or (build is not None and build.cuda is not None)
+
+
+def judge_count(settings: WorkerSettings, driver: Driver | None) -> Check:
+    """Decide whether there are as many GPUs as the settings share the model over."""
+    wanted = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    asked = f"tensor {settings.tensor_parallel_size} x pipeline {settings.pipeline_parallel_size} = {wanted}"
+    gpus = driver.gpus if driver else ()
+    if not gpus:
+        todo = "check `nvidia-smi`, and in a container the GPU runtime; or set worker.device: cpu"
+        return COUNT.fail("none is shown to this process", todo)
+    names = ", ".join(sorted({gpu.name for gpu in gpus}))
+    seen = f"{len(gpus)} ({names}), {asked} wanted"
+    if wanted > len(gpus) and "--nnodes" not in settings.extra_arguments:
+        return COUNT.fail(seen, "lower worker.tensor_parallel_size or pipeline_parallel_size, or add GPUs")
+    if len({gpu.name for gpu in gpus}) > 1 and wanted > 1:
+        return COUNT.warn(f"{seen}, of several kinds", "let one worker use GPUs of one kind only")
+    return COUNT.ok(seen)
+
+
+def judge_driver(driver: Driver | None, build: Build | None) -> Check:
+    """
+    Decide whether the driver runs what the engine was built for.
+
+    A driver runs programs of its own CUDA major version and older ones; within a major version also newer
+    minor ones, but for code that is compiled on the machine
+    (https://docs.nvidia.com/deploy/cuda-compatibility/).
+    """
+    if driver is None:
+        return DRIVER.fail("no NVIDIA driver answers", "install the NVIDIA driver, or set worker.device: cpu")
+    seen = f"driver {driver.version} runs CUDA {_version(driver.cuda)}"
+    if build is None:
+        return DRIVER.skipped(f"{seen}; no engine is installed here to compare with")
+    if build.cuda is None:
+        return DRIVER.fail(
+            f"{seen}; the engine installed here is built without CUDA", "install vLLM's GPU build"
+        )
+    seen = f"{seen}, vLLM is built for {_version(build.cuda)}"
+    if driver.cuda[0] < build.cuda[0]:
+        return DRIVER.fail(seen, f"install a driver for CUDA {_version(build.cuda)} or newer")
+    if driver.cuda < build.cuda:
+        todo = (
+            f"install a driver for CUDA {_version(build.cuda)}: kernels compiled here may fail with this one"
+        )
+        return DRIVER.warn(seen, todo)
+    return DRIVER.ok(seen)
+
+
+def judge_memory(settings: WorkerSettings, driver: Driver | None, need: Need) -> Check:
+    """Decide whether weights and the KV cache of one longest context fit what the worker may take."""
+    used = (driver.gpus if driver else ())[: settings.tensor_parallel_size * settings.pipeline_parallel_size]
+    if not used:
+        return MEMORY.skipped("there is no GPU")
+    allowed = round(min(gpu.total_bytes for gpu in used) * settings.gpu_memory_fraction)
+    free = min(gpu.free_bytes for gpu in used)
+    if free < allowed:
+        seen = f"{gib(free)} are free where the worker takes {gib(allowed)} at its start"
+        return MEMORY.fail(
+            seen, "end what else uses the GPU (a worker that runs counts), or lower gpu_memory_fraction"
+        )
+    if need.token is None:
+        return MEMORY.warn(
+            f"weights {gib(need.weights)} of {gib(allowed)}; its config.json does not tell the KV cache",
+            "start the worker once and read how many tokens its log says fit",
+        )
+    room = max(0, allowed - need.weights) // need.token if need.token else 0
+    each = f"{need.context} tokens" if need.context else "a context of unknown length"
+    seen = (
+        f"{gib(allowed)} each: weights {gib(need.weights)}, KV of {each} {gib(need.one_context)}; "
+        f"about {room} tokens fit"
+    )
+    taken = need.weights + need.one_context
+    if taken > allowed:
+        return MEMORY.fail(seen, "use more GPUs, a smaller or quantized model, or lower worker.max_model_len")
+    if taken > TIGHT * allowed:
+        return MEMORY.warn(seen, "lower worker.max_model_len: activations and CUDA graphs come on top")
+    return MEMORY.ok(seen)
+
+
+def look_at_build() -> Build | None:
+    """What the engine beside us was built for, read from torch's own files without importing it."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    try:
+        text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    match = ANY_CUDA.search(text)
+    return Build(cuda=(int(match[1]), int(match[2])) if match else None)
+
+
+def read_pair(settings: WorkerSettings) -> tuple[Weights, Weights | None]:
+    """
+    Config and headers of the target, and of the draft where one is used.
+
+    Raises:
+        ConfigurationError: a path or file is missing or broken.
+    """
+    uses_draft = settings.method == "eagle3" and settings.task == "generate" and settings.draft is not None
+    target = inspect_weights(settings.model)
+    return target, inspect_weights(settings.draft) if uses_draft and settings.draft else None
+
+
+def cache_bytes(settings: WorkerSettings) -> int | None:
+    """Bytes of a number in the KV cache where an argument makes it smaller than the arithmetic type's."""
+    arguments = " ".join(settings.extra_arguments).replace("=", " ")
+    return 1 if "--kv-cache-dtype fp8" in arguments else None
+
+
+def _none(why: str) -> Iterable[Check]:
+    return (subject.skipped(why) for subject in SUBJECTS)
+
+
+def _version(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

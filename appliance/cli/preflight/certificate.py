@@ -1,0 +1,189 @@
+"""
+Whether the TLS files belong together, lead to an authority, name this gateway, and last.
+"""
+
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import structlog
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from appliance.api.http.server import is_loopback
+from appliance.api.http.tls import WARN_SECONDS, open_tls
+from appliance.cli.preflight.check import Check, Subject
+from appliance.cli.preflight.inquiry import Inquiry
+from appliance.errors import ConfigurationError
+
+FILES = Subject("tls.files", "TLS files")
+CHAIN = Subject("tls.chain", "Certificate chain")
+NAMES = Subject("tls.names", "Certificate names")
+EXPIRY = Subject("tls.expiry", "Certificate validity")
+SUBJECTS = (FILES, CHAIN, NAMES, EXPIRY)
+ANY_HOST = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenCertificate:
+    """What the certificate file holds."""
+
+    names: tuple[str, ...]
+    """Subject alternative names: DNS names and addresses."""
+    issuer: str
+    not_before: datetime
+    not_after: datetime
+    length: int
+    """Certificates in the file."""
+    broken: int | None
+    """Place (from 1) of the first certificate that the next one did not sign."""
+    self_signed: bool
+    """Whether the gateway's own certificate is its own authority."""
+
+
+def check_tls(inquiry: Inquiry) -> Iterable[Check]:
+    """Read the files as a start would; then look at the certificate itself."""
+    tls, host = inquiry.settings.tls, inquiry.settings.api.host
+    if not inquiry.gateway:
+        yield from (subject.skipped("no gateway runs on this machine") for subject in SUBJECTS)
+        return
+    if tls.certificate_file is None:
+        yield judge_plain(host)
+        yield from (subject.skipped("the gateway speaks plain HTTP") for subject in SUBJECTS[1:])
+        return
+    silent = structlog.wrap_logger(
+        structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(0)
+    )
+    try:
+        open_tls(tls, logger=silent, clock=inquiry.clock)
+        seen = look_at_certificate(tls.certificate_file)
+    except ConfigurationError as error:
+        yield FILES.fail(str(error), "put the certificate, its chain and its own key in place, as PEM")
+        yield from (subject.skipped("the TLS files cannot be used") for subject in SUBJECTS[1:])
+        return
+    yield FILES.ok(f"{tls.certificate_file} and its key belong together")
+    yield judge_chain(seen)
+    yield judge_names(seen, inquiry.names, host=host, machine=socket.getfqdn())
+    yield judge_expiry(seen, datetime.fromtimestamp(inquiry.clock(), UTC))
+
+
+def look_at_certificate(file: Path) -> SeenCertificate:
+    """
+    Read the certificate file.
+
+    Raises:
+        ConfigurationError: a certificate of the chain cannot be read.
+    """
+    try:
+        chain = x509.load_pem_x509_certificates(file.read_bytes())
+        links = [_signed(below, above) for below, above in pairwise(chain)]
+        own = chain[0]
+        names = _names(own)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"tls.certificate_file {file} has a chain that cannot be read: {error}"
+        ) from error
+    return SeenCertificate(
+        names=names,
+        issuer=own.issuer.rfc4514_string(),
+        not_before=own.not_valid_before_utc,
+        not_after=own.not_valid_after_utc,
+        length=len(chain),
+        broken=links.index(False) + 1 if False in links else None,
+        self_signed=own.issuer == own.subject,
+    )
+
+
+def judge_plain(host: str) -> Check:
+    """Decide on a gateway without TLS, which is for this machine alone."""
+    if is_loopback(host):
+        return FILES.ok(f"none; plain HTTP on {host}, for this machine alone")
+    todo = "set tls.certificate_file and tls.key_file, unless a proxy on this machine encrypts"
+    return FILES.warn(
+        f"none, and the gateway listens on {host}: keys and prompts cross the network in clear", todo
+    )
+
+
+def judge_chain(seen: SeenCertificate) -> Check:
+    """Decide whether clients can follow the certificate to an authority."""
+    if seen.broken is not None:
+        order = "the gateway's own certificate comes first, then whoever signed it, and so on"
+        return CHAIN.fail(f"certificate {seen.broken} of {seen.length} is not signed by the next one", order)
+    if seen.self_signed:
+        return CHAIN.warn(
+            "it is signed by itself alone", "have an authority of yours sign it, or hand it to every client"
+        )
+    return CHAIN.ok(f"{seen.length} in the file; clients must know {seen.issuer}")
+
+
+def judge_names(seen: SeenCertificate, wanted: tuple[str, ...], *, host: str, machine: str) -> Check:
+    """
+    Decide whether the certificate names the gateway as clients do.
+
+    Args:
+        seen: the certificate.
+        wanted: names the installer says clients use; empty if nobody said.
+        host: `api.host`.
+        machine: this machine's own name.
+    """
+    text = ", ".join(seen.names) or "none"
+    if not seen.names:
+        return NAMES.fail(
+            "it has no subject alternative name, and clients read no other",
+            "have it made anew with its DNS names",
+        )
+    missing = [name for name in wanted if not _covers(seen.names, name)]
+    if missing:
+        return NAMES.fail(f"{text}; not {', '.join(missing)}", "have it made anew with these names as well")
+    guess = machine if host in ANY_HOST or is_loopback(host) else host
+    if not wanted and not _covers(seen.names, guess):
+        return NAMES.warn(
+            f"{text}; not {guess}", "say by which names clients call it, with --name, to have them checked"
+        )
+    return NAMES.ok(text)
+
+
+def judge_expiry(seen: SeenCertificate, now: datetime) -> Check:
+    """Decide whether the certificate holds today, and for a while."""
+    text = f"{seen.not_before:%Y-%m-%d} to {seen.not_after:%Y-%m-%d}"
+    if now < seen.not_before:
+        return EXPIRY.fail(f"{text}: not yet", "check the clock, and the certificate")
+    left = seen.not_after - now
+    if left.total_seconds() <= 0:
+        return EXPIRY.fail(
+            f"{text}: expired", "replace certificate and key; a running gateway takes them over"
+        )
+    if left.total_seconds() < WARN_SECONDS:
+        return EXPIRY.warn(
+            f"{text}: {left.days} days left", "replace certificate and key; a running gateway takes them over"
+        )
+    return EXPIRY.ok(f"{text}: {left.days} days left")
+
+
+def _signed(below: x509.Certificate, above: x509.Certificate) -> bool:
+    try:
+        below.verify_directly_issued_by(above)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _names(certificate: x509.Certificate) -> tuple[str, ...]:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return (
+        *found.get_values_for_type(x509.DNSName),
+        *(str(address) for address in found.get_values_for_type(x509.IPAddress)),
+    )
+
+
+def _covers(names: tuple[str, ...], wanted: str) -> bool:
+    """Whether one of the names is the wanted one; a star stands for one label (RFC 6125)."""
+    wanted = wanted.lower().rstrip(".")
+    rest = wanted.partition(".")[2]
+    return any(name.lower() in {wanted, f"*.{rest}" if rest else wanted} for name in names)

@@ -1,0 +1,141 @@
+"""
+`appliance preflight`: what an installer asks before going live, on one screen.
+"""
+
+import sys
+import time
+from enum import StrEnum
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.checklist import SUBJECTS, run_checks
+from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.report import Report, make_report
+from appliance.cli.preflight.secret_files import FILE
+from appliance.errors import ConfigurationError
+
+commands = typer.Typer()
+DISTRIBUTION = "sovereign-appliance"
+WIDTH = 100
+STYLES = {Result.OK: "green", Result.WARN: "yellow", Result.FAIL: "bold red", Result.SKIPPED: "dim"}
+
+EgressOption = Annotated[bool, typer.Option("--egress", help="Try to get out even if `egress.mode` is off.")]
+
+
+class Machine(StrEnum):
+    """What is to run on this machine."""
+
+    UP = "up"
+    GATEWAY = "gateway"
+    WORKER = "worker"
+
+
+@commands.command()
+def preflight(
+    role: Annotated[Machine, typer.Option(help="What is to run on this machine.")] = Machine.UP,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Bundle directory, or list of SHA-256 sums, the weights must agree with; reads all of them."
+        ),
+    ] = None,
+    names: Annotated[
+        list[str] | None, typer.Option("--name", help="Host name clients use; repeatable.")
+    ] = None,
+    egress: EgressOption = False,  # noqa: FBT002 - a flag of the command line
+    requests_per_day: Annotated[
+        int | None, typer.Option(min=1, help="Expected load, for the space of the audit log.")
+    ] = None,
+    keep_days: Annotated[int, typer.Option(min=1, help="How long the audit log is to have room for.")] = 365,
+    entries: Annotated[int, typer.Option(min=1, help="Newest entries of the audit log to read.")] = 1000,
+    skip: Annotated[
+        list[str] | None, typer.Option(help="Id of a check, or of its family, to leave out; repeatable.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail as well.")] = False,  # noqa: FBT002
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """
+    Check this machine before going live; nothing is changed.
+
+    The exit code is 0 where it is ready and 1 where a check failed; warnings are ready unless --strict.
+    """
+    left_out = frozenset(skip or ())
+    _refuse_unknown(left_out)
+    progress = Console(stderr=True)
+    clock = time.time  # noqa: TID251 - a root hands out the clock
+    gateway, worker = role is not Machine.WORKER, role is not Machine.GATEWAY
+    with progress.status("looking", spinner="line") as status:
+        try:
+            inquiry = Inquiry(
+                settings=settings_from(config, data),
+                settings_file=config,
+                clock=clock,
+                gateway=gateway,
+                worker=worker,
+                manifest=against,
+                names=tuple(names or ()),
+                egress=egress,
+                requests_per_day=requests_per_day,
+                keep_days=keep_days,
+                entries=entries,
+            )
+        except ConfigurationError as error:
+            wrong = FILE.fail(str(error), "correct that; `appliance config` shows the values in force")
+            rest = (
+                subject.skipped("the settings are not valid") for subject in SUBJECTS if subject is not FILE
+            )
+            checks = (wrong, *rest)
+        else:
+            checks = tuple(
+                run_checks(inquiry, skip=left_out, report=lambda title: status.update(escape(title)))
+            )
+    report = make_report(
+        checks, version=installed_version(DISTRIBUTION), now=clock(), gateway=gateway, worker=worker
+    )
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+    else:
+        show(report, Console(width=min(WIDTH, Console().width) if sys.stdout.isatty() else WIDTH))
+    failed = report.verdict is Result.FAIL or (strict and report.verdict is Result.WARN)
+    sys.exit(1 if failed else 0)
+
+
+def show(report: Report, console: Console) -> None:
+    """Print one screen: a line for each check, below it what to do; skipped ones come last."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title=None)
+    table.add_column("")
+    table.add_column("Check", no_wrap=True)
+    table.add_column("Seen", overflow="fold")
+    left_out: dict[str, list[str]] = {}
+    for check in report.checks:
+        if check.result is Result.SKIPPED:
+            left_out.setdefault(check.seen, []).append(check.title)
+            continue
+        seen = Text(check.seen)
+        if check.todo:
+            seen.append(f"\n-> {check.todo}", style=STYLES[check.result])
+        table.add_row(Text(check.result, style=STYLES[check.result]), check.title, seen)
+    console.print(table)
+    for why, titles in left_out.items():
+        console.print(Text(f"skipped  {', '.join(titles)}: {why}", style=STYLES[Result.SKIPPED]))
+    console.print(Text(report.title, style=STYLES[report.verdict]))
+
+
+def _refuse_unknown(names: frozenset[str]) -> None:
+    known = {subject.id for subject in SUBJECTS}
+    known |= {name.partition(".")[0] for name in known}
+    unknown = sorted(names - known)
+    if unknown:
+        message = f"--skip {unknown[0]} is no check; `appliance preflight --json` names them"
+        raise ConfigurationError(message)

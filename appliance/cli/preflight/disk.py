@@ -1,0 +1,237 @@
+"""
+Whether the data directory's disk can carry an audit log: writable, durable, local, and large enough.
+"""
+
+import os
+import shutil
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.cli.preflight.check import Check, Subject, gib
+from appliance.cli.preflight.inquiry import Inquiry
+
+WRITABLE = Subject("disk.writable", "Data directory")
+SPEED = Subject("disk.fsync", "Durable writes")
+FILESYSTEM = Subject("disk.filesystem", "File system")
+SPACE = Subject("disk.space", "Disk space")
+SUBJECTS = (WRITABLE, SPEED, FILESYSTEM, SPACE)
+SHARED = (
+    "nfs",
+    "cifs",
+    "smb",
+    "9p",
+    "ceph",
+    "gluster",
+    "lustre",
+    "afs",
+    "beegfs",
+    "gpfs",
+    "sshfs",
+    "virtiofs",
+)
+"""Beginnings of the names of file systems that several machines may mount."""
+FLEETING = frozenset({"tmpfs", "ramfs", "overlay", "aufs"})
+"""File systems whose content ends with the machine or the container."""
+WRITES = 20
+SLOW_SECONDS, SLOWEST_SECONDS = 0.005, 0.03
+ENTRY_BYTES = 645
+"""Of the database for each entry: benchmarks/results/audit-large-0599edc.md."""
+ENTRIES_PER_REQUEST = 2
+MOUNT_FIELDS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenDisk:
+    """What was seen of the disk under the data directory."""
+
+    directory: Path
+    exists: bool
+    """False where the nearest directory above it was looked at instead."""
+    problem: str | None
+    """Why nothing could be written; None where it could."""
+    sync_seconds: float | None
+    """Median of small writes that are made durable; None where nothing could be written."""
+    filesystem: str
+    """Name in the kernel's list of mounts; empty where it was not found."""
+    wal: bool
+    """Whether SQLite got a write-ahead log there."""
+    free_bytes: int
+
+
+def check_disk(inquiry: Inquiry) -> Iterable[Check]:
+    """Write to the data directory's disk, and remove everything again."""
+    seen = look_at_disk(inquiry.installation.directory)
+    yield judge_writable(seen)
+    if not inquiry.gateway:
+        yield from (subject.skipped("no gateway runs on this machine") for subject in SUBJECTS[1:])
+        return
+    yield judge_speed(seen)
+    yield judge_filesystem(seen, sqlite=inquiry.uses_sqlite)
+    yield judge_space(
+        seen,
+        low_bytes=inquiry.settings.audit.low_disk_bytes,
+        files_bytes=inquiry.settings.batch.keep_free_bytes,
+        requests_per_day=inquiry.requests_per_day if inquiry.uses_sqlite else None,
+        keep_days=inquiry.keep_days,
+    )
+
+
+def look_at_disk(directory: Path, *, mounts: Path = Path("/proc/self/mountinfo")) -> SeenDisk:
+    """
+    Look at a directory, or where it would be made.
+
+    Args:
+        directory: absolute path.
+        mounts: the kernel's list of what is mounted where.
+    """
+    place = directory
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    problem, seconds, wal = None, None, False
+    try:
+        with tempfile.TemporaryDirectory(prefix=".preflight-", dir=place) as scratch:
+            seconds = _time_writes(Path(scratch) / "sync")
+            wal = _has_wal(Path(scratch) / "wal.db")
+    except OSError as error:
+        problem = error.strerror or str(error)
+    return SeenDisk(
+        directory=directory,
+        exists=directory.exists(),
+        problem=problem,
+        sync_seconds=seconds,
+        filesystem=filesystem_of(place.resolve(), _read(mounts)),
+        wal=wal,
+        free_bytes=shutil.disk_usage(place).free,
+    )
+
+
+def judge_writable(seen: SeenDisk) -> Check:
+    """Decide whether a gateway could keep anything there."""
+    where = f"{seen.directory}" if seen.exists else f"{seen.directory} (made at the first start)"
+    if seen.problem is not None:
+        todo = "make it writable for the account that runs the appliance, or name another with --data"
+        return WRITABLE.fail(f"{where} cannot be written to: {seen.problem}", todo)
+    return WRITABLE.ok(where)
+
+
+def judge_speed(seen: SeenDisk) -> Check:
+    """Decide whether requests, each of which waits for one such write or two, would notice."""
+    if seen.sync_seconds is None:
+        return SPEED.skipped("nothing could be written")
+    took = f"{seen.sync_seconds * 1000:.2f} ms for 4 KiB, median of {WRITES}"
+    if seen.sync_seconds > SLOWEST_SECONDS:
+        return SPEED.warn(f"{took}: like a busy hard disk", "put the data directory on a solid-state disk")
+    if seen.sync_seconds > SLOW_SECONDS:
+        return SPEED.warn(
+            f"{took}: slower than a solid-state disk", "put it on a local disk that nothing else writes to"
+        )
+    return SPEED.ok(f"{took}: like a solid-state disk")
+
+
+def judge_filesystem(seen: SeenDisk, *, sqlite: bool) -> Check:
+    """
+    Decide whether a database can be there.
+
+    SQLite's write-ahead log needs memory shared by all who use the file, so it cannot be on a network
+    file system (https://www.sqlite.org/wal.html).
+    """
+    name = seen.filesystem or "unknown"
+    if name.removeprefix("fuse.").startswith(SHARED):
+        if sqlite:
+            todo = "put the data directory on a local disk, or the audit log in PostgreSQL"
+            return FILESYSTEM.fail(f"{name} is a network file system, where SQLite can lose entries", todo)
+        todo = "give each gateway a directory of its own there, and see that its writes are durable"
+        return FILESYSTEM.warn(f"{name} is a network file system", todo)
+    if sqlite and seen.problem is None and not seen.wal:
+        return FILESYSTEM.fail(
+            f"{name}: SQLite gets no write-ahead log there", "use a local disk, such as ext4 or xfs"
+        )
+    if name in FLEETING:
+        return FILESYSTEM.warn(
+            f"{name}: what is written does not outlive the machine or container", "mount a volume there"
+        )
+    return FILESYSTEM.ok(f"{name}, SQLite keeps a write-ahead log there" if seen.wal else name)
+
+
+def judge_space(
+    seen: SeenDisk, *, low_bytes: int, files_bytes: int, requests_per_day: int | None, keep_days: int
+) -> Check:
+    """
+    Decide whether there is room: `entries x 645 bytes`, two entries for each request, above the watermark.
+
+    Args:
+        seen: the disk.
+        low_bytes: free space below which operators are warned (`audit.low_disk_bytes`).
+        files_bytes: free space below which no file is accepted (`batch.keep_free_bytes`).
+        requests_per_day: expected load; None where nobody knows, or the log is elsewhere.
+        keep_days: how long the log is to have room for.
+    """
+    each = ENTRY_BYTES * ENTRIES_PER_REQUEST
+    room = max(0, seen.free_bytes - low_bytes)
+    text = f"{gib(seen.free_bytes)} free, room for the log of about {room // each:,} requests"
+    if seen.free_bytes < low_bytes:
+        todo = f"free some: audit.low_disk_bytes is {gib(low_bytes)}, and a full disk stops service"
+        return SPACE.fail(f"{gib(seen.free_bytes)} free", todo)
+    if requests_per_day is not None:
+        wanted = requests_per_day * keep_days * each
+        text = f"{text}, {gib(wanted)} wanted for {keep_days} days"
+        if wanted > room:
+            return SPACE.fail(
+                text, f"add {gib(wanted - room)}, keep the log in PostgreSQL, or keep it for fewer days"
+            )
+    if seen.free_bytes < files_bytes:
+        return SPACE.warn(text, f"batch files are refused below {gib(files_bytes)} (batch.keep_free_bytes)")
+    return SPACE.ok(text)
+
+
+def filesystem_of(path: Path, mountinfo: str) -> str:
+    """The kind of file system a path is on, by the text of /proc/self/mountinfo (proc(5))."""
+    best, kind = -1, ""
+    for line in mountinfo.splitlines():
+        fields, _, rest = line.partition(" - ")
+        words = fields.split()
+        if len(words) < MOUNT_FIELDS or not rest:
+            continue
+        mount = Path(words[4].encode().decode("unicode_escape"))
+        # Of two mounts at one place the later covers the earlier.
+        if path.is_relative_to(mount) and len(mount.parts) >= best:
+            best, kind = len(mount.parts), rest.split()[0]
+    return kind
+
+
+def _time_writes(file: Path) -> float:
+    times = []
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        for _ in range(WRITES):
+            begin = time.perf_counter()
+            os.write(descriptor, b"\0" * 4096)
+            os.fsync(descriptor)
+            times.append(time.perf_counter() - begin)
+    finally:
+        os.close(descriptor)
+    return statistics.median(times)
+
+
+def _has_wal(file: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(file)) as database:
+            mode = database.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            database.execute("CREATE TABLE probe (x)")
+            database.commit()
+    except sqlite3.Error:
+        return False
+    return bool(mode == "wal")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,74 @@
+"""
+Whether the kernel can wall processes in, and lets them open enough files.
+"""
+
+import resource
+from collections.abc import Iterable
+
+from appliance.api.http.server import FILES_FOR_THE_REST
+from appliance.cli.preflight.check import Check, Subject
+from appliance.cli.preflight.inquiry import Inquiry
+from appliance.sovereignty.landlock import NETWORK_ABI, abi_version
+
+LANDLOCK = Subject("kernel.landlock", "Landlock")
+OPEN_FILES = Subject("kernel.open_files", "Open files")
+SUBJECTS = (LANDLOCK, OPEN_FILES)
+
+
+def check_kernel(inquiry: Inquiry) -> Iterable[Check]:
+    """Ask the kernel."""
+    yield judge_landlock(look_at_landlock(), wall=inquiry.settings.sovereignty.wall)
+    if inquiry.gateway:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        limit = None if hard == resource.RLIM_INFINITY else hard
+        yield judge_open_files(limit, inquiry.settings.api.max_connections)
+    else:
+        yield OPEN_FILES.skipped("no gateway runs on this machine")
+
+
+def look_at_landlock() -> int | None:
+    """The kernel's version of Landlock; None where it has none."""
+    try:
+        return abi_version()
+    except OSError:
+        return None
+
+
+def judge_landlock(version: int | None, *, wall: str) -> Check:
+    """
+    Decide whether connections can be refused by port.
+
+    Args:
+        version: the kernel's.
+        wall: `sovereignty.wall` of the settings: what is asked of it.
+    """
+    if wall == "off":
+        return LANDLOCK.warn(
+            "sovereignty.wall is off, so processes are not walled in", "set sovereignty.wall: on"
+        )
+    if version is not None and version >= NETWORK_ABI:
+        return LANDLOCK.ok(f"version {version}: the kernel can refuse connections by port")
+    seen = (
+        "this kernel has none"
+        if version is None
+        else f"version {version} knows no ports ({NETWORK_ABI} does)"
+    )
+    todo = "use Linux 6.7 or newer with `landlock` among the modules of /sys/kernel/security/lsm"
+    if wall == "required":
+        return LANDLOCK.fail(f"{seen}, and sovereignty.wall is required", todo)
+    return LANDLOCK.warn(f"{seen}: processes are not walled in", todo)
+
+
+def judge_open_files(limit: int | None, connections: int) -> Check:
+    """Decide whether as many connections fit as the settings allow, each with one to a worker."""
+    wanted = 2 * connections + FILES_FOR_THE_REST
+    if limit is None:
+        return OPEN_FILES.ok(f"unlimited; {wanted} wanted")
+    seen = f"at most {limit}; {wanted} wanted for {connections} connections"
+    if limit < wanted:
+        fitting = max(0, (limit - FILES_FOR_THE_REST) // 2)
+        return OPEN_FILES.warn(
+            f"{seen}, so {fitting} fit",
+            f"raise the limit (LimitNOFILE={wanted}), or lower api.max_connections",
+        )
+    return OPEN_FILES.ok(seen)

@@ -1,0 +1,65 @@
+"""
+Whether the ports the appliance listens on are free.
+"""
+
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from appliance.api.http.server import bind
+from appliance.cli.preflight.check import Check, Subject
+from appliance.cli.preflight.inquiry import Inquiry
+from appliance.errors import ConfigurationError
+from appliance.infra.settings import ApiSettings
+
+FREE = Subject("ports.free", "Ports")
+SUBJECTS = (FREE,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenPort:
+    """One address to listen on."""
+
+    what: str
+    """Who is to listen: `gateway` or `worker`."""
+    host: str
+    port: int
+    problem: str | None
+    """Why nobody can listen there; None where it is free."""
+
+
+def check_ports(inquiry: Inquiry) -> Iterable[Check]:
+    """Listen for a moment on each."""
+    settings, ports = inquiry.settings, []
+    if inquiry.gateway:
+        ports.append(look_at_port("gateway", settings.api.host, settings.api.port))
+    if inquiry.worker:
+        ports.append(look_at_port("worker", settings.worker.host, settings.worker.port))
+    yield judge_ports(ports)
+
+
+def look_at_port(what: str, host: str, port: int) -> SeenPort:
+    """Try one address, as the gateway itself does; a port of 0 is chosen by the kernel at the start."""
+    problem = None
+    try:
+        bind(ApiSettings(host=host, port=port)).close()
+    except ConfigurationError as error:
+        cause = error.__cause__
+        problem = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
+    except (OSError, socket.gaierror) as error:
+        problem = error.strerror or str(error)
+    return SeenPort(what=what, host=host, port=port, problem=problem)
+
+
+def judge_ports(ports: Iterable[SeenPort]) -> Check:
+    """Decide whether everybody could listen."""
+    ports = tuple(ports)
+    for port in ports:
+        if port.problem is not None:
+            todo = "see who listens (`ss -ltnp`) and stop it; an appliance that runs counts"
+            return FREE.fail(f"{port.what}: {port.host} port {port.port}: {port.problem}", todo)
+    fixed = [port for port in ports if port.port]
+    if len({(port.host, port.port) for port in fixed}) < len(fixed):
+        seen = f"gateway and worker both ask for {fixed[0].host} port {fixed[0].port}"
+        return FREE.fail(seen, "set worker.port to another, or to 0")
+    return FREE.ok(", ".join(f"{port.what} {port.host}:{port.port or 'any'}" for port in ports))

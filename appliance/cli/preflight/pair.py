@@ -1,0 +1,116 @@
+"""
+Whether the draft fits its target (`appliance draft lint`), and whether tokenizer and chat template load.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from appliance.cli.preflight.accelerator import read_pair
+from appliance.cli.preflight.check import Check, Subject
+from appliance.cli.preflight.inquiry import Inquiry
+from appliance.drafts.lint.findings import Finding
+from appliance.drafts.lint.lint import lint_pair
+from appliance.drafts.lint.rules import Severity
+from appliance.errors import ConfigurationError
+from appliance.infra.settings import process_environment
+from appliance.sovereignty.environment import offline_environment
+
+DRAFT = Subject("draft.fits", "Draft")
+TOKENIZER = Subject("tokenizer.loads", "Tokenizer")
+SUBJECTS = (DRAFT, TOKENIZER)
+CHILD = "appliance.cli.preflight.tokenizer_child"
+LOAD_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a process of its own made of a model's tokenizer."""
+
+    alone: bool
+    """Whether it had no network at all, rather than orders not to use it."""
+    tokens: int
+    """Tokens of one chat message, 0 where there is no chat template."""
+    problem: str
+    """Why it could not be loaded; empty if it could."""
+
+
+def check_pair(inquiry: Inquiry) -> Iterable[Check]:
+    """Lint the draft; load tokenizer and chat template in a process without a network."""
+    settings = inquiry.settings.worker
+    if not inquiry.worker:
+        yield from (subject.skipped("no worker runs on this machine") for subject in SUBJECTS)
+        return
+    try:
+        target, draft = read_pair(settings)
+    except ConfigurationError:
+        yield from (subject.skipped("the weights cannot be read; see weights.files") for subject in SUBJECTS)
+        return
+    if draft is None:
+        yield DRAFT.skipped(
+            "the target is served alone" if settings.method == "none" else f"{settings.method} needs none"
+        )
+    else:
+        yield judge_draft(
+            lint_pair(target, draft, context=settings.max_model_len), may_go=settings.bad_draft != "refuse"
+        )
+    if find_spec("transformers") is None:
+        yield TOKENIZER.skipped("no engine is installed here: ask in the worker's image")
+    else:
+        yield judge_tokenizer(load_tokenizer(target.path), chats=settings.task == "generate")
+
+
+def judge_draft(findings: tuple[Finding, ...], *, may_go: bool) -> Check:
+    """Decide on what lint found; `may_go` tells that the target would be served alone."""
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    first = next(iter(errors or findings), None)
+    if first is None:
+        return DRAFT.ok("fits its target")
+    more = f" (and {len(findings) - 1} more: `appliance draft lint`)" if len(findings) > 1 else ""
+    seen = f"{first.rule}: {first.message}{more}"
+    if errors and not may_go:
+        return DRAFT.fail(seen, first.advice)
+    return DRAFT.warn(f"{seen}; the target is served alone" if errors else seen, first.advice)
+
+
+def load_tokenizer(model: Path) -> Loaded:
+    """Load it as the engine would, in a process of its own."""
+    try:
+        environment = offline_environment(process_environment(), plugins=())
+        child = subprocess.run(  # noqa: S603 - our own module, by a list of arguments
+            [sys.executable, "-m", CHILD, str(model)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LOAD_SECONDS,
+            check=False,
+        )
+        # Libraries may print before; the answer is the last line.
+        answer = json.loads(child.stdout.rstrip().rpartition("\n")[2])
+        return Loaded(
+            alone=bool(answer["alone"]), tokens=int(answer["tokens"]), problem=str(answer["problem"])
+        )
+    except subprocess.TimeoutExpired:
+        return Loaded(alone=False, tokens=0, problem=f"nothing happened for {LOAD_SECONDS} s")
+    except ConfigurationError as error:
+        return Loaded(alone=False, tokens=0, problem=str(error))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Loaded(alone=False, tokens=0, problem=f"it could not be tried: {error}")
+
+
+def judge_tokenizer(loaded: Loaded, *, chats: bool) -> Check:
+    """Decide whether text becomes tokens without a network; `chats` tells that a chat template is wanted."""
+    how = "in a network namespace of its own" if loaded.alone else "offline by its environment"
+    if loaded.problem:
+        return TOKENIZER.fail(
+            f"{loaded.problem}", "copy the model's tokenizer files whole, with tokenizer_config.json"
+        )
+    if chats and not loaded.tokens:
+        todo = "put the model's chat_template.jinja beside it, or clients can use /v1/completions only"
+        return TOKENIZER.warn(f"the tokenizer loads {how}, and there is no chat template", todo)
+    seen = f"both load {how}: {loaded.tokens} tokens" if chats else f"it loads {how}"
+    return TOKENIZER.ok(seen)

@@ -1,0 +1,177 @@
+"""
+Whether a CPU can run a worker: instructions, cores, memory.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.cli.preflight.accelerator import (
+    cache_bytes,
+    look_at_build,
+    read_pair,
+    wants_gpu,
+)
+from appliance.cli.preflight.check import Check, Subject, gib
+from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.memory import Need, estimate
+from appliance.cli.preflight.nvml import look_at_driver
+from appliance.errors import ConfigurationError
+from appliance.infra.settings import WorkerSettings
+from appliance.serving.devices import Device, DeviceKind, choose_dtype, has_bfloat16
+
+INSTRUCTIONS = Subject("cpu.instructions", "CPU instructions")
+CORES = Subject("cpu.cores", "CPU cores")
+MEMORY = Subject("cpu.memory", "Memory")
+SUBJECTS = (INSTRUCTIONS, CORES, MEMORY)
+FEW_CORES = 2
+"""A worker's engine and its API server are processes of their own, and both compute."""
+REST_BYTES = 4 * 2**30
+"""Left for the engine's code, activations, gateway and system: a rule of thumb."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """What was seen of the CPU and its memory."""
+
+    flags: frozenset[str]
+    """Words of `flags` or `Features` in /proc/cpuinfo."""
+    bfloat16: bool
+    cores: float
+    """CPUs this process may use, a container's quota counted."""
+    free_bytes: int
+    """Memory this process may still take, a container's limit counted."""
+
+
+def check_cpu(inquiry: Inquiry) -> Iterable[Check]:
+    """Look at the CPU, where a worker is to run on it."""
+    settings = inquiry.settings.worker
+    if not inquiry.worker:
+        yield from (subject.skipped("no worker runs on this machine") for subject in SUBJECTS)
+        return
+    if wants_gpu(settings, look_at_driver(), look_at_build()):
+        yield from (subject.skipped("the worker runs on a GPU") for subject in SUBJECTS)
+        return
+    seen = look_at_processor()
+    yield judge_instructions(seen)
+    yield judge_cores(seen)
+    try:
+        target, draft = read_pair(settings)
+    except ConfigurationError:
+        yield MEMORY.skipped("the weights cannot be read; see weights.files")
+        return
+    device = Device(kind=DeviceKind.CPU, count=1, bfloat16=seen.bfloat16)
+    need = estimate(
+        target,
+        draft,
+        dtype=choose_dtype(settings.dtype, device),
+        context=settings.max_model_len,
+        cache_bytes=cache_bytes(settings),
+    )
+    yield judge_memory(settings, seen, need)
+
+
+def look_at_processor(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Processor:
+    """
+    Look at this machine.
+
+    Args:
+        proc: where the kernel shows itself.
+        groups: the process's control group (version 2), as a container sees it.
+    """
+    cpuinfo = _read(proc / "cpuinfo")
+    return Processor(
+        flags=_flags(cpuinfo),
+        bfloat16=has_bfloat16(cpuinfo),
+        cores=min(float(len(os.sched_getaffinity(0))), _quota(_read(groups / "cpu.max"))),
+        free_bytes=_free(
+            _read(proc / "meminfo"),
+            _read(groups / "memory.max"),
+            _read(groups / "memory.current"),
+            _read(groups / "memory.stat"),
+        ),
+    )
+
+
+def judge_instructions(seen: Processor) -> Check:
+    """Decide whether vLLM's CPU build, which has code for AVX2, AVX-512 and ARM's NEON, can run."""
+    arithmetic = "with bfloat16" if seen.bfloat16 else "no bfloat16, so arithmetic is float32"
+    if "avx512f" in seen.flags:
+        return INSTRUCTIONS.ok(f"AVX-512, {arithmetic}")
+    if "asimd" in seen.flags:
+        return INSTRUCTIONS.ok(f"NEON, {arithmetic}")
+    if "avx2" in seen.flags:
+        return INSTRUCTIONS.warn(
+            f"AVX2 without AVX-512, {arithmetic}", "expect fewer tokens per second; use a newer CPU"
+        )
+    return INSTRUCTIONS.fail(
+        "neither AVX2 nor NEON", "use another machine; in a virtual one, pass the host's CPU through"
+    )
+
+
+def judge_cores(seen: Processor) -> Check:
+    """Decide whether there are enough CPUs to make sense of."""
+    text = f"{seen.cores:g} usable"
+    if seen.cores < FEW_CORES:
+        return CORES.warn(text, f"give it at least {FEW_CORES}: engine and server are processes of their own")
+    return CORES.ok(text)
+
+
+def judge_memory(settings: WorkerSettings, seen: Processor, need: Need) -> Check:
+    """
+    Decide whether weights, KV cache and what the draft is owed fit, and one longest context in the KV cache.
+
+    What is owed is taken bit by bit, while speculation is stopped: a worker without room for it starts, and
+    is killed later.
+    """
+    cache = settings.cpu_kv_cache_gib * 2**30
+    owed = need.owed_beside(cache)
+    text = f"{gib(seen.free_bytes)} free: weights {gib(need.weights)}, KV cache {gib(cache)}"
+    if owed:
+        text = f"{text}, up to {gib(owed)} beside it for a draft that is not run"
+    taken = need.weights + cache + owed
+    if taken > seen.free_bytes:
+        return MEMORY.fail(text, "add memory, use a smaller model, or lower worker.cpu_kv_cache_gib")
+    if need.one_context > cache:
+        text = f"{text}, of which one context of {need.context} tokens takes {gib(need.one_context)}"
+        return MEMORY.fail(text, "raise worker.cpu_kv_cache_gib or lower worker.max_model_len")
+    if taken + REST_BYTES > seen.free_bytes:
+        return MEMORY.warn(text, f"leave {gib(REST_BYTES)} for the engine itself, gateway and system")
+    return MEMORY.ok(text)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _flags(cpuinfo: str) -> frozenset[str]:
+    for line in cpuinfo.splitlines():
+        name, _, words = line.partition(":")
+        if name.strip().lower() in {"flags", "features"}:
+            return frozenset(words.split())
+    return frozenset()
+
+
+def _quota(text: str) -> float:
+    quota, _, period = text.strip().partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else float("inf")
+
+
+def _free(meminfo: str, limit: str, current: str, stat: str) -> int:
+    """
+    Bytes by the kernel's own estimate, or by the container's limit if that is less.
+
+    Files that were read and may be dropped again, such as weights, count against the limit and keep nobody
+    out: Kubernetes, too, leaves `inactive_file` out of what a container uses.
+    """
+    lines = (line.split() for line in meminfo.splitlines())
+    available = next((int(words[1]) * 1024 for words in lines if words[:1] == ["MemAvailable:"]), 0)
+    limit, current = limit.strip(), current.strip()
+    if limit.isdigit() and current.isdigit():
+        cached = next((line for line in stat.splitlines() if line.startswith("inactive_file ")), "")
+        return min(available, int(limit) - int(current) + int(cached.partition(" ")[2] or 0))
+    return available

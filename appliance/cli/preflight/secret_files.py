@@ -1,0 +1,105 @@
+"""
+Whether settings and secrets are files as they should be: read by those who need them, and nobody else.
+"""
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from appliance.audit.keys import is_open_to_others, mldsa_path
+from appliance.cli.preflight.check import Check, Subject
+from appliance.cli.preflight.inquiry import Inquiry
+
+FILE = Subject("settings.file", "Settings file")
+SECRETS = Subject("settings.secrets", "Secret files")
+SUBJECTS = (FILE, SECRETS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenFile:
+    """One file that should be private."""
+
+    path: Path
+    mode: int
+    """Permission bits."""
+    is_open: bool
+    """Whether others may use it; of a key, as a start would judge it."""
+    by_group: bool
+    """Whether this process is not its owner, so that the group is how it was given the file."""
+
+
+def check_files(inquiry: Inquiry) -> Iterable[Check]:
+    """Look at the settings file and at every secret it leads to; what is written there is not judged."""
+    yield judge_settings_file(inquiry.settings_file, _mode(inquiry.settings_file))
+    yield judge_secrets(look_at_secrets(inquiry))
+
+
+def judge_settings_file(path: Path | None, mode: int | None) -> Check:
+    """Decide on the settings file, which was read and found valid."""
+    if path is None:
+        return FILE.ok("none; defaults and environment variables are valid")
+    if mode is not None and mode & stat.S_IWOTH:
+        return FILE.fail(f"{path} is valid, and anybody may change it", f"run `chmod o-w {path}`")
+    return FILE.ok(f"{path} is valid")
+
+
+def look_at_secrets(inquiry: Inquiry) -> tuple[SeenFile, ...]:
+    """Every secret file that the settings name or that an installation keeps, and that is there."""
+    settings, installation = inquiry.settings, inquiry.installation
+    key, master = installation.signing_key, settings.audit.payload_master_key_file
+    strict = [key, mldsa_path(key), master]
+    other = [
+        installation.control_token,
+        installation.admin_key,
+        settings.tls.key_file,
+        settings.tls.key_password_file,
+        settings.tls.command_key_file,
+        _password_file(installation.database_url),
+    ]
+    found = [_look(path, is_key=path in strict) for path in (*strict, *other) if path is not None]
+    return tuple(file for file in found if file is not None)
+
+
+def judge_secrets(files: tuple[SeenFile, ...]) -> Check:
+    """Decide on the permissions of secrets; whether a missing one may be missing is others' business."""
+    for file in files:
+        if file.is_open:
+            seen = f"{file.path} has mode {file.mode:04o}: others than its owner may use it"
+            return SECRETS.fail(seen, f"run `chmod 600 {file.path}`")
+    shared = [str(file.path) for file in files if file.mode & 0o070 and not file.by_group]
+    if shared:
+        todo = "give it mode 0600, unless that group is its owner's own"
+        return SECRETS.warn(f"its group may use {', '.join(shared)}", todo)
+    if not files:
+        return SECRETS.skipped("there are none yet; the first start makes them with mode 0600")
+    return SECRETS.ok(f"{len(files)} found, none open to others")
+
+
+def _look(path: Path, *, is_key: bool) -> SeenFile | None:
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    mode, by_group = stat.S_IMODE(seen.st_mode), seen.st_uid != os.geteuid()
+    is_open = is_open_to_others(seen) if is_key else bool(mode & 0o007)
+    return SeenFile(path=path, mode=mode, is_open=is_open, by_group=by_group)
+
+
+def _mode(path: Path | None) -> int | None:
+    try:
+        return None if path is None else stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return None
+
+
+def _password_file(url: str) -> Path | None:
+    try:
+        named = make_url(url).query.get("password_file")
+    except ArgumentError:
+        return None
+    return Path(named) if isinstance(named, str) else None

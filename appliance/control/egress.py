@@ -1,0 +1,143 @@
+"""
+The egress check of a running gateway: made at the start, by the clock and on request, and told everywhere.
+
+Each check is an `egress.attested` entry, metrics and a line in the operator log.  Gateways that share a log
+each attest for themselves, since each has a network of its own.  A crash loses at most the check under way,
+and the next start makes one.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from appliance.audit.pending import Receipt
+from appliance.audit.registry import EntryType
+from appliance.audit.sink import AuditSink
+from appliance.errors import AuditError, ControlRefusedError
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import EgressSettings
+from appliance.sovereignty.egress.plan import digest_of
+from appliance.sovereignty.egress.probe import Observation
+from appliance.sovereignty.egress.probing import is_walled
+from appliance.sovereignty.egress.report import Report, Trigger
+from appliance.sovereignty.egress.standing import Standing
+from appliance.sovereignty.egress.verdict import Verdict
+
+
+class EgressWatch:
+    """Makes the checks of one gateway, and knows how it stands after them."""
+
+    def __init__(
+        self,
+        *,
+        settings: EgressSettings,
+        observe: Callable[[], Observation] | None,
+        audit: AuditSink,
+        gateway: str,
+        host: str,
+        metrics: Metrics,
+        logger: Logger,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        """
+        Know nothing yet.
+
+        Args:
+            settings: the `egress` section.
+            observe: makes all attempts and waits for them, in a thread; None where `egress.mode` is `off`.
+            audit: where each check is made evidence.
+            gateway: name of this gateway in the log.
+            host: name of this machine.
+            metrics: told of each check.
+            logger: the operator log.
+            clock: Unix time.
+            monotonic: a steady clock, in seconds.
+        """
+        self._settings, self._observe = settings, observe
+        self._audit, self._gateway, self._host = audit, gateway, host
+        self._metrics, self._logger = metrics, logger
+        self._clock, self._monotonic = clock, monotonic
+        self._one_at_a_time = asyncio.Lock()
+        self.standing = Standing(mode=settings.mode)
+        """How this gateway stands now."""
+        for verdict in Verdict:  # a verdict that never came is 0, not missing
+            metrics.egress_verdict.labels(verdict).set(0)
+            metrics.egress_checks.labels(verdict)
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        if self._observe is None:
+            return
+        trigger = Trigger.START
+        while True:
+            report = await self._check(trigger, self._observe)
+            try:
+                await self._record(report)
+            except AuditError as error:
+                # The log's own health says so too, and refuses requests where it should.
+                self._logger.warning(
+                    "audit_entry_refused", reason=str(EntryType.EGRESS_ATTESTED), error=str(error)
+                )
+            trigger = Trigger.SCHEDULE
+            soon = min(self._settings.retry_seconds, self._settings.interval_seconds)
+            is_closed = report.verdict is Verdict.CLOSED
+            await asyncio.sleep(self._settings.interval_seconds if is_closed else soon)
+
+    async def check(self, actor: str) -> tuple[Report, Receipt]:
+        """
+        Check now, for somebody who asks.
+
+        Args:
+            actor: who does.
+
+        Returns:
+            The report, and where its entry stands.
+
+        Raises:
+            ControlRefusedError: `egress.mode` is `off`.
+            AuditError: it was made and is in force, but could not be recorded.
+        """
+        if self._observe is None:
+            message = "egress.mode is off: set warn or strict and restart, or run `appliance egress check`"
+            raise ControlRefusedError(message)
+        report = await self._check(Trigger.REQUEST, self._observe)
+        return report, await self._record(report, actor=actor)
+
+    async def _check(self, trigger: Trigger, observe: Callable[[], Observation]) -> Report:
+        async with self._one_at_a_time:
+            began = self._monotonic()
+            observation = await asyncio.to_thread(observe)
+            now = self._clock()
+            report = Report.of(
+                observation,
+                time=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+                host=self._host,
+                trigger=trigger,
+                settings=digest_of(self._settings),
+                walled=is_walled(),
+                seconds=self._monotonic() - began,
+            )
+            self.standing = self.standing.after(report)
+        for verdict in Verdict:
+            self._metrics.egress_verdict.labels(verdict).set(verdict is report.verdict)
+        self._metrics.egress_checks.labels(report.verdict).inc()
+        self._metrics.egress_time.set(now)
+        say = {
+            Verdict.CLOSED: self._logger.info,
+            Verdict.OPEN: self._logger.error,
+            Verdict.INCONCLUSIVE: self._logger.warning,
+        }[report.verdict]
+        say(
+            "egress_checked",
+            state=str(report.verdict),
+            detail=report.why,
+            reason=str(trigger),
+            seconds=round(report.seconds, 3),
+        )
+        return report
+
+    async def _record(self, report: Report, *, actor: str | None = None) -> Receipt:
+        fields = report.to_entry() | {"gateway": self._gateway} | ({"actor": actor} if actor else {})
+        return await self._audit.confirm(self._audit.submit(EntryType.EGRESS_ATTESTED, **fields))

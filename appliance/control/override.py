@@ -1,0 +1,269 @@
+"""
+What an operator has ordered of a worker's speculation, for a while, against the monitor.
+
+Kept in the audit log's database, because the gateway that is asked may not be the one that acts.
+An override always ends: one that was forgotten must not decide for good.  Reading fails with an
+error, and control then goes by what it read last; writing fails closed, and nothing is in force.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Double,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    delete,
+    insert,
+    select,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from appliance.errors import ControlUnavailableError, InvalidRequestError
+from appliance.infra.database import first_line, open_database
+from appliance.speculation.values import SpeculationMode
+
+EVERY_WORKER = "*"
+AUTO = "auto"
+MODES = (SpeculationMode.SPECULATIVE, SpeculationMode.TARGET_ONLY)
+SHORTEST_SECONDS, USUAL_SECONDS, LONGEST_SECONDS = 60, 3600, 7 * 86400
+LONGEST_NOTE = 200
+BUSY_SECONDS = 5.0
+
+_metadata = MetaData()
+_overrides = Table(
+    "speculation_override",
+    _metadata,
+    Column("worker", Text, primary_key=True),
+    Column("mode", Text, nullable=False),
+    Column("draft_tokens", Integer),
+    Column("actor", Text, nullable=False),
+    Column("note", Text, nullable=False),
+    Column("since", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One order, in force from `since` until just before `expires_at`, both Unix time."""
+
+    worker: str
+    """Id of a worker, or `*` for all that have no override of their own."""
+    mode: SpeculationMode
+    """`speculative` or `target_only`."""
+    draft_tokens: int | None = None
+    """Draft tokens at every batch size; None for the most the worker is prepared for."""
+    actor: str
+    note: str
+    since: float
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverrideRequest:
+    """What an operator asked for."""
+
+    worker: str
+    mode: SpeculationMode | None
+    """None ends the override."""
+    draft_tokens: int | None = None
+    seconds: int = USUAL_SECONDS
+    note: str = ""
+
+    def made_by(self, actor: str, now: float) -> Override | None:
+        """The override it asks for, or None where it ends one."""
+        if self.mode is None:
+            return None
+        return Override(
+            worker=self.worker,
+            mode=self.mode,
+            draft_tokens=self.draft_tokens,
+            actor=actor,
+            note=self.note,
+            since=now,
+            expires_at=now + self.seconds,
+        )
+
+
+def in_force(overrides: Iterable[Override], now: float) -> tuple[Override, ...]:
+    """Those that have not expired."""
+    return tuple(order for order in overrides if now < order.expires_at)
+
+
+def override_for(overrides: Iterable[Override], worker: str, now: float) -> Override | None:
+    """The order a worker is under now: its own goes before the one for all; expired ones are none."""
+    standing = {order.worker: order for order in in_force(overrides, now)}
+    return standing.get(worker) or standing.get(EVERY_WORKER)
+
+
+def parse_override(members: Mapping[str, Any]) -> OverrideRequest:
+    """
+    Read the body of an override; whether the worker exists is not looked at.
+
+    Raises:
+        InvalidRequestError: a member is missing, unknown, of the wrong type or out of bounds.
+    """
+    unknown = sorted(members.keys() - {"worker", "mode", "draft_tokens", "seconds", "note"})
+    if unknown:
+        message = f"`{unknown[0]}` is not known here; use worker, mode, draft_tokens, seconds and note."
+        raise InvalidRequestError(message, param=unknown[0])
+    worker, mode = members.get("worker"), members.get("mode")
+    if not isinstance(worker, str) or not worker:
+        message = "`worker` must be the id of a worker, or `*` for all."
+        raise InvalidRequestError(message, param="worker")
+    if mode not in (*MODES, AUTO):
+        message = "`mode` must be `speculative`, `target_only` or `auto`."
+        raise InvalidRequestError(message, param="mode")
+    return OverrideRequest(
+        worker=worker,
+        mode=None if mode == AUTO else SpeculationMode(mode),
+        draft_tokens=_parse_draft_tokens(members.get("draft_tokens"), mode),
+        seconds=_parse_seconds(members.get("seconds", USUAL_SECONDS)),
+        note=parse_note(members.get("note", "")),
+    )
+
+
+def parse_note(note: object) -> str:
+    """
+    Read what an operator wrote about why.
+
+    Raises:
+        InvalidRequestError: it is not one line of at most 200 characters.
+    """
+    if not isinstance(note, str) or len(note) > LONGEST_NOTE or not note.isprintable():
+        message = f"`note` must be one line of at most {LONGEST_NOTE} characters."
+        raise InvalidRequestError(message, param="note")
+    return note
+
+
+def _parse_draft_tokens(draft_tokens: object, mode: object) -> int | None:
+    if draft_tokens is None:
+        return None
+    if mode != SpeculationMode.SPECULATIVE:
+        message = "`draft_tokens` goes with the mode `speculative` only."
+        raise InvalidRequestError(message, param="draft_tokens")
+    if not isinstance(draft_tokens, int) or isinstance(draft_tokens, bool) or draft_tokens < 1:
+        message = "`draft_tokens` must be a whole number from 1 on."
+        raise InvalidRequestError(message, param="draft_tokens")
+    return draft_tokens
+
+
+def _parse_seconds(seconds: object) -> int:
+    if (
+        not isinstance(seconds, int)
+        or isinstance(seconds, bool)
+        or not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS
+    ):
+        message = f"`seconds` must be a whole number from {SHORTEST_SECONDS} to {LONGEST_SECONDS}."
+        raise InvalidRequestError(message, param="seconds")
+    return seconds
+
+
+class OverrideStore(Protocol):
+    """Where overrides are kept; every method may raise `ControlUnavailableError`."""
+
+    async def put(self, override: Override) -> None:
+        """Put an override in force; one for the same worker is replaced.  Durable on return."""
+        ...
+
+    async def delete(self, worker: str) -> bool:
+        """End the override of a worker, or of all (`*`); whether there was one.  Durable on return."""
+        ...
+
+    async def list(self) -> tuple[Override, ...]:
+        """Every override there is, ordered by worker; some may have expired."""
+        ...
+
+
+class SqlOverrideStore:
+    """
+    Overrides in a SQL database: SQLite file or PostgreSQL, by SQLAlchemy URL.
+
+    Raises:
+        ConfigurationError: the URL cannot be used at all.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
+        self._reader = self._engine.execution_options(writes=False)
+        self._has_table = False
+
+    def close(self) -> None:
+        """Give back every connection."""
+        self._engine.dispose()
+
+    async def put(self, override: Override) -> None:  # noqa: D102 - see the protocol
+        await asyncio.to_thread(self._put, override)
+
+    async def delete(self, worker: str) -> bool:  # noqa: D102
+        return await asyncio.to_thread(self._delete, worker)
+
+    async def list(self) -> tuple[Override, ...]:  # noqa: D102
+        return await asyncio.to_thread(self._list)
+
+    def _put(self, override: Override) -> None:
+        replaced = (_overrides.c.worker == override.worker) | (_overrides.c.expires_at <= override.since)
+        with self._transaction("written") as connection:
+            connection.execute(delete(_overrides).where(replaced))
+            connection.execute(
+                insert(_overrides).values(
+                    worker=override.worker,
+                    mode=str(override.mode),
+                    draft_tokens=override.draft_tokens,
+                    actor=override.actor,
+                    note=override.note,
+                    since=override.since,
+                    expires_at=override.expires_at,
+                )
+            )
+
+    def _delete(self, worker: str) -> bool:
+        with self._transaction("written") as connection:
+            ended = connection.execute(delete(_overrides).where(_overrides.c.worker == worker))
+            return ended.rowcount > 0
+
+    def _list(self) -> tuple[Override, ...]:
+        if not self._has_table:
+            with self._transaction("opened"):
+                pass
+        with self._errors("read"), self._reader.begin() as connection:
+            rows = connection.execute(select(_overrides).order_by(_overrides.c.worker)).all()
+        return tuple(
+            Override(
+                worker=row.worker,
+                mode=SpeculationMode(row.mode),
+                draft_tokens=row.draft_tokens,
+                actor=row.actor,
+                note=row.note,
+                since=row.since,
+                expires_at=row.expires_at,
+            )
+            for row in rows
+        )
+
+    @contextmanager
+    def _transaction(self, verb: str) -> Iterator[Connection]:
+        """One transaction that writes, in a database that has the table."""
+        with self._errors(verb):
+            with self._engine.begin() as connection:
+                if not self._has_table:
+                    _metadata.create_all(connection)
+                yield connection
+            self._has_table = True
+
+    @contextmanager
+    def _errors(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            self._has_table = False  # what was made in this transaction is gone with it
+            message = f"the speculation overrides could not be {verb}: {first_line(error)}"
+            raise ControlUnavailableError(message) from error

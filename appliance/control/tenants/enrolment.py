@@ -1,0 +1,93 @@
+"""
+Who may call when a gateway starts: what the tenants file says, and at the very first start an admin.
+
+The file is imported at each start: it adds and changes, and removes nothing.  The first start on a
+database makes the tenants `operator` and `demo` with a key each; with a file there is no `demo`, and
+an admin key only if the file has none.
+"""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from appliance.control.tenants.registrar import Registrar
+from appliance.errors import ConfigurationError
+from appliance.infra.data_directory import Installation, write_private
+from appliance.tenancy import KEY_BYTES, ApiKey, Tenant, make_key, parse_tenants
+from appliance.tenancy.edits import Tenants, add_key, import_tenants
+from appliance.tenancy.roster import Roster, has_admin
+
+OPERATOR = "operator"
+DEMO = "demo"
+
+
+async def enrol(
+    registrar: Registrar,
+    installation: Installation,
+    *,
+    file: Path | None,
+    actor: str,
+    clock: Callable[[], float],
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+) -> tuple[Roster, dict[str, str]]:
+    """
+    Bring the database up to the file, and make the first keys where nobody has ever had one.
+
+    Args:
+        registrar: changes the database.
+        installation: where the admin key is kept.
+        file: the tenants file; None for the one in the data directory, if there is one.
+        actor: who starts the gateway, as the audit log names them.
+        clock: seconds since the epoch.
+        random_bytes: source of randomness for keys.
+
+    Returns:
+        What is in force, and the keys made just now by what they are for: this is the only time
+        they can be shown.
+
+    Raises:
+        ConfigurationError: the file cannot be read or used.
+    """
+    wanted = _load(installation, file)
+    now, before = int(clock()), await registrar.roster()
+    is_first = before.generation == 0
+    lacks_admin = is_first and not has_admin(wanted or (), now)
+    admin_text, admin = make_key(random_bytes(KEY_BYTES), admin=True, created_at=now)
+    demo_text, demo = make_key(random_bytes(KEY_BYTES), created_at=now)
+
+    def edit(tenants: Tenants) -> Tenants:
+        enrolled = import_tenants(tenants, wanted or (), prune=False, now=now)
+        if tenants or not is_first:
+            return enrolled  # another gateway may have been first meanwhile
+        if lacks_admin:
+            enrolled = _with_key(enrolled, Tenant(name=OPERATOR, models=()), admin)
+        if wanted is None:
+            enrolled = _with_key(enrolled, Tenant(name=DEMO), demo)
+        return enrolled
+
+    if lacks_admin:
+        # In the file before it opens anything: a crash in between leaves a file the next start replaces.
+        write_private(installation.admin_key, admin_text + "\n")
+    after = await registrar.apply(edit, actor=actor)
+    made = {key.key_id for tenant in after.tenants for key in tenant.keys}
+    shown = {"admin": (admin_text, admin), "demo tenant": (demo_text, demo)}
+    if lacks_admin and admin.key_id not in made:
+        installation.admin_key.unlink(missing_ok=True)
+    return after, {purpose: text for purpose, (text, key) in shown.items() if key.key_id in made}
+
+
+def _with_key(tenants: Tenants, tenant: Tenant, key: ApiKey) -> Tenants:
+    """The tenants with one more key, and with the tenant it is for."""
+    if all(each.name != tenant.name for each in tenants):
+        tenants = (*tenants, tenant)
+    return add_key(tenants, tenant.name, key)
+
+
+def _load(installation: Installation, file: Path | None) -> Tenants | None:
+    path = file or installation.tenants
+    if file is None and not path.exists():
+        return None
+    try:
+        return parse_tenants(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the tenants file {path}: {error}") from error

@@ -1,0 +1,165 @@
+"""
+Operators' say in which workers there are: take over the list anew, keep requests away from one, let it back.
+
+An order is recorded before it is in force: when the audit log takes no entry, nothing changes.  Each
+gateway has a list of its own; an order to one is no order to the others.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from appliance.audit.registry import EntryType
+from appliance.errors import ApplianceError, ConfigurationError, ControlRefusedError
+from appliance.infra.logs import Logger
+from appliance.infra.settings import Settings
+from appliance.serving.discovery import Changes, Discovery, parse_service, workers_at
+from appliance.serving.pool import WorkerPool
+from appliance.serving.worker import WorkerId, WorkerSnapshot
+from appliance.sovereignty.ports import pool_ports
+from appliance.sovereignty.wall import NO_WALL, Wall
+
+
+class Record(Protocol):
+    """Makes an entry durable, or fails with `AuditError`."""
+
+    def __call__(self, entry_type: EntryType, /, **fields: Any) -> Awaitable[Any]:  # noqa: ANN401 - see the registry
+        """Append one entry."""
+
+
+class WorkerList:
+    """The workers of one gateway, as far as operators decide about them."""
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        discovery: Discovery,
+        settings: Settings,
+        read_settings: Callable[[], Settings],
+        record: Record,
+        logger: Logger,
+        wall: Wall = NO_WALL,
+    ) -> None:
+        """
+        Prepare; nothing changes before an order.
+
+        Args:
+            pool: the workers.
+            discovery: knows the list.
+            settings: those in force.
+            read_settings: reads them anew, file and environment; raises `ConfigurationError`.
+            record: the audit log.
+            logger: told of orders.
+            wall: what this process can connect to.
+        """
+        self._pool = pool
+        self._discovery = discovery
+        self._settings = settings
+        self._read_settings = read_settings
+        self._record = record
+        self._logger = logger
+        self._wall = wall
+
+    async def reload(self, actor: str) -> Changes:
+        """
+        Take over `pool.urls` and `pool.discover` from the settings file as it is now, and nothing else of it.
+
+        Args:
+            actor: who wants it.
+
+        Raises:
+            ControlRefusedError: the settings cannot be read or are wrong, in one line; all stays as it is.
+            AuditError: the change could not be recorded; all stays as it is.
+        """
+        try:
+            fresh = self._read_settings().pool
+            workers_at(fresh.urls)
+            if fresh.discover is not None:
+                parse_service(fresh.discover)
+            self._wall.check(pool_ports(fresh), "pool")
+        except ConfigurationError as error:
+            raise ControlRefusedError(str(error)) from error
+        before = self._settings.pool
+        changed = [name for name in ("urls", "discover") if getattr(before, name) != getattr(fresh, name)]
+        if changed:
+            pool = before.model_copy(update={name: getattr(fresh, name) for name in changed})
+            settings = self._settings.model_copy(update={"pool": pool})
+            await self._record(
+                EntryType.CONFIG_CHANGED,
+                digest=digest_of(settings),
+                previous_digest=digest_of(self._settings),
+                changes=tuple(f"pool.{name}" for name in changed),
+                actor=actor,
+            )
+            self._settings = settings
+        changes = self._discovery.replace(fresh.urls, fresh.discover)
+        self._logger.info("workers_reloaded", count=len(changes.joined) + len(changes.left))
+        return changes
+
+    async def reload_on(self, wish: asyncio.Event, actor: str) -> None:
+        """Reload whenever the event is set; one that fails is logged, and all stays as it is."""
+        while True:
+            await wish.wait()
+            wish.clear()
+            try:
+                await self.reload(actor)
+            except ApplianceError as error:
+                self._logger.warning("workers_reload_failed", error=str(error))
+
+    async def drain(self, worker_id: WorkerId, *, actor: str, note: str, force: bool) -> None:
+        """
+        Send a worker nothing more until `undrain`; what it has is finished.
+
+        Args:
+            worker_id: which; it must be in the pool.
+            actor: who wants it.
+            note: why, in their words.
+            force: whether it may be the last one that serves some model.
+
+        Raises:
+            ControlRefusedError: nobody else would serve one of its models, and it is not forced.
+            AuditError: it could not be recorded; all stays as it is.
+        """
+        missed = None if force else last_of(self._pool.snapshots, worker_id)
+        if missed is not None:
+            message = f"worker {worker_id} is the last one that serves {missed}: start another, or use force"
+            raise ControlRefusedError(message)
+        await self._order(worker_id, drained=True, actor=actor, note=note)
+
+    async def undrain(self, worker_id: WorkerId, *, actor: str, note: str) -> None:
+        """
+        Let a worker take requests again, once it is healthy.
+
+        Raises:
+            AuditError: it could not be recorded; all stays as it is.
+        """
+        await self._order(worker_id, drained=False, actor=actor, note=note)
+
+    async def _order(self, worker_id: WorkerId, *, drained: bool, actor: str, note: str) -> None:
+        await self._record(
+            EntryType.WORKER_DRAINED,
+            worker=worker_id,
+            drained=drained,
+            actor=actor,
+            **({"note": note} if note else {}),
+        )
+        self._pool.set_drained(worker_id, drained)
+        self._logger.info("worker_drained" if drained else "worker_undrained", worker=worker_id)
+
+
+def last_of(snapshots: tuple[WorkerSnapshot, ...], worker_id: WorkerId) -> str | None:
+    """A model that only this one of the workers takes requests for; None if there is none."""
+    takers = [seen for seen in snapshots if seen.takes_requests]
+    mine = next((seen for seen in takers if seen.worker.worker_id == worker_id), None)
+    others = [seen for seen in takers if seen is not mine]
+    names = [served.name for served in mine.models] if mine is not None else []
+    return next((name for name in names if not any(other.serves(name) for other in others)), None)
+
+
+def digest_of(settings: Settings) -> str:
+    """SHA-256 of all settings as JSON with sorted keys, in hex; secrets are not in them, only their files."""
+    text = json.dumps(settings.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""The built-in trainer: an EAGLE head trained by one process."""

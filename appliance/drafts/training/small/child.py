@@ -1,0 +1,285 @@
+"""
+The training itself, in a process of its own: `python -m appliance.drafts.training`.
+
+It reads a job and its samples from standard input and says on standard output, one line of JSON each, how
+far it is and how it ended.  It can be ended at any moment: by SIGTERM, which it answers with a checkpoint,
+or by anything else, after which the same job goes on from the last checkpoint.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from appliance.audit.keys import sync_directory
+from appliance.drafts.training.job import Given, Job
+from appliance.drafts.training.outcome import Flags, Outcome, write_outcome
+from appliance.drafts.training.progress import Point, append_point, forget_after, read_points
+from appliance.drafts.training.run_directory import RunDirectory, storage_error, sync_files
+from appliance.drafts.training.small.checkpoint import load_checkpoint, save_checkpoint
+from appliance.drafts.training.small.clock import Clock
+from appliance.drafts.training.small.corpus import Document, read_corpus
+from appliance.drafts.training.small.files import StoredHead, load_head, new_head, save_head
+from appliance.drafts.training.small.loop import Measured, Trainer, collate, side_by_side
+from appliance.drafts.training.small.precision import choose_device
+from appliance.drafts.training.small.schedule import learning_rate, timed_rate
+from appliance.drafts.training.small.target import Batch, FrozenTarget, load_target
+from appliance.drafts.training.windows import Feed, Place, plan_epoch
+from appliance.errors import DraftRefusedError
+
+CHECKPOINT_STEPS = 200
+CHECKPOINT_SECONDS = 60.0
+POINTS = 500
+"""Most lines of progress that a training of so many steps leaves."""
+POINT_SECONDS = 2.0
+"""The same for one of so many minutes: time between two."""
+MEASUREMENTS = 5
+"""Times that held-out samples are measured, the end included."""
+MEASURED_BATCHES = 16
+"""Most batches of held-out samples."""
+TOOL = "appliance small backend"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How it went."""
+
+    step: int
+    finished: bool
+    """Whether the draft is there; otherwise it was stopped."""
+
+
+class Training:
+    """One job, from its data to a draft in the run's directory."""
+
+    def __init__(
+        self,
+        job: Job,
+        given: Given,
+        *,
+        report: Callable[[Point], None],
+        is_stopped: Callable[[], bool],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Load what is needed.
+
+        Raises:
+            ApplianceError: weights, data or the run's directory are not what they have to be.
+        """
+        self._job, self._given, self._recipe = job, given, job.recipe
+        self._run = RunDirectory(path=Path(job.run))
+        self._report, self._is_stopped, self._clock = report, is_stopped, Clock(now=now)
+        self._run.claim(job, given)
+        self._device = choose_device(job.device)
+        torch.manual_seed(self._recipe.seed)
+        target = load_target(Path(job.target), self._device)
+        self._stored = _open_head(job, target)
+        sliding = self._stored.head.shape.sliding_window
+        if sliding is not None and sliding < self._recipe.window:
+            raise DraftRefusedError(
+                f"the draft looks back {sliding} tokens, fewer than --window {self._recipe.window}: say less"
+            )
+        _refuse_strangers(given, self._stored.head.shape.vocabulary)
+        self._trainer = Trainer(self._stored.head, target, self._recipe, self._device)
+        self._texts = given.training
+        self._own = max(1, round(self._recipe.batch * (1 - self._recipe.corpus_share)))
+        self._documents: list[Document] = []
+        if job.corpus is not None and self._own < self._recipe.batch:
+            self._documents = read_corpus(Path(job.corpus), Path(job.target))
+        self._seen: set[int] = set()
+        self._step = 0
+
+    def run(self) -> Ended:
+        """
+        Train until the job is done or somebody stops it.
+
+        Raises:
+            ApplianceError: the numbers ran away, or the disk failed.
+        """
+        if self._run.draft.exists():
+            return Ended(step=self._recipe.steps or 0, finished=True)
+        state = load_checkpoint(self._run.path)
+        feed, general = self._feeds(state)
+        self._begin(state)
+        saved = self._clock.elapsed
+        while (done := self._done()) < 1:
+            if self._is_stopped():
+                self._save(feed, general)
+                return Ended(step=self._step, finished=False)
+            rate = self._rate()
+            batch = self._next_batch(feed, general)
+            self._trainer.step(batch, rate)
+            self._step += 1
+            self._note(self._point(rate), before=done)
+            spent = self._clock.elapsed
+            if self._step % CHECKPOINT_STEPS == 0 or spent - saved >= CHECKPOINT_SECONDS:
+                self._save(feed, general)
+                saved = spent
+        self._save(feed, general)
+        self._finish()
+        return Ended(step=self._step, finished=True)
+
+    def _feeds(self, state: dict[str, Any] | None) -> tuple[Feed, Feed | None]:
+        recipe, places = self._recipe, {} if state is None else state["places"]
+
+        def feed(texts: Any, batch: int, seed: int, name: str) -> Feed:  # noqa: ANN401 - any sequence of texts
+            place = None if name not in places else Place(**places[name])
+            return Feed(texts, batch=batch, window=recipe.window, seed=seed, place=place)
+
+        general = recipe.batch - self._own
+        own = feed(self._texts, self._own, recipe.seed, "own")
+        if not self._documents:
+            return own, None
+        return own, feed(self._documents, general, recipe.seed + 1, "general")
+
+    def _begin(self, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            self._trainer.restore(state)
+            self._step, self._seen = state["step"], set(state["seen"])
+        # What was noted after the checkpoint is about to happen again.
+        try:
+            forget_after(self._run.progress, self._step)
+        except OSError as error:
+            raise storage_error(self._run.path, error) from error
+        self._clock.start(0.0 if state is None else state["elapsed"])
+
+    def _next_batch(self, feed: Feed, general: Feed | None) -> Batch:
+        windows = feed.next_step()
+        self._seen.update(window.text for window in windows)
+        batch = collate(self._texts, windows, self._recipe.unroll)
+        if general is None:
+            return batch
+        return side_by_side(batch, collate(self._documents, general.next_step(), self._recipe.unroll))
+
+    def _done(self) -> float:
+        """Share of the training that is behind us."""
+        if self._recipe.steps is not None:
+            return self._step / self._recipe.steps
+        return self._clock.elapsed / ((self._recipe.minutes or 0) * 60)
+
+    def _rate(self) -> float:
+        recipe = self._recipe
+        if recipe.steps is not None:
+            return learning_rate(self._step, recipe.steps, recipe.rate)
+        return timed_rate(self._clock.elapsed, (recipe.minutes or 0) * 60, recipe.rate)
+
+    def _point(self, rate: float) -> Point:
+        return Point(
+            step=self._step,
+            elapsed=self._clock.elapsed,
+            done=min(1.0, self._done()),
+            loss=self._trainer.loss,
+            agreement=self._trainer.agreement,
+            rate=rate,
+        )
+
+    def _note(self, point: Point, *, before: float) -> None:
+        """Report a step; write down some of them, and measure held-out samples now and then."""
+        measured = None
+        if point.done < 1 and int(before * MEASUREMENTS) < int(point.done * MEASUREMENTS):
+            measured = self._measure()
+        if measured is not None:
+            point = _with(point, measured)
+        self._report(point)
+        every = max(1, (self._recipe.steps or 0) // POINTS)
+        due = point.step % every == 0 if self._recipe.steps else self._is_time(before, point.done)
+        if due or measured is not None:
+            try:
+                append_point(self._run.progress, point)
+            except OSError as error:
+                raise storage_error(self._run.path, error) from error
+
+    def _is_time(self, before: float, done: float) -> bool:
+        """Whether a training by the clock has come by the next of its points."""
+        parts = max(1, min(POINTS, int((self._recipe.minutes or 0) * 60 / POINT_SECONDS)))
+        return int(done * parts) > int(before * parts)
+
+    def _measure(self) -> Measured | None:
+        """Measure on held-out samples; None where there are none."""
+        held_out = self._given.held_out
+        steps = plan_epoch(
+            held_out, batch=self._recipe.batch, window=self._recipe.window, seed=self._recipe.seed, epoch=0
+        )
+        chosen = steps[:MEASURED_BATCHES]
+        if not chosen:
+            return None
+        return self._trainer.measure(collate(held_out, step, self._recipe.unroll) for step in chosen)
+
+    def _save(self, feed: Feed, general: Feed | None) -> None:
+        places = {"own": _place(feed)} | ({} if general is None else {"general": _place(general)})
+        save_checkpoint(
+            self._run.path,
+            {
+                **self._trainer.state(),
+                "step": self._step,
+                "elapsed": self._clock.elapsed,
+                "places": places,
+                "seen": sorted(self._seen),
+            },
+        )
+
+    def _finish(self) -> None:
+        """Put the draft together beside its place, and move it there in one step."""
+        measured = self._measure()
+        point = self._point(0.0)
+        if measured is not None:
+            point = _with(point, measured)
+        shape = self._stored.head.shape
+        used = tuple(self._texts[number] for number in sorted(self._seen))
+        outcome = Outcome(
+            flags=Flags(
+                fc_norm=shape.fc_norm,
+                norm_output=shape.norm_output,
+                norm_before_fc=shape.norm_before_fc,
+                aux_layers=shape.aux_layers,
+            ),
+            tool=TOOL,
+            longest=min(self._recipe.window, max(len(text.token_ids) for text in used)),
+            steps=self._step,
+            used=used,
+            details={"optimizer": "AdamW", "device": self._device, "torch": str(torch.__version__)},
+            acceptance_length=None if measured is None else measured.acceptance_length,
+        )
+        try:
+            append_point(self._run.progress, point)
+            shutil.rmtree(self._run.partial, ignore_errors=True)
+            self._run.partial.mkdir(mode=0o700)
+            save_head(self._stored, self._run.partial)
+            points = read_points(self._run.progress)
+            write_outcome(self._run.partial, self._job, self._given, outcome, points)
+            sync_files(self._run.partial)
+            self._run.partial.rename(self._run.draft)
+            sync_directory(self._run.path)
+        except OSError as error:
+            raise storage_error(self._run.path, error) from error
+
+
+def _refuse_strangers(given: Given, vocabulary: int) -> None:
+    """Raise DraftRefusedError where a sample has tokens that the target has none of."""
+    largest = max((max(sample.token_ids, default=0) for sample in given.samples), default=0)
+    if largest >= vocabulary:
+        raise DraftRefusedError(
+            f"a sample has the token {largest}, and the target a vocabulary of {vocabulary}: harvest "
+            "again with the target's own tokenizer"
+        )
+
+
+def _open_head(job: Job, target: FrozenTarget) -> StoredHead:
+    config = json.loads((Path(job.target) / "config.json").read_text(encoding="utf-8"))
+    if job.parent is None:
+        return new_head(config, target.output)
+    return load_head(Path(job.parent), config, target.output)
+
+
+def _with(point: Point, measured: Measured) -> Point:
+    return replace(point, held_out=measured.agreement, acceptance_length=measured.acceptance_length)
+
+
+def _place(feed: Feed) -> dict[str, int]:
+    return {"epoch": feed.place.epoch, "index": feed.place.index}

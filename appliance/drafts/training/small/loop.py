@@ -1,0 +1,177 @@
+"""
+One optimiser step after the other: what every training here is made of.
+
+Nothing in a step is left to chance, so that the same head, data and recipe on the same machine come out the
+same, bit for bit, however often the training was interrupted.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.small.head import DraftHead
+from appliance.drafts.training.small.loss import Unrolled, unrolled_loss
+from appliance.drafts.training.small.precision import mixed_precision
+from appliance.drafts.training.small.target import Batch, FrozenTarget
+from appliance.drafts.training.windows import Text, Window
+from appliance.errors import DraftRefusedError
+
+BETAS = (0.9, 0.95)
+LARGEST_GRADIENT = 1.0
+SMOOTH = 0.95
+"""How much of a shown number is its past."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """How a head does on texts it is not trained on."""
+
+    agreement: tuple[float, ...]
+    """Of each draft token, how often it is the target's first choice."""
+    acceptance_length: float
+    """Mean tokens per draft with the bonus token, if verification were greedy."""
+    drafts: int
+
+
+class Trainer:
+    """A head, its target and its optimiser."""
+
+    def __init__(self, head: DraftHead, target: FrozenTarget, recipe: Recipe, device: str) -> None:
+        head.to_device(device)
+        head.train()
+        self.head, self._target, self._recipe, self._device = head, target, recipe, device
+        self._optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.rate, betas=BETAS)
+        self._agreement: list[float] = []
+        self._loss: float | None = None
+
+    @property
+    def loss(self) -> float:
+        """Smoothed over the last steps; 0 before the first."""
+        return self._loss or 0.0
+
+    @property
+    def agreement(self) -> tuple[float, ...]:
+        """The same of each draft token's agreement with the target's first choice."""
+        return tuple(self._agreement)
+
+    def step(self, batch: Batch, rate: float) -> Unrolled:
+        """
+        Learn from one batch.
+
+        Raises:
+            DraftRefusedError: the numbers have run away; the head is of no use any more.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        result = self._unroll(batch)
+        self._optimizer.zero_grad(set_to_none=True)
+        if any(result.counts):
+            result.loss.backward()  # type: ignore[no-untyped-call]
+            norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), LARGEST_GRADIENT)
+            if not math.isfinite(float(norm)):
+                raise DraftRefusedError("the training has run away: choose a lower --rate and another --run")
+            self._optimizer.step()
+            self._note(result)
+        return result
+
+    def measure(self, batches: Iterable[Batch]) -> Measured:
+        """Draft on batches without learning from them."""
+        hits, counts = [0] * self._recipe.unroll, [0] * self._recipe.unroll
+        accepted = drafts = 0
+        self.head.eval()
+        with torch.no_grad():
+            for batch in batches:
+                result = self._unroll(batch)
+                hits = [sum(pair) for pair in zip(hits, result.hits, strict=True)]
+                counts = [sum(pair) for pair in zip(counts, result.counts, strict=True)]
+                accepted, drafts = accepted + result.accepted, drafts + result.drafts
+        self.head.train()
+        return Measured(
+            agreement=tuple(hit / max(1, count) for hit, count in zip(hits, counts, strict=True)),
+            acceptance_length=1 + accepted / max(1, drafts),
+            drafts=drafts,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Everything a later process needs to go on as if it were this one."""
+        return {
+            "head": self.head.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+            "agreement": self._agreement,
+            "loss": self._loss,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.head.load_state_dict(state["head"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+        self._agreement, self._loss = list(state["agreement"]), state["loss"]
+
+    def _unroll(self, batch: Batch) -> Unrolled:
+        batch = batch.to(self._device)
+        with mixed_precision(self._device):
+            seen = self._target.observe(batch, self.head.shape.aux_layers, self.head.embedding)
+            return unrolled_loss(self.head, seen, batch, unroll=self._recipe.unroll, decay=self._recipe.decay)
+
+    def _note(self, result: Unrolled) -> None:
+        now = [hit / max(1, count) for hit, count in zip(result.hits, result.counts, strict=True)]
+        loss = result.loss.item()
+        if self._loss is None:
+            self._loss, self._agreement = loss, now
+            return
+        self._loss = SMOOTH * self._loss + (1 - SMOOTH) * loss
+        self._agreement = [
+            SMOOTH * was + (1 - SMOOTH) * new for was, new in zip(self._agreement, now, strict=True)
+        ]
+
+
+def collate(texts: Sequence[Text], windows: Sequence[Window], unroll: int) -> Batch:
+    """
+    Put windows side by side, padded to the longest and by the tokens that the last draft reaches past it.
+
+    Without that room the last tokens of a text, its end among them, would not be trained as first draft
+    tokens.  Padding stands after everything else, where neither target nor head looks back at it.
+    """
+    time = max(3, *(window.length for window in windows)) + unroll - 1
+    ids = torch.zeros(len(windows), time, dtype=torch.long)
+    mask = torch.zeros(len(windows), time, dtype=torch.bool)
+    starts = torch.tensor([window.start for window in windows], dtype=torch.long)
+    for row, window in enumerate(windows):
+        text = texts[window.text]
+        ids[row, : window.length] = torch.tensor(text.token_ids[window.start : window.stop])
+        seen = torch.tensor(text.loss_mask[window.start : window.stop], dtype=torch.bool)
+        seen[: max(0, window.first - window.start)] = False
+        mask[row, : window.length] = seen
+    return Batch(ids=ids, positions=starts[:, None] + torch.arange(time), mask=mask)
+
+
+def plain_batch(ids: torch.Tensor) -> Batch:
+    """A batch of whole windows [batch, time] that count from their first token to their last."""
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    return Batch(ids=ids, positions=positions, mask=torch.ones_like(ids, dtype=torch.bool))
+
+
+def side_by_side(one: Batch, other: Batch) -> Batch:
+    """Two batches as one, padded to the longer."""
+    time = max(one.ids.shape[1], other.ids.shape[1])
+    both = [_padded(batch, time) for batch in (one, other)]
+    return Batch(
+        ids=torch.cat([batch.ids for batch in both]),
+        positions=torch.cat([batch.positions for batch in both]),
+        mask=torch.cat([batch.mask for batch in both]),
+    )
+
+
+def _padded(batch: Batch, time: int) -> Batch:
+    more = time - batch.ids.shape[1]
+    return Batch(
+        ids=torch.nn.functional.pad(batch.ids, (0, more)),
+        positions=batch.positions[:, :1] + torch.arange(time),
+        mask=torch.nn.functional.pad(batch.mask, (0, more)),
+    )

@@ -1,0 +1,70 @@
+"""
+What a head is told about its guesses: cross entropy against the target's own distribution, unrolled.
+
+Only tokens of the mask count.  Step j of row t predicts token t+2+j, so that token's mask decides, and it is
+compared with the target's logits at t+1+j.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from appliance.drafts.training.small.head import DraftHead, StepCache
+from appliance.drafts.training.small.target import Batch, Observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unrolled:
+    """What came of one batch."""
+
+    loss: Tensor
+    """The draft tokens' losses, weighted; 0 where the mask was empty."""
+    hits: tuple[int, ...]
+    """Of each draft token, how often it was the target's own first choice."""
+    counts: tuple[int, ...]
+    """Of each draft token, how often it was asked for."""
+    accepted: int
+    """Draft tokens that were hits, and so were those before them: what greedy verification keeps."""
+
+    @property
+    def drafts(self) -> int:
+        """Rows that began a draft."""
+        return self.counts[0]
+
+
+def unrolled_loss(head: DraftHead, seen: Observed, batch: Batch, *, unroll: int, decay: float) -> Unrolled:
+    """
+    Draft `unroll` tokens from every row, and compare.
+
+    Args:
+        head: what is trained.
+        seen: what the target made of the batch.
+        batch: at least `unroll + 2` tokens long.
+        unroll: draft tokens in a row.
+        decay: how much each counts against the one before it.
+    """
+    rows = batch.ids.shape[1] - 1 - unroll
+    fed = head.fuse([state[:, :rows] for state in seen.captured])
+    cache, loss = StepCache(head.shape.sliding_window), torch.zeros((), device=batch.ids.device)
+    unbroken = torch.ones_like(batch.mask[:, :rows])
+    hits, counts, accepted = [], [], 0
+    for j in range(unroll):
+        positions = batch.positions[:, :rows] + j
+        output, fed = head.step(fed, seen.embeds[:, 1 + j : 1 + j + rows], positions, cache)
+        asked = batch.mask[:, 2 + j : 2 + j + rows]
+        logits, wanted = head.logits(output[asked]), seen.logits[:, 1 + j : 1 + j + rows][asked].float()
+        count = logits.shape[0]
+        counts.append(count)
+        hit = torch.zeros_like(asked)
+        if count:
+            known = wanted if head.proposes is None else wanted[:, head.proposes]
+            loss = loss + decay**j * functional.cross_entropy(logits, known.softmax(-1))
+            guess = logits.argmax(-1)
+            guess = guess if head.proposes is None else head.proposes[guess]
+            hit[asked] = guess == wanted.argmax(-1)
+        hits.append(int(hit.sum()))
+        unbroken = unbroken & hit
+        accepted += int(unbroken.sum())
+    return Unrolled(loss=loss, hits=tuple(hits), counts=tuple(counts), accepted=accepted)

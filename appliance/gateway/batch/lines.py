@@ -1,0 +1,187 @@
+"""
+The lines of a batch's input: each one request, judged before any of them runs.
+
+Pure, and in slices: a file is never whole in memory.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from appliance.errors import InvalidRequestError
+from appliance.gateway.batch.batch import BatchProblem
+from appliance.infra.json_members import Member, parse_members
+from appliance.serving.dialects.routes import ROUTES, Route
+
+LONGEST_CUSTOM_ID = 512
+MOST_PROBLEMS = 100
+"""Problems that are told; a file with more is not read further."""
+_KNOWN = frozenset({"custom_id", "method", "url", "body"})
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLine:
+    """One request of a batch."""
+
+    number: int
+    """Line of the input file, from 1; blank lines count and are no requests."""
+    custom_id: str
+    model: str
+    text: str
+    """Its body, exactly as the tenant spelt it."""
+    members: dict[str, Member]
+    """Of the body."""
+
+
+class LineCutter:
+    """Cuts pieces of a file into lines; both methods raise InvalidRequestError at one that is too long."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max = max_line_bytes
+        self._rest = b""
+        self.number = 0
+        """Of the line that was looked at last, from 1."""
+
+    def feed(self, piece: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield number and bytes of each line that is whole now and not blank."""
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        for line in whole:
+            yield from self._cut(line)
+        if len(self._rest) > self._max:
+            yield from self._cut(self._rest)
+
+    def end(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the last line, which need not end in a newline."""
+        rest, self._rest = self._rest, b""
+        yield from self._cut(rest)
+
+    def _cut(self, line: bytes) -> Iterator[tuple[int, bytes]]:
+        self.number += 1
+        if len(line) > self._max:
+            raise InvalidRequestError(f"This line has more than {self._max} bytes.", code="line_too_long")
+        if line.strip():
+            yield self.number, line
+
+
+class InputCheck:
+    """Judges the lines of one file in order; `problems` is empty as long as all is well."""
+
+    def __init__(self, endpoint: str, max_requests: int) -> None:
+        self._endpoint = endpoint
+        self._max_requests = max_requests
+        self._seen: set[bytes] = set()
+        self._models: set[str] = set()
+        self.total = 0
+        self.problems: list[BatchProblem] = []
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether so much is wrong that reading on would tell nothing new."""
+        return len(self.problems) >= MOST_PROBLEMS or self.total > self._max_requests
+
+    @property
+    def model(self) -> str | None:
+        """The one model that every line names, if there is one."""
+        return next(iter(self._models)) if len(self._models) == 1 else None
+
+    def see(self, number: int, line: bytes) -> None:
+        """Judge one line."""
+        self.total += 1
+        if self.total > self._max_requests:
+            self._add("too_many_requests", f"A batch may have at most {self._max_requests} requests.", number)
+            return
+        try:
+            request = parse_line(number, line, self._endpoint)
+        except InvalidRequestError as error:
+            self.refuse(number, error)
+            return
+        # Only a digest of each is kept: fifty thousand ids may be 25 MB.
+        digest = hashlib.blake2b(request.custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
+        if digest in self._seen:
+            message = "Another line has this `custom_id`; each must be used once."
+            self._add("duplicate_custom_id", message, number, "custom_id")
+        self._seen.add(digest)
+        self._models.add(request.model)
+
+    def refuse(self, number: int, error: InvalidRequestError) -> None:
+        """Note what is wrong with a line."""
+        self._add(error.code or "invalid_request", str(error), number, error.param)
+
+    def end(self) -> None:
+        """Judge the file as a whole, once every line was seen."""
+        if not self.total and not self.problems:
+            self._add("empty_file", "The file holds no requests. Put one JSON object on each line.", None)
+
+    def _add(self, code: str, message: str, line: int | None, param: str | None = None) -> None:
+        self.problems.append(BatchProblem(code=code, message=message, line=line, param=param))
+
+
+def parse_line(number: int, line: bytes, endpoint: str) -> BatchLine:
+    """
+    Read one line of the input of a batch for `endpoint`.
+
+    Raises:
+        InvalidRequestError: it is no such request; its code and param are what the tenant is told.
+    """
+    try:
+        text = line.decode()
+        members = parse_members(text)
+    except (UnicodeDecodeError, InvalidRequestError) as error:
+        message = "This line is not a JSON object in UTF-8."
+        raise _problem("invalid_json_line", message) from error
+    given = {name: member.value for name, member in members.items()}
+    unknown = sorted(given.keys() - _KNOWN)
+    if unknown:
+        raise _problem("unknown_parameter", f"`{unknown[0]}` is not known here.", unknown[0])
+    for name in ("custom_id", "method", "url", "body"):
+        if name not in given:
+            raise _problem("missing_required_parameter", f"`{name}` is missing.", name)
+    custom_id = given["custom_id"]
+    if (
+        not isinstance(custom_id, str)
+        or not 0 < len(custom_id) <= LONGEST_CUSTOM_ID
+        or not _is_text(custom_id)
+    ):
+        message = f"`custom_id` must be a string of 1 to {LONGEST_CUSTOM_ID} characters."
+        raise _problem("invalid_custom_id", message, "custom_id")
+    if given["method"] != "POST":
+        raise _problem("invalid_method", "`method` must be `POST`.", "method")
+    if given["url"] != endpoint:
+        message = f"`url` must be the endpoint of the batch, `{endpoint}`."
+        raise _problem("invalid_url", message, "url")
+    body = text[members["body"].value_start : members["body"].end]
+    return _parse_body(number, custom_id, body, given["body"], ROUTES[endpoint])
+
+
+def _parse_body(number: int, custom_id: str, text: str, body: object, route: Route) -> BatchLine:
+    if not isinstance(body, dict):
+        raise _problem("invalid_body", "`body` must be an object.", "body")
+    try:
+        members = parse_members(text)
+    except InvalidRequestError as error:
+        raise _problem("invalid_body", str(error), "body") from error
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        message = "`body.model` must name a model; GET /v1/models lists them."
+        raise _problem("missing_required_parameter", message, "body.model")
+    missing = route.missing(members)
+    if missing is not None:
+        raise _problem("missing_required_parameter", f"`body.{missing}` is missing.", f"body.{missing}")
+    if body.get("stream") not in (None, False):
+        message = "`body.stream` must be left out: a batch has nobody to stream to."
+        raise _problem("invalid_body", message, "body.stream")
+    return BatchLine(number=number, custom_id=custom_id, model=model, text=text, members=members)
+
+
+def _problem(code: str, message: str, param: str | None = None) -> InvalidRequestError:
+    return InvalidRequestError(message, param=param, code=code)
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written again: JSON admits half a surrogate pair, UTF-8 does not."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,129 @@
+"""
+Opens what a gateway needs to keep files and to run batches: the composition root's one call.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.audit.content.payload_keys import PayloadKeys
+from appliance.audit.sink import AuditSink
+from appliance.gateway.batch.answerer import Answerer
+from appliance.gateway.batch.batches import Batches
+from appliance.gateway.batch.files import Files
+from appliance.gateway.batch.gate import Gate
+from appliance.gateway.batch.idle import Idle
+from appliance.gateway.batch.owner import find_owner
+from appliance.gateway.batch.parts import BatchParts
+from appliance.gateway.batch.runner import Runner
+from appliance.gateway.batch.store import SqlBatchStore
+from appliance.gateway.batch.vault import Vault
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import BatchSettings
+from appliance.serving.pool import WorkerPool
+from appliance.tenancy import TenantDirectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenBatches:
+    """What the API and the process are given."""
+
+    files: Files
+    batches: Batches
+    runner: Runner
+
+
+@asynccontextmanager
+async def open_batches(
+    *,
+    database_url: str,
+    directory: Path,
+    gateway: str,
+    keys: PayloadKeys,
+    settings: BatchSettings,
+    worker_requests: int | None,
+    max_line_bytes: int,
+    tenants: TenantDirectory,
+    pool: WorkerPool,
+    audit: AuditSink,
+    answerer: Answerer,
+    metrics: Metrics,
+    logger: Logger,
+    clock: Callable[[], float],
+    monotonic: Callable[[], float],
+    random_bytes: Callable[[int], bytes],
+    new_id: Callable[[], str],
+) -> AsyncIterator[OpenBatches]:
+    """
+    Keep files until the block ends; what a crash left half done is removed first.
+
+    Args:
+        database_url: of the audit log; its tables are there.
+        directory: of all gateways' files.
+        gateway: name of this one.
+        keys: where the keys of encrypted files are.
+        settings: bounds.
+        worker_requests: requests a worker batches; None for what it says.
+        max_line_bytes: most bytes of one line of a batch's input.
+        tenants: whose keys are looked up before each line.
+        pool: whose idle capacity is used.
+        audit: takes the entries about files and batches.
+        answerer: runs one line.
+        metrics: told of lines that are done.
+        logger: the operator log.
+        clock: Unix time.
+        monotonic: seconds.
+        random_bytes: source of ids and keys; must be cryptographic.
+        new_id: makes ids for lines that were never run.
+
+    Raises:
+        ConfigurationError: the directory or the URL cannot be used.
+        StorageUnavailableError: the database cannot be read.
+    """
+    with closing(SqlBatchStore(database_url)) as store:
+        vault = Vault(
+            directory,
+            gateway,
+            keys,
+            keep_free_bytes=settings.keep_free_bytes,
+            clock=clock,
+            random_bytes=random_bytes,
+        )
+        await asyncio.to_thread(lambda: vault.sweep(*store.known(gateway)))
+        files = Files(store=store, vault=vault, audit=audit, settings=settings, clock=clock)
+        idle = Idle(
+            concurrency=settings.concurrency,
+            share=settings.idle_share,
+            worker_requests=worker_requests,
+        )
+        parts = BatchParts(
+            store=store,
+            vault=vault,
+            files=files,
+            audit=audit,
+            gate=Gate(pool, idle),
+            answerer=answerer,
+            find_owner=lambda tenant, key_id: find_owner(tenants, tenant, key_id, clock()),
+            count=lambda tenant, result: metrics.batch_lines.labels(tenant, result).inc(),
+            clock=clock,
+            new_id=new_id,
+            max_line_bytes=max_line_bytes,
+            max_requests=settings.max_requests,
+        )
+        runner = Runner(parts, parallel=settings.parallel, clock=monotonic, logger=logger)
+        batches = Batches(
+            store=store,
+            vault=vault,
+            files=files,
+            audit=audit,
+            settings=settings,
+            clock=clock,
+            wake=runner.wake,
+        )
+        try:
+            yield OpenBatches(files=files, batches=batches, runner=runner)
+        finally:
+            await runner.stop()

@@ -1,0 +1,122 @@
+"""
+What a batch leaves its tenant: the output file and the error file, made of its journal.
+
+Synchronous: the batch's task calls it in a thread.  A crash before their rows exist leaves bytes
+that the next start removes, and the journal, from which they are made again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from appliance.errors import InvalidRequestError
+from appliance.gateway.batch.batch import Batch
+from appliance.gateway.batch.journal import Journal
+from appliance.gateway.batch.lines import LineCutter, parse_line
+from appliance.gateway.batch.results import Result, never_run
+from appliance.gateway.batch.stop import Stop
+from appliance.gateway.batch.stored_file import FILE_PREFIX, Purpose, StoredFile
+from appliance.gateway.batch.vault import Vault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """The files that are not empty; durable, and not known to anybody yet."""
+
+    output: StoredFile | None = None
+    errors: StoredFile | None = None
+    failed: int = 0
+    """Lines in the error file."""
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """Those there are."""
+        return [stored for stored in (self.output, self.errors) if stored is not None]
+
+
+def write_outputs(
+    vault: Vault, batch: Batch, journal: Journal, rest: Iterable[Result], *, now: int
+) -> Outputs:
+    """
+    Write both files: what is in the journal, then `rest`, which goes to the error file.
+
+    Raises:
+        StorageUnavailableError: they could not be written; nothing of them is left but perhaps bytes.
+    """
+    writers = {True: _Lines(vault, batch), False: _Lines(vault, batch)}
+    try:
+        for result in journal.results():
+            writers[result.succeeded].add(result)
+        for result in rest:
+            writers[False].add(result)
+        return Outputs(
+            output=writers[True].finish("output", now),
+            errors=writers[False].finish("errors", now),
+            failed=writers[False].count,
+        )
+    except BaseException:
+        for writer in writers.values():
+            writer.discard()
+        raise
+
+
+def lines_never_run(
+    pieces: Iterable[bytes],
+    endpoint: str,
+    done: Iterable[int],
+    stop: Stop,
+    *,
+    max_line_bytes: int,
+    new_id: Callable[[], str],
+) -> Iterator[Result]:
+    """Yield the results of every line of the input that is not done."""
+    cutter, finished = LineCutter(max_line_bytes), frozenset(done)
+
+    def cut() -> Iterator[tuple[int, bytes]]:
+        for piece in pieces:
+            yield from cutter.feed(piece)
+        yield from cutter.end()
+
+    for number, text in cut():
+        if number not in finished:
+            try:
+                line = parse_line(number, text, endpoint)
+            except InvalidRequestError:
+                continue  # it was never judged: the batch ended first
+            yield never_run(number, line.custom_id, line_id=new_id(), code=stop.code, message=stop.message)
+
+
+class _Lines:
+    """One file of lines, which exists once it has any."""
+
+    def __init__(self, vault: Vault, batch: Batch) -> None:
+        self._vault = vault
+        self._batch = batch
+        self.count = 0
+
+    def add(self, result: Result) -> None:
+        if not self.count:
+            self._place = self._vault.new_place(self._batch.tenant, sealed=self._batch.sealed)
+            self._writer = self._vault.write(self._place)
+        self.count += 1
+        self._writer.write(f"{result.line}\n".encode())
+
+    def finish(self, what: str, now: int) -> StoredFile | None:
+        if not self.count:
+            return None
+        self._writer.finish()
+        return StoredFile(
+            file_id=f"{FILE_PREFIX}{self._place.ulid}",
+            tenant=self._batch.tenant,
+            gateway=self._vault.gateway,
+            filename=f"{self._batch.batch_id}_{what}.jsonl",
+            purpose=Purpose.BATCH_OUTPUT,
+            size=self._writer.size,
+            sealed=self._batch.sealed,
+            created_at=now,
+            expires_at=now + self._batch.output_seconds,
+        )
+
+    def discard(self) -> None:
+        if self.count:
+            self._writer.discard()
+            self._vault.remove(self._batch.tenant, f"{FILE_PREFIX}{self._place.ulid}")

@@ -1,0 +1,363 @@
+"""
+What is known of files and batches, in the audit log's database; every gateway on it sees the same.
+
+Synchronous: callers use a thread.  Fails closed: every database error is `StorageUnavailableError`.
+Whatever a client may do to a row is one statement that compares before it changes, so two gateways
+cannot both do it.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, text, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from appliance.errors import StorageQuotaError, StorageUnavailableError
+from appliance.gateway.batch.batch import ENDED, OPEN, Batch, BatchProblem, Counts, Status, before
+from appliance.gateway.batch.stored_file import Deleted, Purpose, StoredFile
+from appliance.gateway.batch.tables import batch_files, batches
+from appliance.infra.database import first_line, open_database
+
+BUSY_SECONDS = 5.0
+_FILE, _BATCH = batch_files.c, batches.c
+_MOMENTS = tuple(status for status in Status if status is not Status.VALIDATING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What one tenant may keep."""
+
+    files: int
+    size: int
+    """Bytes in all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Which part of a list is asked for."""
+
+    limit: int
+    after: str | None = None
+    """Id after which it begins; None for the beginning."""
+    ascending: bool = False
+    """Oldest first, instead of newest first."""
+
+
+class SqlBatchStore:
+    """
+    Files and batches, by SQLAlchemy URL; the tables are there already.
+
+    Raises:
+        ConfigurationError: the URL cannot be used at all.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
+        self._reader = self._engine.execution_options(writes=False)
+
+    def close(self) -> None:
+        """Give back every connection."""
+        self._engine.dispose()
+
+    # Files.
+
+    def add_file(self, stored: StoredFile, quota: Quota) -> None:
+        """
+        Make a file known whose bytes are durable.
+
+        Raises:
+            StorageQuotaError: the tenant would have more than it may.
+        """
+        with self._writing() as connection:
+            if connection.dialect.name == "postgresql":
+                # Two uploads of one tenant take turns; SQLite has one writer anyway.
+                lock = text("SELECT pg_advisory_xact_lock(hashtext(:name))")
+                connection.execute(lock, {"name": f"batch_files/{stored.tenant}"})
+            count, size = _usage(connection, stored.tenant)
+            _refuse_over(quota, count + 1, size + stored.size)
+            connection.execute(insert(batch_files).values(_file_row(stored)))
+
+    def check_quota(self, tenant: str, quota: Quota, more_bytes: int) -> None:
+        """Raise StorageQuotaError if the tenant may not add a file of so many bytes."""
+        with self._reading() as connection:
+            count, size = _usage(connection, tenant)
+        _refuse_over(quota, count + 1, size + more_bytes)
+
+    def file(self, tenant: str, file_id: str) -> StoredFile | None:
+        """Return one file of a tenant, or None."""
+        query = select(batch_files).where(
+            _FILE.id == file_id, _FILE.tenant == tenant, _FILE.deleted.is_(None)
+        )
+        with self._reading() as connection:
+            row = connection.execute(query).one_or_none()
+        return _file(row) if row is not None else None
+
+    def files(self, tenant: str, window: Window, purpose: str | None = None) -> list[StoredFile]:
+        """Return files of a tenant, at most one more than the window asks for: there are more then."""
+        query = select(batch_files).where(_FILE.tenant == tenant, _FILE.deleted.is_(None))
+        if purpose is not None:
+            query = query.where(_FILE.purpose == purpose)
+        with self._reading() as connection:
+            return [_file(row) for row in connection.execute(_within(query, _FILE.id, window))]
+
+    def delete_file(self, tenant: str, file_id: str) -> bool:
+        """Take a file out of sight unless an open batch reads it; whether it was taken."""
+        return self._hide(Deleted.DELETED, _FILE.tenant == tenant, _FILE.id == file_id, _is_free())
+
+    def expire_files(self, gateway: str, now: int) -> None:
+        """Take the gateway's files out of sight whose time has come and that no open batch reads."""
+        self._hide(Deleted.EXPIRED, _FILE.gateway == gateway, _FILE.expires_at <= now, _is_free())
+
+    def hide_file(self, file_id: str, why: Deleted) -> None:
+        """Take a file out of sight, whoever reads it."""
+        self._hide(why, _FILE.id == file_id)
+
+    def erase_files(self, tenant: str, before_s: int) -> int:
+        """Take every file of a tenant from before a time out of sight, read or not; return how many."""
+        hidden = (
+            update(batch_files)
+            .where(_FILE.tenant == tenant, _FILE.created_at < before_s, _FILE.deleted.is_(None))
+            .values(deleted=str(Deleted.ERASED))
+        )
+        forget = delete(batches).where(
+            _BATCH.tenant == tenant, _BATCH.created_at < before_s, _BATCH.status.in_(ENDED)
+        )
+        with self._writing() as connection:
+            connection.execute(forget)
+            return connection.execute(hidden).rowcount
+
+    def hidden_files(self, gateway: str) -> list[tuple[StoredFile, Deleted]]:
+        """Return the gateway's files that nobody sees any more, and why."""
+        query = select(batch_files).where(_FILE.gateway == gateway, _FILE.deleted.is_not(None))
+        with self._reading() as connection:
+            return [(_file(row), Deleted(row.deleted)) for row in connection.execute(query)]
+
+    def sealed_files(self, gateway: str) -> list[StoredFile]:
+        """Return the gateway's encrypted files that tenants still see."""
+        query = select(batch_files).where(
+            _FILE.gateway == gateway, _FILE.sealed.is_(True), _FILE.deleted.is_(None)
+        )
+        with self._reading() as connection:
+            return [_file(row) for row in connection.execute(query)]
+
+    def forget_file(self, file_id: str) -> None:
+        """Delete the row of a file whose bytes are gone."""
+        with self._writing() as connection:
+            connection.execute(delete(batch_files).where(_FILE.id == file_id))
+
+    def known(self, gateway: str) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the ids of every file of a gateway, and of every batch of its that has ended."""
+        files = select(_FILE.id).where(_FILE.gateway == gateway)
+        ended = select(_BATCH.id).where(_BATCH.gateway == gateway, _BATCH.status.in_(ENDED))
+        with self._reading() as connection:
+            return frozenset(connection.scalars(files)), frozenset(connection.scalars(ended))
+
+    # Batches.
+
+    def add_batch(self, batch: Batch, most_open: int) -> None:
+        """
+        Make a batch known.
+
+        Raises:
+            StorageQuotaError: the tenant has as many open batches as it may.
+        """
+        counting = select(func.count()).where(_BATCH.tenant == batch.tenant, _BATCH.status.in_(OPEN))
+        with self._writing() as connection:
+            if (connection.scalar(counting) or 0) >= most_open:
+                message = (
+                    f"This tenant has {most_open} batches that have not ended: wait for one, or cancel it."
+                )
+                raise StorageQuotaError(message)
+            connection.execute(insert(batches).values(_batch_row(batch)))
+
+    def batch(self, tenant: str, batch_id: str) -> Batch | None:
+        """Return one batch of a tenant, or None."""
+        query = select(batches).where(_BATCH.id == batch_id, _BATCH.tenant == tenant)
+        with self._reading() as connection:
+            row = connection.execute(query).one_or_none()
+        return _batch(row) if row is not None else None
+
+    def batches(self, tenant: str, window: Window) -> list[Batch]:
+        """Return batches of a tenant, at most one more than the window asks for: there are more then."""
+        query = _within(select(batches).where(_BATCH.tenant == tenant), _BATCH.id, window)
+        with self._reading() as connection:
+            return [_batch(row) for row in connection.execute(query)]
+
+    def open_batches(self, gateway: str) -> list[Batch]:
+        """Return the gateway's batches that have not ended, oldest first."""
+        query = select(batches).where(_BATCH.gateway == gateway, _BATCH.status.in_(OPEN)).order_by(_BATCH.id)
+        with self._reading() as connection:
+            return [_batch(row) for row in connection.execute(query)]
+
+    def move(
+        self,
+        batch_id: str,
+        status: Status,
+        now: int,
+        *,
+        outputs: Collection[StoredFile] = (),
+        **values: Any,  # noqa: ANN401 - columns of the table
+    ) -> bool:
+        """
+        Put a batch into a state, if it is in one that may come before; whether it was.
+
+        Args:
+            batch_id: which.
+            status: the new state.
+            now: Unix seconds; when it is entered.
+            outputs: files that become known in the same transaction, whatever the quota; with any, the
+                batch's input must still be in sight: what is made of erased content is not kept.
+            values: other columns to set.
+        """
+        changes = {"status": str(status), f"{status}_at": now, **values}
+        moved = update(batches).where(_BATCH.id == batch_id, _BATCH.status.in_(before(status)))
+        if outputs:
+            source = select(_FILE.id).where(_FILE.id == _BATCH.input_file_id, _FILE.deleted.is_(None))
+            moved = moved.where(source.exists())
+        with self._writing() as connection:
+            if not connection.execute(moved.values(changes)).rowcount:
+                return False
+            for stored in outputs:
+                connection.execute(insert(batch_files).values(_file_row(stored)))
+            return True
+
+    def progress(self, batch_id: str, counts: Counts) -> None:
+        """Note how far a batch is, for those who look; what counts is its journal."""
+        values = {"completed": counts.completed, "failed": counts.failed}
+        with self._writing() as connection:
+            connection.execute(update(batches).where(_BATCH.id == batch_id).values(values))
+
+    def _hide(self, why: Deleted, *which: ColumnElement[bool]) -> bool:
+        statement = update(batch_files).where(_FILE.deleted.is_(None), *which).values(deleted=str(why))
+        with self._writing() as connection:
+            return connection.execute(statement).rowcount > 0
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with _errors("read"), self._reader.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with _errors("written"), self._engine.begin() as connection:
+            yield connection
+
+
+@contextmanager
+def _errors(verb: str) -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise StorageUnavailableError(
+            f"files and batches could not be {verb}: {first_line(error)}"
+        ) from error
+
+
+def _within(query: Select[Any], column: ColumnElement[str], window: Window) -> Select[Any]:
+    if window.after is not None:
+        query = query.where(column > window.after if window.ascending else column < window.after)
+    return query.order_by(column if window.ascending else column.desc()).limit(window.limit + 1)
+
+
+def _is_free() -> ColumnElement[bool]:
+    """Whether no open batch reads the file."""
+    return ~_FILE.id.in_(select(_BATCH.input_file_id).where(_BATCH.status.in_(OPEN)))
+
+
+def _usage(connection: Connection, tenant: str) -> tuple[int, int]:
+    """Return how many files a tenant has, and their bytes; those that are being removed count still."""
+    query = select(func.count(), func.coalesce(func.sum(_FILE.bytes), 0)).where(_FILE.tenant == tenant)
+    count, size = connection.execute(query).one()
+    return int(count), int(size)
+
+
+def _refuse_over(quota: Quota, files: int, size: int) -> None:
+    if files > quota.files:
+        raise StorageQuotaError(f"This tenant may keep {quota.files} files: delete some first.")
+    if size > quota.size:
+        raise StorageQuotaError(f"This tenant may keep {quota.size} bytes of files: delete some first.")
+
+
+def _file_row(stored: StoredFile) -> dict[str, Any]:
+    return {
+        "id": stored.file_id,
+        "tenant": stored.tenant,
+        "gateway": stored.gateway,
+        "filename": stored.filename,
+        "purpose": str(stored.purpose),
+        "bytes": stored.size,
+        "sealed": stored.sealed,
+        "created_at": stored.created_at,
+        "expires_at": stored.expires_at,
+    }
+
+
+def _file(row: Any) -> StoredFile:  # noqa: ANN401 - a row of the table
+    return StoredFile(
+        file_id=row.id,
+        tenant=row.tenant,
+        gateway=row.gateway,
+        filename=row.filename,
+        purpose=Purpose(row.purpose),
+        size=row.bytes,
+        sealed=row.sealed,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+    )
+
+
+def _batch_row(batch: Batch) -> dict[str, Any]:
+    return {
+        "id": batch.batch_id,
+        "tenant": batch.tenant,
+        "key_id": batch.key_id,
+        "gateway": batch.gateway,
+        "client": batch.client,
+        "endpoint": batch.endpoint,
+        "completion_window": batch.completion_window,
+        "input_file_id": batch.input_file_id,
+        "sealed": batch.sealed,
+        "status": str(batch.status),
+        "metadata": json.dumps(dict(batch.metadata)),
+        "errors": encode_problems(batch.errors),
+        "output_seconds": batch.output_seconds,
+        "total": batch.counts.total,
+        "completed": batch.counts.completed,
+        "failed": batch.counts.failed,
+        "created_at": batch.created_at,
+        "expires_at": batch.expires_at,
+    }
+
+
+def _batch(row: Any) -> Batch:  # noqa: ANN401 - a row of the table
+    moments: Mapping[Status, int | None] = {status: getattr(row, f"{status}_at") for status in _MOMENTS}
+    return Batch(
+        batch_id=row.id,
+        tenant=row.tenant,
+        key_id=row.key_id,
+        gateway=row.gateway,
+        client=row.client,
+        endpoint=row.endpoint,
+        completion_window=row.completion_window,
+        input_file_id=row.input_file_id,
+        output_file_id=row.output_file_id,
+        error_file_id=row.error_file_id,
+        sealed=row.sealed,
+        status=Status(row.status),
+        model=row.model,
+        metadata=json.loads(row.metadata),
+        errors=tuple(BatchProblem(**problem) for problem in json.loads(row.errors)),
+        output_seconds=row.output_seconds,
+        counts=Counts(total=row.total, completed=row.completed, failed=row.failed),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        moments={status: moment for status, moment in moments.items() if moment is not None},
+    )
+
+
+def encode_problems(problems: Collection[BatchProblem]) -> str:
+    """Return problems as the column `errors` holds them."""
+    return json.dumps([asdict(problem) for problem in problems])

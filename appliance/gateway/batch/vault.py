@@ -1,0 +1,270 @@
+"""
+The bytes of files on this gateway's disk.
+
+    <directory>/<gateway>/file-<ulid>          a file, mode 0600
+    <directory>/<gateway>/.file-<ulid>         a draft of one, until the database knows it
+    <directory>/<gateway>/batch_<ulid>         results of a batch under way
+
+For a tenant whose content is `encrypted` each has a key of its own in the directory of payload
+keys, `<tenant>.<ulid>.file`, which is destroyed with it: of a copy of the bytes alone nothing can
+be read again.  Gateways may share the directory; each writes and sweeps only its own part of it.
+
+Synchronous: callers use a thread.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.audit.content.payload_keys import DIRECTORY_MODE, KeyName, PayloadKeys, Purpose
+from appliance.audit.entry import new_entry_id
+from appliance.audit.keys import OWNER_ONLY, sync_directory
+from appliance.errors import AuditKeyError, ConfigurationError, StorageUnavailableError
+from appliance.gateway.batch.batch import Batch
+from appliance.gateway.batch.journal import Journal
+from appliance.gateway.batch.pieces import PIECE_BYTES, Pieces, PlainPieces, SealedPieces
+from appliance.gateway.batch.stored_file import FILE_PREFIX, StoredFile
+
+ULID_CHARACTERS, ULID_RANDOM_BYTES = 26, 10
+DRAFT = f".{FILE_PREFIX}"
+"""How the name of a file begins that is not known yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where new content goes: its id, and how its pieces are written."""
+
+    ulid: str
+    pieces: Pieces
+
+
+class Vault:
+    """Makes, reads and removes files."""
+
+    def __init__(
+        self,
+        directory: Path,
+        gateway: str,
+        keys: PayloadKeys,
+        *,
+        keep_free_bytes: int,
+        clock: Callable[[], float],
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        """
+        Open the gateway's part of the directory.
+
+        Raises:
+            ConfigurationError: it cannot be used.
+        """
+        self.gateway = gateway
+        self._directory = directory
+        self._mine = directory / gateway
+        self._keys = keys
+        self._keep_free_bytes = keep_free_bytes
+        self._clock = clock
+        self._random_bytes = random_bytes
+        try:
+            self._mine.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"the directory of files {self._mine} cannot be used ({error.strerror}): "
+            raise ConfigurationError(f"{message}name another with batch.directory") from error
+
+    def new_place(self, tenant: str, *, sealed: bool) -> Place:
+        """
+        Return an id nothing has had, and where `sealed` a new key under it.
+
+        Raises:
+            StorageUnavailableError: the key cannot be made.
+        """
+        if not sealed:
+            now_ms = int(self._clock() * 1000)
+            return Place(
+                ulid=new_entry_id(now_ms, self._random_bytes(ULID_RANDOM_BYTES)), pieces=PlainPieces()
+            )
+        try:
+            key = self._keys.make(tenant, Purpose.FILE)
+        except AuditKeyError as error:
+            raise StorageUnavailableError(str(error)) from error
+        ulid = _ulid(key.key_id)
+        return Place(ulid=ulid, pieces=SealedPieces(key.key, ulid, self._random_bytes))
+
+    def has_room(self, more_bytes: int = 0) -> bool:
+        """Whether the disk keeps enough free space for everything else on it."""
+        return shutil.disk_usage(self._mine).free - more_bytes >= self._keep_free_bytes
+
+    def write(self, place: Place) -> "FileWriter":
+        """Begin a file; raises StorageUnavailableError."""
+        return FileWriter(self._mine, place)
+
+    def read(self, stored: StoredFile) -> Iterator[bytes]:
+        """
+        Yield a file, piece by piece.
+
+        Raises:
+            StorageUnavailableError: its bytes or its key are not here, or were damaged.
+        """
+        pieces, size = self._pieces(stored.tenant, stored.ulid, sealed=stored.sealed), 0
+        try:
+            with self._find(stored).open("rb") as file:
+                index = 0
+                while data := file.read(pieces.stored_bytes):
+                    piece = pieces.open(index, data)
+                    size, index = size + len(piece), index + 1
+                    yield piece
+        except OSError as error:
+            why = f"The bytes of {stored.file_id} are not here ({error.strerror})"
+            raise StorageUnavailableError(f"{why}: ask the gateway that took it.") from error
+        if size != stored.size:
+            raise StorageUnavailableError(f"{stored.file_id} was damaged on disk: make it anew.")
+
+    def has_bytes(self, stored: StoredFile) -> bool:
+        """Whether a file's bytes can be reached from here."""
+        return self._find(stored).exists()
+
+    def journal(self, batch: Batch) -> Journal:
+        """Open the results of a batch; raises StorageUnavailableError."""
+        pieces = self._pieces(batch.tenant, batch.ulid, sealed=batch.sealed)
+        return Journal.open(self._mine / batch.batch_id, pieces)
+
+    def has_key(self, tenant: str, ulid: str) -> bool:
+        """Whether the key of an encrypted file or batch is still there."""
+        return self._keys.is_in_use(f"{tenant}.{ulid}", Purpose.FILE)
+
+    def remove(self, tenant: str, name: str) -> None:
+        """
+        Remove a file or a batch's results: key first, then bytes.  Durable on return, and may be repeated.
+
+        Raises:
+            StorageUnavailableError: something is left.
+        """
+        try:
+            self._keys.destroy(_key_name(tenant, _ulid(name)))
+            (self._mine / name).unlink(missing_ok=True)
+            self._draft(name).unlink(missing_ok=True)
+            sync_directory(self._mine)
+        except AuditKeyError as error:
+            raise StorageUnavailableError(str(error)) from error
+        except OSError as error:
+            raise StorageUnavailableError(f"{name} could not be removed: {error.strerror}") from error
+
+    def publish(self, file_id: str) -> None:
+        """
+        Give a file that has become known its own name; raises StorageUnavailableError.
+
+        Until then it is a draft, which a start removes unless it is known: no other file is ever
+        removed because a database does not know it, which may be the wrong one.
+        """
+        with _storing():
+            self._draft(file_id).rename(self._mine / file_id)
+
+    def sweep(self, known: frozenset[str], ended: frozenset[str]) -> None:
+        """
+        Finish or remove what a crash left; only before anything is written.
+
+        Args:
+            known: ids of every file there is.
+            ended: ids of every batch that has ended.
+
+        Raises:
+            StorageUnavailableError: something is left.
+        """
+        try:
+            keys = {_ulid(name.key_id): name for name in self._keys.names(purpose=Purpose.FILE)}
+            for path in list(self._mine.iterdir()):
+                file_id = path.name.removeprefix(".")
+                if path.name in ended or (path.name.startswith(DRAFT) and file_id not in known):
+                    if _ulid(path.name) in keys:
+                        self._keys.destroy(keys[_ulid(path.name)])
+                    path.unlink()
+                elif path.name.startswith(DRAFT):
+                    path.rename(self._mine / file_id)
+            sync_directory(self._mine)
+        except AuditKeyError as error:
+            raise StorageUnavailableError(str(error)) from error
+        except OSError as error:
+            raise StorageUnavailableError(f"{self._mine} could not be swept: {error.strerror}") from error
+
+    def _draft(self, file_id: str) -> Path:
+        return self._mine / f".{file_id}"
+
+    def _find(self, stored: StoredFile) -> Path:
+        """Where a file's bytes are: a crash may have kept them from their own name."""
+        path = self._directory / stored.gateway / stored.file_id
+        draft = path.with_name(f".{path.name}")
+        return draft if draft.exists() else path
+
+    def _pieces(self, tenant: str, ulid: str, *, sealed: bool) -> Pieces:
+        if not sealed:
+            return PlainPieces()
+        try:
+            if not self.has_key(tenant, ulid):
+                raise StorageUnavailableError("Its key was destroyed: its content was erased.")
+            return SealedPieces(self._keys.read(_key_name(tenant, ulid)).key, ulid, self._random_bytes)
+        except AuditKeyError as error:
+            raise StorageUnavailableError(str(error)) from error
+
+
+class FileWriter:
+    """A draft of one file."""
+
+    def __init__(self, directory: Path, place: Place) -> None:
+        self._directory = directory
+        self._pieces = place.pieces
+        self._draft = directory / f"{DRAFT}{place.ulid}"
+        self._waiting = bytearray()
+        self._index = 0
+        self.size = 0
+        """Bytes so far, as the tenant sees them."""
+        with _storing():
+            descriptor = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
+            self._file = os.fdopen(descriptor, "wb")
+
+    def write(self, data: bytes) -> None:
+        """Add bytes; raises StorageUnavailableError."""
+        self.size += len(data)
+        self._waiting += data
+        with _storing():
+            while len(self._waiting) >= PIECE_BYTES:
+                self._put(bytes(self._waiting[:PIECE_BYTES]))
+                del self._waiting[:PIECE_BYTES]
+
+    def finish(self) -> None:
+        """Make the draft durable; raises StorageUnavailableError."""
+        with _storing():
+            if self._waiting:
+                self._put(bytes(self._waiting))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            sync_directory(self._directory)
+
+    def discard(self) -> None:
+        """Leave nothing of it; its key is the caller's to remove."""
+        with _storing():
+            self._file.close()
+            self._draft.unlink(missing_ok=True)
+
+    def _put(self, piece: bytes) -> None:
+        self._file.write(self._pieces.close(self._index, piece))
+        self._index += 1
+
+
+@contextmanager
+def _storing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageUnavailableError(f"the file could not be stored: {error.strerror}") from error
+
+
+def _key_name(tenant: str, ulid: str) -> KeyName:
+    return KeyName(key_id=f"{tenant}.{ulid}", tenant=tenant, purpose=Purpose.FILE)
+
+
+def _ulid(name: str) -> str:
+    """Return the ULID at the end of the id of a file, a batch or a key."""
+    return name[-ULID_CHARACTERS:]

@@ -1,0 +1,287 @@
+"""
+Counts what serving costs while a gateway runs, and writes it down at least once a minute.
+
+A request costs a few additions here.  It fails open: whatever the database does, no request waits for it or
+fails; rows stay in memory until they can be written.  A crash loses what was not written yet, and the
+report says from when on.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from zoneinfo import ZoneInfo
+
+from appliance.errors import CostUnavailableError
+from appliance.gateway.cost.account import Interval, Power, Sight, WorkerAccount
+from appliance.gateway.cost.presence import Line
+from appliance.gateway.cost.prices import HOURS_PER_MONTH, capital_per_hour
+from appliance.gateway.cost.rows import Book, Period, ShareKey, WorkerKey
+from appliance.gateway.cost.slots import SLOT_SECONDS, slot_of
+from appliance.gateway.cost.store import CostStore
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import CostSettings
+from appliance.serving.usage import Usage
+from appliance.serving.worker import WorkerId, WorkerSnapshot
+from appliance.speculation.goodput import Costs, aged, borrowed
+from appliance.speculation.state import Watch
+
+MICRO, MILLI = 1e6, 1e3
+DAY = 86400.0
+Clock = Callable[[], float]
+
+
+class CostMeter:
+    """
+    Counts for one gateway; made by `open_costs`, owned by one event loop.
+
+    Args:
+        store: where rows are kept.
+        gateway: this gateway's name.
+        start: names this start of it; no two are ever the same.
+        settings: the `cost` section.
+        zone: whose hours rows are kept by.
+        clock: monotonic seconds, the same as the control loop's.
+        wall_clock: Unix time.
+        metrics: told what is counted.
+        logger: told when the database is lost and found.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: CostStore,
+        gateway: str,
+        start: str,
+        settings: CostSettings,
+        zone: ZoneInfo,
+        clock: Clock,
+        wall_clock: Clock,
+        metrics: Metrics,
+        logger: Logger,
+    ) -> None:
+        self._store, self._settings, self._zone = store, settings, zone
+        self._clock, self._wall_clock = clock, wall_clock
+        self._metrics, self._logger = metrics, logger
+        self._power = Power(idle=settings.watts_idle, busy=settings.watts_busy, host=settings.watts_host)
+        self._accounts: dict[WorkerId, WorkerAccount] = {}
+        self._book = Book()
+        now = int(wall_clock())
+        self._period = Period(
+            start=start,
+            gateway=gateway,
+            began_at=now,
+            until=now,
+            flush_seconds=round(settings.flush_seconds),
+            closed=False,
+        )
+        self._slot = slot_of(now, zone)
+        self._alone = True
+        self._failure: str | None = None
+        self._pruned_at = float("-inf")
+        # Two writes at once could put older sums in the place of newer ones.
+        self._writing = asyncio.Lock()
+        for of, price in _prices(settings).items():
+            metrics.cost_price.labels(of).set(price)
+
+    def begin(self, worker_id: WorkerId, tenant: str, model: str) -> Line:
+        """Note that a request goes to a worker."""
+        return self._account(worker_id).presence.begin(tenant, model, self._clock())
+
+    def end(self, line: Line) -> None:
+        """Note that a request is with its worker no longer."""
+        line.presence.end(line, self._clock())
+
+    def count(self, worker_id: WorkerId, tenant: str, model: str, usage: Usage) -> None:
+        """Count a request that has ended."""
+        row = self._book.share(ShareKey(self._current_slot(), worker_id, model, tenant))
+        row.requests += 1
+        row.prompt_tokens += usage.prompt_tokens
+        row.delivered_tokens += usage.completion_tokens
+        row.draft_tokens += usage.draft_tokens or 0
+        row.accepted_tokens += usage.accepted_tokens or 0
+
+    def looking(self, worker_id: WorkerId) -> None:
+        """Note that a look at a worker begins."""
+        self._account(worker_id).presence.watch()
+
+    def saw(self, snapshot: WorkerSnapshot, *, acting: bool) -> None:
+        """Take in what a look showed."""
+        reading, metrics = snapshot.reading, snapshot.metrics
+        if reading is None or snapshot.missed:
+            return  # the next look that shows something covers this time as well
+        now = self._clock()
+        sight = Sight(
+            at=now,
+            reading=reading,
+            requests=metrics.running + metrics.waiting if metrics is not None else 0,
+            costs=_costs(snapshot, now) if acting else None,
+        )
+        worker_id = snapshot.worker.worker_id
+        interval = self._account(worker_id).saw(sight, alone=self._alone)
+        if interval is not None:
+            self._enter(worker_id, interval)
+
+    async def run(self) -> None:
+        """Write down what was counted, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.flush_seconds)
+            await self.flush()
+
+    async def flush(self, *, closed: bool = False) -> None:
+        """Write down what was counted; what cannot be written stays for the next time."""
+        async with self._writing:
+            now = self._wall_clock()
+            shares, workers = self._book.take_changed()
+            period = replace(self._period, until=max(self._period.until, int(now)), closed=closed)
+            try:
+                others = await asyncio.to_thread(self._store.write, period, shares, workers)
+                if now - self._pruned_at >= DAY:
+                    oldest = int(now - self._settings.retention_days * DAY)
+                    await asyncio.to_thread(self._store.prune, oldest)
+                    self._pruned_at = now
+            except CostUnavailableError as error:
+                self._book.give_back(shares, workers)
+                self._fail(str(error))
+                return
+            except BaseException:
+                self._book.give_back(shares, workers)
+                raise
+            self._period, self._alone = period, not others
+            self._book.forget_before(self._current_slot())
+            self._forget_gone()
+            self._metrics.cost_written_time.set(now)
+            if self._failure is not None:
+                self._failure = None
+                self._logger.info("cost_written")
+
+    def _fail(self, failure: str) -> None:
+        if self._failure is None:
+            self._logger.warning("cost_not_written", error=failure)
+        self._failure = failure
+
+    def _account(self, worker_id: WorkerId) -> WorkerAccount:
+        account = self._accounts.get(worker_id)
+        if account is None:
+            account = self._accounts[worker_id] = WorkerAccount(self._power)
+        return account
+
+    def _forget_gone(self) -> None:
+        """Forget workers that were not seen for an hour: addresses come and go."""
+        before = self._clock() - SLOT_SECONDS
+        for worker_id in [name for name, account in self._accounts.items() if account.is_left_since(before)]:
+            del self._accounts[worker_id]
+
+    def _current_slot(self) -> int:
+        """The slot that runs; a clock that is set back does not open an earlier one again."""
+        now = self._wall_clock()
+        if now >= self._slot + SLOT_SECONDS:
+            self._slot = slot_of(now, self._zone)
+        return self._slot
+
+    def _enter(self, worker_id: WorkerId, interval: Interval) -> None:
+        slot, time = self._current_slot(), interval.time
+        self._book.add_time(WorkerKey(slot, worker_id), time)
+        self._metrics.worker_busy_seconds.labels(worker_id).inc(time.busy_us / MICRO)
+        self._metrics.worker_observed_seconds.labels(worker_id).inc(time.observed_us / MICRO)
+        self._metrics.worker_energy_joules.labels(worker_id).inc(time.millijoules / MILLI)
+        self._metrics.worker_unattributed_seconds.labels(worker_id).inc(interval.unattributed_us / MICRO)
+        saved = (time.target_only_us - time.draft_us) / MICRO
+        self._metrics.speculation_saved_seconds.labels(worker_id).inc(saved)
+        for bound, target_only_us in (("low", time.target_only_low_us), ("high", time.target_only_high_us)):
+            saved = (target_only_us - time.draft_us) / MICRO
+            self._metrics.speculation_saved_bound.labels(worker_id, bound).inc(saved)
+        for (tenant, model), (engine_us, millijoules) in interval.shares.items():
+            row = self._book.share(ShareKey(slot, worker_id, model, tenant))
+            row.engine_us += engine_us
+            row.millijoules += millijoules
+            self._metrics.engine_seconds.labels(tenant, model).inc(engine_us / MICRO)
+            self._metrics.energy_joules.labels(tenant, model).inc(millijoules / MILLI)
+
+
+def _prices(settings: CostSettings) -> dict[str, float]:
+    """Prices by what they are of, those that are set."""
+    people, energy = settings.people_per_month, settings.power_price_per_kwh
+    prices = {
+        "worker_hour": capital_per_hour(settings),
+        "site_hour": None if people is None else people / HOURS_PER_MONTH,
+        "kwh": None if energy is None else energy * settings.pue,
+    }
+    return {of: price for of, price in prices.items() if price is not None}
+
+
+def _costs(snapshot: WorkerSnapshot, now: float) -> dict[int, Costs]:
+    """What is known of drafting at every batch bucket that had steps with drafts."""
+    if snapshot.reading is None:
+        return {}
+    found: dict[int, Costs] = {}
+    for bucket, k in snapshot.reading.steps:
+        if k:
+            costs = found.get(bucket) or aged(snapshot.watch.costs(bucket), now)
+            found[bucket] = costs if k in costs.ratios else _with_guess(costs, snapshot.watch, bucket, k, now)
+    return found
+
+
+def _with_guess(costs: Costs, watch: Watch, bucket: int, k: int, now: float) -> Costs:
+    """
+    The costs with those of one more K, from the nearest batch bucket where it was measured, if it was.
+
+    A sweep while requests come and go may measure one K here and another one there.  Without a guess the
+    steps of the others would wait for one that comes by chance.
+    """
+    known = [name for name, entry in watch.buckets.items() if k in entry.costs.ratios]
+    if not known:
+        return costs
+    nearest = watch.buckets[min(known, key=lambda name: (abs(name - bucket), name))].costs
+    guess = aged(borrowed(nearest), now).ratios[k]
+    return replace(costs, ratios=MappingProxyType({**costs.ratios, k: guess}))
+
+
+@asynccontextmanager
+async def open_costs(
+    *,
+    database_url: str,
+    gateway: str,
+    start: str,
+    settings: CostSettings,
+    time_zone: str,
+    clock: Clock,
+    wall_clock: Clock,
+    metrics: Metrics,
+    logger: Logger,
+) -> AsyncIterator[CostMeter]:
+    """
+    A meter over the log's database until the block ends; `CostMeter.run` must run meanwhile.
+
+    Args:
+        database_url: of the audit log, with its tables.
+        gateway: this gateway's name.
+        start: names this start of it; no two are ever the same.
+        settings: the `cost` section.
+        time_zone: whose hours rows are kept by.
+        clock: monotonic seconds, the same as the control loop's.
+        wall_clock: Unix time.
+        metrics: told what is counted.
+        logger: told when the database is lost and found.
+    """
+    store = CostStore(database_url)
+    meter = CostMeter(
+        store=store,
+        gateway=gateway,
+        start=start,
+        settings=settings,
+        zone=ZoneInfo(time_zone),
+        clock=clock,
+        wall_clock=wall_clock,
+        metrics=metrics,
+        logger=logger,
+    )
+    try:
+        # At once, so that a crash within the first minute shows.
+        await meter.flush()
+        yield meter
+    finally:
+        await meter.flush(closed=True)
+        store.close()

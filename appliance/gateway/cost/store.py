@@ -1,0 +1,134 @@
+"""
+The rows in the audit log's database.
+
+Written in one transaction each time, as sums since a slot began: after a commit in doubt the same is
+written again, and nothing is counted twice.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, Table, delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from appliance.errors import CostUnavailableError
+from appliance.gateway.cost.gaps import SILENT_AFTER
+from appliance.gateway.cost.rows import Period, Recorded, Share, ShareKey, WorkerKey, WorkerTime
+from appliance.gateway.cost.tables import cost_periods, cost_shares, cost_workers
+from appliance.infra.database import first_line, open_database
+
+BUSY_SECONDS = 5.0
+
+
+class CostStore:
+    """
+    Rows in a SQL database, which has the tables already.
+
+    Args:
+        url: SQLAlchemy URL of a SQLite file or of PostgreSQL.
+
+    Raises:
+        ConfigurationError: the URL cannot be used at all.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
+        # A cancelled call goes on in its thread: the next one must not overtake it.
+        self._turn = threading.Lock()
+
+    def close(self) -> None:
+        """Give back every connection."""
+        self._engine.dispose()
+
+    def write(
+        self, period: Period, shares: Mapping[ShareKey, Share], workers: Mapping[WorkerKey, WorkerTime]
+    ) -> int:
+        """
+        Put rows in the place of what this start wrote before; durable on return.
+
+        Returns:
+            How many other gateways are writing.
+
+        Raises:
+            CostUnavailableError: nothing may have been written, or everything.
+        """
+        own = {"start": period.start}
+        try:
+            with self._turn, self._engine.begin() as connection:
+                self._put(connection, cost_periods, [asdict(period)])
+                rows = [key._asdict() | own | asdict(share) for key, share in shares.items()]
+                self._put(connection, cost_shares, rows)
+                rows = [key._asdict() | own | asdict(time) for key, time in workers.items()]
+                self._put(connection, cost_workers, rows)
+                others = select(func.count(cost_periods.c.gateway.distinct())).where(
+                    cost_periods.c.gateway != period.gateway,
+                    cost_periods.c.closed.is_(False),
+                    cost_periods.c.until + SILENT_AFTER * cost_periods.c.flush_seconds > period.until,
+                )
+                return int(connection.scalar(others) or 0)
+        except SQLAlchemyError as error:
+            raise _unavailable(error) from error
+
+    def prune(self, before: int) -> None:
+        """
+        Delete the rows of slots that began before this Unix time.
+
+        Raises:
+            CostUnavailableError: nothing may have been deleted, or everything.
+        """
+        try:
+            with self._turn, self._engine.begin() as connection:
+                connection.execute(delete(cost_shares).where(cost_shares.c.slot < before))
+                connection.execute(delete(cost_workers).where(cost_workers.c.slot < before))
+                connection.execute(delete(cost_periods).where(cost_periods.c.until < before))
+        except SQLAlchemyError as error:
+            raise _unavailable(error) from error
+
+    def read(self, begin: int, end: int) -> Recorded:
+        """
+        The rows of slots that began from `begin` to before `end`, in one view of the database.
+
+        Raises:
+            CostUnavailableError: the tables cannot be read, or are not there yet.
+        """
+        try:
+            with self._engine.connect().execution_options(writes=False) as connection, connection.begin():
+                periods = connection.execute(select(cost_periods).order_by(cost_periods.c.began_at)).all()
+                shares = _between(connection, cost_shares, begin, end)
+                workers = _between(connection, cost_workers, begin, end)
+        except SQLAlchemyError as error:
+            raise _unavailable(error) from error
+        return Recorded(
+            periods=tuple(Period(**row._asdict()) for row in periods),
+            shares=tuple(map(_share, shares)),
+            workers=tuple(map(_worker, workers)),
+        )
+
+    def _put(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+            put = insert(table)
+            keys = [column.name for column in table.primary_key]
+            values = {column.name: put.excluded[column.name] for column in table.c if not column.primary_key}
+            connection.execute(put.on_conflict_do_update(index_elements=keys, set_=values), rows)
+
+
+def _between(connection: Connection, table: Table, begin: int, end: int) -> list[dict[str, Any]]:
+    wanted = select(table).where(table.c.slot >= begin, table.c.slot < end)
+    found = connection.execute(wanted.order_by(*table.primary_key.columns))
+    return [dict(row) for row in found.mappings()]
+
+
+def _share(row: dict[str, Any]) -> tuple[str, ShareKey, Share]:
+    return row.pop("start"), ShareKey(*(row.pop(name) for name in ShareKey._fields)), Share(**row)
+
+
+def _worker(row: dict[str, Any]) -> tuple[str, WorkerKey, WorkerTime]:
+    return row.pop("start"), WorkerKey(*(row.pop(name) for name in WorkerKey._fields)), WorkerTime(**row)
+
+
+def _unavailable(error: SQLAlchemyError) -> CostUnavailableError:
+    return CostUnavailableError(f"what engine time came to cannot be read or written: {first_line(error)}")

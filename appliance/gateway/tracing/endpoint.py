@@ -1,0 +1,54 @@
+"""
+Whether the collector is inside: traces name tenants and models, and do not leave the enclave.
+
+An address is outside if the internet routes it (`ipaddress`'s `is_global`).  A name that does not resolve is
+no reason not to start: nothing can be sent to it, and gateways look again before each batch.
+"""
+
+import socket
+from collections.abc import Callable
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from appliance.errors import ConfigurationError
+from appliance.infra.settings import TracingSettings
+
+Resolve = Callable[[str], list[str]]
+"""Addresses of a host; raises `OSError` if there are none."""
+
+
+def resolve_host(host: str) -> list[str]:
+    """Ask this machine's resolver; takes as long as that does."""
+    return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+
+
+def public_address(settings: TracingSettings, resolve: Resolve = resolve_host) -> str | None:
+    """
+    The public address that traces would go to; None if there is none, or the settings allow it.
+
+    Args:
+        settings: the `tracing` section.
+        resolve: see `Resolve` (for tests).
+    """
+    if settings.allow_public:
+        return None
+    try:
+        found = resolve(urlsplit(settings.endpoint).hostname or "")
+    except OSError:
+        return None
+    return next((text for text in found if ip_address(text.partition("%")[0]).is_global), None)
+
+
+def refuse_public(settings: TracingSettings, resolve: Resolve = resolve_host) -> None:
+    """
+    Refuse to start with a collector that is outside.
+
+    Raises:
+        ConfigurationError: one line that names the address.
+    """
+    if settings.enabled and (address := public_address(settings, resolve)):
+        message = (
+            f"tracing.endpoint leads to {address}, a public address: name a collector inside, "
+            "or set tracing.allow_public"
+        )
+        raise ConfigurationError(message)

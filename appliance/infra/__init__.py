@@ -1,0 +1,1 @@
+"""What every package stands on: settings, database, files, logs, metrics."""

@@ -1,0 +1,160 @@
+"""
+The data directory: what a first start creates in it, and what later starts find there.
+
+Keys are written before anything uses them.  A crash between two of the files leaves a directory
+that the next start completes: every step looks first and creates only what is missing.
+"""
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import ConfigurationError
+from appliance.infra.settings import Settings
+
+TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """Paths of one appliance's files."""
+
+    directory: Path
+    database_url: str
+    signing_key: Path
+    spool: Path
+    """Directory of audit entries that wait for the database."""
+    control_token: Path
+    """Secret that control presents to the plugin in a worker, mode 0600."""
+    drafts: Path
+    """The draft registry, with data sets, training runs and evaluations."""
+    drafts_key: Path
+    """What signs draft revisions that were made here."""
+
+    @property
+    def sealed_head(self) -> Path:
+        """The newest signed head, kept apart from the database so that its rollback shows."""
+        return self.directory / "audit.head"
+
+    @property
+    def payload_keys(self) -> Path:
+        """Where the keys to kept content are, unless the settings place them elsewhere."""
+        return self.directory / "payload-keys"
+
+    @property
+    def files(self) -> Path:
+        """What tenants leave here for batches, unless the settings place it elsewhere."""
+        return self.directory / "files"
+
+    @property
+    def tenants(self) -> Path:
+        """The tenants file of a site that has one here; nothing of ours makes it."""
+        return self.directory / "tenants.yaml"
+
+    @property
+    def admin_key(self) -> Path:
+        """The admin key in clear, mode 0600, for commands on this machine."""
+        return self.directory / "admin.key"
+
+    @property
+    def restart_wish(self) -> Path:
+        """Where a worker leaves the wish to be started anew, for its supervisor to find."""
+        return self.directory / "worker-1.restart"
+
+    @property
+    def logs(self) -> Path:
+        """What the workers print."""
+        return self.directory / "logs"
+
+
+def locate(settings: Settings) -> Installation:
+    """Where the settings say things are; nothing is touched."""
+    directory = settings.data.directory.absolute()
+    return Installation(
+        directory=directory,
+        database_url=settings.audit.database_url or f"sqlite:///{directory / 'audit.db'}",
+        signing_key=settings.audit.signing_key_file or directory / "audit.key",
+        spool=settings.audit.spool_directory or directory / "spool",
+        control_token=settings.data.control_token_file or directory / "control.token",
+        drafts=(settings.drafts.directory or directory / "drafts").absolute(),
+        drafts_key=settings.drafts.signing_key_file or directory / "drafts.key",
+    )
+
+
+def prepare(
+    installation: Installation,
+    *,
+    create_signing_key: Callable[[Path], None],
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+) -> None:
+    """
+    Make the directory usable, creating what a first start needs, but for API keys (`register.enrolment`).
+
+    Raises:
+        ConfigurationError: the directory cannot be made or written to.
+    """
+    directory = installation.directory
+    if any(sign in str(directory) for sign in "?#%"):
+        message = (
+            f"the data directory {directory} may not have ?, # or % in its name: choose another with --data"
+        )
+        raise ConfigurationError(message)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        installation.logs.mkdir(mode=0o700, exist_ok=True)
+        probe = directory / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = f"the data directory {directory} cannot be written to ({error.strerror})"
+        message = f"{reason}: choose another with --data"
+        raise ConfigurationError(message) from error
+    if not installation.signing_key.exists():
+        create_signing_key(installation.signing_key)
+    _prepare_control_token(installation, random_bytes)
+
+
+def load_control_token(installation: Installation) -> str:
+    """
+    Read the secret that control presents to workers.
+
+    Raises:
+        ConfigurationError: it cannot be read or is empty.
+    """
+    path = installation.control_token
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the control token {path}: {error}") from error
+    if not token:
+        raise ConfigurationError(f"the control token {path} is empty: put a random word in it")
+    return token
+
+
+def _prepare_control_token(installation: Installation, random_bytes: Callable[[int], bytes]) -> None:
+    """Make the token in the data directory; one that the settings place elsewhere is the operator's."""
+    path = installation.control_token
+    if path.exists():
+        return
+    if path.parent != installation.directory:
+        message = f"the control token {path} does not exist: copy it from the machine control runs on"
+        raise ConfigurationError(message)
+    write_private(path, random_bytes(TOKEN_BYTES).hex() + "\n")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file only its owner can read, whole or not at all, and survive a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

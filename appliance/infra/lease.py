@@ -1,0 +1,185 @@
+"""
+Who acts: of several gateways that watch the same workers, one holds the lease and steers them.
+
+The lease is one row in the audit log's database, moved by compare-and-swap.  It fails by not
+acting: whatever the database says, or if it says nothing, a lease that is not surely held is not
+held, and the workers keep what they were last told.
+
+Expiry is read off each machine's own clock.  A machine whose clock is ahead by some seconds takes
+over that much too early, so the lease must be much longer than clocks disagree: with clocks kept
+within a second by NTP, 15 seconds leave ample room.  A holder renews at half of that, so it is
+overtaken early only when it could not reach the database for the other half.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from sqlalchemy import BigInteger, Column, Connection, Double, MetaData, Table, Text, case, insert, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from appliance.infra.database import first_line, open_database
+
+BUSY_SECONDS = 2.0
+NOBODY = ""
+NEVER = float("-inf")
+
+_metadata = MetaData()
+_lease = Table(
+    "control_lease",
+    _metadata,
+    Column("name", Text, primary_key=True),
+    Column("holder", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    # Grows with each change of holder: of two orders, the one with the larger number is newer.
+    Column("epoch", BigInteger, nullable=False),
+)
+
+
+class Lease(Protocol):
+    """The right to act, held by at most one at a time."""
+
+    async def hold(self) -> bool:
+        """Take or renew the lease; whether it is held now."""
+        ...
+
+    async def release(self) -> None:
+        """Give it up, so that another need not wait for it to expire."""
+        ...
+
+
+class SoleLease:
+    """A lease with nobody to share it with: always held."""
+
+    async def hold(self) -> bool:  # noqa: D102 - see the protocol
+        return True
+
+    async def release(self) -> None:  # noqa: D102
+        return
+
+
+class SqlLease:
+    """
+    A lease in a SQL database, shared by all who name it alike.
+
+    Args:
+        url: SQLAlchemy URL of a SQLite file or of PostgreSQL; the table is made if it is missing.
+        name: what the lease is for.
+        holder: names this process and this start of it; no two may ever be the same.
+        seconds: how long it lasts from each renewal.
+        clock: Unix time; the same for all holders, but for how far machines disagree.
+
+    Raises:
+        ConfigurationError: the URL cannot be used at all.
+    """
+
+    def __init__(
+        self, url: str, *, name: str, holder: str, seconds: float, clock: Callable[[], float]
+    ) -> None:
+        self._engine = open_database(url, busy_seconds=min(BUSY_SECONDS, seconds / 4))
+        self._name = name
+        self._holder = holder
+        self._seconds = seconds
+        self._clock = clock
+        self._held_until = NEVER
+        self._epoch = 0
+        self._failure: str | None = None
+        self._has_table = False
+        # A cancelled call goes on in its thread: the next one must not overtake it.
+        self._turn = threading.Lock()
+
+    @property
+    def epoch(self) -> int:
+        """Fencing number of the last time it was held; larger than that of every holder before."""
+        return self._epoch
+
+    @property
+    def held_until(self) -> float:
+        """Unix time at which the last answer stops being true, for whoever still acts on it then."""
+        return self._held_until
+
+    @property
+    def failure(self) -> str | None:
+        """Why the database could not be asked the last time; None where it could."""
+        return self._failure
+
+    async def hold(self) -> bool:
+        """Take or renew the lease; whether it is held now.  Whatever fails, it is not."""
+        return await asyncio.to_thread(self._hold)
+
+    async def release(self) -> None:
+        """Give it up; where the database cannot be told, it expires."""
+        await asyncio.to_thread(self._release)
+
+    def close(self) -> None:
+        """Give back every connection; a lease still held expires."""
+        self._engine.dispose()
+
+    def _hold(self) -> bool:
+        with self._turn:
+            now = self._clock()
+            if self._seconds / 2 < self._held_until - now <= self._seconds:
+                # Nobody takes it over before it expires, so there is nothing to ask.
+                return True
+            try:
+                with self._engine.begin() as connection:
+                    self._make_table(connection)
+                    epoch = self._take(connection, now)
+            except SQLAlchemyError as error:
+                # A commit in doubt may have renewed it; not acting is right either way.
+                self._fail(error)
+                return False
+            self._failure = None
+            if epoch is None:
+                self._held_until = NEVER
+                return False
+            self._epoch, self._held_until = epoch, now + self._seconds
+            # The database may have kept us waiting for longer than the lease lasts.
+            return self._clock() < self._held_until
+
+    def _release(self) -> None:
+        with self._turn:
+            self._held_until = NEVER
+            mine = (_lease.c.name == self._name) & (_lease.c.holder == self._holder)
+            try:
+                with self._engine.begin() as connection:
+                    self._make_table(connection)
+                    connection.execute(update(_lease).where(mine).values(holder=NOBODY))
+            except SQLAlchemyError as error:
+                self._fail(error)
+
+    def _fail(self, error: SQLAlchemyError) -> None:
+        self._failure, self._held_until = first_line(error), NEVER
+        self._has_table = False  # what was made in this transaction is gone with it
+
+    def _make_table(self, connection: Connection) -> None:
+        if not self._has_table:
+            _metadata.create_all(connection)
+            self._has_table = True
+
+    def _take(self, connection: Connection, now: float) -> int | None:
+        """Make the row ours where it is ours, nobody's or expired; its epoch, or None."""
+        is_ours = _lease.c.holder == self._holder
+        may_take = is_ours | (_lease.c.holder == NOBODY) | (_lease.c.expires_at < now)
+        taken = connection.execute(
+            update(_lease)
+            .where(_lease.c.name == self._name, may_take)
+            .values(
+                holder=self._holder,
+                expires_at=now + self._seconds,
+                epoch=_lease.c.epoch + case((is_ours, 0), else_=1),
+            )
+            .returning(_lease.c.epoch)
+        ).one_or_none()
+        if taken is not None:
+            return int(taken.epoch)
+        first = insert(_lease).values(
+            name=self._name, holder=self._holder, expires_at=now + self._seconds, epoch=1
+        )
+        try:
+            with connection.begin_nested():
+                connection.execute(first)
+        except IntegrityError:
+            return None
+        return 1

@@ -1,0 +1,112 @@
+"""
+Operator logs: structlog events with constant names, written to standard error.
+
+Only fields named in `ALLOWED` are written, whatever a caller passes: a prompt or a key cannot reach
+the log by way of a careless argument, because nothing is ever logged by default.  Nor by way of a
+crash: of an exception its traceback is written, but its words only where they are known to be safe.
+Libraries log into the same stream, as events that name the place and never the text.
+"""
+
+import logging
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import structlog
+
+from appliance.errors import ApplianceError
+from appliance.infra.settings import LogSettings
+
+ALLOWED = frozenset(
+    {
+        "event", "level", "timestamp", "exception",
+        "request_id", "client_request_id", "tenant", "key_id", "model", "route", "status", "outcome",
+        "code", "error", "duration_ms", "ttft_ms", "prompt_tokens", "completion_tokens", "retries",
+        "worker", "state", "detail", "exit_code", "mode", "reason", "acceptance_length",
+        "tree_size", "recovered", "count", "seconds", "host", "port", "path", "version", "origin",
+        "dropped_fields", "trace_id",
+    }
+)  # fmt: skip
+
+Logger = structlog.typing.FilteringBoundLogger
+
+
+def configure_logs(settings: LogSettings, *, terminal: bool) -> Logger:
+    """Build the one logger of this process; the roots hand it to whoever needs it."""
+    as_json = settings.format == "json" or (settings.format == "auto" and not terminal)
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=terminal)
+    )
+    level = logging.getLevelNamesMapping()[settings.level.upper()]
+    logger: Logger = structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            format_exception,
+            keep_allowed,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=True,
+    )
+    return logger
+
+
+def keep_allowed(_logger: object, _name: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Drop every field that is not on the list, and say how many went."""
+    kept = {name: value for name, value in event.items() if name in ALLOWED}
+    if len(kept) < len(event):
+        kept["dropped_fields"] = len(event) - len(kept)
+    return kept
+
+
+def format_exception(_logger: object, _name: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Replace `exc_info` by `exception`: where it was raised and its class, without a foreigner's words."""
+    given = event.pop("exc_info", None)
+    error = sys.exception() if given is True else given
+    if isinstance(error, BaseException):
+        event["exception"] = "\n".join(_traced(error))
+    return event
+
+
+def _traced(error: BaseException) -> Iterator[str]:
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        yield from _traced(cause)
+        yield "Which led to:"
+    yield from (line.rstrip() for line in traceback.format_tb(error.__traceback__))
+    # Our own errors and the system's never quote a request; `KeyError('Dear doctor, ...')` does.
+    words = f": {error}" if isinstance(error, ApplianceError | OSError) else ""
+    yield type(error).__qualname__ + words
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield "Together with:"
+            yield from _traced(inner)
+
+
+class LibraryHandler(logging.Handler):
+    """
+    Turns a library's log records into events of ours.
+
+    Which logger, where in its code and the exception's class and traceback are kept; the text is not:
+    it could hold anything, such as the arguments of a task that was never awaited.
+    """
+
+    def __init__(self, logger: Logger) -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        error = record.exc_info[1] if record.exc_info else None
+        known = {"error": type(error).__name__, "exc_info": error} if error else {}
+        level = min(record.levelno, logging.ERROR)
+        detail = f"{record.name}, {record.module}:{record.lineno}"
+        self._logger.log(level, "library_logged", detail=detail, **known)
+
+
+def take_over_libraries(logger: Logger) -> None:
+    """Have whatever libraries log in this process written by `logger`; for the roots, once."""
+    logging.getLogger().addHandler(LibraryHandler(logger))  # noqa: TID251 - the root is theirs

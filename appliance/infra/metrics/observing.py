@@ -1,0 +1,140 @@
+"""
+State that others keep, read whenever the metrics are: the audit log, its health and witnesses, the tenants.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from appliance.infra.metrics.families import Metrics
+
+
+class AuditView(Protocol):
+    """The part of the audit log's state that is exported."""
+
+    @property
+    def size(self) -> int:
+        """Durable entries."""
+
+    @property
+    def queued(self) -> int:
+        """Entries waiting for a commit."""
+
+    @property
+    def checkpoint_size(self) -> int:
+        """Entries the newest checkpoint covers."""
+
+    @property
+    def checkpoint_time(self) -> float:
+        """When it was signed, in seconds since the epoch."""
+
+    @property
+    def open_requests(self) -> int:
+        """Intents without an outcome yet."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the last write failed."""
+
+
+def observe_audit(metrics: Metrics, state: Callable[[], AuditView]) -> None:
+    """Read the audit log's state whenever the metrics are read."""
+    metrics.audit_tree_size.set_function(lambda: state().size)
+    metrics.audit_queue_entries.set_function(lambda: state().queued)
+    metrics.audit_checkpoint_size.set_function(lambda: state().checkpoint_size)
+    metrics.audit_checkpoint_lag.set_function(lambda: _lag(state()))
+    metrics.audit_checkpoint_time.set_function(lambda: state().checkpoint_time)
+    metrics.audit_open_requests.set_function(lambda: state().open_requests)
+    metrics.audit_failing.set_function(lambda: state().failure is not None)
+
+
+def _lag(state: AuditView) -> int:
+    return state.size - state.checkpoint_size
+
+
+class HealthView(Protocol):
+    """The part of the audit log's health that is exported."""
+
+    @property
+    def spool_entries(self) -> int:
+        """Entries in the spool."""
+
+    @property
+    def spool_bytes(self) -> int:
+        """Size of the spool."""
+
+    @property
+    def gap_entries(self) -> int:
+        """Entries recorded nowhere and not admitted yet."""
+
+    @property
+    def verified_size(self) -> int:
+        """Entries the log's own check found whole."""
+
+    @property
+    def verified_time(self) -> float:
+        """When it last ended, in seconds since the epoch."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it found damage."""
+
+
+def observe_health(metrics: Metrics, health: Callable[[], HealthView]) -> None:
+    """Read the audit log's health whenever the metrics are read."""
+    metrics.audit_spool_entries.set_function(lambda: health().spool_entries)
+    metrics.audit_spool_bytes.set_function(lambda: health().spool_bytes)
+    metrics.audit_gap_entries.set_function(lambda: health().gap_entries)
+    metrics.audit_verified_size.set_function(lambda: health().verified_size)
+    metrics.audit_verified_time.set_function(lambda: health().verified_time)
+    metrics.audit_damaged.set_function(lambda: health().is_damaged)
+
+
+class TenantsView(Protocol):
+    """How well the tenants in force are known."""
+
+    @property
+    def generation(self) -> int:
+        """Number of changes that led to them."""
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago the database last confirmed them."""
+
+    @property
+    def next_key_end(self) -> int:
+        """Unix time at which the next key ends that nobody has rotated; 0 if none does."""
+
+
+def observe_tenants(metrics: Metrics, view: TenantsView) -> None:
+    """Read how well the tenants are known whenever the metrics are read."""
+    metrics.keys_next_end.set_function(lambda: view.next_key_end)
+    metrics.tenants_generation.set_function(lambda: view.generation)
+    metrics.tenants_age_seconds.set_function(lambda: view.age_seconds)
+
+
+class WitnessView(Protocol):
+    """How far the audit log is witnessed."""
+
+    @property
+    def known(self) -> int:
+        """Witnesses in the settings."""
+
+    @property
+    def cosigned(self) -> int:
+        """Those that have cosigned it."""
+
+    @property
+    def size(self) -> int:
+        """Entries the newest cosignature covers."""
+
+    @property
+    def time(self) -> int:
+        """When it was given, in Unix time."""
+
+
+def observe_witnesses(metrics: Metrics, level: Callable[[], WitnessView]) -> None:
+    """Read how far the log is witnessed whenever the metrics are read."""
+    metrics.audit_witnesses.labels("known").set_function(lambda: level().known)
+    metrics.audit_witnesses.labels("cosigned").set_function(lambda: level().cosigned)
+    metrics.audit_witnessed_size.set_function(lambda: level().size)
+    metrics.audit_witness_time.set_function(lambda: level().time)

@@ -1,0 +1,215 @@
+"""
+Read and steer a worker's speculation: HTTP to the plugin inside it (`serving.vllm.plugin`).
+
+A worker without the plugin, or one that does not know our token, is one that cannot be controlled;
+that is an answer, not a failure.  Only a worker that does not answer at all fails.
+"""
+
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import aiohttp
+
+from appliance.errors import WorkerFailedError
+from appliance.serving.restart_request import is_digest
+from appliance.serving.worker import Worker
+from appliance.serving.worker_protocol import SPECULATION_PATH
+from appliance.speculation.values import (
+    DraftTokenTable,
+    Energy,
+    EngineReading,
+    Reason,
+    SpecDecodeCounters,
+    SpeculationMode,
+    StepCounters,
+    parse_expectation,
+)
+
+OK, NOT_FOUND, UNAUTHORISED = 200, 404, 401
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steer:
+    """What a worker is told: a table to keep, and a probe to work off once."""
+
+    table: DraftTokenTable
+    mode: SpeculationMode
+    reason: Reason
+    probe: tuple[tuple[int, int], ...] = ()
+    """Draft tokens and steps of each part; the table is in force again after the last."""
+
+    def body(self) -> dict[str, Any]:
+        """The JSON the plugin takes."""
+        return {
+            "table": [list(span) for span in self.table],
+            "mode": str(self.mode),
+            "reason": str(self.reason),
+            "probe": [list(part) for part in self.probe],
+        }
+
+
+class SpeculationClient:
+    """Speaks to the plugins of all workers, with one token."""
+
+    def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
+        self._session = session
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, *, token: str) -> AsyncIterator["SpeculationClient"]:
+        """Hold connections for as long as the context lasts."""
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit_per_host=2, keepalive_timeout=4.0),
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        ) as session:
+            yield cls(session, token)
+
+    async def read(self, worker: Worker, timeout_seconds: float) -> EngineReading:
+        """
+        What the worker's plugin says now.
+
+        Raises:
+            WorkerFailedError: the worker did not answer, or not what the plugin would.
+        """
+        return parse_reading(*await self._request("GET", worker, None, timeout_seconds))
+
+    async def steer(self, worker: Worker, steer: Steer, timeout_seconds: float) -> EngineReading:
+        """
+        Put a table in force, and start a probe if there is one; effective at the worker's next step.
+
+        Raises:
+            WorkerFailedError: the worker did not answer, or refused.
+        """
+        reading = parse_reading(*await self._request("PUT", worker, steer.body(), timeout_seconds))
+        if reading.controllable and reading.table != steer.table:
+            message = "The worker did not take the draft-token table."
+            raise WorkerFailedError(message)
+        return reading
+
+    async def _request(
+        self, method: str, worker: Worker, body: dict[str, Any] | None, timeout_seconds: float
+    ) -> tuple[int, str]:
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        try:
+            async with self._session.request(
+                *(method, worker.url + SPECULATION_PATH),
+                json=body,
+                headers=self._headers,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                return response.status, await response.text()
+        except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:
+            message = f"The worker's plugin could not be reached: {type(error).__name__}."
+            raise WorkerFailedError(message) from error
+
+
+def parse_reading(status: int, text: str) -> EngineReading:
+    """
+    Parse the plugin's answer.
+
+    Raises:
+        WorkerFailedError: it is no answer of the plugin.
+    """
+    if status == NOT_FOUND:
+        return _uncontrollable("the worker runs without the plugin, or was given no control token")
+    if status == UNAUTHORISED:
+        return _uncontrollable("the worker does not accept this control token")
+    try:
+        content = json.loads(text)
+        if status != OK:
+            message = f"The worker's plugin answered {status}: {content['error']}."
+            raise WorkerFailedError(message)
+        return _checked(_parse(content))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        message = f"The answer of the worker's plugin ({status}) cannot be read."
+        raise WorkerFailedError(message) from error
+
+
+def _parse(content: dict[str, Any]) -> EngineReading:
+    if not content["controllable"] and not content["epoch"]:
+        reading = _uncontrollable(*(str(problem) for problem in content["problems"]))
+        target, draft = _parse_digest(content, "target"), _parse_digest(content, "draft")
+        return replace(reading, energy=_parse_energy(content), target=target, draft=draft)
+    drafting = content["drafting"]
+    choices = tuple(int(choice) for choice in content["choices"])
+    # A worker of an earlier version does not say it, and a record that makes no sense promises nothing.
+    expected = parse_expectation(content.get("expected"))
+    return EngineReading(
+        controllable=bool(content["controllable"]),
+        problems=tuple(str(problem) for problem in content["problems"]),
+        epoch=str(content["epoch"]),
+        largest_batch=int(content["largest_batch"]),
+        choices=choices,
+        table=tuple((int(first), int(last), int(k)) for first, last, k in content["table"]),
+        mode=SpeculationMode(content["mode"]) if content["mode"] else None,
+        reason=Reason(content["reason"]) if content["reason"] else None,
+        is_probing=bool(content["is_probing"]),
+        batch=int(content["batch"]),
+        step_count=int(content["step_count"]),
+        steps=MappingProxyType(
+            {
+                (int(cell["batch"]), int(cell["draft_tokens"])): StepCounters(
+                    steps=int(cell["steps"]),
+                    seconds=float(cell["seconds"]),
+                    seconds_squared=float(cell["seconds_squared"]),
+                    requests=int(cell["requests"]),
+                    tokens=int(cell["tokens"]),
+                )
+                for cell in content["steps"]
+            }
+        ),
+        drafting=SpecDecodeCounters(
+            drafts=int(drafting["drafts"]),
+            draft_tokens=int(drafting["draft_tokens"]),
+            accepted_tokens=int(drafting["accepted_tokens"]),
+            accepted_per_position=tuple(int(count) for count in drafting["accepted_per_position"]),
+            drafted_per_position=tuple(int(count) for count in drafting["drafted_per_position"]),
+        ),
+        # A worker of an earlier version does not say it.
+        busy_seconds=float(content["busy_seconds"]) if "busy_seconds" in content else None,
+        energy=_parse_energy(content),
+        expected_length=expected.at(max(choices)) if expected is not None and max(choices) > 0 else None,
+        target=_parse_digest(content, "target"),
+        draft=_parse_digest(content, "draft"),
+    )
+
+
+def _parse_digest(content: dict[str, Any], name: str) -> str:
+    """What it was started with; empty where a worker of an earlier version, or of nobody's, does not say."""
+    digest = content.get(name)
+    return str(digest) if is_digest(digest) else ""
+
+
+def _parse_energy(content: dict[str, Any]) -> Energy | None:
+    energy = content.get("energy")
+    if energy is None:
+        return None
+    return Energy(gpus=int(energy["gpus"]), millijoules=int(energy["millijoules"]))
+
+
+def _checked(reading: EngineReading) -> EngineReading:
+    """The reading, if an engine can have counted that: what decides on it relies on these."""
+    drafting = reading.drafting
+    seconds = [value for cell in reading.steps.values() for value in (cell.seconds, cell.seconds_squared)]
+    seconds.append(reading.busy_seconds or 0.0)
+    if (
+        min(reading.choices) != 0
+        or reading.largest_batch < 1
+        or len(drafting.drafted_per_position) != len(drafting.accepted_per_position)
+        or not all(map(math.isfinite, seconds))
+    ):
+        message = "no engine counts like that"
+        raise ValueError(message)
+    return reading
+
+
+def _uncontrollable(*problems: str) -> EngineReading:
+    return EngineReading(controllable=False, problems=problems, epoch="")

@@ -1,0 +1,1 @@
+"""What runs inside the worker's process; the only package that imports vllm."""

@@ -1,0 +1,295 @@
+"""
+Steer and watch one scheduler of vLLM, from inside the engine's own loop.
+
+*Steer*: the scheduler looks up the number of draft tokens (K) for the size of each batch in a list,
+at every step; that list is rewritten in place.  *Watch*: what each kind of step took and gave, by
+batch bucket and K.  vLLM 0.32: `v1/core/sched/scheduler.py`, `dynamic_sd_lookup`.
+
+A probe is a list of (K, steps) worked off here, by count, and the table is in force again after it:
+whoever asked for it may die meanwhile and nothing is left behind.
+
+Everything runs in the thread that decodes, so every hook is a few additions: `hook_seconds` in the
+answer says what they cost.  It fails towards vLLM's own behaviour: a hook that raises takes all
+hooks out, restores the table that vLLM was started with, and says so.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from appliance.infra.settings import process_environment
+from appliance.serving.worker_protocol import EXPECTATION
+
+STALL = 10.0
+"""A step that takes so many times the mean of its kind measured the machine, not the model."""
+STALL_AFTER = 16
+"""Steps of a kind until its mean is trusted for that."""
+LARGEST_PROBE = 4096
+
+Clock = Callable[[], float]
+
+
+def find_problems(scheduler: Any) -> list[str]:  # noqa: ANN401 - a scheduler of vLLM
+    """What keeps this scheduler from being steered; empty for one that can be."""
+    problems = [
+        f"the scheduler has no {name}"
+        for name in ("schedule", "update_from_output", "has_unfinished_requests")
+        if not callable(getattr(scheduler, name, None))
+    ]
+    if not getattr(scheduler, "num_spec_tokens", 0):
+        return [*problems, "the engine was started without a draft"]
+    lookup = getattr(scheduler, "dynamic_sd_lookup", None)
+    if not isinstance(lookup, list) or len(lookup) < 2 or not all(isinstance(k, int) for k in lookup):  # noqa: PLR2004
+        problems.append("the scheduler has no draft-token table to change")
+    if not getattr(scheduler, "log_stats", False):
+        problems.append("the engine's statistics are off")
+    return problems
+
+
+class Cell:
+    """What steps of one kind took and gave."""
+
+    __slots__ = ("requests", "seconds", "seconds_squared", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.steps = self.requests = self.tokens = 0
+        self.seconds = self.seconds_squared = 0.0
+
+
+class Steering:
+    """The hooks of one scheduler, and the answers to commands."""
+
+    def __init__(
+        self,
+        scheduler: Any,  # noqa: ANN401 - a scheduler of vLLM
+        clock: Clock = time.perf_counter,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._expected = _promised(process_environment() if environment is None else environment)
+        self._scheduler = scheduler
+        self._clock = clock
+        self._lookup: list[int] = scheduler.dynamic_sd_lookup
+        self._initial = list(self._lookup)
+        self._table = list(self._lookup)
+        self._choices = sorted({0, *self._initial[1:]})
+        self._positions = int(scheduler.num_spec_tokens)
+        self._epoch = os.urandom(8).hex()
+        self._label: dict[str, str | None] = {"mode": None, "reason": None}
+        self._probe: list[list[int]] = []
+        self._cells: dict[tuple[int, int], Cell] = {}
+        self._drafts = self._draft_tokens = self._accepted = 0
+        self._drafted_at = [0] * self._positions
+        self._accepted_at = [0] * self._positions
+        self._idle = True
+        self._began = 0.0
+        self.draft_tokens: int | None = None
+        """Draft tokens the step scheduled last asks for; None before the first, or once withdrawn."""
+        self._batch = self._steps = self._stalls = 0
+        self._hook_seconds = self._busy_seconds = 0.0
+        self._problems: list[str] = []
+        self._schedule = scheduler.schedule
+        self._update = scheduler.update_from_output
+        scheduler.schedule = self._hooked_schedule
+        scheduler.update_from_output = self._hooked_update
+
+    @staticmethod
+    def cannot(problems: list[str], engine: str) -> str:
+        """The answer of a worker whose engine cannot be steered."""
+        return json.dumps({"controllable": False, "problems": problems, "engine": engine, "epoch": ""})
+
+    def command(self, text: str, engine: str) -> str:
+        """
+        Carry out one command and answer with everything measured.
+
+        Args:
+            text: JSON, `{}` to only ask; `table` as [[first, last, K], ...] from batch size 1 on,
+                `mode` and `reason` to be repeated to whoever asks, `probe` as [[K, steps], ...].
+            engine: name and version of the engine, for the answer.
+        """
+        try:
+            self._obey(json.loads(text))
+        except Exception as error:  # noqa: BLE001 - whatever was sent, the engine must not feel it
+            return json.dumps({"error": f"not a command: {error}"})
+        return json.dumps(self._answer(engine))
+
+    def _obey(self, wish: dict[str, Any]) -> None:
+        table = self._expand(wish["table"]) if "table" in wish else None
+        probe = [[int(k), int(steps)] for k, steps in wish.get("probe", ())]
+        if wish:
+            self._check(table, probe)
+        if table is not None:
+            self._table = table
+            self._label = {"mode": wish.get("mode"), "reason": wish.get("reason")}
+        if table is not None or "probe" in wish:
+            self._probe = probe
+            self._fill()
+
+    def _check(self, table: list[int] | None, probe: list[list[int]]) -> None:
+        if self._problems:
+            raise ValueError(self._problems[0])
+        unknown = {*(table or ())[1:], *(k for k, _steps in probe)}.difference(self._choices)
+        if unknown:
+            message = f"{sorted(unknown)} draft tokens are not among {self._choices}"
+            raise ValueError(message)
+        if sum(steps for _k, steps in probe) > LARGEST_PROBE or any(steps < 1 for _k, steps in probe):
+            message = f"a probe has between 1 and {LARGEST_PROBE} steps"
+            raise ValueError(message)
+
+    def _expand(self, spans: list[list[int]]) -> list[int]:
+        table, expected = [0], 1
+        for first, last, k in spans:
+            if first != expected or last < first:
+                message = f"the range {first} to {last} does not follow batch size {expected - 1}"
+                raise ValueError(message)
+            table += [int(k)] * (min(last, len(self._lookup) - 1) - first + 1)
+            expected = last + 1
+        if len(table) < 2:  # noqa: PLR2004 - index 0 is no batch size
+            message = "the table has no range"
+            raise ValueError(message)
+        return table + [table[-1]] * (len(self._lookup) - len(table))
+
+    def _fill(self) -> None:
+        """Write what is in force into the list the scheduler reads: the probe's K, else the table."""
+        self._lookup[:] = [self._probe[0][0]] * len(self._lookup) if self._probe else self._table
+
+    def _hooked_schedule(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        if self._idle:
+            self._idle, self._began = False, self._clock()
+        output = self._schedule(*arguments, **named)
+        try:
+            batch = len(output.num_scheduled_tokens)
+            self.draft_tokens = output.num_spec_tokens_to_schedule if batch else None
+            if batch and self.draft_tokens != self._lookup[batch]:
+                self._withdraw("the scheduler does not follow its draft-token table")
+        except Exception as error:  # noqa: BLE001 - whatever it is, requests must not feel it
+            self._withdraw(f"watching a step failed: {type(error).__name__}: {error}")
+        return output
+
+    def _hooked_update(self, output: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        result = self._update(output, *arguments, **named)
+        ended = self._clock()
+        try:
+            self._count(output, result, ended)
+        except Exception as error:  # noqa: BLE001 - whatever it is, requests must not feel it
+            self._withdraw(f"watching a step failed: {type(error).__name__}: {error}")
+        self._idle = not self._scheduler.has_unfinished_requests()
+        now = self._clock()
+        self._began = ended
+        self._hook_seconds += now - ended
+        return result
+
+    def _count(self, output: Any, result: Any, ended: float) -> None:  # noqa: ANN401
+        batch = len(output.num_scheduled_tokens)
+        if not batch:
+            return
+        k, seconds = output.num_spec_tokens_to_schedule, ended - self._began
+        self._batch = batch
+        self._steps += 1
+        self._busy_seconds += seconds
+        tokens = 0
+        for outputs in result.values():
+            for item in outputs.outputs:
+                tokens += len(item.new_token_ids)
+            stats = outputs.scheduler_stats
+            if stats is not None and stats.spec_decoding_stats is not None:
+                self._count_drafts(stats.spec_decoding_stats)
+        verified = len(output.scheduled_spec_decode_tokens)
+        if output.total_num_scheduled_tokens == batch * (k + 1) and verified == (batch if k else 0):
+            self._count_step(batch, k, seconds, tokens)
+        if self._probe and k == self._probe[0][0]:
+            self._probe[0][1] -= 1
+            if self._probe[0][1] <= 0:
+                self._probe.pop(0)
+                self._fill()
+
+    def _count_drafts(self, stats: Any) -> None:  # noqa: ANN401
+        self._drafts += stats.num_drafts
+        self._draft_tokens += stats.num_draft_tokens
+        self._accepted += stats.num_accepted_tokens
+        for position, count in enumerate(stats.num_draft_tokens_per_pos[: self._positions]):
+            self._drafted_at[position] += count
+        for position, count in enumerate(stats.num_accepted_tokens_per_pos[: self._positions]):
+            self._accepted_at[position] += count
+
+    def _count_step(self, batch: int, k: int, seconds: float, tokens: int) -> None:
+        kind = (1 << (batch - 1).bit_length(), k)
+        cell = self._cells.get(kind)
+        if cell is None:
+            cell = self._cells[kind] = Cell()
+        if cell.steps >= STALL_AFTER and seconds * cell.steps > STALL * cell.seconds:
+            self._stalls += 1
+            return
+        cell.steps += 1
+        cell.seconds += seconds
+        cell.seconds_squared += seconds * seconds
+        cell.requests += batch
+        cell.tokens += tokens
+
+    def _withdraw(self, problem: str) -> None:
+        """Give the scheduler back as it was."""
+        self._problems.append(problem)
+        self.draft_tokens = None
+        self._table, self._probe = list(self._initial), []
+        self._label = {"mode": None, "reason": None}
+        self._lookup[:] = self._initial
+        self._scheduler.schedule = self._schedule
+        self._scheduler.update_from_output = self._update
+
+    def _answer(self, engine: str) -> dict[str, Any]:
+        return {
+            "controllable": not self._problems,
+            "problems": self._problems,
+            "engine": engine,
+            "epoch": self._epoch,
+            "largest_batch": len(self._lookup) - 1,
+            "choices": self._choices,
+            "table": _spans(self._table),
+            **self._label,
+            "is_probing": bool(self._probe),
+            "batch": 0 if self._idle else self._batch,
+            "step_count": self._steps,
+            "stalls": self._stalls,
+            "hook_seconds": self._hook_seconds,
+            "busy_seconds": self._busy_seconds,
+            "expected": self._expected,
+            "steps": [
+                {
+                    "batch": batch,
+                    "draft_tokens": k,
+                    "steps": cell.steps,
+                    "seconds": cell.seconds,
+                    "seconds_squared": cell.seconds_squared,
+                    "requests": cell.requests,
+                    "tokens": cell.tokens,
+                }
+                for (batch, k), cell in sorted(self._cells.items())
+            ],
+            "drafting": {
+                "drafts": self._drafts,
+                "draft_tokens": self._draft_tokens,
+                "accepted_tokens": self._accepted,
+                "drafted_per_position": self._drafted_at,
+                "accepted_per_position": self._accepted_at,
+            },
+        }
+
+
+def _promised(environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON, repeated and not understood
+    """What the launcher says of the draft; None where it says nothing that can be read."""
+    try:
+        return json.loads(environment.get(EXPECTATION, "null"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _spans(lookup: list[int]) -> list[list[int]]:
+    """A list of K by batch size, as ranges."""
+    spans: list[list[int]] = []
+    for batch, k in enumerate(lookup[1:], start=1):
+        if spans and spans[-1][2] == k:
+            spans[-1][1] = batch
+        else:
+            spans.append([batch, batch, k])
+    return spans

@@ -1,0 +1,141 @@
+"""
+Files written so that a power cut leaves each one whole or absent.
+
+The order is always: write beside, flush to the disk, read back, rename, flush the directory.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from appliance.audit.keys import sync_directory
+from appliance.errors import BundleError, BundleRefusedError, BundleStorageError, ConfigurationError
+from appliance.sovereignty.bundle.manifest import BundleFile
+from appliance.sovereignty.bundle.source import CHUNK_BYTES
+
+PARTIAL = ".partial"
+"""Ending of what is not finished; a later run writes it anew."""
+
+
+def storage_error(path: Path, error: OSError) -> BundleStorageError:
+    """Return what to say when a file could not be written."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        return BundleStorageError(f"the disk is full at {path}: make room and run this again")
+    return BundleStorageError(f"cannot write {path}: {error.strerror}")
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """
+    Write a small file whole or not at all.
+
+    Raises:
+        BundleStorageError: it cannot be written.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise storage_error(path, error) from error
+
+
+def copy_verified(chunks: Iterable[bytes], file: BundleFile, path: Path) -> None:
+    """
+    Write one file of a bundle to `path`, checked on the way in and read back from the disk.
+
+    Raises:
+        BundleRefusedError: the bytes are not those of the manifest.
+        BundleStorageError: it cannot be written, or the disk gives back something else.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    digest = hashlib.sha256()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w+b") as written:
+            for chunk in chunks:
+                digest.update(chunk)
+                written.write(chunk)
+            if digest.hexdigest() != file.sha256:
+                raise BundleRefusedError(f"{file.path} does not have the hash of the manifest: copy it again")
+            written.flush()
+            os.fsync(written.fileno())
+            # Otherwise what is read back is what the kernel remembers, not what the disk holds.
+            os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            written.seek(0)
+            if hashlib.file_digest(written, "sha256").hexdigest() != file.sha256:
+                raise BundleStorageError(
+                    f"{path} reads back differently than it was written: the disk is bad"
+                )
+        partial.replace(path)
+        sync_directory(path.parent)
+    except (OSError, BundleError) as error:
+        # Room taken by half a file may be what the audit log lacks.
+        with suppress(OSError):
+            partial.unlink()
+        if isinstance(error, OSError):
+            raise storage_error(path, error) from error
+        raise
+
+
+def holds(path: Path, file: BundleFile) -> bool:
+    """Whether a path is a regular file with the bytes of the manifest; it is read whole."""
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != file.size:
+            return False
+        with path.open("rb") as found:
+            return hashlib.file_digest(found, "sha256").hexdigest() == file.sha256
+    except OSError:
+        return False
+
+
+def file_chunks(path: Path) -> Iterator[bytes]:
+    """
+    Yield the bytes of a file on the machine that builds.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+
+
+@contextmanager
+def making(directory: Path) -> Iterator[Path]:
+    """
+    Yield a directory to write to, which takes the name `directory` when all went well and goes otherwise.
+
+    Raises:
+        ConfigurationError: there is something of that name already.
+        BundleStorageError: it cannot be written.
+    """
+    if directory.exists() or directory.is_symlink():
+        raise ConfigurationError(f"{directory} exists already: name a directory that does not")
+    place = directory.with_name(f".{directory.name}{PARTIAL}")
+    try:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+    except OSError as error:
+        raise storage_error(place, error) from error
+    try:
+        yield place
+        sync_directory(place)
+        place.rename(directory)
+        sync_directory(directory.parent)
+    except OSError as error:
+        raise storage_error(directory, error) from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,121 @@
+"""
+What a bundle holds, in the words of other tools: Helm values, a compose environment, oc-mirror, Zarf.
+
+Pure, and made from the manifest alone, so it names exactly what the bundle brings.  Sources: oc-mirror
+v2's ImageSetConfiguration (`mirror.openshift.io/v2alpha1`), Zarf's package schema (docs.zarf.dev).
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import yaml
+
+from appliance.sovereignty.bundle.manifest import Item, Kind, Manifest
+from appliance.sovereignty.bundle.references import chart_path, repository_of
+
+
+class Form(StrEnum):
+    """What a bundle is described for."""
+
+    IMAGES = "images"
+    OC_MIRROR = "oc-mirror"
+    ZARF = "zarf"
+    HELM = "helm"
+    COMPOSE = "compose"
+
+
+CHART_IMAGES = {
+    "gateway": "gateway",
+    "worker-gpu": "workerGpu",
+    "worker-cpu": "workerCpu",
+    "postgres": "postgres",
+}
+"""What the chart takes by digest: last part of the repository, and its name below `images` in the values."""
+
+
+def emit(manifest: Manifest, form: Form) -> str:
+    """Return the description of a bundle, as text."""
+    return _FORMS[form](manifest)
+
+
+def _image_list(manifest: Manifest) -> str:
+    return "".join(f"{_pinned(item)}\n" for item in manifest.of_kind(Kind.IMAGE))
+
+
+def _oc_mirror(manifest: Manifest) -> str:
+    mirror: dict[str, object] = {
+        "additionalImages": [{"name": _pinned(item)} for item in manifest.of_kind(Kind.IMAGE)]
+    }
+    charts = [{"name": item.name, "path": chart_path(item)} for item in manifest.of_kind(Kind.CHART)]
+    if charts:
+        mirror["helm"] = {"local": charts}
+    return _yaml(
+        {"apiVersion": "mirror.openshift.io/v2alpha1", "kind": "ImageSetConfiguration", "mirror": mirror}
+    )
+
+
+def _zarf(manifest: Manifest) -> str:
+    component: dict[str, object] = {
+        "name": manifest.name.replace("/", "-").lower(),
+        "required": True,
+        "images": [_pinned(item) for item in manifest.of_kind(Kind.IMAGE)],
+    }
+    charts = [
+        {
+            "name": item.name,
+            "version": item.version,
+            "namespace": "sovereign-appliance",
+            "localPath": chart_path(item),
+        }
+        for item in manifest.of_kind(Kind.CHART)
+    ]
+    if charts:
+        component["charts"] = charts
+    metadata = {"name": component["name"], "version": manifest.version}
+    return _yaml({"kind": "ZarfPackageConfig", "metadata": metadata, "components": [component]})
+
+
+def _helm(manifest: Manifest) -> str:
+    images = {
+        CHART_IMAGES[_short(item)]: {"repository": repository_of(item)[0], "digest": item.digest}
+        for item in manifest.of_kind(Kind.IMAGE)
+        if _short(item) in CHART_IMAGES
+    }
+    return _yaml({"images": images})
+
+
+def _compose(manifest: Manifest) -> str:
+    return "".join(f"{name}={value}\n" for name, value in compose_environment(manifest).items())
+
+
+def compose_environment(manifest: Manifest) -> dict[str, str]:
+    """The variables that compose.yaml takes its images from, by the ids that an engine knows them by."""
+    return {
+        f"{_short(item).upper().replace('-', '_')}_IMAGE": item.image_id
+        for item in manifest.of_kind(Kind.IMAGE)
+        if item.image_id is not None
+    }
+
+
+_FORMS: dict[Form, Callable[[Manifest], str]] = {
+    Form.IMAGES: _image_list,
+    Form.OC_MIRROR: _oc_mirror,
+    Form.ZARF: _zarf,
+    Form.HELM: _helm,
+    Form.COMPOSE: _compose,
+}
+
+
+def _pinned(item: Item) -> str:
+    """An image by its digest alone: other tools refuse a tag beside it, and it would add nothing."""
+    repository = (item.reference or item.name).rpartition(":")[0]
+    return f"{repository}@{item.digest}"
+
+
+def _short(item: Item) -> str:
+    """Last part of an image's repository."""
+    return item.name.rpartition("/")[2]
+
+
+def _yaml(document: dict[str, object]) -> str:
+    return yaml.safe_dump(document, sort_keys=False)

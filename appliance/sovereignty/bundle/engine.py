@@ -1,0 +1,135 @@
+"""
+Images of a bundle into a container engine, by `docker load`.
+
+The engine is given what `docker save` would have written, made on the way from the bundle's blobs.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from appliance.errors import BundleStorageError
+from appliance.infra.canonical_json import canonical
+from appliance.sovereignty.bundle.archive import END, padding, tar_header
+from appliance.sovereignty.bundle.manifest import BundleFile
+from appliance.sovereignty.bundle.oci import parse_image_config
+from appliance.sovereignty.bundle.tree import PlatformImage, Tree
+from appliance.sovereignty.bundle.verify import Bundle
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""The kernel's names of machines, in OCI's words."""
+RUN = ("Cmd", "Entrypoint", "Env", "User", "WorkingDir")
+"""What an image's configuration says beside its layers and every engine tells again as it was given it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A container engine's command line."""
+
+    command: Sequence[str]
+    """`docker`, or what takes the same arguments."""
+    machine: str
+    """The kernel's name of this machine's architecture."""
+
+    def load(self, tree: Tree, bundle: Bundle) -> bool:
+        """
+        Load one image unless it is there, and return whether it had to be.
+
+        Raises:
+            BundleStorageError: the engine refuses it, or has something else afterwards.
+        """
+        reference = tree.item.reference or tree.item.label
+        image = self.choose(tree)
+        layers, config = parse_image_config(bundle.read(image.config), reference)
+        # Not by the image's id: some engines make their own.
+        if self._found(reference) == (layers, _run(config)):
+            return False
+        self._feed(image, reference, bundle)
+        if self._found(reference)[0] != layers:
+            raise BundleStorageError(f"{self.command[0]} has another image as {reference} than it was given")
+        return True
+
+    def choose(self, tree: Tree) -> PlatformImage:
+        """Return the image for this machine; raises BundleStorageError when there is none."""
+        wanted = ARCHITECTURES.get(self.machine, self.machine)
+        for image in tree.images:
+            if image.platform is None or image.platform.architecture in {"", wanted}:
+                return image
+        raise BundleStorageError(f"{tree.item.label} is not for this machine ({wanted})")
+
+    def _feed(self, image: PlatformImage, reference: str, bundle: Bundle) -> None:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the operator's own command
+                [*self.command, "load"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+        except OSError as error:
+            raise BundleStorageError(f"cannot run {self.command[0]}: {error.strerror}") from error
+        with process:
+            assert process.stdin is not None  # noqa: S101 - asked for above
+            assert process.stderr is not None  # noqa: S101 - asked for above
+            try:
+                # An engine that has given up closes the pipe; why is on its standard error.
+                with suppress(BrokenPipeError):
+                    for piece in saved_form(image, reference, bundle):
+                        process.stdin.write(piece)
+                with suppress(BrokenPipeError):
+                    process.stdin.close()
+            except BaseException:
+                process.kill()
+                raise
+            complaint = process.stderr.read().decode(errors="replace")
+        if process.returncode:
+            raise BundleStorageError(f"{self.command[0]} did not load {reference}: {_last_line(complaint)}")
+
+    def _found(self, reference: str) -> tuple[object, object]:
+        """Layers of an image in the engine and how it is run; None and None where it has no such image."""
+        form = "[{{json .RootFS.Layers}},{{json .Config}}]"
+        try:
+            found = subprocess.run(  # noqa: S603 - the operator's own command
+                [*self.command, "image", "inspect", "--format", form, reference],
+                capture_output=True,
+                check=False,
+            )
+            if found.returncode != 0:
+                return None, None
+            layers, config = json.loads(found.stdout)
+            return layers, _run(config or {})
+        except (OSError, ValueError) as error:
+            raise BundleStorageError(f"cannot ask {self.command[0]} for its images: {error}") from error
+
+
+def saved_form(image: PlatformImage, reference: str, bundle: Bundle) -> Iterator[bytes]:
+    """
+    Yield an image as `docker save` writes it, which every engine reads.
+
+    Layers come from the medium once more, and the engine compares them with the configuration; what that
+    says is compared with the manifest here, since the medium may say something else by now.
+    """
+    layers = {file.path: file for file in image.layers}
+    config = f"{image.config.sha256}.json"
+    listed = [{"Config": config, "RepoTags": [reference], "Layers": [_layer(file) for file in image.layers]}]
+    for name, content in (("manifest.json", canonical(listed)), (config, bundle.read(image.config))):
+        yield tar_header(name, len(content)) + content + padding(len(content))
+    for file in layers.values():
+        yield tar_header(_layer(file), file.size)
+        yield from bundle.chunks(file)
+        yield padding(file.size)
+    yield END
+
+
+def _run(config: Mapping[str, object]) -> dict[str, object]:
+    """How an image is run, alike for what is empty and what is not there."""
+    return {name: config.get(name) or None for name in RUN}
+
+
+def _layer(file: BundleFile) -> str:
+    return f"{file.sha256}/layer.tar"
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it says nothing"])[-1]

@@ -1,0 +1,251 @@
+"""
+Files of a bundle in a directory, a new version beside the one that serves.
+
+    MODELS/NAME/1.0-0123456789ab/   one version, its files read-only
+    MODELS/NAME/current             a link to the version in service
+
+A version is filled under a name of its own and renamed when it is whole; the link is turned last.
+Whatever fails before leaves the link, and what it points to, as they were.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.audit.keys import sync_directory
+from appliance.errors import BundleRefusedError, BundleStorageError
+from appliance.sovereignty.bundle.copying import PARTIAL, copy_verified, holds, storage_error
+from appliance.sovereignty.bundle.manifest import BundleFile, Kind, Manifest
+from appliance.sovereignty.bundle.references import chart_path
+from appliance.sovereignty.bundle.tree import Tree
+
+CURRENT = "current"
+READ_ONLY = 0o444
+PASSABLE = 0o755
+"""Workers read the weights under accounts of their own, whatever the umask of whoever loads."""
+_DIGITS = 12
+
+Chunks = Callable[[BundleFile], Iterator[bytes]]
+"""Yields the bytes of a file of the bundle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """One directory that a bundle fills."""
+
+    home: Path
+    """Directory of all versions of one thing."""
+    version: str
+    """Name of the directory of this version."""
+    files: dict[str, BundleFile]
+    """By path below it."""
+
+    @property
+    def final(self) -> Path:
+        """Directory of this version."""
+        return self.home / self.version
+
+    @property
+    def staged(self) -> Path:
+        """Where it is filled."""
+        return self.home / f".{self.version}{PARTIAL}"
+
+    @property
+    def current(self) -> Path:
+        """The link to the version in service."""
+        return self.home / CURRENT
+
+    def missing(self) -> list[BundleFile]:
+        """The files that are not there in their size yet, under either name; nothing is read."""
+        return [
+            file
+            for path, file in self.files.items()
+            if not any(_has_size(place / path, file) for place in (self.final, self.staged, self.current))
+        ]
+
+
+def place_models(trees: Sequence[Tree], models: Path) -> list[Placement]:
+    """
+    The directories of the models in a bundle.
+
+    Raises:
+        BundleRefusedError: a model is in it twice, and there is one link to put one of them into service.
+    """
+    names = [tree.item.name for tree in trees if tree.item.kind is Kind.MODEL]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BundleRefusedError(
+            f"the bundle has two versions of the model {twice[0]}, and one of them can serve: ask for another"
+        )
+    return [
+        Placement(
+            home=models / tree.item.name,
+            version=_directory(tree.item.version, tree.item.digest),
+            files=tree.named_files(),
+        )
+        for tree in trees
+        if tree.item.kind is Kind.MODEL
+    ]
+
+
+def place_files(manifest: Manifest, trees: Sequence[Tree], directory: Path) -> list[Placement]:
+    """The one directory of charts, wheels, bills of materials and other files in a bundle."""
+    files: dict[str, BundleFile] = {}
+    for tree in trees:
+        item = tree.item
+        match item.kind:
+            case Kind.CHART:
+                files[chart_path(item)] = tree.images[0].layers[0]
+            case Kind.SBOM:
+                for name, file in tree.named_files().items():
+                    files[f"sbom/{item.name}/{item.version}/{name}"] = file
+            case Kind.WHEELS | Kind.FILES:
+                for name, file in tree.named_files().items():
+                    files[f"{item.kind}/{item.name}/{name}"] = file
+            case Kind.IMAGE | Kind.MODEL:
+                pass
+    version = _directory(manifest.version, manifest.digest)
+    return [Placement(home=directory / manifest.name, version=version, files=files)] if files else []
+
+
+def room(placements: Sequence[Placement]) -> list[tuple[Path, int, int]]:
+    """What is missing on each disk and what is free there, both in bytes, with a directory on the disk."""
+    needed: dict[int, int] = {}
+    where: dict[int, Path] = {}
+    for placement in placements:
+        place = _existing(placement.home)
+        device = place.stat().st_dev
+        where.setdefault(device, place)
+        needed[device] = needed.get(device, 0) + sum(file.size for file in placement.missing())
+    disks = {device: os.statvfs(place) for device, place in where.items()}
+    return [(where[device], needed[device], disk.f_bavail * disk.f_frsize) for device, disk in disks.items()]
+
+
+def check_room(placements: Sequence[Placement]) -> None:
+    """
+    Check that what is missing fits on the disks it goes to.
+
+    Raises:
+        BundleStorageError: it does not.
+    """
+    for place, needed, free in room(placements):
+        if needed > free:
+            raise BundleStorageError(
+                f"the disk with {place} has {free} bytes free and {needed} are needed: nothing was written, "
+                f"what serves is untouched; make room for {needed - free} more"
+            )
+
+
+def clear_leftovers(placements: Sequence[Placement]) -> None:
+    """Remove versions that were begun and given up; what this load itself began is kept, to go on with."""
+    for placement in placements:
+        for left in placement.home.glob(f".*{PARTIAL}"):
+            if left != placement.staged and left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def stage(placement: Placement, chunks: Chunks) -> int:
+    """
+    Fill the directory of a version and return how many files had to be written.
+
+    Raises:
+        BundleRefusedError: a file is not as the manifest has it.
+        BundleStorageError: a file cannot be written, or the directory holds others.
+    """
+    place = placement.final if placement.final.exists() else placement.staged
+    written = 0
+    for path, file in sorted(placement.files.items()):
+        target = place / path
+        try:
+            _make_directories(target.parent)
+            if not holds(target, file):
+                written += 1
+                if not _linked(placement.current / path, target, file):
+                    copy_verified(chunks(file), file, target)
+            # Also for a file that was there: a crash may have come between its writing and this.
+            target.chmod(READ_ONLY)
+        except OSError as error:
+            raise storage_error(target, error) from error
+    _check_no_others(placement, place)
+    if place == placement.staged:
+        try:
+            place.rename(placement.final)
+            sync_directory(placement.home)
+        except OSError as error:
+            raise storage_error(placement.final, error) from error
+    return written
+
+
+def activate(placement: Placement) -> bool:
+    """
+    Turn the link `current` to this version, at once, and return whether it pointed elsewhere.
+
+    Raises:
+        BundleStorageError: it cannot be turned, or is no link.
+    """
+    link = placement.current
+    try:
+        if link.is_symlink() and str(link.readlink()) == placement.version:
+            return False
+        if link.exists() and not link.is_symlink():
+            raise BundleStorageError(f"{link} is no link: move it away, the versions lie beside it")
+        partial = placement.home / f".{CURRENT}{PARTIAL}"
+        with suppress(FileNotFoundError):
+            partial.unlink()
+        partial.symlink_to(placement.version)
+        partial.replace(link)
+        sync_directory(placement.home)
+    except OSError as error:
+        raise storage_error(link, error) from error
+    return True
+
+
+def _make_directories(path: Path) -> None:
+    for directory in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        directory.mkdir(exist_ok=True)
+        directory.chmod(PASSABLE)
+
+
+def _linked(before: Path, target: Path, file: BundleFile) -> bool:
+    """Whether a file that did not change could be taken from the version in service, without a copy."""
+    if not holds(before, file):
+        return False
+    try:
+        with suppress(FileNotFoundError):
+            target.unlink()
+        os.link(before, target)
+        sync_directory(target.parent)
+    except OSError:
+        return False
+    return True
+
+
+def _check_no_others(placement: Placement, place: Path) -> None:
+    for found in sorted(place.rglob("*")):
+        path = found.relative_to(place).as_posix()
+        if path in placement.files or (found.is_dir() and not found.is_symlink()):
+            continue
+        if path.endswith(PARTIAL) and place == placement.staged:
+            found.unlink()
+        else:
+            raise BundleStorageError(f"{found} is not in the bundle: move it away, and load again")
+
+
+def _directory(version: str, digest: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", version)[:64].lstrip(".")
+    return f"{plain or '_'}-{digest.removeprefix('sha256:')[:_DIGITS]}"
+
+
+def _has_size(path: Path, file: BundleFile) -> bool:
+    try:
+        return path.stat().st_size == file.size
+    except OSError:
+        return False
+
+
+def _existing(path: Path) -> Path:
+    """The nearest directory above that is there already."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())

@@ -1,0 +1,213 @@
+"""
+Where a bundle is read from: a directory, a tar file, or parts on a carrier medium.
+
+Whatever the medium, its names are not believed: files are opened without following links, everything
+that the manifest does not list is refused, and bytes are handed on for others to hash.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from appliance.errors import BundleRefusedError, BundleStorageError
+from appliance.sovereignty.bundle.manifest import BASE, BLOBS, MANIFEST, SIGNATURE, BundleFile
+from appliance.sovereignty.bundle.record import MAX_RECORD_BYTES
+
+CHUNK_BYTES = 2**20
+"""How much of a file is in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The files that say what the others are, as bytes."""
+
+    manifest: bytes
+    signature: bytes
+    base: bytes | None
+    """BASE.json, where the bundle is a difference."""
+
+
+class Contents(Protocol):
+    """The other files of a bundle, once it is known which they should be."""
+
+    @property
+    def files(self) -> Sequence[BundleFile]:
+        """The files, in the manifest's order."""
+        ...
+
+    def stream(self) -> Iterator[tuple[BundleFile, Iterator[bytes]]]:
+        """
+        Yield every file with its bytes, once, in an order that suits the medium.
+
+        Raises:
+            BundleRefusedError: a file is missing, is of another size, or is one too many.
+            BundleStorageError: the medium cannot be read.
+        """
+        ...
+
+    def open(self, file: BundleFile) -> AbstractContextManager[BinaryIO]:
+        """Open one file to be read from its beginning; raises as `stream` does."""
+        ...
+
+    def where(self, file: BundleFile) -> str:
+        """Where on the medium a file is, for messages."""
+        ...
+
+
+class Source(Protocol):
+    """A medium with a bundle on it."""
+
+    def head(self) -> Head:
+        """Read the head; raises as `Contents.stream` does."""
+        ...
+
+    def contents(self, files: Sequence[BundleFile]) -> Contents:
+        """Return the files, which should be these and no others."""
+        ...
+
+
+class DirectorySource:
+    """A bundle as a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def head(self) -> Head:
+        """Read the head."""
+        return Head(
+            manifest=self._small(MANIFEST),
+            signature=self._small(SIGNATURE),
+            base=self._small(BASE) if (self._path / BASE).exists() else None,
+        )
+
+    def contents(self, files: Sequence[BundleFile]) -> Contents:
+        """Return the files."""
+        return _DirectoryContents(self._path, files)
+
+    def _small(self, name: str) -> bytes:
+        with open_beneath(self._path, name) as file:
+            return read_small(file, name)
+
+
+class _DirectoryContents:
+    def __init__(self, path: Path, files: Sequence[BundleFile]) -> None:
+        self._path = path
+        self.files = files
+
+    def stream(self) -> Iterator[tuple[BundleFile, Iterator[bytes]]]:
+        self._refuse_others()
+        for file in self.files:
+            with self.open(file) as opened:
+                yield file, read_chunks(opened, file, self.where(file))
+
+    def open(self, file: BundleFile) -> AbstractContextManager[BinaryIO]:
+        opened = open_beneath(self._path, file.path)
+        size = os.fstat(opened.fileno()).st_size
+        if size != file.size:
+            opened.close()
+            message = f"{self.where(file)} has {size} bytes and should have {file.size}: copy it again"
+            raise BundleRefusedError(message)
+        return opened
+
+    def where(self, file: BundleFile) -> str:
+        return str(self._path / file.path)
+
+    def _refuse_others(self) -> None:
+        """Refuse whatever the manifest does not list: nobody vouches for it."""
+        known = {MANIFEST, SIGNATURE, BASE, *(file.path for file in self.files)}
+        directories = {"blobs", BLOBS}
+        waiting = [""]
+        while waiting:
+            below = waiting.pop()
+            try:
+                with os.scandir(self._path / below) as found:
+                    entries = sorted(found, key=lambda entry: entry.name)
+            except OSError as error:
+                raise _unreadable(self._path / below, error) from error
+            for entry in entries:
+                name = f"{below}/{entry.name}" if below else entry.name
+                if name in directories and entry.is_dir(follow_symlinks=False):
+                    waiting.append(name)
+                elif name not in known:
+                    message = (
+                        f"{self._path / name} is not in {MANIFEST}: a bundle holds nothing else, remove it"
+                    )
+                    raise BundleRefusedError(message)
+
+
+def open_beneath(root: Path, name: str) -> BinaryIO:
+    """
+    Open a regular file below a directory, following no link below it.
+
+    Raises:
+        BundleRefusedError: it is missing, a link, or no regular file.
+        BundleStorageError: it cannot be read.
+    """
+    *directories, last = name.split("/")
+    try:
+        below = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for step in directories:
+                inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=below)
+                os.close(below)
+                below = inner
+            # A pipe would wait for its other end; O_NONBLOCK keeps it from being waited for.
+            descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=below)
+        finally:
+            os.close(below)
+    except FileNotFoundError as error:
+        raise BundleRefusedError(f"{root / name} is missing: copy the bundle again") from error
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            raise BundleRefusedError(f"{root / name} is reached through a link: a bundle has none") from error
+        raise _unreadable(root / name, error) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BundleRefusedError(f"{root / name} is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_small(file: BinaryIO, name: str) -> bytes:
+    """
+    Read a file of the head whole.
+
+    Raises:
+        BundleRefusedError: it is too large to be one.
+        BundleStorageError: it cannot be read.
+    """
+    try:
+        content = file.read(MAX_RECORD_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    if len(content) > MAX_RECORD_BYTES:
+        raise BundleRefusedError(f"{name} is larger than {MAX_RECORD_BYTES} bytes")
+    return content
+
+
+def read_chunks(opened: BinaryIO, file: BundleFile, where: str) -> Iterator[bytes]:
+    """
+    Yield the bytes of a file, exactly as many as it should have.
+
+    Raises:
+        BundleRefusedError: there are fewer.
+        BundleStorageError: the medium cannot be read.
+    """
+    left = file.size
+    while left:
+        try:
+            chunk = opened.read(min(CHUNK_BYTES, left))
+        except OSError as error:
+            raise _unreadable(where, error) from error
+        if not chunk:
+            raise BundleRefusedError(f"{where} ends {left} bytes too early: copy it again")
+        left -= len(chunk)
+        yield chunk
+
+
+def _unreadable(what: object, error: OSError) -> BundleStorageError:
+    return BundleStorageError(f"cannot read {what}: {error.strerror}")

@@ -1,0 +1,1 @@
+"""The values and statistics that `appliance.monitor` decides by; no I/O."""

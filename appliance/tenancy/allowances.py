@@ -1,0 +1,103 @@
+"""
+How much a tenant may ask for; who holds it to that is `appliance.tenancy.limits`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from appliance.errors import ConfigurationError
+
+BY_MODEL = "by_model"
+LARGEST = 2**53
+"""Larger numbers are not the same in every JSON reader."""
+MOST_MODELS, LONGEST_MODEL = 256, 256
+"""Most models that have limits of their own, and characters of a model's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Upper bounds; None for none."""
+
+    requests_per_minute: int | None = None
+    """Requests that may begin in a minute."""
+    tokens_per_minute: int | None = None
+    """Tokens of prompts and answers together, in a minute."""
+    concurrent_requests: int | None = None
+    """Requests that may be under way at once."""
+    tokens_per_day: int | None = None
+    """Tokens of prompts and answers together, in a calendar day (`limits.time_zone`)."""
+    tokens_per_month: int | None = None
+    """Tokens of prompts and answers together, in a calendar month (`limits.time_zone`)."""
+    by_model: "Mapping[str, Limits]" = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    """Limits of single models, by served name, that hold beside the others; they have no `by_model`."""
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether nothing is bounded, for any model."""
+        return self == UNLIMITED
+
+    def of_model(self, model: str) -> "Limits | None":
+        """What holds for one model beside the rest; None where nothing does."""
+        return self.by_model.get(model)
+
+
+UNLIMITED = Limits()
+BOUNDS = tuple(each.name for each in fields(Limits) if each.name != BY_MODEL)
+"""Names of the fields that are numbers."""
+
+
+def parse_limits(where: str, body: object, *, models: bool = True) -> Limits:
+    """
+    Read limits as files and the admin API have them.
+
+    Args:
+        where: who they are of, for the message.
+        body: decoded YAML or JSON.
+        models: whether it may have `by_model`.
+
+    Raises:
+        ConfigurationError: one line that names the limit and what is wrong with it.
+    """
+    known = (*BOUNDS, BY_MODEL) if models else BOUNDS
+    if not isinstance(body, Mapping):
+        raise ConfigurationError(f"{where}: limits must be numbers by name, such as requests_per_minute: 60")
+    for name in body:
+        if name not in known:
+            raise ConfigurationError(f"{where}: {name!s:.80} is no limit; use {', '.join(known)}")
+    by_model = {} if body.get(BY_MODEL) is None else body[BY_MODEL]
+    if not isinstance(by_model, Mapping) or not all(map(is_model, by_model)) or len(by_model) > MOST_MODELS:
+        raise ConfigurationError(
+            f"{where}: by_model must hold limits by the name of a model, for at most {MOST_MODELS}"
+        )
+    return Limits(
+        **{name: _parse_bound(where, name, body.get(name)) for name in BOUNDS},
+        by_model=MappingProxyType(
+            {
+                model: parse_limits(f"{where}, model {model}", limits, models=False)
+                for model, limits in by_model.items()
+            }
+        ),
+    )
+
+
+def encode_limits(limits: Limits) -> dict[str, Any]:
+    """The limits there are, by name; `parse_limits` reads them back."""
+    encoded: dict[str, Any] = {name: bound for name in BOUNDS if (bound := getattr(limits, name)) is not None}
+    if limits.by_model:
+        encoded[BY_MODEL] = {model: encode_limits(each) for model, each in limits.by_model.items()}
+    return encoded
+
+
+def is_model(name: object) -> bool:
+    """Whether a model can have this name: text of one line, without what nobody sees."""
+    return isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_MODEL
+
+
+def _parse_bound(where: str, name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST:
+        raise ConfigurationError(f"{where}: {name} must be a whole number from 0 on, or null for no limit")
+    return value

@@ -1,0 +1,85 @@
+"""
+The identity provider as it is known here: the file of its keys, kept current, and the tokens they verify.
+
+It fails closed at a start: without keys that can be used, no gateway.  Later a broken file keeps the
+keys that were read last, because a half-written copy must not lock everybody out.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from appliance.errors import ConfigurationError
+from appliance.infra.logs import Logger
+from appliance.infra.settings import OidcSettings
+from appliance.tenancy.identity.files import stamp
+from appliance.tenancy.identity.jwks import KeySet, parse_key_set
+from appliance.tenancy.identity.tokens import Bearer, TokenCache, verify_token
+
+
+class IdentityProvider:
+    """Verifies bearer tokens against the key file; made only if that can be used (ConfigurationError)."""
+
+    def __init__(
+        self, file: Path, settings: OidcSettings, *, logger: Logger, clock: Callable[[], float]
+    ) -> None:
+        self._file = file
+        self._settings = settings
+        self._logger = logger
+        self._stamp = stamp([file])
+        self._keys = self._load()
+        self._cache = TokenCache(self._verify, clock)
+        self._report()
+
+    def read(self, token: str) -> Bearer:
+        """
+        What a token says, if it is good now.
+
+        Raises:
+            RefusedCallerError: with the reason.
+        """
+        return self._cache.read(token)
+
+    def renew(self) -> None:
+        """Take over the file if it has changed; tokens by keys that are gone are then refused."""
+        now = stamp([self._file])
+        if now == self._stamp:
+            return
+        self._stamp = now
+        try:
+            self._keys = self._load()
+        except ConfigurationError as error:
+            self._logger.warning("jwks_not_taken_over", path=str(self._file), reason=str(error))
+            return
+        self._cache.forget()
+        self._report()
+
+    def _verify(self, token: str) -> Bearer:
+        return verify_token(token, self._keys, self._settings)
+
+    def _load(self) -> KeySet:
+        try:
+            return parse_key_set(self._file.read_text(encoding="utf-8"), self._settings.algorithms)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not text"
+            raise ConfigurationError(f"oidc.jwks_file {self._file} cannot be read: {reason}") from error
+        except ConfigurationError as error:
+            raise ConfigurationError(f"oidc.jwks_file {self._file} cannot be used: {error}") from error
+
+    def _report(self) -> None:
+        ids = {key_id for key_id, _ in self._keys.keys}
+        detail = f"{self._keys.skipped} more are not for us" if self._keys.skipped else "all of the file"
+        self._logger.info("jwks_loaded", path=str(self._file), count=len(ids), detail=detail)
+
+
+def open_provider(
+    settings: OidcSettings, *, logger: Logger, clock: Callable[[], float]
+) -> IdentityProvider | None:
+    """
+    The provider the settings describe; None where they name no keys.
+
+    Raises:
+        ConfigurationError: the file has no key that can be used.
+    """
+    if settings.jwks_file is None:
+        return None
+    return IdentityProvider(settings.jwks_file, settings, logger=logger, clock=clock)

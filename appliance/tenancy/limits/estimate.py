@@ -1,0 +1,70 @@
+"""
+How many tokens a request is reserved for before anybody has counted them.
+
+The guess is on the high side, because what turns out to be too much is given back at once, and what
+turns out to be too little was spent before it could be refused.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from appliance.infra.json_members import Member
+
+BYTES_PER_TOKEN = 3
+"""English and code have about four bytes to a token, most other scripts about three."""
+MEDIA_TOKENS = 1024
+"""For each picture or sound in the body, whose bytes say nothing about its tokens."""
+MOST_TOKENS = 2**40
+"""Whatever a client asks for, arithmetic stays small."""
+_MEDIA = re.compile(r'"data:[^"]*"')
+_COMPLETION = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_ANSWERS = ("n", "best_of")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Tokens a request may come to."""
+
+    prompt: int
+    completion: int
+    is_guess: bool = False
+    """Whether the client named no bound for the answer: what is reserved for it may then be less."""
+
+    @property
+    def total(self) -> int:
+        """Prompt and answer together."""
+        return self.prompt + self.completion
+
+
+def estimate_tokens(text: str, members: Mapping[str, Member], *, guess: int) -> Estimate:
+    """
+    Guess what a request comes to.
+
+    Args:
+        text: its body.
+        members: the body's members.
+        guess: tokens of an answer whose length the client does not bound.
+    """
+    size, media = len(text), 0
+    if size > BYTES_PER_TOKEN * MEDIA_TOKENS and ";base64," in text:
+        found = _MEDIA.findall(text)
+        size, media = size - sum(map(len, found)), len(found)
+    elif not text.isascii():
+        size = len(text.encode(errors="surrogatepass"))
+    bounds = [bound for name in _COMPLETION if (bound := _number(members, name)) is not None]
+    answers = max((number for name in _ANSWERS if (number := _number(members, name)) is not None), default=1)
+    completion = max(bounds) if bounds else guess
+    return Estimate(
+        prompt=-(-size // BYTES_PER_TOKEN) + media * MEDIA_TOKENS,
+        completion=min(MOST_TOKENS, completion * max(1, answers)),
+        is_guess=not bounds,
+    )
+
+
+def _number(members: Mapping[str, Member], name: str) -> int | None:
+    """A member that is a count; whether it may be another thing is the worker's to judge."""
+    value = members[name].value if name in members else None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return None
+    return min(value, MOST_TOKENS)

@@ -1,0 +1,516 @@
+"""What one connection may take of the gateway, and how it ends."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from appliance.api.http.protocol import (
+    BODY_BYTES_PER_SECOND,
+    LINGER_BYTES,
+    LINGER_SECONDS,
+    PIPELINED,
+    SMALL_PIECES,
+    SPARE_CONNECTIONS,
+    BoundedProtocol,
+    Limits,
+)
+from appliance.errors import ApplianceError
+from appliance.infra.settings import ApiSettings
+from appliance.tenancy.identity.certificates import EXTENSION, ClientCertificate
+
+LIMITS = replace(Limits.of(ApiSettings()), connections=4)
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written, and how it ended."""
+
+    def __init__(self, **extra: Any) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2), **extra})
+        self.written = b""
+        self.ended: str | None = None
+        self.is_reading = True
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.ended in {"closed", "aborted"}
+
+    def close(self) -> None:
+        self.ended = self.ended or "closed"
+
+    def abort(self) -> None:
+        self.ended = "aborted"
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = "eof"
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    @property
+    def status(self) -> int:
+        return int(self.written.split(b" ", 2)[1])
+
+    @property
+    def code(self) -> str:
+        """The error in the last answer, once its shape and length are checked."""
+        *_, last = re.finditer(rb"HTTP/1\.1 \d{3} ", self.written)
+        head, _, body = self.written[last.start() :].partition(b"\r\n\r\n")
+        assert b"connection: close" in head
+        assert f"content-length: {len(body)}".encode() in head
+        error = json.loads(body)["error"]
+        assert list(error) == ["message", "type", "param", "code"]
+        return error["code"]
+
+
+class App:
+    """Answers once the body is there, or as told; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, Any], bytes]] = []
+        self.gone = 0
+        self.waits = asyncio.Event()
+        self.waits.set()
+        self.reads = True
+
+    async def __call__(self, scope: Any, receive: Callable, send: Callable) -> None:
+        body, more = b"", self.reads
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.gone += 1
+                return
+            body, more = body + message["body"], message["more_body"]
+        self.asked.append((scope, body))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await self.waits.wait()
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+class Connections:
+    """Makes connections to one application."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.app = App()
+        self.limits = limits
+        self.refused: list[ApplianceError] = []
+        self.state = ServerState()
+        self.config = Config(self.app, lifespan="off", log_config=None, ws="none", proxy_headers=False)
+
+    def open(self, **extra: Any) -> tuple[BoundedProtocol, Wire]:
+        connection = BoundedProtocol(
+            config=self.config, server_state=self.state, limits=self.limits, on_refusal=self.refused.append
+        )
+        wire = Wire(**extra)
+        connection.connection_made(wire)
+        return connection, wire
+
+
+@pytest.fixture
+async def connections() -> Connections:
+    return Connections(LIMITS)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def later(seconds: float) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def test_a_request_is_answered_and_the_connection_kept(connections):
+    """In one piece, byte by byte, and several in a row."""
+    connection, wire = connections.open()
+    connection.data_received(POST + b"hello")
+    await settle()
+    for byte in POST + b"again":
+        connection.data_received(bytes([byte]))
+    await settle()
+    connection.data_received(GET + GET)
+    await settle()
+    assert [body for _, body in connections.app.asked] == [b"hello", b"again", b"", b""]
+    assert wire.written.count(b"200 OK") == 4
+    assert (wire.ended, connections.refused) == (None, [])
+
+
+# Size.
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 400])
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % number for number in range(101)) + b"\r\n",
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 2**16 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"y" * 2**17,
+        b"GET /" + b"y" * 2**17 + b" HTTP/1.1\r\n",
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 2**17,
+        b"\r\n" * 2**16,
+    ],
+    ids=["lines", "value", "name", "path", "endless value", "empty lines"],
+)
+async def test_a_head_that_is_too_large_is_refused_however_it_arrives(connections, flood, pieces):
+    """431 and the end, with no application asked."""
+    connection, wire = connections.open()
+    size = -(-len(flood) // pieces)
+    for start in range(0, len(flood), size):
+        connection.data_received(flood[start : start + size])
+    await settle()
+    assert (wire.status, wire.code, wire.ended) == (431, "head_too_large", "eof")
+    assert connections.app.asked == []
+    assert len(connections.refused) == 1
+
+
+async def test_the_largest_head_allowed_is_allowed(connections):
+    """A hundred lines and sixty thousand bytes."""
+    connection, wire = connections.open()
+    lines = b"".join(b"x-%d: %s\r\n" % (number, b"y" * 590) for number in range(100))
+    connection.data_received(b"GET / HTTP/1.1\r\n" + lines + b"\r\n")
+    await settle()
+    assert wire.status == 200
+
+
+async def test_what_trails_a_body_is_no_header_and_is_bounded(connections):
+    """A trailer cannot bring a key after the headers were looked at, nor fill the memory."""
+    connection, _wire = connections.open()
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    connection.data_received(head + b"2\r\nhi\r\n0\r\nauthorization: Bearer x\r\n\r\n")
+    await settle()
+    scope, body = connections.app.asked[0]
+    assert (body, [name for name, _ in scope["headers"]]) == (b"hi", [b"host", b"transfer-encoding"])
+    connection.data_received(head + b"0\r\n")
+    for _ in range(40):
+        connection.data_received(b"x: %s\r\n" % (b"y" * 4000))
+    assert connections.refused
+    assert len(connections.app.asked) == 1
+
+
+async def test_only_so_many_requests_may_be_sent_ahead(connections):
+    """Each would take memory until it is its turn."""
+    connections.app.waits.clear()
+    connection, wire = connections.open()
+    connection.data_received(GET)
+    await settle()
+    connection.data_received(GET * PIPELINED)
+    assert wire.ended is None
+    connection.data_received(GET)
+    assert wire.ended == "aborted"
+    assert len(connection.pipeline) == PIPELINED
+
+
+# Time.
+
+
+async def test_headers_that_trickle_are_given_up(connections):
+    """However many bytes come, their time is the same."""
+    connection, wire = connections.open()
+    for number, byte in enumerate(GET[:20]):
+        connection.data_received(bytes([byte]))
+        connection.check(later(number / 20 * LIMITS.head_seconds))
+    assert wire.ended is None
+    connection.check(later(LIMITS.head_seconds + 1))
+    assert (wire.status, wire.code, wire.ended) == (408, "request_too_slow", "eof")
+
+
+async def test_a_body_that_trickles_is_given_up_and_its_application_told(connections):
+    """A steady one, however long, is not."""
+    connection, wire = connections.open()
+    connection.data_received(b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
+    steady = 50 * BODY_BYTES_PER_SECOND
+    connection.data_received(b"x" * steady)
+    connection.check(later(0))
+    connection.check(later(LIMITS.body_seconds + 49))
+    await settle()
+    assert wire.ended is None
+    connection.check(later(LIMITS.body_seconds + 51))
+    await settle()
+    assert (wire.status, wire.code, wire.ended) == (408, "request_too_slow", "eof")
+    assert connections.app.gone == 1
+
+
+async def test_a_request_that_is_being_answered_has_no_limit_here(connections):
+    """Generating may take minutes; bytes of a next request do not make it late."""
+    connections.app.waits.clear()
+    connection, wire = connections.open()
+    connection.data_received(POST + b"hello")
+    await settle()
+    connection.data_received(b"GET / HT")
+    for seconds in (100, 1000, 10_000):
+        connection.check(later(seconds))
+    assert wire.ended is None
+    connections.app.waits.set()
+    await settle()
+    assert wire.written.endswith(b"ok")
+
+
+async def test_a_connection_that_never_asks_is_closed(connections):
+    """After a first request uvicorn's own timer does it."""
+    connection, wire = connections.open()
+    connection.check(later(LIMITS.idle_seconds - 1))
+    assert wire.ended is None
+    connection.check(later(LIMITS.idle_seconds + 1))
+    assert wire.ended == "closed"
+
+
+async def test_a_client_that_does_not_read_is_cut_off(connections):
+    """Closing would wait for it for ever."""
+    connection, wire = connections.open()
+    connection.data_received(GET)
+    await settle()
+    connection.pause_writing()
+    connection.check(later(LIMITS.stalled_seconds - 1))
+    assert wire.ended is None
+    connection.check(later(LIMITS.stalled_seconds + 1))
+    assert wire.ended == "aborted"
+
+
+async def test_a_connection_that_cannot_close_is_cut_off(connections):
+    """As when the last of an answer is never read."""
+    connection, wire = connections.open()
+    wire.close()
+    connection.check(later(0))
+    connection.check(later(LIMITS.stalled_seconds - 1))
+    assert wire.ended == "closed"
+    connection.check(later(LIMITS.stalled_seconds + 1))
+    assert wire.ended == "aborted"
+
+
+async def test_a_refused_client_may_read_why_for_a_moment(connections):
+    """What it still sends is dropped, and not for long."""
+    connection, wire = connections.open()
+    connection.data_received(b"nonsense\r\n\r\n")
+    assert (wire.status, wire.code, wire.ended) == (400, "invalid_http", "eof")
+    connection.data_received(b"x" * LINGER_BYTES)
+    assert wire.ended == "eof"
+    connection.data_received(b"x")
+    assert wire.ended == "aborted"
+    other, other_wire = connections.open()
+    other.data_received(b"nonsense\r\n\r\n")
+    other.check(later(LINGER_SECONDS + 1))
+    assert other_wire.ended == "aborted"
+    assert len(connections.refused) == 2
+
+
+# Number.
+
+
+async def test_connections_over_the_limit_are_told_so(connections):
+    """Those within it go on; far over it nobody is told anything."""
+    within = [connections.open() for _ in range(LIMITS.connections)]
+    over, over_wire = connections.open()
+    over.data_received(GET)
+    assert (over_wire.status, over_wire.code, over_wire.ended) == (503, "too_many_connections", "eof")
+    assert b"retry-after" in over_wire.written.lower()
+    silent, silent_wire = connections.open()
+    silent.check(later(LINGER_SECONDS + 1))
+    assert silent_wire.ended == "aborted"
+    for connection, wire in within:
+        connection.data_received(GET)
+        await settle()
+        assert wire.status == 200
+    for connection in (over, silent):
+        connection.connection_lost(None)
+    assert [connections.open()[1].ended for _ in range(SPARE_CONNECTIONS + 1)][-1] == "aborted"
+
+
+async def test_a_place_that_is_left_is_taken_by_the_next(connections):
+    """The limit counts those that are there."""
+    opened = [connections.open()[0] for _ in range(LIMITS.connections)]
+    opened[0].connection_lost(None)
+    connection, wire = connections.open()
+    connection.data_received(GET)
+    await settle()
+    assert wire.status == 200
+
+
+# What else a client may do.
+
+
+@pytest.mark.parametrize("turns", [0, 5])
+async def test_rubbish_after_a_request_does_not_get_into_its_answer(connections, turns):
+    """The connection is cut instead, whether the answer has begun or not."""
+    connections.app.waits.clear()
+    connection, wire = connections.open()
+    connection.data_received(GET)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    written = wire.written
+    assert bool(written) is bool(turns)
+    connection.data_received(b"nonsense\r\n\r\n")
+    assert (wire.written, wire.ended) == (written, "aborted")
+
+
+async def test_a_body_that_breaks_the_rules_is_refused_before_it_is_used(connections):
+    """The application hears that its client is gone."""
+    connection, wire = connections.open()
+    connection.data_received(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n")
+    await settle()
+    connection.data_received(b"no size\r\n")
+    await settle()
+    assert (wire.status, wire.code, wire.ended) == (400, "invalid_http", "eof")
+    assert (connections.app.asked, connections.app.gone) == ([], 1)
+
+
+async def test_a_body_that_is_not_wanted_may_still_arrive(connections):
+    """The answer is not spoilt by a second one when it then trickles."""
+    connections.app.reads = False
+    connection, wire = connections.open()
+    connection.data_received(POST + b"he")
+    await settle()
+    connection.check(later(0))
+    connection.check(later(LIMITS.body_seconds + 10))
+    assert wire.written.count(b"HTTP/1.1") == 1
+    assert wire.ended == "aborted"
+
+
+async def test_a_body_without_end_that_nobody_wants_is_cut_off(connections):
+    """Not at once: a client that is still sending has to come to its answer."""
+    connections.limits = replace(LIMITS, unread_bytes=1000)
+    connections.app.reads = False
+    connection, wire = connections.open()
+    connection.data_received(b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
+    await settle()
+    connection.data_received(b"x" * 1000)
+    assert (wire.status, wire.ended) == (200, None)
+    connection.data_received(b"x")
+    assert wire.ended == "aborted"
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["awaited", "answered already"])
+async def test_a_body_in_a_multitude_of_chunks_is_refused(connections, reads):
+    """A byte a chunk is a thousand times the work; chunks of a usual size may be as many as they like."""
+    connections.app.reads = reads
+    head = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    connection, wire = connections.open()
+    connection.data_received(head)
+    await settle()
+    connection.data_received(b"1\r\nx\r\n" * SMALL_PIECES)
+    assert wire.ended is None
+    connection.data_received(b"1\r\nx\r\n" * 100)
+    assert wire.ended == ("eof" if reads else "aborted")
+    assert str(connections.refused[0]).startswith("The body comes in too many small pieces")
+    usual, usual_wire = connections.open()
+    usual.data_received(head + (b"64\r\n%s\r\n" % (b"x" * 100)) * 2 * SMALL_PIECES)
+    assert usual_wire.ended is None
+
+
+async def test_a_client_that_leaves_takes_its_waiting_requests_along(connections):
+    """Also when it had sent others ahead, the one that is answered hears of it."""
+    connection, _wire = connections.open()
+    connection.data_received(POST)
+    connection.data_received(b"hello" + GET)
+    connection.data_received(POST)
+    running = connection._running
+    connections.app.waits.clear()
+    await settle()
+    connection.connection_lost(None)
+    await settle()
+    assert running.disconnected
+    assert not connection.pipeline
+
+
+@pytest.mark.parametrize("name", [b"Upgrade", b"upgrade", b"UPGRADE"])
+async def test_a_wish_for_another_protocol_is_ignored_and_the_body_read(connections, name):
+    """Java's own client wishes for HTTP/2 with its first request."""
+    connection, wire = connections.open()
+    head = (
+        POST[:-2] + b"Connection: Upgrade, HTTP2-Settings\r\n" + name + b": h2c\r\nHTTP2-Settings: AA\r\n\r\n"
+    )
+    connection.data_received(head + b"hello")
+    await settle()
+    assert wire.status == 200
+    assert connections.app.asked[0][1] == b"hello"
+
+
+async def test_a_body_that_speaks_of_upgrades_is_left_alone(connections):
+    """Only the head is looked at."""
+    connection, _wire = connections.open()
+    body = b"\r\nUpgrade: h2c\r\n\r\n"
+    connection.data_received(POST.replace(b"5", b"%d" % len(body)) + body)
+    await settle()
+    assert connections.app.asked[0][1] == body
+
+
+async def test_another_protocol_in_earnest_is_refused(connections):
+    """A body must never be taken for requests, nor requests for a body."""
+    for request in (
+        b"CONNECT x:1 HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x00",
+    ):
+        connection, wire = connections.open()
+        connection.data_received(request)
+        await settle()
+        assert (wire.status, wire.code) == (400, "invalid_http")
+        connection.connection_lost(None)
+    for byte in POST[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\nhello":
+        connection, wire = (connection, wire) if wire.written == b"" else connections.open()
+        connection.data_received(bytes([byte]))
+    assert connections.app.asked == []
+
+
+async def test_the_clients_certificate_reaches_the_application(connections):
+    """By its names, on every request of the connection; without one there is nothing."""
+    connection, _ = connections.open(peercert={"subject": ((("commonName", "billing"),),)})
+    connection.data_received(GET)
+    await settle()
+    connection.data_received(GET)
+    plain, _ = connections.open()
+    plain.data_received(GET)
+    await settle()
+    first, second, third = (scope for scope, _ in connections.app.asked)
+    assert first["extensions"] == second["extensions"] == {EXTENSION: ClientCertificate(("cn:billing",))}
+    assert "extensions" not in third
+
+
+async def test_a_stopping_server_does_not_wait_for_who_was_refused(connections):
+    """Others may finish what they have begun."""
+    connections.app.waits.clear()
+    refused, refused_wire = connections.open()
+    refused.data_received(b"nonsense\r\n\r\n")
+    refused.shutdown()
+    busy, busy_wire = connections.open()
+    busy.data_received(GET)
+    await settle()
+    busy.shutdown()
+    assert (refused_wire.ended, busy_wire.ended) == ("aborted", None)
+    connections.app.waits.set()
+    await settle()
+    assert busy_wire.ended == "closed"
+
+
+@pytest.mark.parametrize("how", ["stop", "never asked", "not again"])
+async def test_an_idle_client_that_leaves_tls_open_is_not_waited_for(connections, how, monkeypatch):
+    """It has a moment to close as well; without TLS there is nothing to wait for."""
+    monkeypatch.setattr("appliance.api.http.protocol.LINGER_SECONDS", 0.05)
+    for extra, ended in (({"sslcontext": object()}, "aborted"), ({}, "closed")):
+        connection, wire = connections.open(**extra)
+        if how == "not again":
+            connection.data_received(GET)
+            await settle()
+            connection.timeout_keep_alive_handler()
+        elif how == "stop":
+            connection.shutdown()
+        else:
+            connection.check(later(LIMITS.idle_seconds + 1))
+        assert wire.ended == "closed"
+        await asyncio.sleep(0.2)
+        assert wire.ended == ended

@@ -1,0 +1,38 @@
+"""What it asks of the machine."""
+
+import resource
+
+import pytest
+
+from appliance.api.http.server import FILES_FOR_THE_REST, allow_open_files, is_loopback
+from appliance.infra.settings import ApiSettings
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("0.0.0.0", False),
+     ("::", False), ("10.0.0.1", False), ("gateway.bank.internal", False)],
+)  # fmt: skip
+def test_an_address_is_of_this_machine_only_or_is_not(host, local):
+    """All addresses of a machine are not its own ones only."""
+    assert is_loopback(host) is local
+
+
+@pytest.mark.parametrize(
+    ("limits", "fitting", "raised"),
+    [
+        ((1024, 1_000_000), 5000, 10_512),
+        ((1024, resource.RLIM_INFINITY), 5000, 10_512),
+        ((1024, 4096), 1792, 4096),
+        ((500_000, 1_000_000), 5000, None),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 5000, None),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(monkeypatch, limits, fitting, raised):
+    """Two for each connection; what does not fit is said."""
+    assert FILES_FOR_THE_REST == 512
+    asked: list[int] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _kind, pair: asked.append(pair[0]))
+    assert allow_open_files(ApiSettings(max_connections=5000)) == fitting
+    assert asked == ([] if raised is None else [raised])

@@ -1,0 +1,124 @@
+"""Promises of the checks of TLS files, on real certificates."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+
+from appliance.cli.preflight.certificate import (
+    SUBJECTS,
+    check_tls,
+    judge_chain,
+    judge_expiry,
+    judge_names,
+    judge_plain,
+    look_at_certificate,
+)
+from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.inquiry import Inquiry
+from appliance.infra.settings import load_settings
+from tests.certificates import LOOPBACK, Authority
+
+AUTHORITY, OTHER = Authority("servers"), Authority("others")
+GATEWAY = (x509.DNSName("gateway.bank.internal"), x509.DNSName("*.llm.bank.internal"))
+
+
+def asked(certificate, key, *, names=(), host="127.0.0.1"):
+    overrides = {
+        "tls": {"certificate_file": str(certificate), "key_file": str(key)},
+        "api": {"host": host},
+    }
+    inquiry = Inquiry(
+        settings=load_settings(environment={}, overrides=overrides),
+        settings_file=None,
+        clock=time.time,  # noqa: TID251 - certificates are made by it
+        names=names,
+    )
+    checks = {check.id: check for check in check_tls(inquiry)}
+    assert list(checks) == [subject.id for subject in SUBJECTS]
+    return checks
+
+
+def test_a_certificate_with_its_chain(tmp_path):
+    """Everything is well: files, chain, the names clients use, time left."""
+    files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY, lasts=timedelta(days=90))
+    files.certificate.write_text(files.certificate.read_text() + AUTHORITY.pem)
+    checks = asked(files.certificate, files.key, names=("gateway.bank.internal", "eu.llm.bank.internal"))
+    assert {check.result for check in checks.values()} == {Result.OK}
+    assert "89 days left" in checks["tls.expiry"].seen
+
+
+def test_the_key_of_another_certificate_is_a_failure(tmp_path):
+    """The line says which file it is."""
+    files, other = (AUTHORITY.issue(tmp_path, name, *GATEWAY) for name in ("gateway", "other"))
+    checks = asked(files.certificate, other.key)
+    assert checks["tls.files"].result is Result.FAIL
+    assert str(other.key) in checks["tls.files"].seen
+    assert checks["tls.expiry"].result is Result.SKIPPED
+
+
+def test_a_file_that_is_missing_or_none_is_a_failure(tmp_path):
+    """As a start would say it."""
+    files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY)
+    assert asked(tmp_path / "none.pem", files.key)["tls.files"].result is Result.FAIL
+    files.certificate.write_text("none")
+    assert asked(files.certificate, files.key)["tls.files"].result is Result.FAIL
+
+
+def test_an_expired_certificate_is_a_failure(tmp_path):
+    """A gateway would start with it, and no client would talk to it."""
+    files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY, lasts=timedelta(seconds=-1))
+    assert asked(files.certificate, files.key)["tls.expiry"].result is Result.FAIL
+
+
+@pytest.mark.parametrize(
+    ("days", "result"), [(-40, Result.FAIL), (5, Result.OK), (20, Result.WARN), (31, Result.FAIL)]
+)
+def test_a_certificate_lasts_a_while(tmp_path, days, result):
+    """Two weeks before its end it warns; before its beginning the clock may be wrong."""
+    files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY, lasts=timedelta(days=30))
+    seen = look_at_certificate(files.certificate)
+    now = datetime.now(UTC) + timedelta(days=days)
+    assert judge_expiry(seen, now).result is result
+
+
+def test_a_chain_in_the_wrong_order_is_a_failure(tmp_path):
+    """Clients follow it from one to the next."""
+    files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY)
+    files.certificate.write_text(files.certificate.read_text() + OTHER.pem + AUTHORITY.pem)
+    check = judge_chain(look_at_certificate(files.certificate))
+    assert check.result is Result.FAIL
+    assert check.seen == "certificate 1 of 3 is not signed by the next one"
+
+
+def test_a_certificate_that_signed_itself_is_a_warning(tmp_path):
+    """Nobody believes it who was not told to."""
+    (tmp_path / "own.pem").write_text(AUTHORITY.pem)
+    assert judge_chain(look_at_certificate(tmp_path / "own.pem")).result is Result.WARN
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "wanted", "host", "result"),
+    [
+        (GATEWAY, (), "0.0.0.0", Result.OK),
+        (GATEWAY, ("gateway.bank.internal",), "0.0.0.0", Result.OK),
+        (GATEWAY, ("GATEWAY.bank.internal.",), "0.0.0.0", Result.OK),
+        (GATEWAY, ("a.b.llm.bank.internal",), "0.0.0.0", Result.FAIL),
+        (GATEWAY, ("other.bank.internal",), "0.0.0.0", Result.FAIL),
+        (GATEWAY, (), "10.0.0.5", Result.WARN),
+        (LOOPBACK, ("127.0.0.1",), "127.0.0.1", Result.OK),
+        ((), (), "0.0.0.0", Result.FAIL),
+    ],
+)
+def test_the_certificate_has_the_names_clients_use(tmp_path, alternatives, wanted, host, result):
+    """A star stands for one label; what the installer names has to be there, a guess is a warning."""
+    files = AUTHORITY.issue(tmp_path, "gateway", *alternatives)
+    seen = look_at_certificate(files.certificate)
+    assert judge_names(seen, wanted, host=host, machine="gateway.bank.internal").result is result
+
+
+def test_plain_http_is_for_this_machine():
+    """Elsewhere keys and prompts would be read on the way."""
+    assert judge_plain("127.0.0.1").result is Result.OK
+    assert judge_plain("0.0.0.0").result is Result.WARN

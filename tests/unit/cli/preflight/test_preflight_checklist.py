@@ -1,0 +1,113 @@
+"""Promises of the list of checks as a whole, and of the report."""
+
+import io
+import json
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+from appliance.cli.preflight.check import Check, Result, Subject
+from appliance.cli.preflight.checklist import FAMILIES, SUBJECTS, Family, run_checks
+from appliance.cli.preflight.command import WIDTH, show
+from appliance.cli.preflight.report import Report, make_report
+from appliance.errors import ConfigurationError
+from tests.unit.cli.preflight.test_preflight_files import inquiry_in
+
+A, B, C = (Subject(f"demo.{name}", name.upper()) for name in "abc")
+
+
+def report_of(*checks: Check) -> Report:
+    return make_report(checks, version="1", now=0.0, gateway=True, worker=True)
+
+
+def test_every_question_has_an_id_of_its_own():
+    """Programs tell answers apart by it."""
+    ids = [subject.id for subject in SUBJECTS]
+    assert len(set(ids)) == len(ids)
+    assert all(name.count(".") == 1 for name in ids)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.subjects[0].id.partition(".")[0])
+@pytest.mark.parametrize("role", ["gateway", "worker"])
+def test_each_family_answers_its_questions_once_and_in_order(tmp_path, family, role, monkeypatch):
+    """Whichever role is asked about."""
+    monkeypatch.setattr("appliance.cli.preflight.pair.find_spec", lambda name: None)
+    settings = inquiry_in(tmp_path).settings
+    inquiry = inquiry_in(tmp_path).__class__(
+        settings=settings,
+        settings_file=None,
+        clock=lambda: 1.8e9,
+        gateway=role == "gateway",
+        worker=role == "worker",
+    )
+    assert [check.id for check in family.look(inquiry)] == [subject.id for subject in family.subjects]
+
+
+def test_a_question_that_cannot_be_asked_stops_no_other(tmp_path):
+    """It is a failure itself; what the family did not get to is skipped."""
+
+    def broken(inquiry):
+        yield A.ok("fine")
+        raise ConfigurationError("gone")
+
+    families = (Family(broken, (A, B, C)), Family(lambda inquiry: [C.ok("fine")], (C,)))
+    checks = tuple(run_checks(inquiry_in(tmp_path), families=families))
+    assert [check.result for check in checks] == [Result.OK, Result.FAIL, Result.SKIPPED, Result.OK]
+    assert checks[1].seen == "it cannot be looked at: gone"
+
+
+def test_what_is_left_out_is_not_looked_at(tmp_path):
+    """One question by its id, a family by what its ids begin with."""
+
+    def never(inquiry):
+        raise AssertionError
+
+    families = (Family(never, (A, B)),)
+    inquiry = inquiry_in(tmp_path)
+    assert {check.result for check in run_checks(inquiry, skip=frozenset({"demo"}), families=families)} == {
+        Result.SKIPPED
+    }
+    families = (Family(lambda inquiry: [A.fail("x", "y"), B.ok("z")], (A, B)),)
+    checks = tuple(run_checks(inquiry, skip=frozenset({"demo.a"}), families=families))
+    assert [check.result for check in checks] == [Result.SKIPPED, Result.OK]
+
+
+@pytest.mark.parametrize(
+    ("checks", "verdict"),
+    [
+        ([A.ok("x")], Result.OK),
+        ([A.skipped("x")], Result.OK),
+        ([A.ok("x"), B.warn("x", "y")], Result.WARN),
+        ([A.warn("x", "y"), B.fail("x", "y"), C.ok("x")], Result.FAIL),
+    ],
+)
+def test_the_worst_answer_is_the_verdict(checks, verdict):
+    """What was skipped counts for nothing."""
+    assert report_of(*checks).verdict is verdict
+
+
+def test_every_answer_is_one_line():
+    """Whatever an error says."""
+    assert A.fail("a\nb", "c\n  d") == Check(
+        id="demo.a", title="A", result=Result.FAIL, seen="a b", todo="c d"
+    )
+
+
+def test_the_screen_is_a_hundred_columns_wide():
+    """Long lines are folded; what to do stands below; skipped ones are gathered."""
+    long = "x " * 200
+    console = Console(width=WIDTH, record=True, file=io.StringIO())
+    show(report_of(A.fail(long, long), B.skipped("nothing there"), C.skipped("nothing there")), console)
+    lines = console.export_text().splitlines()
+    assert all(len(line) <= WIDTH for line in lines)
+    assert "skipped  B, C: nothing there" in lines
+    assert lines[-1] == "not ready: 1 fail, 2 skipped"
+
+
+def test_what_is_printed_for_programs_is_described():
+    """The schema in the docs is that of the model, and accepts what is printed."""
+    printed = json.loads(report_of(A.ok("x"), B.warn("x", "y")).model_dump_json())
+    jsonschema.validate(printed, Report.model_json_schema(mode="serialization"))
+    assert printed["counts"] == {"ok": 1, "warn": 1, "fail": 0, "skipped": 0}
+    assert printed["checks"][1] == {"id": "demo.b", "title": "B", "result": "warn", "seen": "x", "todo": "y"}

@@ -1,0 +1,211 @@
+"""Promises of the checks of GPUs, driver and GPU memory."""
+
+import ctypes
+import sys
+
+import pytest
+
+from appliance.cli.preflight import nvml
+from appliance.cli.preflight.accelerator import (
+    Build,
+    cache_bytes,
+    judge_count,
+    judge_driver,
+    judge_memory,
+    look_at_build,
+    wants_gpu,
+)
+from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.memory import Need
+from appliance.cli.preflight.nvml import Driver, Gpu, look_at_driver
+from appliance.infra.settings import WorkerSettings
+
+GIB = 2**30
+CARD = Gpu(name="NVIDIA H200", total_bytes=140 * GIB, free_bytes=139 * GIB)
+
+
+def driver(*gpus: Gpu, cuda=(13, 0)) -> Driver:
+    return Driver(version="580.95.05", cuda=cuda, gpus=gpus or (CARD,))
+
+
+def need(weights: int, token: int | None = 100_000, context: int | None = 8192) -> Need:
+    return Need(weights=weights, token=token, context=context)
+
+
+@pytest.mark.parametrize(
+    ("device", "seen", "build", "wanted"),
+    [
+        ("gpu", None, None, True),
+        ("cpu", driver(), None, False),
+        ("auto", None, None, False),
+        ("auto", driver(), None, True),
+        ("auto", None, Build(cuda=(13, 0)), True),
+        ("auto", None, Build(cuda=None), False),
+    ],
+)
+def test_an_engine_built_for_gpus_wants_one(device, seen, build, wanted):
+    """With `auto`, an image for GPUs on a machine that shows none is a failure, not a CPU worker."""
+    assert wants_gpu(WorkerSettings(device=device), seen, build) is wanted
+
+
+def test_no_gpu_is_a_failure():
+    """A GPU that a container was not given looks like none."""
+    assert judge_count(WorkerSettings(), None).result is Result.FAIL
+
+
+def test_there_are_as_many_gpus_as_the_model_is_shared_over():
+    """Tensor times pipeline; with several machines others have the rest."""
+    shared = WorkerSettings(tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert judge_count(shared, driver(CARD, CARD)).result is Result.FAIL
+    assert judge_count(shared, driver(CARD, CARD, CARD, CARD)).result is Result.OK
+    several = shared.model_copy(update={"extra_arguments": ("--nnodes", "2")})
+    assert judge_count(several, driver(CARD, CARD)).result is Result.OK
+
+
+def test_gpus_of_two_kinds_are_a_warning_if_one_model_uses_both():
+    """The slower one sets the pace, the smaller one the room."""
+    other = Gpu(name="NVIDIA L40S", total_bytes=48 * GIB, free_bytes=48 * GIB)
+    assert judge_count(WorkerSettings(tensor_parallel_size=2), driver(CARD, other)).result is Result.WARN
+    assert judge_count(WorkerSettings(), driver(CARD, other)).result is Result.OK
+
+
+@pytest.mark.parametrize(
+    ("cuda", "build", "result"),
+    [
+        ((13, 0), Build(cuda=(13, 0)), Result.OK),
+        ((13, 1), Build(cuda=(12, 8)), Result.OK),
+        ((13, 0), Build(cuda=(13, 1)), Result.WARN),
+        ((12, 8), Build(cuda=(13, 0)), Result.FAIL),
+        ((13, 0), Build(cuda=None), Result.FAIL),
+        ((13, 0), None, Result.SKIPPED),
+    ],
+)
+def test_the_driver_runs_what_the_engine_was_built_for(cuda, build, result):
+    """An older major version cannot; an older minor one can, but for what is compiled on the machine."""
+    assert judge_driver(driver(cuda=cuda), build).result is result
+
+
+def test_without_a_driver_nothing_runs():
+    """And the line says how to go on."""
+    assert "worker.device: cpu" in judge_driver(None, Build(cuda=(13, 0))).todo
+
+
+def test_weights_and_one_longest_context_have_to_fit():
+    """Of what the worker may take of the smallest GPU it uses."""
+    settings = WorkerSettings(gpu_memory_fraction=0.9)
+    assert judge_memory(settings, driver(), need(70 * GIB)).result is Result.OK
+    assert judge_memory(settings, driver(), need(120 * GIB)).result is Result.WARN
+    assert judge_memory(settings, driver(), need(130 * GIB)).result is Result.FAIL
+    long = need(70 * GIB, context=1_000_000)
+    assert judge_memory(settings, driver(), long).result is Result.FAIL
+
+
+def test_a_gpu_somebody_else_uses_is_a_failure():
+    """The engine takes its share at once, and does not start without."""
+    busy = Gpu(name="NVIDIA H200", total_bytes=140 * GIB, free_bytes=60 * GIB)
+    check = judge_memory(WorkerSettings(), driver(busy), need(10 * GIB))
+    assert check.result is Result.FAIL
+    assert "60.0 GiB are free" in check.seen
+
+
+def test_a_config_that_does_not_tell_the_cache_is_a_warning():
+    """An estimate that leaves half of it out would promise too much."""
+    assert judge_memory(WorkerSettings(), driver(), need(10 * GIB, token=None)).result is Result.WARN
+
+
+def test_the_estimate_is_shown():
+    """With the room that is left for the cache, in tokens."""
+    seen = judge_memory(WorkerSettings(), driver(), need(70 * GIB, token=GIB // 8192)).seen
+    assert seen == "126.0 GiB each: weights 70.0 GiB, KV of 8192 tokens 1.0 GiB; about 458752 tokens fit"
+
+
+def test_an_eight_bit_cache_counts_half():
+    """Whichever way the argument is written."""
+    assert cache_bytes(WorkerSettings(extra_arguments=("--kv-cache-dtype", "fp8"))) == 1
+    assert cache_bytes(WorkerSettings(extra_arguments=("--kv-cache-dtype=fp8_e4m3",))) == 1
+    assert cache_bytes(WorkerSettings()) is None
+
+
+def test_what_the_engine_was_built_for_is_read_without_importing_it(tmp_path, monkeypatch):
+    """Torch takes seconds to import, and starts threads."""
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # other tests use it
+    for text, cuda in (("cuda: Optional[str] = '13.0'", (13, 0)), ("cuda: Optional[str] = None", None)):
+        (package / "version.py").write_text(f"__version__ = '2.13.0'\n{text}\nhip = None\n")
+        assert look_at_build() == Build(cuda=cuda)
+
+
+# ruff: noqa: N802 - the library's own names
+class FakeNvml:
+    """The driver's library, as far as it is asked."""
+
+    def __init__(self, *, init=0, broken=False):
+        self.init, self.broken, self.ended = init, broken, False
+
+    def nvmlInit_v2(self):
+        return self.init
+
+    def nvmlShutdown(self):
+        self.ended = True
+
+    def nvmlSystemGetDriverVersion(self, buffer, length):
+        buffer.value = b"580.95.05"
+        return 0
+
+    def nvmlSystemGetCudaDriverVersion_v2(self, number):
+        number._obj.value = 13010
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, number):
+        number._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
+        handle._obj.value = index + 1
+        return 0
+
+    def nvmlDeviceGetName(self, handle, buffer, length):
+        buffer.value = f"card {handle.value}".encode()
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle, memory):
+        memory._obj.total, memory._obj.free = 100 * handle.value, 90
+        return 15 if self.broken else 0
+
+
+def test_the_driver_is_asked_by_its_own_library(monkeypatch):
+    """Version, CUDA version, and each GPU; it is let go again."""
+    library = FakeNvml()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert look_at_driver() == Driver(
+        version="580.95.05",
+        cuda=(13, 1),
+        gpus=(
+            Gpu(name="card 1", total_bytes=100, free_bytes=90),
+            Gpu(name="card 2", total_bytes=200, free_bytes=90),
+        ),
+    )
+    assert library.ended
+
+
+def test_a_library_without_a_driver_is_no_driver(monkeypatch):
+    """As in a container that was given the library and no device."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeNvml(init=9))
+    assert look_at_driver() is None
+
+
+def test_no_library_is_no_driver():
+    """Nothing is raised on a machine without GPUs."""
+    assert look_at_driver("libnone-of-that-name.so") is None
+
+
+def test_a_driver_that_answers_with_an_error_says_so(monkeypatch):
+    """Rather than a GPU without memory."""
+    library = FakeNvml(broken=True)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    with pytest.raises(OSError, match="memory of GPU 0"):
+        look_at_driver(nvml.LIBRARY)
+    assert library.ended

@@ -1,0 +1,176 @@
+"""Nothing is shown that is not recorded."""
+
+import asyncio
+import json
+import os
+import pwd
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.log import AuditLog
+from appliance.audit.registry import EntryType
+from appliance.audit.store import SqlAuditStore
+from appliance.cli import cli
+from appliance.errors import AuditUnavailableError, ConfigurationError
+from appliance.infra.os_account import account_name
+from appliance.infra.settings import AuditSettings
+
+NOBODY = "http://127.0.0.1:1"
+"""Where no gateway answers."""
+ME = f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The data directory of a gateway that has served one request and stopped."""
+    directory = tmp_path / "data"
+    directory.mkdir()
+    create_signing_key(directory / "audit.key")
+    settings = AuditSettings()
+    request = {"request_id": "r", "tenant": "t", "key_id": "k", "route": "/v1/completions", "model": "m"}
+
+    async def serve(store: SqlAuditStore) -> None:
+        async with AuditLog.open(
+            store=store,
+            signer=load_signing_key(directory / "audit.key", settings.origin),
+            settings=settings,
+            sealed_head_path=directory / "audit.head",
+            clock=lambda: 1_800_000_000.0,
+            version="test",
+        ) as log:
+            await log.append(
+                EntryType.REQUEST_INTENT,
+                **request,
+                stream=False,
+                client="loopback",
+                body_bytes=1,
+                content_mode="none",
+            )
+            await log.append(
+                EntryType.REQUEST_OUTCOME, **request, outcome="completed", status=200, duration_ms=1
+            )
+
+    with closing(SqlAuditStore(f"sqlite:///{directory / 'audit.db'}")) as store:
+        asyncio.run(serve(store))
+    return directory
+
+
+def run(data: Path, *words: str):
+    """Run a command; what it raises is in the result."""
+    return CliRunner().invoke(cli, ["audit", *words, "--data", str(data)])
+
+
+def entries(data: Path) -> list[dict]:
+    """Every entry in the log, parsed."""
+    with closing(SqlAuditStore(f"sqlite:///{data / 'audit.db'}")) as store:
+        return [json.loads(leaf.leaf) for leaf in store.leaves(0, 1000)]
+
+
+def break_writing(data: Path) -> None:
+    """Let every append fail, as a read-only database or a full disk would."""
+    with closing(sqlite3.connect(data / "audit.db")) as database:
+        database.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON audit_leaves BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+        )
+
+
+READS = [
+    ("tail", ["tail"], 0, 3),
+    ("tail", ["tail", "-n", "2"], 1, 3),
+    ("show", ["show", "1"], 1, 2),
+    ("receipt", ["receipt", "2"], 2, 3),
+]
+
+
+@pytest.mark.parametrize(("operation", "words", "start", "end"), READS)
+def test_every_reading_is_recorded(data, operation, words, start, end):
+    """Who, what range and why are in the log; the entry is not part of what was shown."""
+    before = entries(data)
+    result = run(data, *words, "--purpose", "quarterly review")
+    assert result.exit_code == 0, result.output
+    assert "quarterly review" not in result.output
+    (read,) = entries(data)[len(before) :]
+    assert read["type"] == "audit.read"
+    shown = {name: read[name] for name in ("actor", "operation", "start", "end", "purpose")}
+    assert shown == {
+        "actor": ME,
+        "operation": operation,
+        "start": start,
+        "end": end,
+        "purpose": "quarterly review",
+    }
+    assert "key_id" not in read
+
+
+def test_an_export_is_recorded(data, tmp_path):
+    """The whole range that was exported is named, and the export verifies."""
+    result = run(data, "export", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    read = entries(data)[-1]
+    assert (read["operation"], read["start"], read["end"]) == ("export", 0, 3)
+    assert "wrote 3 entries" in result.stdout
+    assert CliRunner().invoke(cli, ["audit", "verify", "--data", str(data)]).exit_code == 0
+
+
+@pytest.mark.parametrize("words", [["tail"], ["show", "1"], ["receipt", "1"], ["export", "out"]])
+def test_what_cannot_be_recorded_is_not_shown(data, tmp_path, monkeypatch, words):
+    """The command fails in one line, prints no entry and leaves no file."""
+    monkeypatch.chdir(tmp_path)
+    break_writing(data)
+    result = run(data, *words)
+    assert isinstance(result.exception, AuditUnavailableError)
+    assert "--unrecorded" in str(result.exception)
+    assert "\n" not in str(result.exception)
+    assert result.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert len(entries(data)) == 3
+
+
+@pytest.mark.parametrize("words", [["tail"], ["show", "1"], ["receipt", "1"], ["export", "out"]])
+def test_a_reader_who_insists_is_shown_it_and_told(data, tmp_path, monkeypatch, words):
+    """`--unrecorded` shows the entries of a broken log and says in one line that nobody will know."""
+    monkeypatch.chdir(tmp_path)
+    break_writing(data)
+    result = run(data, *words, "--unrecorded")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("appliance: this reading is not recorded: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout
+
+
+def test_a_gateway_that_is_not_there_hides_no_reading(data):
+    """The command then records it itself, and says so."""
+    result = run(data, "tail", "--url", NOBODY)
+    assert result.exit_code == 0
+    assert "this command records the reading instead" in result.stderr
+    assert entries(data)[-1]["type"] == "audit.read"
+
+
+def test_an_account_without_a_name_is_recorded_by_its_number():
+    """A process in a container may run as a number that no file knows."""
+    assert account_name(lambda: 2**31 - 7) == f"uid-{2**31 - 7}"
+
+
+def test_insisting_does_not_hide_a_reading(data):
+    """Where the reading can be recorded it is, whatever was asked."""
+    assert run(data, "tail", "--unrecorded").exit_code == 0
+    assert entries(data)[-1]["type"] == "audit.read"
+
+
+@pytest.mark.parametrize("purpose", ["two\nlines", "x" * 201])
+def test_a_purpose_is_one_line(data, purpose):
+    """What would not fit an entry is refused before anything is read."""
+    result = run(data, "tail", "--purpose", purpose)
+    assert isinstance(result.exception, ConfigurationError)
+    assert result.stdout == ""
+
+
+def test_what_does_not_exist_is_not_recorded(data):
+    """Asking for an entry that is not there reads nothing."""
+    assert isinstance(run(data, "show", "99").exception, ConfigurationError)
+    assert len(entries(data)) == 3

@@ -1,0 +1,537 @@
+"""It passes only if everything happened and was recorded."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.log import AuditLog
+from appliance.audit.registry import EntryType
+from appliance.audit.store import SqlAuditStore
+from appliance.cli import cli
+from appliance.cli.common.admin import open_admin
+from appliance.cli.drill import record
+from appliance.cli.drill.command import collapse_seconds, describe, judge, report, summary
+from appliance.cli.drill.drill import Drill, Findings, Plan, Start, look
+from appliance.cli.drill.prompts import PIECE_CHARACTERS, code_prompts, cut, file_prompts, in_turn, noise
+from appliance.cli.drill.timeline import (
+    Change,
+    Marks,
+    Stage,
+    Timeline,
+    parse_changes,
+    timeline,
+    unrecorded,
+    verdict,
+)
+from appliance.cli.drill.traffic import Traffic
+from appliance.errors import ConfigurationError
+from appliance.infra.settings import AuditSettings, Settings, load_settings
+from tests.fakes import until
+
+PLAN = Plan(warm_seconds=2.0, collapse_seconds=2.0, total_seconds=6.0, poll_seconds=0.01)
+NOISE = re.compile(r"[0-9a-f]{600}")
+KEY = "sk-tenant"
+
+
+def now() -> float:
+    return time.time()  # noqa: TID251 - the gateway's clock
+
+
+class FakeGateway:
+    """
+    A gateway whose one worker falls back after some noise, probes in vain, and recovers without it.
+
+    Each of these can be switched off, and so can the record of it.
+    """
+
+    def __init__(self, audit: AuditLog) -> None:
+        self.audit = audit
+        self.changes: list[dict[str, Any]] = []
+        self.mode, self.length = "speculative", 2.6
+        self.warms_up = self.falls_back = self.probes = self.recovers = True
+        self.recovers_in_noise = False
+        self.unrecorded: set[str] = set()
+        """Reasons of changes that do not reach the audit log."""
+        self.status = 200
+        self.override: dict[str, Any] | None = None
+        self.controllable = True
+        self.noisy = self.good = 0
+        """Requests of either kind since the last change."""
+        self.largest_concurrency = self.running = 0
+        self.unfinished = 0
+        self.url = ""
+
+    async def completions(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert request.headers["Authorization"] == f"Bearer {KEY}"
+        assert (body["model"], body["temperature"]) == ("demo", 0)
+        self.running += 1
+        self.largest_concurrency = max(self.largest_concurrency, self.running)
+        try:
+            await asyncio.sleep(0.002)
+        except asyncio.CancelledError:
+            self.unfinished += 1
+            raise
+        finally:
+            self.running -= 1
+        is_noise = NOISE.fullmatch(body["prompt"]) is not None
+        if self.status != 200 and is_noise:
+            return web.json_response({"error": {"code": "no_worker_available"}}, status=self.status)
+        await self.react(is_noise=is_noise)
+        counts = {"num_spec_steps": 20, "num_accepted_draft_tokens": 2 if is_noise else 30}
+        return web.json_response({"choices": [], "metrics": {"speculative_decoding": counts}})
+
+    async def react(self, *, is_noise: bool) -> None:
+        self.noisy, self.good = (self.noisy + 1, 0) if is_noise else (0, self.good + 1)
+        tried = {change["reason"] for change in self.changes}
+        if is_noise and self.mode == "speculative" and self.noisy == 5 and self.falls_back:
+            await self.change("target_only", "collapsed", 1.07)
+        elif is_noise and self.noisy == 15 and self.recovers_in_noise:
+            await self.change("speculative", "recovered", 2.0)
+        elif is_noise and self.noisy == 20 and self.mode == "target_only" and self.probes:
+            await self.change("probing", "probing", None)
+            await self.change("target_only", "probe_failed", 1.05)
+        elif not is_noise and self.good == 10 and "probe_failed" in tried and self.recovers:
+            await self.change("probing", "probing", None)
+            await self.change("speculative", "recovered", 2.5)
+
+    async def change(self, mode: str, reason: str, length: float | None) -> None:
+        self.changes.append(
+            {
+                "sequence": len(self.changes) + 8,
+                "time": datetime.fromtimestamp(now(), UTC).isoformat(timespec="milliseconds"),
+                "worker": "w1",
+                "model": "demo",
+                "mode": mode,
+                "previous_mode": self.mode,
+                "reason": reason,
+                "table": ["1-64: 3" if mode == "speculative" else "1-64: 0"],
+                "acceptance_length": length,
+            }
+        )
+        self.mode = mode
+        if reason not in self.unrecorded:
+            await self.audit.append(
+                EntryType.SPECULATION_CHANGED, worker="w1", model="demo", mode=mode, reason=reason
+            )
+
+    async def speculation(self, _request: web.Request) -> web.Response:
+        worker = {
+            "worker": "w1",
+            "models": ["demo"],
+            "healthy": True,
+            "speculates": True,
+            "controllable": self.controllable,
+            "problems": [] if self.controllable else ["no plugin"],
+            "mode": self.mode,
+            "acceptance_length": self.length if self.warms_up else 1.2,
+            "override": self.override,
+        }
+        return web.json_response({"now": now(), "workers": [worker]})
+
+    async def events(self, request: web.Request) -> web.Response:
+        after = int(request.query.get("after", "0"))
+        found = [change for change in self.changes if change["sequence"] > after]
+        return web.json_response({"now": now(), "events": found})
+
+    async def state(self, _request: web.Request) -> web.Response:
+        return web.json_response({"audit": {"size": self.audit.state().size}})
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_get("/admin/v1/speculation", self.speculation)
+        app.router.add_get("/admin/v1/speculation/events", self.events)
+        app.router.add_get("/admin/v1/status", self.state)
+        return app
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    (tmp_path / "admin.key").write_text("sk-admin\n")
+    monkeypatch.setattr(record, "PAUSE_SECONDS", 0.005)
+    return load_settings(environment={}, overrides={"data": {"directory": str(tmp_path)}})
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[FakeGateway]:
+    create_signing_key(tmp_path / "audit.key")
+    audit_settings = AuditSettings()
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(closing(SqlAuditStore(f"sqlite:///{tmp_path / 'audit.db'}")))
+        audit = await stack.enter_async_context(
+            AuditLog.open(
+                store=store,
+                signer=load_signing_key(tmp_path / "audit.key", audit_settings.origin),
+                settings=audit_settings,
+                sealed_head_path=tmp_path / "audit.head",
+                clock=now,
+                version="test",
+            )
+        )
+        fake = FakeGateway(audit)
+        # What happened before a drill is none of its business, here and in the log.
+        await fake.change("target_only", "below_break_even", 1.3)
+        await fake.change("speculative", "recovered", 2.6)
+        runner = web.AppRunner(fake.app(), handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        fake.url = f"http://{host}:{port}"
+        yield fake
+
+
+async def drill(
+    gateway: FakeGateway, settings: Settings, plan: Plan = PLAN
+) -> tuple[Start, Findings, list[tuple[Stage, Timeline]]]:
+    """Run one."""
+    told: list[tuple[Stage, Timeline]] = []
+    async with open_admin(settings, gateway.url) as admin, aiohttp.ClientSession() as session:
+        start = await look(admin, None)
+        traffic = Traffic(
+            session,
+            base=gateway.url,
+            key=KEY,
+            model=start.model,
+            concurrency=2,
+            prompt=in_turn(["def add(a, b):"]),
+        )
+        trial = Drill(
+            gateway=admin,
+            traffic=traffic,
+            noise=noise,
+            start=start,
+            plan=plan,
+            tell=lambda stage, found: told.append((stage, found)),
+            clock=time.monotonic,
+        )
+        return start, await trial.run(), told
+
+
+async def judged(gateway: FakeGateway, settings: Settings, plan: Plan = PLAN) -> tuple[str, ...]:
+    """What a drill found wrong."""
+    start, findings, _ = await drill(gateway, settings, plan)
+    return (await asyncio.to_thread(judge, settings, start, findings)).problems
+
+
+async def test_a_drill_passes_when_every_stage_happened_and_was_recorded(gateway, settings):
+    start, findings, told = await drill(gateway, settings)
+    assert [stage for stage, _ in told] == list(Stage)
+    assert (await asyncio.to_thread(judge, settings, start, findings)).passed
+    reasons = [change.reason for change in findings.changes]
+    assert reasons == ["collapsed", "probing", "probe_failed", "probing", "recovered"]
+    assert findings.timeline.worker == "w1"
+    assert findings.warm_length == 2.6
+    assert findings.drafts_to_fallback is not None
+    assert 20 * 3 <= findings.drafts_to_fallback <= 20 * 20
+    assert 0 < findings.timeline.seconds_to_fallback < 2
+    assert 0 < findings.timeline.seconds_to_recovery < 2
+    assert findings.tally.failures == []
+    # It sent no more at a time than it was told, and gave nothing up.
+    assert gateway.largest_concurrency == 2
+    assert gateway.unfinished == 0
+    assert findings.tally.requests > 35
+
+
+async def test_a_drill_that_is_broken_off_stops_sending(gateway, settings):
+    gateway.recovers = False
+    task = asyncio.create_task(drill(gateway, settings))
+    await until(lambda: len(gateway.changes) > 3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.02)
+    assert gateway.running == 0
+
+
+@pytest.mark.parametrize(
+    ("missing", "stage"),
+    [
+        ("warms_up", "warm"),
+        ("falls_back", "fallback"),
+        ("probes", "probe_failed"),
+        ("recovers", "recovered"),
+    ],
+)
+async def test_a_drill_fails_at_the_first_stage_that_does_not_come_and_stops_on_its_own(
+    gateway, settings, missing, stage
+):
+    setattr(gateway, missing, False)
+    plan = replace(PLAN, warm_seconds=0.3, collapse_seconds=0.3, total_seconds=1.5)
+    began = time.monotonic()
+    assert await judged(gateway, settings, plan) == (f"the stage {stage} was not reached",)
+    assert time.monotonic() - began < 4
+
+
+async def test_no_noise_is_sent_before_a_worker_speculates(gateway, settings):
+    gateway.warms_up = False
+    await drill(gateway, settings, replace(PLAN, warm_seconds=0.1))
+    assert gateway.noisy == 0
+
+
+async def test_a_worker_that_drafts_again_while_the_noise_goes_on_has_not_recovered(gateway, settings):
+    gateway.recovers_in_noise, gateway.probes = True, False
+    plan = replace(PLAN, collapse_seconds=0.3, total_seconds=1.0)
+    assert await judged(gateway, settings, plan) == ("the stage probe_failed was not reached",)
+
+
+async def test_a_drill_fails_when_a_request_fails(gateway, settings):
+    gateway.status = 503
+    problems = await judged(gateway, settings, replace(PLAN, collapse_seconds=0.3))
+    assert problems[0] == "the stage fallback was not reached"
+    assert re.fullmatch(r"\d requests failed, the first with: 503 no_worker_available", problems[1])
+
+
+async def test_a_drill_fails_when_the_audit_log_lacks_a_change(gateway, settings):
+    gateway.unrecorded.add("probe_failed")
+    (problem,) = await judged(gateway, settings)
+    assert "(probe_failed)" in problem
+
+
+async def test_a_drill_without_the_audit_log_at_hand_says_so_and_fails(gateway, settings, tmp_path):
+    start, findings, _ = await drill(gateway, settings)
+    elsewhere = load_settings(environment={}, overrides={"data": {"directory": str(tmp_path / "else")}})
+    (problem,) = judge(elsewhere, start, findings).problems
+    assert problem.startswith("the audit log was not checked: there is no audit log in")
+    (problem,) = judge(settings, replace(start, audit_size=10**6), findings).problems
+    assert "name its with --data" in problem
+
+
+async def test_a_drill_is_not_begun_where_it_could_mean_nothing(gateway, settings):
+    async with open_admin(settings, gateway.url) as admin:
+        with pytest.raises(ConfigurationError, match="no healthy worker serves other"):
+            await look(admin, "other")
+        gateway.override = {"mode": "target_only"}
+        with pytest.raises(ConfigurationError, match="appliance speculation auto"):
+            await look(admin, None)
+        gateway.override, gateway.controllable = None, False
+        with pytest.raises(ConfigurationError, match="no plugin"):
+            await look(admin, "demo")
+
+
+async def command(gateway: FakeGateway, tmp_path: Path, *words: str) -> Result:
+    """Run the command as it is typed; the gateway answers from this loop meanwhile."""
+    arguments = ["speculation", "drill", "--url", gateway.url, "--data", str(tmp_path), *words]
+    return await asyncio.to_thread(CliRunner().invoke, cli, arguments)
+
+
+async def test_the_command_shows_a_line_for_each_stage_and_exits_with_the_verdict(
+    gateway, settings, tmp_path
+):
+    (tmp_path / "tenant.key").write_text(f"{KEY}\n")
+    result = await command(gateway, tmp_path, "--key-file", str(tmp_path / "tenant.key"))
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == f"drill of demo at {gateway.url}, 2 requests at a time"
+    assert [line.split()[2] for line in lines[1:5]] == [str(stage) for stage in Stage]
+    assert "w1 is target_only (collapsed), acceptance length 1.07" in lines[2]
+    assert lines[-1] == "verdict: passed"
+
+
+async def test_the_command_prints_one_object_for_programs(gateway, settings, tmp_path):
+    gateway.unrecorded.add("recovered")
+    result = await command(gateway, tmp_path, "--key", KEY, "--json", "--concurrency", "1")
+    shown = json.loads(result.output)
+    assert result.exit_code == 1
+    assert (shown["verdict"], shown["worker"], shown["failures"]) == ("failed", "w1", [])
+    assert all(shown["stages"].values())
+    assert shown["changes"][0]["reason"] == "collapsed"
+    assert len(shown["problems"]) == 1
+
+
+async def test_a_drill_that_is_asked_for_wrongly_sends_nothing(gateway, settings, tmp_path):
+    for words, what in (
+        ([], "tenant's key"),
+        (["--key", KEY, "--key-file", "x"], "tenant's key"),
+        (["--key-file", "/nowhere/key"], "cannot read the key"),
+        (["--key", KEY, "--collapse-for", "1h"], "10s to 180s"),
+        (["--key", KEY, "--collapse-for", "9s"], "10s to 180s"),
+        (["--key", KEY, "--prompts", "/nowhere/prompts"], "cannot read the prompts"),
+    ):
+        result = await command(gateway, tmp_path, *words)
+        assert isinstance(result.exception, ConfigurationError), words
+        assert what in str(result.exception)
+    assert gateway.good == 0
+
+
+# The timeline, from changes alone.
+
+
+def change(sequence: int, mode: str, reason: str, *, worker: str = "w1", previous: str = "speculative"):
+    return Change(
+        sequence=sequence,
+        time=100.0 + sequence,
+        worker=worker,
+        mode=mode,
+        previous_mode=previous,
+        reason=reason,
+        acceptance_length=1.5,
+    )
+
+
+FALLBACK = change(5, "target_only", "collapsed")
+PROBE = change(6, "probing", "probing", previous="target_only")
+FAILED = change(7, "target_only", "probe_failed", previous="probing")
+RECOVERED = change(12, "speculative", "recovered", previous="probing")
+MARKS = Marks(began=100.0, warm=102.0, noise=102.5, back=110.0)
+
+
+def test_the_stages_are_found_among_other_changes():
+    others = [
+        change(1, "target_only", "collapsed"),  # before the noise
+        change(4, "target_only", "operator_override"),
+        FALLBACK,
+        change(6, "target_only", "collapsed", worker="w2"),
+        change(6, "target_only", "probe_failed", worker="w2", previous="probing"),
+        PROBE,
+        FAILED,
+        change(11, "speculative", "recovered", worker="w2", previous="probing"),
+        RECOVERED,
+    ]
+    found = timeline(others, MARKS)
+    assert (found.fallback, found.probe_failed, found.recovered) == (FALLBACK, FAILED, RECOVERED)
+    assert found.missing == ()
+    assert (found.seconds_to_fallback, found.seconds_to_recovery) == (2.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "marks", "missing"),
+    [
+        ([], Marks(began=100.0), (Stage.WARM, Stage.FALLBACK, Stage.PROBE_FAILED, Stage.RECOVERED)),
+        ([FALLBACK], Marks(began=100.0, warm=102.0), (Stage.FALLBACK, Stage.PROBE_FAILED, Stage.RECOVERED)),
+        ([FAILED], MARKS, (Stage.FALLBACK, Stage.PROBE_FAILED, Stage.RECOVERED)),
+        ([FALLBACK, RECOVERED], MARKS, (Stage.PROBE_FAILED, Stage.RECOVERED)),
+        ([FALLBACK, PROBE, FAILED], MARKS, (Stage.RECOVERED,)),
+        ([FALLBACK, FAILED, RECOVERED], replace(MARKS, back=113.0), (Stage.RECOVERED,)),
+        ([FALLBACK, FAILED, RECOVERED], replace(MARKS, back=None), (Stage.RECOVERED,)),
+        ([replace(FALLBACK, previous_mode="probing"), FAILED], MARKS, (*Stage,)[1:]),
+    ],
+)
+def test_a_stage_that_was_not_seen_is_missing(changes, marks, missing):
+    assert timeline(changes, marks).missing == missing
+
+
+def test_changes_are_read_as_the_gateway_tells_them():
+    row = {
+        "sequence": 3, "time": "2027-01-15T08:00:00.250+00:00", "worker": "w1", "model": "demo",
+        "mode": "target_only", "previous_mode": "speculative", "reason": "collapsed",
+        "table": ["1-64: 0"], "acceptance_length": None, "drafts": 32, "avoided": False,
+    }  # fmt: skip
+    (read,) = parse_changes([row])
+    assert (read.time, read.table, read.acceptance_length) == (1_800_000_000.25, ("1-64: 0",), None)
+
+
+entries_of = st.lists(
+    st.tuples(st.sampled_from(["w1", "w2"]), st.sampled_from(["a", "b"]), st.sampled_from(["x", "y"]))
+)
+
+
+@given(entries_of, st.data())
+def test_changes_that_are_in_the_log_in_order_lack_nothing(entries, data):
+    kept = [entry for entry in entries if data.draw(st.booleans())]
+    changes = [change(number, mode, reason, worker=who) for number, (who, mode, reason) in enumerate(kept)]
+    assert unrecorded(changes, entries) == ()
+
+
+@given(entries_of, entries_of)
+def test_more_changes_than_entries_always_lack_some(entries, more):
+    rows = [*entries, *more, ("w1", "a", "x")]
+    changes = [change(number, mode, reason, worker=who) for number, (who, mode, reason) in enumerate(rows)]
+    assert len(unrecorded(changes, entries)) >= len(rows) - len(entries)
+
+
+def test_an_entry_out_of_order_or_with_another_reason_does_not_count():
+    keys = [(each.worker, each.mode, each.reason) for each in (FALLBACK, FAILED)]
+    assert unrecorded([FALLBACK, FAILED], keys) == ()
+    assert unrecorded([FALLBACK, FAILED], keys[::-1]) == (FAILED,)
+    assert unrecorded([FALLBACK], [("w1", "target_only", "below_break_even")]) == (FALLBACK,)
+
+
+def test_a_verdict_names_everything_that_was_wrong():
+    whole = timeline([FALLBACK, FAILED, RECOVERED], MARKS)
+    assert verdict(whole, failures=[], lacking=()).passed
+    worst = verdict(Timeline(marks=Marks(began=0.0)), failures=["503 x", "y"], lacking=(FALLBACK,))
+    assert len(worst.problems) == 3
+    assert not verdict(whole, failures=[], lacking=None, unread="no log").passed
+
+
+def test_a_line_says_when_what_and_how_long_it_took():
+    found = timeline([FALLBACK, FAILED, RECOVERED], MARKS)
+    assert describe(Stage.WARM, found).startswith("    2.0 s  warm")
+    assert describe(Stage.FALLBACK, found) == (
+        "    5.0 s  fallback      w1 is target_only (collapsed), acceptance length 1.50, "
+        "2.5 s after the noise began"
+    )
+    assert describe(Stage.RECOVERED, found).endswith("2.0 s after the noise ended")
+
+
+async def test_a_failed_drill_is_summed_up_with_its_reasons(gateway, settings):
+    gateway.falls_back = False
+    start, findings, _ = await drill(gateway, settings, replace(PLAN, collapse_seconds=0.1))
+    found = await asyncio.to_thread(judge, settings, start, findings)
+    assert summary(findings, found).endswith("verdict: failed: the stage fallback was not reached")
+    assert report(start, findings, found)["stages"] == {
+        "warm": True,
+        "fallback": False,
+        "probe_failed": False,
+        "recovered": False,
+    }
+
+
+# What it sends.
+
+
+def test_the_usual_prompts_are_pieces_of_source_code():
+    prompts = code_prompts()
+    assert len(prompts) > 200
+    assert len(set(prompts)) == len(prompts)
+    assert all(PIECE_CHARACTERS <= len(prompt) < 2 * PIECE_CHARACTERS for prompt in prompts)
+    assert sum("def " in prompt for prompt in prompts) > 100
+
+
+@given(st.lists(st.text("ab \n", max_size=300)))
+def test_a_text_is_cut_between_lines_and_nothing_but_its_end_is_lost(parts):
+    text = "\n".join(parts)
+    pieces = cut(text)
+    assert text.startswith("".join(pieces))
+    assert all(len(piece) >= PIECE_CHARACTERS for piece in pieces)
+
+
+def test_noise_is_never_the_same():
+    assert NOISE.fullmatch(noise())
+    assert noise() != noise()
+
+
+def test_prompts_of_ones_own_are_lines_or_json_strings(tmp_path: Path):
+    file = tmp_path / "prompts"
+    file.write_text('plain\n\n"two\\nlines"\n"not json\n  \n[1]\n', encoding="utf-8")
+    assert file_prompts(file) == ("plain", "two\nlines", '"not json', "[1]")
+    file.write_text("\n")
+    with pytest.raises(ConfigurationError, match="has no prompts"):
+        file_prompts(file)
+
+
+def test_prompts_are_sent_in_turn():
+    give = in_turn(["a", "b"])
+    assert [give() for _ in range(5)] == ["a", "b", "a", "b", "a"]
+
+
+def test_noise_is_bounded_in_time():
+    assert (collapse_seconds("10s"), collapse_seconds("3m")) == (10, 180)

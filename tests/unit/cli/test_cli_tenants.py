@@ -1,0 +1,268 @@
+"""What is typed is in the database and in the log."""
+
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from appliance.audit.entry import decode
+from appliance.audit.store import SqlAuditStore
+from appliance.cli import cli
+from appliance.cli.register import parse_expiry
+from appliance.errors import ApplianceError, ConfigurationError, TenantConflictError, TenantNotFoundError
+from appliance.infra.os_account import account_name
+from appliance.tenancy import Limits, Tenant, TenantDirectory, digest_key
+from appliance.tenancy.roster import Roster, find_key, find_tenant
+from appliance.tenancy.store import SqlTenantStore
+from tests.unit.tenancy.states import ADMIN, ADMIN_KEY, KEY, STORED
+
+NOW = 1_800_000_000
+
+
+@dataclass(kw_only=True)
+class Site:
+    """A data directory with a database, and the command line on it."""
+
+    data: Path
+    store: SqlTenantStore
+    log: SqlAuditStore
+
+    def run(self, *words: str, stdin: str | None = None) -> Result:
+        return CliRunner().invoke(cli, [*words, "--data", str(self.data)], input=stdin)
+
+    def done(self, *words: str, stdin: str | None = None) -> str:
+        """Run a command that works; what it printed on standard output."""
+        result = self.run(*words, stdin=stdin)
+        assert result.exit_code == 0, result.exception or result.output
+        return result.stdout
+
+    def refused(self, *words: str, kind: type[ApplianceError] = ConfigurationError) -> str:
+        """Run a command that does not; the line it ends with.  Nothing was changed."""
+        before = self.store.generation(), self.entries()
+        result = self.run(*words)
+        assert result.exit_code != 0
+        assert isinstance(result.exception, kind), result.exception
+        assert "\n" not in str(result.exception)
+        assert (self.store.generation(), self.entries()) == before
+        return str(result.exception)
+
+    @property
+    def tenants(self) -> tuple[Tenant, ...]:
+        return self.store.read().tenants
+
+    def entries(self) -> list[dict[str, Any]]:
+        leaves = [decode(leaf.leaf) for leaf in self.log.leaves(0, 1000)]
+        return [{"type": str(entry.type), **entry.fields} for entry in leaves]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    url = f"sqlite:///{tmp_path / 'audit.db'}"
+    with closing(SqlAuditStore(url)) as log, closing(SqlTenantStore(url)) as store:
+        site = Site(data=tmp_path, store=store, log=log)
+        operator = Tenant(name="operator", models=(), keys=(ADMIN,))
+        store.write(Roster(), (Tenant(name="acme", keys=(STORED,)), operator))
+        yield site
+
+
+def test_a_tenant_is_created_with_all_that_is_typed(site: Site):
+    site.done(
+        "tenant", "create", "new", "--models", "demo,other", "--priority", "interactive",
+        "--content", "digest",
+        "--speculation", "off", "--may", "lora", "--limit", "requests_per_minute=60",
+        "--limit", "org/m:x:tokens_per_day=9",
+    )  # fmt: skip
+    (new,) = [tenant for tenant in site.tenants if tenant.name == "new"]
+    assert (
+        new.models,
+        str(new.priority),
+        str(new.content),
+        str(new.speculation),
+        list(map(str, new.may)),
+    ) == (
+        ("demo", "other"),
+        "interactive",
+        "digest",
+        "off",
+        ["lora"],
+    )
+    assert new.limits == Limits(
+        requests_per_minute=60, by_model=MappingProxyType({"org/m:x": Limits(tokens_per_day=9)})
+    )
+    assert site.entries() == [
+        {
+            "type": "tenant.created",
+            "tenant": "new",
+            "models": ("demo", "other"),
+            "actor": f"cli:{account_name()}",
+        }
+    ]
+
+
+def test_set_changes_what_is_typed_and_nothing_else(site: Site):
+    site.done("tenant", "set", "acme", "--limit", "tokens_per_day=5", "--limit", "tokens_per_month=50")
+    site.done("tenant", "set", "acme", "--limit", "tokens_per_day=none", "--models", "")
+    assert find_tenant(site.tenants, "acme") == Tenant(
+        name="acme", models=(), keys=(STORED,), limits=Limits(tokens_per_month=50)
+    )
+
+
+def test_a_tenant_is_disabled_and_enabled(site: Site):
+    site.done("tenant", "disable", "acme")
+    assert "acme\tdisabled\tstandard\t*\t1 key" in site.done("tenant", "list").splitlines()
+    site.done("tenant", "enable", "acme")
+    assert "acme\tenabled\tstandard\t*\t1 key" in site.done("tenant", "list").splitlines()
+    assert [entry["changes"] for entry in site.entries()] == [("disabled",), ("disabled",)]
+
+
+def test_a_tenant_is_removed_once_it_is_confirmed(site: Site):
+    assert site.run("tenant", "delete", "acme", stdin="n\n").exit_code != 0
+    assert len(site.tenants) == 2
+    site.done("tenant", "delete", "acme", stdin="y\n")
+    assert [tenant.name for tenant in site.tenants] == ["operator"]
+    assert [entry["type"] for entry in site.entries()] == ["key.revoked", "tenant.deleted"]
+
+
+def test_a_key_is_shown_once_and_kept_nowhere(site: Site):
+    key = site.done("key", "create", "acme", "--models", "demo", "--expires", "90d").strip()
+    caller = TenantDirectory(site.tenants).authenticate(key)
+    assert (caller.tenant.name, caller.may_use("demo"), caller.may_use("other")) == ("acme", True, False)
+    assert caller.key.expires_at is not None
+    assert caller.key.created_at is not None
+    assert caller.key.expires_at - caller.key.created_at == 90 * 86400
+    shown = site.done("tenant", "show", "acme") + site.done("key", "list") + str(site.entries())
+    for secret in (key, key[12:], digest_key(key), STORED.digest):
+        assert secret not in shown
+    assert not [path for path in site.data.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+
+
+def test_a_key_for_the_admin_api_opens_nothing_else(site: Site):
+    key = site.done("key", "create", "operator", "--admin").strip()
+    assert TenantDirectory(site.tenants).authenticate(key).key.admin
+    assert site.entries() == [
+        {
+            "type": "key.created",
+            "tenant": "operator",
+            "key_id": key.split("-")[1],
+            "admin": True,
+            "actor": f"cli:{account_name()}",
+        }
+    ]
+
+
+def test_a_key_for_nobody_makes_no_tenant(site: Site):
+    """A name that is mistyped must not get every model."""
+    assert "no tenant 'acne'" in site.refused("key", "create", "acne", kind=TenantNotFoundError)
+
+
+def test_a_key_is_rotated_with_an_overlap(site: Site):
+    new = site.done("key", "rotate", STORED.key_id, "--overlap", "2h").strip()
+    directory = TenantDirectory(site.tenants)
+    assert directory.authenticate(KEY).key.key_id == STORED.key_id
+    assert directory.authenticate(new).key.replaces == STORED.key_id
+    (_, old) = find_key(site.tenants, STORED.key_id)
+    assert old.rotated_at is not None
+    assert old.expires_at == old.rotated_at + 2 * 3600
+    assert f"acme\t{STORED.key_id}\t*\trotated, until " in site.done("key", "list", "acme")
+    assert "rotated already" in site.refused("key", "rotate", STORED.key_id, kind=TenantConflictError)
+
+
+def test_the_admin_key_of_this_machine_is_replaced_where_it_is_kept(site: Site):
+    """Commands go on working after the key they use was rotated."""
+    file = site.data / "admin.key"
+    file.write_text(ADMIN_KEY + "\n")
+    new = site.done("key", "rotate", ADMIN.key_id).strip()
+    assert file.read_text() == new + "\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    site.done("key", "rotate", STORED.key_id)
+    assert file.read_text() == new + "\n"
+
+
+def test_a_revoked_key_is_listed_and_opens_nothing(site: Site):
+    site.done("key", "revoke", STORED.key_id, "--reason", "lost laptop")
+    assert "revoked " in site.done("key", "list", "acme")
+    assert site.entries()[-1]["reason"] == "lost laptop"
+    site.done("key", "revoke", STORED.key_id)
+    assert len(site.entries()) == 1
+
+
+def test_what_was_exported_is_imported_without_a_change(site: Site, tmp_path: Path):
+    file = tmp_path / "tenants.yaml"
+    site.done("tenant", "export", str(file))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text() == site.done("tenant", "export")
+    before = site.store.read()
+    site.done("tenant", "import", str(file), "--prune")
+    site.done("tenant", "import", "-", stdin=file.read_text())
+    assert (site.store.read(), site.entries()) == (before, [])
+
+
+def test_an_import_removes_only_when_told(site: Site, tmp_path: Path):
+    file = tmp_path / "tenants.yaml"
+    content = yaml.safe_load(site.done("tenant", "export"))
+    del content["tenants"]["acme"]
+    content["tenants"]["new"] = {"models": ["demo"]}
+    file.write_text(yaml.safe_dump(content))
+    site.done("tenant", "import", str(file))
+    assert [tenant.name for tenant in site.tenants] == ["acme", "new", "operator"]
+    site.done("tenant", "import", str(file), "--prune")
+    assert [tenant.name for tenant in site.tenants] == ["new", "operator"]
+    assert [entry["type"] for entry in site.entries()] == ["tenant.created", "key.revoked", "tenant.deleted"]
+
+
+def test_all_of_a_tenant_is_shown(site: Site):
+    shown = yaml.safe_load(site.done("tenant", "show", "acme"))
+    assert shown["name"] == "acme"
+    assert shown["keys"] == [{"key_id": STORED.key_id, "admin": False, "state": "in force"}]
+
+
+SLIPS = [
+    (("tenant", "create", "A"), "tenant name 'A'"),
+    (("tenant", "create", "x", "--priority", "urgent"), "priority must be"),
+    (("tenant", "create", "x", "--may", "everything"), "may must be"),
+    (("tenant", "create", "x", "--limit", "60"), "write requests_per_minute=60"),
+    (("tenant", "create", "x", "--limit", "requests_per_minute=many"), "write requests_per_minute=60"),
+    (("tenant", "create", "x", "--limit", "=5"), "write requests_per_minute=60"),
+    (("tenant", "set", "acme", "--limit", "requests_per_second=5"), "requests_per_second is no limit"),
+    (("tenant", "import", "missing.yaml"), "cannot read the tenants file missing.yaml"),
+    (("tenant", "export", "/missing/tenants.yaml"), "cannot write /missing/tenants.yaml"),
+    (("key", "create", "acme", "--expires", "soon"), "--expires must be a time"),
+    (("key", "rotate", STORED.key_id, "--overlap", "long"), "no length of time"),
+    (("key", "revoke", STORED.key_id, "--reason", "x" * 201), "--reason takes one line"),
+]
+
+
+def test_a_slip_is_refused_in_one_line(site: Site):
+    for words, expected in SLIPS:
+        assert expected in site.refused(*words)
+
+
+def test_a_directory_without_a_database_is_left_alone(tmp_path: Path):
+    """A wrong --data must not become a new appliance."""
+    for words in (["tenant", "list"], ["tenant", "create", "x"], ["key", "list"]):
+        result = CliRunner().invoke(cli, [*words, "--data", str(tmp_path)])
+        assert isinstance(result.exception, ConfigurationError)
+        assert "there is no audit log" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        (None, None),
+        ("90d", NOW + 90 * 86400),
+        ("12h", NOW + 12 * 3600),
+        ("2027-01-15", 1_799_971_200),
+        ("2027-01-15T01:00:00+01:00", 1_799_971_200),
+    ],
+)
+def test_an_expiry_is_a_while_or_a_moment(text: str | None, moment: int | None):
+    assert parse_expiry(text, NOW + 0.9) == moment

@@ -1,0 +1,201 @@
+"""Whom a first start lets in, and what the tenants file does at every start."""
+
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from appliance.audit.store import SqlAuditStore
+from appliance.control.tenants.enrolment import enrol
+from appliance.control.tenants.registrar import Registrar
+from appliance.errors import ConfigurationError
+from appliance.infra.data_directory import locate, prepare, write_private
+from appliance.infra.settings import DataSettings, Settings
+from appliance.tenancy import Tenant, TenantDirectory, encode_tenants
+from appliance.tenancy.edits import delete_tenant, revoke_key
+from appliance.tenancy.store import SqlTenantStore
+from tests.unit.tenancy.states import ADMIN, ADMIN_KEY, KEY, STORED
+
+
+class Site:
+    """A data directory and its database, and what a gateway does there when it starts."""
+
+    def __init__(self, directory: Path, store: SqlTenantStore) -> None:
+        self.installation = locate(Settings(data=DataSettings(directory=directory)))
+        self.store = store
+        self.recorded = []
+        self.registrar = Registrar(store=store, record=self._record)
+
+    async def _record(self, entry_type, **fields):
+        self.recorded.append((str(entry_type), fields["actor"]))
+
+    async def start(self, file=None):
+        """Start; the directory that is in force, and the keys that are shown."""
+        roster, shown = await enrol(
+            self.registrar, self.installation, file=file, actor="cli:me", clock=lambda: 1000.0
+        )
+        assert roster == self.store.read()
+        return TenantDirectory(roster.tenants), shown
+
+
+@pytest.fixture
+def open_site(tmp_path):
+    """Data directories that share a database."""
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    SqlAuditStore(url).close()
+    with closing(SqlTenantStore(url)) as store:
+
+        def open_(name="data"):
+            site = Site(tmp_path / name, store)
+            prepare(site.installation, create_signing_key=lambda path: path.write_text("made just now"))
+            return site
+
+        yield open_
+
+
+@pytest.fixture
+def site(open_site):
+    return open_site()
+
+
+def files(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+async def test_a_first_start_shows_its_keys_and_they_work(site):
+    """The admin key opens the admin API, the demo key opens the models; both are in the log."""
+    directory, shown = await site.start()
+    assert set(shown) == {"admin", "demo tenant"}
+    assert directory.authenticate(shown["admin"]).key.admin
+    demo = directory.authenticate(shown["demo tenant"])
+    assert (demo.tenant.name, demo.key.admin, demo.may_use("any")) == ("demo", False, True)
+    assert site.recorded == [
+        ("tenant.created", "cli:me"),
+        ("key.created", "cli:me"),
+        ("tenant.created", "cli:me"),
+        ("key.created", "cli:me"),
+    ]
+
+
+async def test_the_admin_key_is_kept_for_commands_on_this_machine(site):
+    """The file holds the admin key and nothing else, for its owner's eyes."""
+    _, shown = await site.start()
+    path = site.installation.admin_key
+    assert path.read_text() == shown["admin"] + "\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_tenants_key_is_kept_nowhere(site, tmp_path):
+    """After the first start the demo key exists only where it was shown."""
+    _, shown = await site.start()
+    assert not [path for path, content in files(tmp_path).items() if shown["demo tenant"].encode() in content]
+
+
+async def test_the_admin_tenant_may_use_no_model(site):
+    """An admin key that leaks cannot be used to read or make completions."""
+    directory, shown = await site.start()
+    assert not directory.authenticate(shown["admin"]).may_use("demo")
+
+
+async def test_a_second_start_shows_nothing_and_changes_nothing(site):
+    """Keys are shown once, and stay valid."""
+    _, shown = await site.start()
+    before = files(site.installation.directory)
+    site.recorded.clear()
+    directory, again = await site.start()
+    assert again == {}
+    assert directory.authenticate(shown["demo tenant"])
+    assert (files(site.installation.directory), site.recorded) == (before, [])
+
+
+async def test_a_second_gateway_on_the_same_database_makes_no_keys(open_site):
+    """It serves the tenants there are; its own directory holds no key."""
+    _, shown = await open_site("first").start()
+    second = open_site("second")
+    directory, more = await second.start()
+    assert more == {}
+    assert directory.authenticate(shown["admin"])
+    assert not second.installation.admin_key.exists()
+
+
+async def test_of_two_first_starts_at_once_one_makes_the_keys(open_site):
+    """The other one keeps no file with a key that opens nothing."""
+    first, second = open_site("first"), open_site("second")
+    shown = []
+
+    async def meanwhile(entry_type, **fields):
+        if not shown:
+            shown.append(None)
+            shown[0] = (await second.start())[1]
+        await Site._record(first, entry_type, **fields)
+
+    first.registrar = Registrar(store=first.store, record=meanwhile)
+    directory, own = await first.start()
+    assert own == {}
+    assert directory.authenticate(shown[0]["admin"])
+    assert not first.installation.admin_key.exists()
+    assert second.installation.admin_key.exists()
+
+
+async def test_whom_an_operator_removed_does_not_come_back(site):
+    """Neither the demo tenant nor an admin: a later start is no first one."""
+    _, shown = await site.start()
+    admin_id = shown["admin"].split("-")[1]
+    await site.registrar.apply(lambda tenants: delete_tenant(tenants, "demo"), actor="me")
+    await site.registrar.apply(lambda tenants: revoke_key(tenants, admin_id, now=5), actor="me")
+    directory, again = await site.start()
+    assert again == {}
+    assert [tenant.name for tenant in directory.tenants] == ["operator"]
+
+
+async def test_a_start_that_crashed_half_way_is_completed_by_the_next(site):
+    """The admin key's file is there and opens nothing: it is made anew."""
+    write_private(site.installation.admin_key, "an admin key nobody was told\n")
+    directory, shown = await site.start()
+    assert site.installation.admin_key.read_text().strip() == shown["admin"]
+    assert directory.authenticate(shown["admin"])
+
+
+async def test_a_tenants_file_takes_the_place_of_the_demo_tenant(site):
+    """The site says who may call; an admin key is made, because the file has none."""
+    write_private(site.installation.tenants, encode_tenants([Tenant(name="acme", keys=(STORED,))]))
+    directory, shown = await site.start()
+    assert [tenant.name for tenant in directory.tenants] == ["acme", "operator"]
+    assert set(shown) == {"admin"}
+    assert directory.authenticate(KEY).tenant.name == "acme"
+
+
+async def test_with_an_admin_key_in_the_file_no_key_is_made(site, tmp_path):
+    """Nor is the operator's own file with it touched."""
+    write_private(site.installation.admin_key, ADMIN_KEY + "\n")
+    elsewhere = tmp_path / "git" / "tenants.yaml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(encode_tenants([Tenant(name="root", models=(), keys=(ADMIN,))]))
+    directory, shown = await site.start(elsewhere)
+    assert shown == {}
+    assert directory.authenticate(ADMIN_KEY).key.admin
+    assert site.installation.admin_key.read_text() == ADMIN_KEY + "\n"
+
+
+async def test_a_file_is_imported_at_every_start_and_removes_nothing(site, tmp_path):
+    """What was made by command stays; what the file says of a tenant wins."""
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants: {acme: {models: [a]}}")
+    await site.start(file)
+    file.write_text("tenants: {acme: {models: [b]}, new: {}}")
+    directory, _ = await site.start(file)
+    assert [tenant.name for tenant in directory.tenants] == ["acme", "new", "operator"]
+    assert directory.tenant("acme").models == ("b",)
+
+
+@pytest.mark.parametrize("content", [None, "tenants: {", b"\xff"])
+async def test_a_file_that_cannot_be_used_stops_the_start(site, tmp_path, content):
+    """It is never taken for an empty one, and nothing is made."""
+    file = tmp_path / "tenants.yaml"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigurationError) as caught:
+        await site.start(file)
+    assert "\n" not in str(caught.value)
+    assert site.store.generation() == 0

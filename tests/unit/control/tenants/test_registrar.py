@@ -1,0 +1,144 @@
+"""Nothing changes without an entry, and no change undoes another."""
+
+import asyncio
+from contextlib import closing
+
+import pytest
+
+from appliance.audit.registry import EntryType
+from appliance.audit.store import SqlAuditStore
+from appliance.control.tenants.registrar import TRIES, Registrar
+from appliance.errors import AuditUnavailableError, TenantConflictError, TenantsUnavailableError
+from appliance.tenancy import Tenant
+from appliance.tenancy.edits import add_key, create_tenant, revoke_key
+from appliance.tenancy.store import SqlTenantStore
+from tests.fakes import audit_fields
+from tests.unit.tenancy.states import STORED
+
+
+class Recorder:
+    """An audit log that remembers, or refuses."""
+
+    def __init__(self):
+        self.entries = []
+        self.failure = None
+        self.before = lambda: None
+
+    async def append(self, entry_type, **fields):
+        self.before()
+        if self.failure:
+            raise self.failure
+        self.entries.append((entry_type, audit_fields(entry_type, fields)))
+
+
+@pytest.fixture
+def store(tmp_path):
+    url = f"sqlite:///{tmp_path / 'audit.db'}"
+    SqlAuditStore(url).close()
+    with closing(SqlTenantStore(url)) as store:
+        yield store
+
+
+@pytest.fixture
+def log():
+    return Recorder()
+
+
+@pytest.fixture
+def adopted():
+    return []
+
+
+@pytest.fixture
+def registrar(store, log, adopted):
+    return Registrar(store=store, record=log.append, adopt=adopted.append)
+
+
+def create(name):
+    return lambda tenants: create_tenant(tenants, name, {})
+
+
+async def test_a_change_is_recorded_kept_and_in_force(registrar, store, log, adopted):
+    """In this order: the entry is there before the change is."""
+    log.before = lambda: log.entries.append(store.read().tenants)
+    after = await registrar.apply(create("acme"), actor="abcd2345")
+    assert after.tenants == (Tenant(name="acme"),)
+    assert log.entries == [
+        (),
+        (EntryType.TENANT_CREATED, {"tenant": "acme", "models": ["*"], "actor": "abcd2345"}),
+    ]
+    assert adopted == [after]
+    assert store.read() == after
+    assert after.generation == 1
+
+
+async def test_what_cannot_be_recorded_is_not_done(registrar, store, log, adopted):
+    """The caller gets the log's own error."""
+    log.failure = AuditUnavailableError("the disk is full")
+    with pytest.raises(AuditUnavailableError):
+        await registrar.apply(create("acme"), actor="me")
+    assert (store.read().tenants, store.generation(), adopted) == ((), 0, [])
+
+
+async def test_what_changes_nothing_is_not_recorded(registrar, store, log):
+    """A file that is imported at every start must not fill the log."""
+    await registrar.apply(create("acme"), actor="me")
+    await registrar.apply(lambda tenants: tenants, actor="me")
+    assert (len(log.entries), store.generation()) == (1, 1)
+
+
+async def test_a_change_made_meanwhile_is_kept_and_the_entry_is_not_repeated(registrar, store, log):
+    """Somebody else writes between our reading and our writing: both changes are there."""
+
+    def somebody_else():
+        log.before = lambda: None
+        before = store.read()
+        store.write(before, (*before.tenants, Tenant(name="other")))
+
+    log.before = somebody_else
+    after = await registrar.apply(create("acme"), actor="me")
+    assert [tenant.name for tenant in after.tenants] == ["acme", "other"]
+    assert [fields["tenant"] for _, fields in log.entries] == ["acme"]
+
+
+async def test_two_changes_at_once_are_both_made(registrar, store):
+    """Whoever asks at the same time takes turns."""
+    await asyncio.gather(*(registrar.apply(create(f"t{number}"), actor="me") for number in range(8)))
+    assert len(store.read().tenants) == 8
+
+
+async def test_a_change_that_is_never_let_through_ends(registrar, store, log):
+    """Others may change something all the time; the caller is told."""
+
+    def somebody_else(tenants):
+        before = store.read()
+        store.write(before, (*before.tenants, Tenant(name=f"t{before.generation}")))
+        return create_tenant(tenants, "acme", {})
+
+    with pytest.raises(TenantConflictError, match="all the time"):
+        await registrar.apply(somebody_else, actor="me")
+    assert store.generation() == TRIES
+    assert len(log.entries) == 1
+
+
+async def test_a_reason_goes_into_the_entry_of_a_revocation(registrar, log):
+    """Why a key was revoked is what an auditor asks."""
+    await registrar.apply(
+        lambda tenants: add_key((*tenants, Tenant(name="acme")), "acme", STORED), actor="me"
+    )
+    await registrar.apply(
+        lambda tenants: revoke_key(tenants, STORED.key_id, now=5), actor="me", reason="lost laptop"
+    )
+    assert log.entries[-1] == (
+        EntryType.KEY_REVOKED,
+        {"tenant": "acme", "key_id": STORED.key_id, "reason": "lost laptop", "actor": "me"},
+    )
+
+
+async def test_a_database_that_cannot_be_used_is_an_error_of_one_line(tmp_path, log):
+    """Without its tables, or with something in them that nobody wrote."""
+    url = f"sqlite:///{tmp_path / 'empty.db'}"
+    with closing(SqlTenantStore(url)) as empty, pytest.raises(TenantsUnavailableError) as caught:
+        await Registrar(store=empty, record=log.append).apply(create("acme"), actor="me")
+    assert "could not be read" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,266 @@
+"""Every check is told everywhere."""
+
+import asyncio
+import io
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from appliance.api import admin, ops
+from appliance.api.errors import render
+from appliance.audit.durability.health import AuditHealth
+from appliance.audit.pending import Receipt
+from appliance.audit.registry import EntryType
+from appliance.control.egress import EgressWatch
+from appliance.errors import ApplianceError, AuditUnavailableError, ControlRefusedError
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import EgressSettings, LogSettings
+from appliance.sovereignty.egress.probe import Kind, Observation, Outcome, Probe, Result
+from appliance.sovereignty.egress.standing import Standing
+from tests.fakes import audit_fields, until
+
+NOW = 1_800_000_000.0
+
+
+def observed(outcome: Outcome, control: Outcome = Outcome.CONNECTED) -> Observation:
+    return Observation(
+        control=Result(probe=Probe(kind=Kind.CONTROL, host="10.0.0.5", port=8000), outcome=control),
+        results=(Result(probe=Probe(kind=Kind.TCP, host="1.1.1.1", port=443), outcome=outcome),),
+    )
+
+
+CLOSED = observed(Outcome.TIMED_OUT)
+OPEN = observed(Outcome.CONNECTED)
+INCONCLUSIVE = observed(Outcome.TIMED_OUT, control=Outcome.REFUSED)
+
+
+class Sink:
+    """Takes entries, or refuses them."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.failure: AuditUnavailableError | None = None
+
+    def submit(self, entry_type: EntryType, /, **fields: Any) -> "asyncio.Future[Receipt]":
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        if self.failure:
+            future.set_exception(self.failure)
+        else:
+            self.entries.append({"type": entry_type, **audit_fields(entry_type, fields)})
+            future.set_result(Receipt(index=len(self.entries) - 1, entry_id="0" * 26))
+        return future
+
+    async def confirm(self, pending: "asyncio.Future[Receipt]") -> Receipt:
+        return await pending
+
+
+class Scene:
+    """A watch whose network is a list: the last observation stays."""
+
+    def __init__(self, *observations: Observation, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.observations = list(observations)
+        self.sink, self.log, self.metrics = Sink(), io.StringIO(), Metrics(CollectorRegistry())
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", self.log)
+            logger = configure_logs(LogSettings(format="json"), terminal=False)
+        fast = {"mode": "strict", "interval_seconds": 1000, "retry_seconds": 1000, **settings}
+        self.watch = EgressWatch(
+            settings=EgressSettings(**fast),
+            observe=None if fast["mode"] == "off" else self.observe,
+            audit=self.sink,
+            gateway="gw-1",
+            host="pod-0",
+            metrics=self.metrics,
+            logger=logger,
+            clock=lambda: NOW,
+            monotonic=lambda: 5.0,
+        )
+
+    def observe(self) -> Observation:
+        return self.observations.pop(0) if len(self.observations) > 1 else self.observations[0]
+
+    def count(self, verdict: str) -> float:
+        value = self.metrics.registry.get_sample_value("appliance_egress_checks_total", {"verdict": verdict})
+        assert value is not None
+        return value
+
+    def verdicts(self) -> dict[str, float | None]:
+        return {
+            name: self.metrics.registry.get_sample_value("appliance_egress_verdict", {"verdict": name})
+            for name in ("closed", "open", "inconclusive")
+        }
+
+
+@pytest.fixture
+def scene(monkeypatch):
+    return lambda *observations, **settings: Scene(*observations, monkeypatch=monkeypatch, **settings)
+
+
+async def test_a_check_is_an_entry_metrics_and_a_line(scene):
+    """All with the same verdict."""
+    made = scene(OPEN)
+    report, receipt = await made.watch.check("ak_1")
+    (entry,) = made.sink.entries
+    assert (entry["type"], entry["result"], entry["trigger"]) == ("egress.attested", "open", "request")
+    assert (entry["actor"], entry["gateway"], entry["host"]) == ("ak_1", "gw-1", "pod-0")
+    assert entry["outcomes"] == ["tcp 1.1.1.1:443 connected"]
+    assert receipt.index == 0
+    assert report.time == "2027-01-15T08:00:00Z"
+    assert made.verdicts() == {"closed": 0, "open": 1, "inconclusive": 0}
+    assert made.count("open") == 1
+    sample = made.metrics.registry.get_sample_value
+    assert sample("appliance_egress_last_check_timestamp_seconds") == NOW
+    (line,) = map(json.loads, made.log.getvalue().splitlines())
+    assert (line["event"], line["level"], line["state"]) == ("egress_checked", "error", "open")
+    assert line["detail"] == "tcp 1.1.1.1:443 connected"
+
+
+async def test_the_first_check_is_made_at_the_start_and_the_next_by_the_clock(scene):
+    """Nobody asked for them, so no actor is named."""
+    made = scene(CLOSED, interval_seconds=1, retry_seconds=1000)
+    running = asyncio.ensure_future(made.watch.run())
+    await until(lambda: len(made.sink.entries) == 2)
+    running.cancel()
+    assert [entry["trigger"] for entry in made.sink.entries] == ["start", "schedule"]
+    assert not any("actor" in entry for entry in made.sink.entries)
+
+
+@pytest.mark.parametrize("first", [OPEN, INCONCLUSIVE], ids=["open", "inconclusive"])
+async def test_what_is_not_closed_is_looked_at_again_soon(scene, first):
+    """Ready again without waiting for the hour."""
+    made = scene(first, CLOSED, retry_seconds=1)
+    running = asyncio.ensure_future(made.watch.run())
+    await until(lambda: made.count("closed") == 1)
+    running.cancel()
+    assert made.watch.standing.problem is None
+
+
+async def test_a_log_that_takes_no_entry_does_not_end_the_checks(scene):
+    """The standing follows the network all the same, and the log's health says the rest."""
+    made = scene(OPEN)
+    made.sink.failure = AuditUnavailableError("the disk is full")
+    running = asyncio.ensure_future(made.watch.run())
+    await until(lambda: "audit_entry_refused" in made.log.getvalue())
+    assert not running.done()
+    running.cancel()
+    assert made.watch.standing.problem is not None
+
+
+async def test_who_asks_for_a_check_is_told_when_it_could_not_be_recorded(scene):
+    """An answer without an entry would be evidence of nothing."""
+    made = scene(CLOSED)
+    made.sink.failure = AuditUnavailableError("the disk is full")
+    with pytest.raises(AuditUnavailableError):
+        await made.watch.check("ak_1")
+
+
+async def test_off_is_off(scene):
+    """Nothing is tried, by the clock or on request."""
+    made = scene(OPEN, mode="off")
+    await made.watch.run()
+    with pytest.raises(ControlRefusedError, match=r"egress\.mode is off"):
+        await made.watch.check("ak_1")
+    assert made.verdicts() == {"closed": 0, "open": 0, "inconclusive": 0}
+    assert made.sink.entries == []
+
+
+class Services:
+    """As much of the services as these routes use."""
+
+    def __init__(self, watch: EgressWatch | None, metrics: Metrics) -> None:
+        self.egress, self.metrics = watch, metrics
+        self.pool = SimpleNamespace(any_healthy=lambda: True)
+        self.audit = SimpleNamespace(state=lambda: SimpleNamespace(failure=None))
+        self.audit_health = AuditHealth
+        self.identity = SimpleNamespace(
+            identify=lambda _headers, _certificate: SimpleNamespace(
+                key=SimpleNamespace(admin=True, key_id="ak_1")
+            )
+        )
+
+    def tenants_warning(self) -> None:
+        return None
+
+    def egress_standing(self) -> Standing:
+        return self.egress.standing if self.egress else Standing(mode="off")
+
+
+def client_of(made: Scene) -> httpx.AsyncClient:
+    app = FastAPI()
+    app.include_router(ops.router)
+    app.include_router(admin.router)
+    app.state.services = Services(made.watch, made.metrics)
+
+    async def refused(_request: Any, error: Exception) -> Any:
+        assert isinstance(error, ApplianceError)
+        return render(error)
+
+    app.add_exception_handler(ApplianceError, refused)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+
+
+async def test_readiness_follows_the_checks_in_strict(scene):
+    """Not ready before the first, not with a way out, and ready again once that is closed."""
+    made = scene(INCONCLUSIVE, OPEN, CLOSED)
+    async with client_of(made) as client:
+        for status, problem in [
+            (503, "nothing has shown yet"),
+            (503, "nothing has shown yet"),
+            (503, "the outside can be reached: tcp 1.1.1.1:443 connected"),
+            (200, "ok"),
+        ]:
+            answer = await client.get("/readyz")
+            assert answer.status_code == status
+            assert answer.json()["checks"]["egress"].startswith(problem)
+            await made.watch.check("ak_1")
+
+
+async def test_readiness_only_warns_in_warn(scene):
+    """A gateway with a way out serves, and says so."""
+    made = scene(OPEN, mode="warn")
+    await made.watch.check("ak_1")
+    async with client_of(made) as client:
+        answer = await client.get("/readyz")
+    assert answer.status_code == 200
+    assert answer.json()["warnings"] == ["the outside can be reached: tcp 1.1.1.1:443 connected"]
+
+
+async def test_readiness_says_nothing_of_checks_that_are_not_made(scene):
+    """In `off` there is no such check."""
+    async with client_of(scene(OPEN, mode="off")) as client:
+        answer = await client.get("/readyz")
+    assert "egress" not in answer.json()["checks"]
+    assert answer.json()["warnings"] == []
+
+
+async def test_an_admin_reads_the_last_check_and_orders_another(scene):
+    """Both as in the report, and the order names its entry."""
+    made = scene(CLOSED, INCONCLUSIVE)
+    async with client_of(made) as client:
+        before = (await client.get("/admin/v1/egress")).json()
+        assert before["mode"] == "strict"
+        assert (before["last"], before["conclusive"]) == (None, None)
+        first = (await client.post("/admin/v1/egress/check")).json()
+        second = (await client.post("/admin/v1/egress/check")).json()
+        after = (await client.get("/admin/v1/egress")).json()
+    assert first.pop("entry") == second.pop("entry") == "0" * 26
+    assert (first["verdict"], second["verdict"]) == ("closed", "inconclusive")
+    assert (after["conclusive"], after["last"]) == (first, second)
+    assert after["problem"] is None
+    assert len(after["warnings"]) == 1
+    assert [entry["actor"] for entry in made.sink.entries] == ["ak_1", "ak_1"]
+
+
+async def test_an_order_is_refused_while_checks_are_off(scene):
+    """With what to do about it."""
+    async with client_of(scene(OPEN, mode="off")) as client:
+        answer = await client.post("/admin/v1/egress/check")
+    assert answer.status_code == 409
+    assert "egress.mode is off" in answer.json()["error"]["message"]

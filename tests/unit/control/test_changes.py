@@ -1,0 +1,222 @@
+"""A change is told everywhere, once, and in the same words."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from appliance.audit.entry import Entry, decode, encode, new_entry_id
+from appliance.audit.registry import EntryType
+from appliance.control.changes import KEPT, ChangeLog, show_table
+from appliance.errors import AuditEntryError, AuditUnavailableError
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import LogSettings
+from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
+from appliance.speculation.state import Bucket, Watch
+from appliance.speculation.values import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
+from tests.fakes import audit_fields
+
+NOW = 1_800_000_000.123
+READING = EngineReading(controllable=True, epoch="0f", largest_batch=8, choices=(0, 1, 3))
+
+
+class Sink:
+    """An audit log that takes entries until told otherwise."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[EntryType, dict[str, Any]]] = []
+        self.refusal: Exception | None = None
+
+    def submit(self, entry_type: EntryType, /, **fields: Any) -> None:
+        """Keep an entry, if the real log could encode it."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.entries.append((entry_type, audit_fields(entry_type, fields)))
+
+
+class Told:
+    """Everything a change is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.audit = Sink()
+        self.metrics = Metrics(CollectorRegistry())
+        self.text = io.StringIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", self.text)
+            logger = configure_logs(LogSettings(format="json"), terminal=False)
+        self.changes = ChangeLog(audit=self.audit, metrics=self.metrics, logger=logger, clock=lambda: NOW)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """What the operator log says."""
+        return [json.loads(line) for line in self.text.getvalue().splitlines()]
+
+    def counted(self, mode: SpeculationMode, reason: Reason) -> float | None:
+        """How many changes the metrics know of."""
+        return self.metrics.registry.get_sample_value(
+            "appliance_speculation_changes_total", {"worker": "w1", "mode": mode, "reason": reason}
+        )
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """A change log and all that hears of it."""
+    return Told(monkeypatch)
+
+
+def counters(drafts: int, accepted: int) -> SpecDecodeCounters:
+    """Drafts of one token each."""
+    return SpecDecodeCounters(
+        drafts=drafts, draft_tokens=drafts, accepted_tokens=accepted, accepted_per_position=(accepted,)
+    )
+
+
+def snapshot(mode: SpeculationMode = SpeculationMode.SPECULATIVE, **more: Any) -> WorkerSnapshot:
+    """A worker in a mode, seen by control."""
+    watch = Watch(mode=mode, last=READING, largest_batch=8, choices=(0, 1, 3))
+    return WorkerSnapshot(
+        worker=Worker(worker_id=WorkerId("w1"), url="http://127.0.0.1:1"),
+        models=(ServedModel(name="demo", max_model_len=None, created=1),),
+        watch=replace(watch, **more),
+    )
+
+
+DRAFTING = snapshot(samples=(counters(100, 80), counters(500, 104)))
+STOPPED = snapshot(
+    SpeculationMode.TARGET_ONLY, basis=Reason.COLLAPSED, samples=(counters(100, 80), counters(500, 104))
+)
+
+
+def test_a_change_is_told_everywhere_in_the_same_words(told):
+    """Audit entry, metric, log line and event agree on worker, mode, reason and numbers."""
+    told.changes.record(DRAFTING, STOPPED)
+    (change,) = told.changes.since(0)
+    ((entry_type, fields),) = told.audit.entries
+    (line,) = told.lines
+    assert entry_type is EntryType.SPECULATION_CHANGED
+    for name in ("worker", "model", "mode", "previous_mode", "reason", "avoided", "drafts"):
+        assert fields[name] == getattr(change, name)
+    assert (change.worker, change.model) == ("w1", "demo")
+    assert (change.mode, change.previous_mode) == (SpeculationMode.TARGET_ONLY, SpeculationMode.SPECULATIVE)
+    assert (change.reason, change.table, change.drafts) == (Reason.COLLAPSED, ("1-8: 0",), 400)
+    assert (change.acceptance_length, fields["acceptance_length"]) == (1.06, "1.060")
+    assert fields["table"] == ["1-8: 0"]
+    assert (line["event"], line["worker"], line["mode"]) == ("speculation_changed", "w1", "target_only")
+    assert (line["reason"], line["acceptance_length"], line["detail"]) == ("collapsed", 1.06, "1-8: 0")
+    assert "dropped_fields" not in line
+    assert told.counted(SpeculationMode.TARGET_ONLY, Reason.COLLAPSED) == 1
+    assert change.time == "2027-01-15T08:00:00.123+00:00"
+
+
+def test_the_audit_log_can_encode_what_it_is_told(told):
+    """The registry knows every field, with and without an acceptance length."""
+    told.changes.record(DRAFTING, STOPPED)
+    told.changes.record(snapshot(), snapshot(avoid=True))
+    assert len(told.audit.entries) == 2
+    for entry_type, fields in told.audit.entries:
+        entry = Entry(
+            log="a.local/audit",
+            id=new_entry_id(1, bytes(10)),
+            type=entry_type,
+            time="2027-01-15T08:00:00.123Z",
+            fields=fields,
+        )
+        assert decode(encode(entry)).fields["reason"] == fields["reason"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (DRAFTING, DRAFTING),
+        (DRAFTING, replace(DRAFTING, healthy=True, tokens_per_second=5.0)),
+        (DRAFTING, snapshot(reason=Reason.SCRAPE_FAILED)),
+        (DRAFTING, snapshot(basis=Reason.RECOVERED)),
+        (snapshot(last=None), snapshot()),
+        (snapshot(), snapshot(last=None)),
+    ],
+)
+def test_what_is_no_change_of_what_a_worker_does_is_not_told(told, before, after):
+    """Another reason for the same is none, and neither is an engine seen for the first time."""
+    told.changes.record(before, after)
+    assert (told.changes.since(0), told.audit.entries, told.lines) == ((), [], [])
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        snapshot(SpeculationMode.PROBING, basis=Reason.PROBING),
+        snapshot(avoid=True, basis=Reason.NOT_CONTROLLABLE),
+        snapshot(buckets=MappingProxyType({4: Bucket(draft_tokens=0)}), basis=Reason.BELOW_BREAK_EVEN),
+    ],
+)
+def test_another_mode_another_table_and_being_avoided_are_changes(told, after):
+    """Each of them changes how tokens are made or where."""
+    told.changes.record(snapshot(), after)
+    (change,) = told.changes.since(0)
+    assert (change.mode, change.reason) == (after.watch.mode, after.watch.basis)
+    assert (change.avoided, change.table) == (after.watch.avoid, show_table(after.watch.table))
+
+
+def test_the_window_that_was_judged_is_told_where_a_new_one_has_begun(told):
+    """A decision starts the window anew; what it rested on is in the one before."""
+    told.changes.record(
+        DRAFTING, replace(STOPPED, watch=replace(STOPPED.watch, samples=(counters(500, 104),)))
+    )
+    (change,) = told.changes.since(0)
+    assert (change.drafts, change.acceptance_length) == (400, 1.06)
+
+
+def test_without_drafts_nothing_is_said_about_acceptance(told):
+    """1.0 would read as a collapse."""
+    told.changes.record(snapshot(), snapshot(SpeculationMode.TARGET_ONLY, basis=Reason.OPERATOR_OVERRIDE))
+    (change,) = told.changes.since(0)
+    assert (change.drafts, change.acceptance_length) == (0, None)
+    assert "acceptance_length" not in told.audit.entries[0][1]
+
+
+def test_a_worker_that_serves_nothing_known_is_told_all_the_same(told):
+    """An entry needs a model."""
+    told.changes.record(replace(DRAFTING, models=()), replace(STOPPED, models=()))
+    assert told.audit.entries[0][1]["model"] == "unknown"
+
+
+@pytest.mark.parametrize("refusal", [AuditUnavailableError("the disk is full"), AuditEntryError("too large")])
+def test_a_change_the_audit_log_refuses_is_made_and_logged_all_the_same(told, refusal):
+    """It alters how fast tokens come, never which."""
+    told.audit.refusal = refusal
+    told.changes.record(DRAFTING, STOPPED)
+    assert [change.reason for change in told.changes.since(0)] == [Reason.COLLAPSED]
+    assert told.counted(SpeculationMode.TARGET_ONLY, Reason.COLLAPSED) == 1
+    assert [line["event"] for line in told.lines] == ["speculation_changed", "audit_entry_refused"]
+    assert (told.lines[1]["reason"], told.lines[1]["error"]) == ("speculation.changed", str(refusal))
+
+
+def test_changes_are_numbered_and_given_from_a_number_on(told):
+    """Oldest first; whoever asks again with the last number gets only what is new."""
+    told.changes.record(DRAFTING, STOPPED)
+    told.changes.record(STOPPED, DRAFTING)
+    first, second = told.changes.since(0)
+    assert (first.sequence, second.sequence) == (1, 2)
+    assert told.changes.since(1) == (second,)
+    assert told.changes.since(2) == ()
+
+
+def test_only_the_latest_changes_are_kept(told):
+    """A worker that goes back and forth for a year costs no memory; numbers go on."""
+    for _ in range(KEPT):
+        told.changes.record(DRAFTING, STOPPED)
+        told.changes.record(STOPPED, DRAFTING)
+    kept = told.changes.since(0)
+    assert [change.sequence for change in kept] == list(range(KEPT + 1, 2 * KEPT + 1))
+
+
+def test_a_table_is_shown_by_batch_sizes():
+    """A range of one is written as one."""
+    assert show_table(((1, 8, 3), (9, 9, 1), (10, 64, 0))) == ("1-8: 3", "9: 1", "10-64: 0")
+    assert show_table(()) == ()

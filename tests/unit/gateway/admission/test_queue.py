@@ -1,0 +1,305 @@
+"""Bounded, fair, and nobody is forgotten."""
+
+import math
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from appliance.gateway.admission.queue import Bounds, FairQueue, Lane, Waiter
+from appliance.tenancy import PriorityClass
+
+INTERACTIVE, STANDARD, BATCH = PriorityClass
+DEMO = Lane("demo", may_speculate=True)
+PLAIN = Lane("demo", may_speculate=False)
+OTHER = Lane("other", may_speculate=True)
+WIDE = Bounds(requests=1000, size_bytes=10**9)
+SHARES = {STANDARD: 0.2, BATCH: 0.05}
+
+
+def waiter(tenant: str = "a", priority: PriorityClass = STANDARD, lane: Lane = DEMO, size: int = 1) -> Waiter:
+    """Return a request that wants to wait."""
+    return Waiter(lane=lane, tenant=tenant, priority=priority, size_bytes=size)
+
+
+def filled(*waiters: Waiter, **options) -> FairQueue:
+    """Return a queue in which these wait."""
+    queue = FairQueue(WIDE, **options)
+    for each in waiters:
+        assert queue.push(each) == []
+    return queue
+
+
+def drained(queue: FairQueue, *lanes: Lane) -> list[Waiter]:
+    """Take everything out."""
+    taken = []
+    while (each := queue.take(lanes or (DEMO,))) is not None:
+        taken.append(each)
+    return taken
+
+
+def test_an_empty_queue_gives_nobody():
+    """No request is made up."""
+    assert FairQueue(WIDE).take([DEMO]) is None
+    assert len(FairQueue(WIDE)) == 0
+
+
+def test_one_tenant_is_served_in_the_order_it_came():
+    """First come, first served."""
+    mine = [waiter() for _ in range(5)]
+    assert drained(filled(*mine)) == mine
+
+
+def test_a_tenant_with_many_requests_delays_one_with_few_by_one_turn():
+    """The single request of the second tenant is the second to go."""
+    many = [waiter("many") for _ in range(100)]
+    single = waiter("single")
+    assert drained(filled(*many, single)).index(single) == 1
+
+
+def test_tenants_that_come_back_take_no_extra_turns():
+    """A tenant whose queue runs empty joins at the end of the round, as a new one does."""
+    queue = filled(waiter("a"), waiter("b"), waiter("c"))
+    order = []
+    for _ in range(9):
+        taken = queue.take([DEMO])
+        order.append(taken.tenant)
+        queue.push(waiter(taken.tenant))
+    assert order == ["a", "b", "c"] * 3
+
+
+def test_a_tenant_with_more_weight_takes_more_turns_in_a_row():
+    """Three to one."""
+    queue = filled(*[waiter("a") for _ in range(8)], *[waiter("b") for _ in range(8)], weights={"a": 3})
+    assert [queue.take([DEMO]).tenant for _ in range(8)] == [*"aaab", *"aaab"]
+
+
+def test_a_higher_class_goes_first():
+    """While nobody is owed a turn."""
+    low, middle, high = waiter(priority=BATCH), waiter(), waiter(priority=INTERACTIVE)
+    assert drained(filled(low, middle, high)) == [high, middle, low]
+
+
+def test_lower_classes_get_their_share():
+    """Of a hundred turns under a flood from above, a fifth and a twentieth."""
+    flood = [waiter(priority=priority) for priority in PriorityClass for _ in range(100)]
+    queue = filled(*flood, shares=SHARES)
+    counts = Counter(queue.take([DEMO]).priority for _ in range(100))
+    assert counts[STANDARD] in (19, 20)
+    assert counts[BATCH] in (4, 5)
+
+
+def test_a_share_is_not_saved_up():
+    """A class that had nothing to send for long gets its share, and no more, once it has."""
+    queue = filled(*[waiter(priority=INTERACTIVE) for _ in range(200)], shares=SHARES)
+    for _ in range(100):
+        queue.take([DEMO])
+    for _ in range(20):
+        queue.push(waiter())
+    assert Counter(queue.take([DEMO]).priority for _ in range(10))[STANDARD] <= 2
+
+
+def test_a_full_model_holds_up_no_other():
+    """Who waits for a worker without room is passed by who waits for another."""
+    first, second = waiter(), waiter(lane=OTHER)
+    queue = filled(first, second)
+    assert queue.lanes == {DEMO, OTHER}
+    assert queue.take([OTHER]) is second
+    assert queue.take([OTHER]) is None
+    assert queue.lanes == {DEMO}
+    assert queue.take([DEMO, OTHER]) is first
+
+
+def test_a_tenants_own_lanes_are_served_by_age():
+    """A request that must not be speculated is not starved by the tenant's others on the same worker."""
+    queue = filled(waiter(), waiter(lane=PLAIN), waiter())
+    assert [each.lane for each in drained(queue, PLAIN, DEMO)] == [DEMO, PLAIN, DEMO]
+
+
+def test_one_that_left_is_not_served_and_takes_no_turn():
+    """A client that is gone costs its tenant nothing."""
+    gone, mine, others = waiter("a"), waiter("a"), waiter("b")
+    queue = filled(gone, mine, others)
+    assert queue.discard(gone)
+    assert not queue.discard(gone)
+    assert drained(queue) == [mine, others]
+
+
+@pytest.mark.parametrize("bounds", [Bounds(requests=2, size_bytes=100), Bounds(requests=100, size_bytes=20)])
+def test_what_exceeds_a_bound_does_not_wait(bounds: Bounds):
+    """By number or by bytes; another class has its own place."""
+    queue = FairQueue(bounds)
+    first = waiter(size=10)
+    assert queue.push(first) == []
+    assert queue.push(waiter(size=10)) == []
+    assert not queue.has_place("a", STANDARD, 10)
+    assert queue.push(waiter(size=10)) is None
+    assert queue.push(waiter(size=10, priority=BATCH)) == []
+    queue.discard(first)
+    assert queue.push(waiter(size=10)) == []
+
+
+def test_a_queue_without_places_takes_nobody():
+    """Waiting can be switched off."""
+    queue = FairQueue(Bounds(requests=0, size_bytes=100))
+    assert not queue.has_place("a", STANDARD, 1)
+    assert queue.push(waiter()) is None
+
+
+def test_whoever_holds_most_makes_way_for_a_tenant_with_less():
+    """The newest of the one that fills the queue goes; the others of that tenant keep their turns."""
+    queue = FairQueue(Bounds(requests=4, size_bytes=100))
+    flood = [waiter("many") for _ in range(4)]
+    assert [queue.push(each) for each in flood] == [[]] * 4
+    assert queue.has_place("few", STANDARD, 1)
+    assert not queue.has_place("many", STANDARD, 1)
+    single = waiter("few")
+    assert queue.push(single) == [flood[3]]
+    assert queue.push(waiter("few")) == [flood[2]]
+    assert queue.push(waiter("few")) is None
+    assert len(queue) == 4
+    assert queue.take([DEMO]) is flood[0]
+    assert queue.take([DEMO]) is single
+
+
+def test_a_large_request_makes_several_small_ones_go_but_not_more_than_its_share():
+    """What counts is what a tenant holds, in requests or in bytes, whichever is more."""
+    queue = FairQueue(Bounds(requests=100, size_bytes=100))
+    small = [waiter("many", size=10) for _ in range(10)]
+    assert [queue.push(each) for each in small] == [[]] * 10
+    assert queue.push(waiter("few", size=60)) is None
+    assert queue.push(waiter("few", size=30)) == small[:6:-1]
+    assert queue.size_bytes(STANDARD) == 100
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=80), st.integers(1, 12))
+def test_a_tenant_with_its_share_or_less_is_never_refused(arrivals: list[str], places: int):
+    """However the others fill the queue."""
+    queue, waiting = FairQueue(Bounds(requests=places, size_bytes=10**6)), Counter()
+    for tenant in arrivals:
+        holders = {name for name, count in waiting.items() if count} | {tenant}
+        displaced = queue.push(waiter(tenant))
+        if waiting[tenant] + 1 <= places // len(holders):
+            assert displaced is not None
+        if displaced is not None:
+            waiting[tenant] += 1
+            waiting.subtract(each.tenant for each in displaced)
+            assert all(waiting[each.tenant] >= waiting[tenant] for each in displaced)
+        assert sum(waiting.values()) == len(queue) <= places
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(PriorityClass)), max_size=60))
+def test_everyone_is_served_exactly_once(arrivals: list[tuple[str, PriorityClass]]):
+    """Whatever the mixture, the queue runs empty and loses nobody."""
+    mine = [waiter(*each) for each in arrivals]
+    queue = filled(*mine, shares=SHARES)
+    assert sorted(map(id, drained(queue))) == sorted(map(id, mine))
+    assert len(queue) == 0
+    assert queue.lanes == set()
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 30), min_size=1),
+    st.lists(st.sampled_from("abcdef"), max_size=60),
+)
+def test_no_tenant_waits_longer_than_one_round(backlog: dict[str, int], late: list[str]):
+    """Between two turns of one tenant, everybody who waits throughout has had one, whoever comes late."""
+    queue = filled(*[waiter(tenant) for tenant, count in backlog.items() for _ in range(count)])
+    waiting, since_turn = Counter(backlog), defaultdict(set)
+    arrivals = iter(late)
+    while (taken := queue.take([DEMO])) is not None:
+        assert taken.tenant not in {
+            other for tenant, passed in since_turn.items() if tenant != taken.tenant for other in passed
+        }, "passed twice by the same tenant"
+        waiting[taken.tenant] -= 1
+        since_turn.pop(taken.tenant, None)
+        for tenant, count in waiting.items():
+            if count and tenant != taken.tenant:
+                since_turn[tenant].add(taken.tenant)
+        if (tenant := next(arrivals, None)) is not None:
+            queue.push(waiter(tenant))
+            waiting[tenant] += 1
+
+
+@given(
+    st.floats(0.01, 0.4),
+    st.floats(0.01, 0.4),
+    st.lists(st.sampled_from([INTERACTIVE, STANDARD]), min_size=1, max_size=200),
+)
+def test_a_class_that_waits_gets_at_least_its_share(standard: float, batch: float, arrivals):
+    """Whatever comes above it, over any number of turns, but for the two that are due at once."""
+    queue = FairQueue(WIDE, shares={STANDARD: standard, BATCH: batch})
+    for _ in range(300):
+        queue.push(waiter(priority=BATCH))
+    served: Counter[PriorityClass] = Counter()
+    for turns, priority in enumerate(arrivals, start=1):
+        queue.push(waiter(priority=priority))
+        queue.push(waiter(priority=INTERACTIVE))
+        served[queue.take([DEMO]).priority] += 1
+        assert served[BATCH] >= math.floor(turns * batch) - 2
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Arrivals, turns and clients that leave, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounds = Bounds(requests=6, size_bytes=40)
+        self.queue = FairQueue(self.bounds, shares=SHARES, weights={"a": 2})
+        self.waiting: list[Waiter] = []
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        priority=st.sampled_from(PriorityClass),
+        lane=st.sampled_from([DEMO, PLAIN, OTHER]),
+        size=st.integers(0, 50),
+    )
+    def arrives(self, tenant, priority, lane, size):
+        new = waiter(tenant, priority, lane, size)
+        ahead = [each for each in self.waiting if each.priority is priority]
+        fits = len(ahead) < 6 and sum(each.size_bytes for each in ahead) + size <= 40
+        has_place = self.queue.has_place(tenant, priority, size)
+        displaced = self.queue.push(new)
+        assert has_place is (displaced is not None)
+        if displaced is None:
+            assert not fits
+            return
+        assert (displaced == []) is fits
+        assert all(each in ahead and each.tenant != tenant for each in displaced)
+        assert len({each.tenant for each in displaced}) <= 1
+        self.waiting = [each for each in self.waiting if each not in displaced] + [new]
+
+    @rule(lanes=st.sets(st.sampled_from([DEMO, PLAIN, OTHER])))
+    def has_room(self, lanes):
+        able = [each for each in self.waiting if each.lane in lanes]
+        taken = self.queue.take(lanes)
+        if not able:
+            assert taken is None
+            return
+        assert taken in able
+        kind = (taken.tenant, taken.priority, taken.lane)
+        assert taken is next(each for each in able if (each.tenant, each.priority, each.lane) == kind)
+        self.waiting.remove(taken)
+
+    @rule(data=st.data())
+    def leaves(self, data):
+        if self.waiting:
+            gone = data.draw(st.sampled_from(self.waiting))
+            assert self.queue.discard(gone)
+            assert not self.queue.discard(gone)
+            self.waiting.remove(gone)
+
+    @invariant()
+    def counts_are_right(self):
+        assert len(self.queue) == len(self.waiting)
+        assert self.queue.lanes == {each.lane for each in self.waiting}
+        for priority in PriorityClass:
+            mine = [each for each in self.waiting if each.priority is priority]
+            assert self.queue.requests(priority) == len(mine) <= self.bounds.requests
+            assert self.queue.size_bytes(priority) == sum(each.size_bytes for each in mine)
+            assert self.queue.size_bytes(priority) <= self.bounds.size_bytes
+
+
+TestAnyHistory = AnyHistory.TestCase

@@ -1,0 +1,260 @@
+"""A gateway's batches with everything real but the gateway, the workers and the clock."""
+
+import asyncio
+import json
+import os
+from collections import Counter
+from contextlib import contextmanager
+
+from sqlalchemy import create_engine
+
+from appliance.audit.content.payload_keys import PayloadKeys
+from appliance.audit.entry import new_entry_id
+from appliance.audit.pending import Receipt
+from appliance.gateway.batch.batches import Batches
+from appliance.gateway.batch.files import Files, Upload
+from appliance.gateway.batch.order import BatchOrder
+from appliance.gateway.batch.owner import find_owner
+from appliance.gateway.batch.parts import BatchParts
+from appliance.gateway.batch.results import Answer
+from appliance.gateway.batch.runner import Runner
+from appliance.gateway.batch.store import SqlBatchStore
+from appliance.gateway.batch.stored_file import Purpose
+from appliance.gateway.batch.tables import metadata
+from appliance.gateway.batch.vault import Vault
+from appliance.infra.settings import BatchSettings
+from appliance.tenancy import ContentPolicy, Tenant, TenantDirectory, make_key
+from tests.clock import Clock
+from tests.fakes import audit_fields
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "an unmistakable secret"}]}
+_, KEY = make_key(bytes(range(37)))
+_, OTHER_KEY = make_key(bytes(range(1, 38)))
+
+
+def requests(*ids, body=BODY):
+    """The input of a batch."""
+    lines = [{"custom_id": each, "method": "POST", "url": CHAT, "body": body} for each in ids]
+    return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+
+
+class Sink:
+    """An audit log that remembers its entries, and can be told to refuse."""
+
+    def __init__(self):
+        self.entries = []
+        self.refusal = None
+
+    def submit(self, entry_type, /, **fields):
+        """Take an entry."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.entries.append({"type": str(entry_type), **audit_fields(entry_type, fields)})
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(Receipt(index=len(self.entries) - 1, entry_id="x"))
+        return done
+
+    async def confirm(self, pending):
+        """Return at once."""
+        return await pending
+
+    def of(self, entry_type):
+        """Every entry of a type."""
+        return [entry for entry in self.entries if entry["type"] == entry_type]
+
+
+class Answers:
+    """Answers lines as the test wants; counts how often each was asked."""
+
+    def __init__(self):
+        self.asked = Counter()
+        self.statuses = {}
+        """Statuses of the next answers, by custom id."""
+        self.held = asyncio.Event()
+        """Answers come while it is set."""
+        self.held.set()
+        self.limit = None
+        """How many are answered at once; the others are refused with 429.  None: all."""
+        self.refused = 0
+        self.allowed = None
+        """How many more are answered; those after them wait for good.  None: all."""
+        self.at_once = 0
+        self.most_at_once = 0
+        self.left = []
+        """Whether the client was said to have left, of each line that was broken off."""
+
+    async def ask(self, batch, line, caller, reply):
+        """Answer one line."""
+        self.asked[line.custom_id] += 1
+        is_too_many = self.limit is not None and self.at_once >= self.limit
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(0)
+            await self.held.wait()
+            if self.allowed == 0:
+                await asyncio.get_running_loop().create_future()
+            elif self.allowed is not None:
+                self.allowed -= 1
+        except asyncio.CancelledError:
+            self.left.append(reply.client_left)
+            raise
+        finally:
+            self.at_once -= 1
+        if is_too_many:
+            self.refused += 1
+            return Answer(request_id=f"r-{line.number}", status=429, body="{}")
+        waiting = self.statuses.get(line.custom_id, [])
+        status = waiting.pop(0) if waiting else 200
+        body = {"said": line.custom_id} if status == 200 else {"error": {"message": "no"}}
+        return Answer(request_id=f"r-{line.number}", status=status, body=json.dumps(body))
+
+
+class OpenGate:
+    """Lets in as many lines as it is told."""
+
+    room = 4
+    lines = 0
+
+    def lets_in(self, model, mine):
+        """Whether there is room."""
+        return self.lines < self.room
+
+    @contextmanager
+    def batch(self):
+        """Count nothing."""
+        yield
+
+    def began(self):
+        """Count a line."""
+        self.lines += 1
+
+    def ended(self):
+        """Count it no more."""
+        self.lines -= 1
+
+
+class Scene:
+    """One gateway, which can be started again on the same directory."""
+
+    def __init__(self, directory, *, content=ContentPolicy.NONE, gateway="one", **settings):
+        self.directory = directory
+        self.settings = BatchSettings(keep_free_bytes=0, **settings)
+        self.clock, self.sink, self.answers, self.gate = Clock(1_800_000_000.0), Sink(), Answers(), OpenGate()
+        self.tenants = TenantDirectory(
+            (Tenant(name="acme", keys=(KEY,), content=content), Tenant(name="other", keys=(OTHER_KEY,))),
+            clock=self.clock,
+        )
+        url = f"sqlite:///{directory / 'audit.db'}"
+        engine = create_engine(url)
+        metadata.create_all(engine)
+        engine.dispose()
+        self.store = SqlBatchStore(url)
+        self.keys = PayloadKeys(
+            directory / "keys", master_key=None, key_days=7, clock=self.clock, random_bytes=os.urandom
+        )
+        self.gateway = gateway
+        self.counted = Counter()
+        self.build()
+
+    def build(self):
+        """Make everything anew, as a start does."""
+        self.vault = Vault(
+            self.directory / "files",
+            self.gateway,
+            self.keys,
+            keep_free_bytes=self.settings.keep_free_bytes,
+            clock=self.clock,
+            random_bytes=os.urandom,
+        )
+        self.vault.sweep(*self.store.known(self.gateway))
+        self.files = Files(
+            store=self.store, vault=self.vault, audit=self.sink, settings=self.settings, clock=self.clock
+        )
+        self.parts = BatchParts(
+            store=self.store,
+            vault=self.vault,
+            files=self.files,
+            audit=self.sink,
+            gate=self.gate,
+            answerer=self.answers,
+            find_owner=lambda tenant, key_id: find_owner(self.tenants, tenant, key_id, self.clock()),
+            count=lambda tenant, result: self.counted.update([result]),
+            clock=self.clock,
+            new_id=self.new_id,
+            max_line_bytes=100_000,
+            max_requests=self.settings.max_requests,
+        )
+        self.runner = Runner(self.parts, parallel=self.settings.parallel, clock=self.clock, logger=Silent())
+        self.batches = Batches(
+            store=self.store,
+            vault=self.vault,
+            files=self.files,
+            audit=self.sink,
+            settings=self.settings,
+            clock=self.clock,
+            wake=self.runner.wake,
+        )
+
+    def new_id(self):
+        """An id of its own."""
+        return new_entry_id(int(self.clock() * 1000), os.urandom(10))
+
+    def caller(self, tenant="acme"):
+        """Somebody with a key."""
+        owner = self.tenants.tenant(tenant)
+        return find_owner(self.tenants, tenant, owner.keys[0].key_id, self.clock())
+
+    async def upload(self, content, tenant="acme", **more):
+        """Take a file in."""
+        receiving = await self.files.receive(self.caller(tenant))
+        try:
+            await receiving.write(content)
+            about = {"filename": "in.jsonl", "purpose": Purpose.BATCH, "kept_seconds": None, **more}
+            return await self.files.keep(receiving, Upload(**about))
+        except BaseException:
+            await self.files.discard(receiving)
+            raise
+
+    async def begin(self, content, tenant="acme", window_seconds=3600):
+        """Take a file and its batch in."""
+        stored = await self.upload(content, tenant)
+        return await self.begin_with(stored.file_id, tenant, window_seconds)
+
+    async def begin_with(self, file_id, tenant="acme", window_seconds=3600):
+        """Take a batch in."""
+        order = BatchOrder(
+            input_file_id=file_id,
+            endpoint=CHAT,
+            completion_window="1h",
+            window_seconds=window_seconds,
+            metadata={},
+            output_seconds=None,
+        )
+        return await self.batches.create(self.caller(tenant), order, client="loopback")
+
+    def row(self, batch):
+        """What the database says of a batch now."""
+        return self.store.batch(batch.tenant, batch.batch_id)
+
+    async def lines(self, tenant, file_id):
+        """The lines of an output."""
+        stored = await self.files.get(tenant, file_id)
+        text = b"".join([piece async for piece in self.files.read(stored)])
+        return [json.loads(line) for line in text.splitlines()]
+
+    def on_disk(self):
+        """Names of everything in the gateway's directory."""
+        return {path.name for path in (self.directory / "files" / self.gateway).iterdir()}
+
+
+class Silent:
+    """A logger nobody reads."""
+
+    def warning(self, *_args, **_fields):
+        """Say nothing."""
+
+    def exception(self, event, **fields):
+        """A defect is one in a test, too."""
+        raise AssertionError(event, fields)

@@ -1,0 +1,344 @@
+"""A batch from its input to its end: every line answered once, whatever comes between."""
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from appliance.errors import AuditUnavailableError, BatchConflictError, StorageUnavailableError
+from appliance.gateway.batch.batch import Status
+from appliance.gateway.batch.course import Course
+from appliance.gateway.batch.journal import Journal
+from appliance.tenancy import ContentPolicy
+from tests.fakes import until
+from tests.unit.gateway.batch.scene import Scene, requests
+
+IDS = [f"line-{number}" for number in range(40)]
+
+
+@pytest.fixture(params=[ContentPolicy.NONE, ContentPolicy.ENCRYPTED], ids=["plain", "encrypted"])
+def scene(request, tmp_path):
+    made = Scene(tmp_path, content=request.param)
+    yield made
+    made.store.close()
+
+
+async def run(scene, batch):
+    """Run a batch from wherever it is; return what became of it."""
+    await Course(scene.row(batch), scene.parts).run()
+    return scene.row(batch)
+
+
+async def test_every_line_is_answered_and_the_outputs_say_so(scene):
+    """OpenAI's shapes, counts and states; nothing is left of the journal."""
+    scene.answers.statuses = {"line-3": [400]}
+    batch = await scene.begin(requests(*IDS))
+    ended = await run(scene, batch)
+    assert ended.status is Status.COMPLETED
+    assert (ended.counts.total, ended.counts.completed, ended.counts.failed) == (40, 39, 1)
+    assert ended.model == "demo"
+    assert {Status.IN_PROGRESS, Status.FINALIZING, Status.COMPLETED} == set(ended.moments)
+    outputs = await scene.lines("acme", ended.output_file_id)
+    assert {line["custom_id"]: line["response"]["body"]["said"] for line in outputs} == {
+        each: each for each in IDS if each != "line-3"
+    }
+    (error,) = await scene.lines("acme", ended.error_file_id)
+    assert (error["custom_id"], error["response"]["status_code"], error["error"]) == ("line-3", 400, None)
+    assert scene.on_disk() == {batch.input_file_id, ended.output_file_id, ended.error_file_id}
+    assert (scene.counted["completed"], scene.counted["failed"]) == (39, 1)
+
+
+async def test_the_log_says_what_came_and_what_became_of_it(scene):
+    """Files, batch and its end, linked by their ids; never what is in them."""
+    batch = await scene.begin(requests("a"))
+    ended = await run(scene, batch)
+    kinds = [entry["type"] for entry in scene.sink.entries]
+    assert kinds == ["file.created", "batch.created", "file.created", "batch.ended"]
+    assert scene.sink.entries[1]["file"] == scene.sink.entries[0]["file"] == batch.input_file_id
+    assert scene.sink.entries[2]["batch"] == batch.batch_id
+    end = scene.sink.entries[3]
+    assert (end["outcome"], end["requests"], end["completed"], end["failed"]) == ("completed", 1, 1, 0)
+    assert end["output_file"] == ended.output_file_id
+    assert "error_file" not in end
+    assert "secret" not in json.dumps(scene.sink.entries)
+
+
+async def test_content_on_disk_is_what_the_tenant_asked_for(scene):
+    """Encrypted for a tenant whose content is, all of it; the keys lie apart."""
+    encrypted = scene.caller().tenant.content is ContentPolicy.ENCRYPTED
+    scene.gate.room, scene.answers.allowed = 1, 1
+    batch = await scene.begin(requests("a", "b"))
+    course = asyncio.ensure_future(run(scene, batch))
+    await until(lambda: scene.answers.asked["b"])
+    written = [path.read_bytes() for path in (scene.directory / "files" / "one").iterdir()]
+    assert any(b"unmistakable" in content for content in written) is not encrypted
+    course.cancel()
+    await asyncio.gather(course, return_exceptions=True)
+    scene.answers.allowed = None
+    ended = await run(scene, batch)
+    assert bool(scene.keys.names()) is encrypted
+    assert (await scene.files.get("acme", ended.output_file_id)).sealed is encrypted
+
+
+async def test_after_a_crash_no_line_is_in_the_outputs_twice_or_missing(scene):
+    """Stopped again and again wherever it happens to be, begun again from the disk each time."""
+    scene.answers.statuses = {each: [500] for each in IDS[::7]}
+    batch = await scene.begin(requests(*IDS))
+    starts = 0
+    threads = ThreadPoolExecutor()
+    while scene.row(batch).status is not Status.COMPLETED:
+        asyncio.get_running_loop().set_default_executor(threads)
+        course = asyncio.ensure_future(run(scene, batch))
+        scene.answers.allowed = starts % 6
+        await until(lambda course=course: course.done() or scene.answers.allowed == 0)
+        await asyncio.sleep(0.002 * (starts % 5))
+        course.cancel()
+        await asyncio.gather(course, return_exceptions=True)
+        threads.shutdown()  # no thread of a process outlives it
+        threads = ThreadPoolExecutor()
+        scene.build()
+        starts += 1
+        assert starts < 500
+    asyncio.get_running_loop().set_default_executor(threads)
+    ended = scene.row(batch)
+    outputs = await scene.lines("acme", ended.output_file_id)
+    assert sorted(line["custom_id"] for line in outputs) == sorted(IDS)
+    assert starts > len(IDS) / 6
+    assert set(scene.answers.left) <= {False}
+    assert scene.on_disk() == {batch.input_file_id, ended.output_file_id}
+
+
+@pytest.mark.parametrize("step", ["write_outputs", "announce", "move", "remove"])
+async def test_a_crash_while_it_ends_changes_nothing_of_what_it_came_to(scene, monkeypatch, step):
+    """Outputs that nobody was told of are made again, from the same journal."""
+    batch = await scene.begin(requests(*IDS))
+
+    def die(*_args, **_more):
+        raise StorageUnavailableError("the process died here")
+
+    with monkeypatch.context() as patch:
+        if step == "write_outputs":
+            patch.setattr("appliance.gateway.batch.course.write_outputs", die)
+        elif step == "announce":
+            scene.answers.held.clear()
+        elif step == "move":
+            move = scene.store.move
+            patch.setattr(
+                scene.store,
+                "move",
+                lambda which, status, now, **more: (
+                    die() if status is Status.COMPLETED else move(which, status, now, **more)
+                ),
+            )
+        else:
+            patch.setattr(scene.vault, "remove", die)
+        course = asyncio.ensure_future(run(scene, batch))
+        if step == "announce":
+            await until(lambda: scene.answers.asked)
+            scene.sink.refusal = AuditUnavailableError("the disk is full")
+            scene.answers.held.set()
+        with pytest.raises((StorageUnavailableError, AuditUnavailableError)):
+            await course
+    scene.sink.refusal = None
+    scene.build()
+    if step != "remove":
+        assert scene.row(batch).status is Status.FINALIZING
+        await run(scene, batch)
+    ended = scene.row(batch)
+    assert ended.status is Status.COMPLETED
+    outputs = await scene.lines("acme", ended.output_file_id)
+    assert sorted(line["custom_id"] for line in outputs) == sorted(IDS)
+    assert set(scene.answers.asked.values()) == {1}
+    assert scene.on_disk() == {batch.input_file_id, ended.output_file_id}
+
+
+async def test_a_file_with_problems_fails_before_anything_is_run(scene):
+    """Each problem with its line; no line was asked."""
+    batch = await scene.begin(requests("a", "a") + b"nonsense\n")
+    ended = await run(scene, batch)
+    assert ended.status is Status.FAILED
+    assert [(problem.line, problem.code) for problem in ended.errors] == [
+        (2, "duplicate_custom_id"),
+        (3, "invalid_json_line"),
+    ]
+    assert not scene.answers.asked
+    assert scene.sink.of("batch.ended")[0]["outcome"] == "failed"
+    assert scene.on_disk() == {batch.input_file_id}
+
+
+async def test_a_line_too_long_is_named(scene):
+    """And nothing after it is read."""
+    batch = await scene.begin(requests("a") + b"x" * 100_001)
+    ended = await run(scene, batch)
+    assert [(problem.line, problem.code) for problem in ended.errors] == [(2, "line_too_long")]
+
+
+async def test_a_cancelled_batch_gives_out_what_was_done(scene):
+    """Lines under way are broken off as if the client had left; the rest is told in the error file."""
+    scene.gate.room, scene.answers.allowed = 2, 6
+    batch = await scene.begin(requests(*IDS))
+    course = Course(scene.row(batch), scene.parts)
+    running = asyncio.ensure_future(course.run())
+    await until(lambda: (scene.answers.allowed, scene.answers.at_once) == (0, 2))
+    cancelling = await scene.batches.cancel("acme", batch.batch_id)
+    assert cancelling.status is Status.CANCELLING
+    course.saw(scene.row(batch), has_input=True)
+    await running
+    ended = scene.row(batch)
+    assert ended.status is Status.CANCELLED
+    assert scene.answers.left == [True, True]
+    done = [line["custom_id"] for line in await scene.lines("acme", ended.output_file_id)]
+    rest = await scene.lines("acme", ended.error_file_id)
+    assert sorted(done + [line["custom_id"] for line in rest]) == sorted(IDS)
+    assert {line["error"]["code"] for line in rest} == {"batch_cancelled"}
+    assert (ended.counts.completed, ended.counts.failed) == (len(done), len(rest))
+    with pytest.raises(BatchConflictError):
+        await scene.batches.cancel("acme", batch.batch_id)
+
+
+async def test_a_batch_cancelled_before_it_was_judged_puts_nothing_out(scene):
+    """There is nothing to tell of lines nobody has read."""
+    batch = await scene.begin(requests(*IDS))
+    await scene.batches.cancel("acme", batch.batch_id)
+    ended = await run(scene, batch)
+    assert (ended.status, ended.output_file_id, ended.error_file_id) == (Status.CANCELLED, None, None)
+    assert not scene.answers.asked
+
+
+async def test_a_batch_whose_window_ends_expires_with_what_was_done(scene):
+    """Also where the end came while no gateway was running."""
+    scene.answers.held.clear()
+    batch = await scene.begin(requests(*IDS), window_seconds=3600)
+    running = asyncio.ensure_future(run(scene, batch))
+    await until(lambda: scene.answers.at_once)
+    scene.clock.now += 3601
+    ended = await running
+    assert ended.status is Status.EXPIRED
+    assert ended.output_file_id is None
+    rest = await scene.lines("acme", ended.error_file_id)
+    assert [line["custom_id"] for line in rest] == IDS
+    assert {line["error"]["code"] for line in rest} == {"batch_expired"}
+
+
+async def test_revoking_its_key_stops_a_batch(scene):
+    """No line runs under a key that opens nothing; what was done stays the tenant's."""
+    scene.gate.room = 1
+    batch = await scene.begin(requests(*IDS))
+    running = asyncio.ensure_future(run(scene, batch))
+    await until(lambda: scene.answers.asked["line-5"])
+    scene.answers.held.clear()
+    await until(lambda: scene.answers.at_once)
+    await asyncio.sleep(0.05)
+    asked = sum(scene.answers.asked.values())
+    acme, other = scene.tenants.tenants
+    scene.tenants.replace((replace(acme, keys=()), other))
+    ended = await running
+    assert sum(scene.answers.asked.values()) == asked
+    assert ended.status is Status.FAILED
+    assert [problem.code for problem in ended.errors] == ["invalid_api_key"]
+    assert len(await scene.lines("acme", ended.output_file_id)) >= 5
+
+
+async def test_erasing_its_input_ends_a_batch_and_leaves_nothing_of_it(scene):
+    """Neither results nor keys; the tenant is told why."""
+    scene.answers.held.clear()
+    batch = await scene.begin(requests(*IDS))
+    course = Course(scene.row(batch), scene.parts)
+    running = asyncio.ensure_future(course.run())
+    await until(lambda: scene.answers.at_once)
+    assert await scene.files.erase("acme", int((scene.clock() + 1) * 1000)) == 1
+    course.saw(scene.row(batch), has_input=False)
+    await running
+    ended = scene.row(batch)
+    assert (ended.status, ended.output_file_id) == (Status.FAILED, None)
+    assert [problem.code for problem in ended.errors] == ["content_erased"]
+    assert scene.on_disk() == set()
+    assert scene.keys.names() == []
+    assert [entry["reason"] for entry in scene.sink.of("file.deleted")] == ["erased"]
+
+
+async def test_content_erased_in_the_moment_its_batch_ends_leaves_no_outputs(scene, monkeypatch):
+    """They are written, but never known, and the next try finds that there is nothing to do."""
+    batch = await scene.begin(requests("a"))
+    say_ended = Course._say_ended
+
+    async def erase_first(course, *more):
+        await scene.files.erase("acme", int((scene.clock() + 1) * 1000))
+        await say_ended(course, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Course, "_say_ended", erase_first)
+        assert (await run(scene, batch)).status is Status.FINALIZING
+    ended = await run(scene, batch)
+    assert (ended.status, ended.output_file_id) == (Status.FAILED, None)
+    assert scene.on_disk() == set()
+
+
+async def test_what_passes_is_waited_for_with_one_line_ahead_of_the_others(scene):
+    """A limit is not run into by every line again and again: each refusal is an entry in the log."""
+    scene.answers.statuses = {each: [429, 503, 429] for each in IDS}
+    batch = await scene.begin(requests(*IDS))
+    running = asyncio.ensure_future(run(scene, batch))
+    await until(lambda: sum(scene.answers.asked.values()) == 4)
+    await asyncio.sleep(0.3)
+    assert sum(scene.answers.asked.values()) == 4
+    for _ in range(3):
+        before = sum(scene.answers.asked.values())
+        scene.clock.now += 61
+        await until(lambda before=before: sum(scene.answers.asked.values()) == before + 1)
+        await asyncio.sleep(0.15)
+        assert sum(scene.answers.asked.values()) == before + 1
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_limit_on_requests_at_once_is_found_and_seldom_run_into(scene):
+    """Otherwise every line that is answered would have some others refused, each an entry in the log."""
+    scene.answers.limit, scene.gate.room = 2, 16
+    batch = await scene.begin(requests(*(f"line-{number}" for number in range(200))))
+    running = asyncio.ensure_future(run(scene, batch))
+    began = scene.clock.now
+    while not running.done():
+        scene.clock.now += 0.1
+        await asyncio.sleep(0.002)
+    assert (await running).counts.completed == 200
+    assert scene.answers.refused < 100
+    # A second for each time the limit was met, never the minute that a row of refusals takes.
+    assert scene.clock.now - began < 300
+
+
+async def test_a_line_that_breaks_workers_is_given_up_and_the_others_go_on(scene):
+    """Three tries, then it is in the error file."""
+    scene.answers.statuses = {"b": [502, 502, 502, 502]}
+    ended = await run(scene, await scene.begin(requests("a", "b", "c")))
+    assert ended.status is Status.COMPLETED
+    assert dict(scene.answers.asked) == {"a": 1, "b": 3, "c": 1}
+    (error,) = await scene.lines("acme", ended.error_file_id)
+    assert (error["custom_id"], error["response"]["status_code"]) == ("b", 502)
+
+
+async def test_results_that_cannot_be_kept_are_asked_for_again_later(scene, monkeypatch):
+    """A full disk stops the batch; nothing is counted that is not durable."""
+    batch = await scene.begin(requests(*IDS))
+    with monkeypatch.context() as patch:
+
+        def full(*_args):
+            raise StorageUnavailableError("results could not be kept: No space left on device")
+
+        patch.setattr(Journal, "add", full)
+        with pytest.raises(StorageUnavailableError):
+            await run(scene, batch)
+    assert scene.counted["completed"] == 0
+    ended = await run(scene, batch)
+    assert sorted(line["custom_id"] for line in await scene.lines("acme", ended.output_file_id)) == sorted(
+        IDS
+    )
+
+
+async def test_no_more_lines_are_under_way_than_there_is_room_for(scene):
+    """And none begins while there is none."""
+    scene.gate.room = 3
+    await run(scene, await scene.begin(requests(*IDS)))
+    assert scene.answers.most_at_once == 3

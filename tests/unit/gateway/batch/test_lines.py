@@ -1,0 +1,145 @@
+"""The lines of a batch's input: what is a request, and what is told about what is none."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import InvalidRequestError
+from appliance.gateway.batch.lines import MOST_PROBLEMS, InputCheck, LineCutter, parse_line
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def line(custom_id="a", **changes):
+    request = {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": BODY, **changes}
+    return json.dumps({name: value for name, value in request.items() if value is not None}).encode()
+
+
+def check(*lines, most=1000):
+    judged = InputCheck(CHAT, most)
+    for number, each in enumerate(lines, start=1):
+        judged.see(number, each)
+    judged.end()
+    return judged
+
+
+def test_the_body_is_kept_as_it_was_spelt():
+    """Numbers, escapes, spaces and unknown members reach the worker untouched."""
+    body = rb'{ "model":"demo", "messages" :[], "temperature":1.00, "x":"\u00e9\/" , "y":{"z":-0.0} }'
+    read = parse_line(
+        3, b'{"custom_id":"a","method":"POST","url":"%s","body": %s }' % (CHAT.encode(), body), CHAT
+    )
+    assert read.text.encode() == body
+    assert (read.number, read.custom_id, read.model) == (3, "a", "demo")
+    assert read.members["temperature"].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "param"),
+    [
+        (b"not json", "invalid_json_line", None),
+        (b"[1]", "invalid_json_line", None),
+        (b"\xff{}", "invalid_json_line", None),
+        (line(custom_id=None), "missing_required_parameter", "custom_id"),
+        (line(method=None), "missing_required_parameter", "method"),
+        (line(url=None), "missing_required_parameter", "url"),
+        (line(body=None), "missing_required_parameter", "body"),
+        (line(custom_id=7), "invalid_custom_id", "custom_id"),
+        (line(custom_id=""), "invalid_custom_id", "custom_id"),
+        (line(custom_id="x" * 513), "invalid_custom_id", "custom_id"),
+        (line(custom_id="\ud800"), "invalid_custom_id", "custom_id"),
+        (line(method="GET"), "invalid_method", "method"),
+        (line(url="/v1/completions"), "invalid_url", "url"),
+        (line(body=[1]), "invalid_body", "body"),
+        (line(body={"messages": []}), "missing_required_parameter", "body.model"),
+        (line(body={"model": "demo"}), "missing_required_parameter", "body.messages"),
+        (line(body={**BODY, "stream": True}), "invalid_body", "body.stream"),
+        (line(body={**BODY, "stream": []}), "invalid_body", "body.stream"),
+        (line(priority=1), "unknown_parameter", "priority"),
+    ],
+)
+def test_what_is_no_request_is_told_with_its_line(text, code, param):
+    """The line, a code, and the member that is wrong."""
+    (problem,) = check(line("first"), text).problems
+    assert (problem.line, problem.code, problem.param) == (2, code, param)
+
+
+def test_a_custom_id_is_used_once():
+    """Two results under one id could not be told apart."""
+    (problem,) = check(line("a"), line("b"), line("a")).problems
+    assert (problem.line, problem.code) == (3, "duplicate_custom_id")
+
+
+def test_a_good_file_has_no_problems():
+    """Its lines are counted, and its model is known if there is one."""
+    judged = check(line("a"), line("b"))
+    assert (judged.problems, judged.total, judged.model) == ([], 2, "demo")
+    assert check(line("a"), line("b", body={**BODY, "model": "other"})).model is None
+
+
+def test_an_empty_file_is_no_batch():
+    """Nothing to do is a mistake, not a success."""
+    (problem,) = check().problems
+    assert (problem.code, problem.line) == ("empty_file", None)
+
+
+def test_a_file_with_too_many_requests_is_not_read_further():
+    """The line at which it became too many is told."""
+    judged = check(line("a"), line("b"), line("c"), most=2)
+    assert judged.has_enough
+    assert (judged.problems[0].code, judged.problems[0].line) == ("too_many_requests", 3)
+
+
+def test_problems_are_not_told_without_end():
+    """A file of another kind altogether ends after some."""
+    judged = InputCheck(CHAT, 10**6)
+    for number in range(MOST_PROBLEMS):
+        assert not judged.has_enough
+        judged.see(number, b"x")
+    assert judged.has_enough
+
+
+@given(
+    st.lists(st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"")), max_size=8),
+    st.integers(1, 7),
+    st.booleans(),
+)
+def test_however_a_file_is_cut_its_lines_are_the_same(lines, size, ends):
+    """Pieces end anywhere; blank lines count, and are no requests."""
+    text = b"\n".join(lines) + (b"\n" if ends else b"")
+    cutter, found = LineCutter(1000), []
+    for start in range(0, len(text), size):
+        found += cutter.feed(text[start : start + size])
+    found += cutter.end()
+    wanted = [(number, each) for number, each in enumerate(text.split(b"\n"), start=1) if each.strip()]
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    "pieces", [[b"ok\n" + b"x" * 11], [b"ok\n" + b"x" * 11 + b"\n"], [b"ok\nxxxxxx", b"xxxxx"]]
+)
+def test_a_line_without_end_is_refused_before_it_is_whole(pieces):
+    """Memory is bounded, and the line is named."""
+    cutter = LineCutter(10)
+    with pytest.raises(InvalidRequestError) as caught:
+        [list(cutter.feed(piece)) for piece in pieces]
+    assert (cutter.number, caught.value.code) == (2, "line_too_long")
+
+
+def test_what_a_request_lives_on_is_that_of_its_endpoint():
+    """An embedding takes one of two members, a rerank both of two."""
+    for url, enough, missing in (
+        ("/v1/embeddings", {"messages": []}, "body.input"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "body.query"),
+    ):
+        good, bad = (
+            json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": {"model": "demo", **more}})
+            for more in (enough, {})
+        )
+        assert parse_line(1, good.encode(), url).model == "demo"
+        with pytest.raises(InvalidRequestError) as caught:
+            parse_line(1, bad.encode(), url)
+        assert caught.value.param == missing

@@ -1,0 +1,83 @@
+"""Lines of the output and the error file, and which answers are worth another try."""
+
+import json
+
+import pytest
+
+from appliance.gateway.batch.results import MOST_TRIES, Answer, answered, never_run, should_try_again
+
+
+def answer(status=200, body='{"id":"c"}'):
+    return Answer(request_id="01ARZ", status=status, body=body)
+
+
+def test_an_answer_stands_in_the_output_as_the_worker_spelt_it():
+    """OpenAI's members, and the body byte for byte."""
+    result = answered(4, 'a "b"', answer(body='{"n" : 1.00e0,"x":"\\u00e9"}'))
+    assert result.succeeded
+    assert '"body": {"n" : 1.00e0,"x":"\\u00e9"}' in result.line
+    assert json.loads(result.line) == {
+        "id": "batch_req_01ARZ",
+        "custom_id": 'a "b"',
+        "response": {"status_code": 200, "request_id": "01ARZ", "body": {"n": 1.0, "x": "é"}},
+        "error": None,
+    }
+
+
+def test_an_answer_over_several_lines_becomes_one():
+    """Whatever a worker's JSON looks like, a result is one line."""
+    result = answered(1, "a", answer(body='{\r\n "id":\n"c"\n}\n'))
+    assert "\n" not in result.line
+    assert "\r" not in result.line
+    assert json.loads(result.line)["response"]["body"] == {"id": "c"}
+
+
+def test_an_answer_that_is_no_json_is_a_failure():
+    """One broken answer must not break the file."""
+    result = answered(1, "a", answer(body="<html>"))
+    assert not result.succeeded
+    assert json.loads(result.line)["response"]["status_code"] == 502
+
+
+def test_a_refused_line_goes_to_the_error_file_with_its_answer():
+    """As OpenAI has it: a response with its status, and no error beside it."""
+    result = answered(1, "a", answer(status=400, body='{"error":{"message":"bad"}}'))
+    assert not result.succeeded
+    line = json.loads(result.line)
+    assert (line["response"]["status_code"], line["error"]) == (400, None)
+
+
+def test_a_line_that_was_never_run_says_why():
+    """No response, but an error."""
+    result = never_run(9, "z", line_id="01B", code="batch_expired", message="Too late.")
+    assert json.loads(result.line) == {
+        "id": "batch_req_01B",
+        "custom_id": "z",
+        "response": None,
+        "error": {"code": "batch_expired", "message": "Too late."},
+    }
+    assert (result.number, result.succeeded) == (9, False)
+
+
+def test_a_line_larger_than_a_limit_is_not_waited_for():
+    """It would be refused again until the window ends, and hold up the others."""
+    too_large = Answer(request_id="r", status=429, body="{}", may_pass=False)
+    assert not should_try_again(too_large, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "tries", "again"),
+    [
+        (200, 1, False),
+        (400, 1, False),
+        (404, 1, False),
+        (429, 1000, True),
+        (503, 1000, True),
+        (502, 1, True),
+        (500, MOST_TRIES - 1, True),
+        (504, MOST_TRIES, False),
+    ],
+)
+def test_what_passes_is_waited_for_and_what_may_be_the_lines_fault_is_not_tried_forever(status, tries, again):
+    """Limits and missing workers cost nothing but time; a line that breaks workers must end."""
+    assert should_try_again(answer(status=status), tries) is again

@@ -1,0 +1,228 @@
+"""Files of tenants: theirs alone, bounded, and gone when they say so or their time has come."""
+
+import asyncio
+
+import pytest
+
+from appliance.errors import (
+    AuditUnavailableError,
+    BatchConflictError,
+    BatchNotFoundError,
+    BodyTooLargeError,
+    InvalidRequestError,
+    StorageQuotaError,
+    StorageUnavailableError,
+    StoredFileNotFoundError,
+)
+from appliance.gateway.batch.batch import Status
+from appliance.gateway.batch.store import Window
+from appliance.gateway.batch.stored_file import Purpose
+from appliance.tenancy import ContentPolicy
+from tests.unit.gateway.batch.scene import Scene, requests
+
+DAY = 86_400
+CONTENT = requests("a", "b")
+
+
+@pytest.fixture(params=[ContentPolicy.NONE, ContentPolicy.ENCRYPTED], ids=["plain", "encrypted"])
+def scene(request, tmp_path):
+    made = Scene(tmp_path, content=request.param, tenant_files=3, tenant_bytes=1000, max_file_bytes=1024)
+    yield made
+    made.store.close()
+
+
+async def content_of(scene, stored):
+    return b"".join([piece async for piece in scene.files.read(stored)])
+
+
+async def test_a_file_is_given_out_as_it_came_and_to_nobody_else(scene):
+    """Another tenant's file reads like one that does not exist."""
+    stored = await scene.upload(CONTENT)
+    assert await content_of(scene, await scene.files.get("acme", stored.file_id)) == CONTENT
+    for asked in (
+        scene.files.get("other", stored.file_id),
+        scene.files.delete(scene.caller("other"), stored.file_id),
+    ):
+        with pytest.raises(StoredFileNotFoundError) as caught:
+            await asked
+        assert str(caught.value) == f"There is no file `{stored.file_id}`."
+    assert await scene.files.list("other", Window(limit=10)) == []
+
+
+async def test_lists_are_read_page_by_page_in_both_directions(scene):
+    """A cursor is the last id of the page before; one more than asked for says that there are more."""
+    made = []
+    for _ in range(3):
+        scene.clock.now += 1
+        made.append((await scene.upload(b"x")).file_id)
+
+    async def ids(**window):
+        return [stored.file_id for stored in await scene.files.list("acme", Window(**window))]
+
+    assert await ids(limit=10) == made[::-1]
+    assert await ids(limit=10, ascending=True) == made
+    assert await ids(limit=1) == made[:0:-1]
+    assert await ids(limit=10, after=made[1]) == made[:1]
+    assert await ids(limit=10, after=made[1], ascending=True) == made[2:]
+    assert len(await scene.files.list("acme", Window(limit=10), "batch")) == 3
+    assert await scene.files.list("acme", Window(limit=1), "batch_output") == []
+
+
+async def test_a_deleted_file_is_gone_with_its_bytes_and_its_key(scene):
+    """And the log says who said so."""
+    stored = await scene.upload(CONTENT)
+    caller = scene.caller()
+    await scene.files.delete(caller, stored.file_id)
+    assert scene.on_disk() == set()
+    assert scene.keys.names() == []
+    assert scene.store.hidden_files("one") == []
+    (entry,) = scene.sink.of("file.deleted")
+    assert (entry["file"], entry["reason"], entry["key_id"]) == (stored.file_id, "deleted", caller.key.key_id)
+    with pytest.raises(StoredFileNotFoundError):
+        await scene.files.delete(caller, stored.file_id)
+
+
+async def test_a_file_that_could_not_be_removed_is_out_of_sight_and_removed_later(scene):
+    """The log refuses the entry, so the bytes stay until it takes it."""
+    stored = await scene.upload(CONTENT)
+    scene.sink.refusal = AuditUnavailableError("the disk is full")
+    with pytest.raises(AuditUnavailableError):
+        await scene.files.delete(scene.caller(), stored.file_id)
+    with pytest.raises(StoredFileNotFoundError):
+        await scene.files.get("acme", stored.file_id)
+    assert scene.on_disk() == {stored.file_id}
+    scene.sink.refusal = None
+    await scene.files.sweep()
+    assert scene.on_disk() == set()
+    assert len(scene.sink.of("file.deleted")) == 1
+
+
+async def test_files_go_when_their_time_has_come_unless_a_batch_reads_them(scene):
+    """Thirty days by default, or what the client said."""
+    usual = await scene.upload(b"x")
+    short = await scene.upload(b"y", kept_seconds=3600)
+    batch = await scene.begin(b"z", window_seconds=60 * DAY)
+    assert usual.expires_at == int(scene.clock()) + 30 * DAY
+    scene.clock.now += 3600
+    await scene.files.sweep()
+    assert scene.on_disk() == {usual.file_id, batch.input_file_id}
+    with pytest.raises(StoredFileNotFoundError):
+        await scene.files.get("acme", short.file_id)
+    scene.clock.now += 30 * DAY
+    await scene.files.sweep()
+    assert scene.on_disk() == {batch.input_file_id}
+    assert [entry["reason"] for entry in scene.sink.of("file.deleted")] == ["expired", "expired"]
+
+
+async def test_the_input_of_an_open_batch_cannot_be_deleted(scene):
+    """The client is told which way out there is."""
+    batch = await scene.begin(CONTENT)
+    with pytest.raises(BatchConflictError, match="cancel"):
+        await scene.files.delete(scene.caller(), batch.input_file_id)
+    scene.store.move(batch.batch_id, Status.FAILED, 1)
+    await scene.files.delete(scene.caller(), batch.input_file_id)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (600, 401)])
+async def test_a_tenant_keeps_no_more_than_it_may(scene, sizes):
+    """By number and by bytes; what was refused leaves nothing, and others are not concerned."""
+    for size in sizes[:-1]:
+        await scene.upload(b"x" * size)
+    before = scene.on_disk(), scene.keys.names(), len(scene.sink.entries)
+    with pytest.raises(StorageQuotaError):
+        await scene.upload(b"x" * sizes[-1])
+    assert (scene.on_disk(), scene.keys.names(), len(scene.sink.entries)) == before
+    await scene.upload(b"x" * sizes[-1], "other")
+
+
+async def test_uploads_at_the_same_time_do_not_get_past_the_bound_together(scene):
+    """Each finds room; one of them comes last, and the log says that it was refused."""
+    both = await asyncio.gather(*(scene.upload(b"x" * 600) for _ in range(2)), return_exceptions=True)
+    assert sorted(type(each).__name__ for each in both) == ["StorageQuotaError", "StoredFile"]
+    assert len(scene.on_disk()) == 1
+    created = {entry["file"] for entry in scene.sink.of("file.created")}
+    refused = {entry["file"] for entry in scene.sink.of("file.deleted") if entry["reason"] == "refused"}
+    assert created - refused == scene.on_disk()
+
+
+async def test_a_file_larger_than_one_may_be_is_refused_while_it_comes(scene):
+    """Nothing of it stays."""
+    with pytest.raises(BodyTooLargeError):
+        await scene.upload(b"x" * 1025)
+    assert (scene.on_disk(), scene.keys.names()) == (set(), [])
+
+
+async def test_a_nearly_full_disk_takes_no_files(tmp_path):
+    """The audit log, without which nothing is served, may lie on the same one."""
+    scene = Scene(tmp_path)
+    scene.vault._keep_free_bytes = 2**62
+    with pytest.raises(StorageUnavailableError, match="nearly full"):
+        await scene.upload(b"x")
+    scene.store.close()
+
+
+async def test_what_the_log_does_not_take_does_not_exist(scene):
+    """Fails closed, for files and for batches."""
+    stored = await scene.upload(CONTENT)
+    scene.sink.refusal = AuditUnavailableError("the disk is full")
+    with pytest.raises(AuditUnavailableError):
+        await scene.upload(CONTENT)
+    assert scene.on_disk() == {stored.file_id}
+
+
+async def test_erasing_a_tenant_reaches_its_files_and_what_its_batches_put_out(scene):
+    """By time: what came later stays, and so does another tenant's."""
+    early, theirs = await scene.upload(b"x"), await scene.upload(b"y", "other")
+    scene.clock.now += 100
+    late = await scene.upload(b"z")
+    assert await scene.files.erase("acme", int((scene.clock() - 50) * 1000)) == 1
+    assert scene.on_disk() == {theirs.file_id, late.file_id}
+    assert scene.sink.of("file.deleted")[0]["file"] == early.file_id
+
+
+async def test_an_encrypted_file_whose_key_was_destroyed_is_swept(tmp_path):
+    """An erasure that died between the keys and the files is finished by itself."""
+    scene = Scene(tmp_path, content=ContentPolicy.ENCRYPTED)
+    await scene.upload(CONTENT)
+    (name,) = scene.keys.names()
+    scene.keys.destroy(name)
+    await scene.files.sweep()
+    assert scene.on_disk() == set()
+    assert [entry["reason"] for entry in scene.sink.of("file.deleted")] == ["erased"]
+    scene.store.close()
+
+
+async def test_a_batch_needs_a_file_of_its_own_tenant_made_for_batches(scene):
+    """Nobody runs another's file, and nobody an output."""
+    batch = await scene.begin(CONTENT)
+    for batch_id, tenant in ((batch.batch_id, "other"), ("batch_0", "acme")):
+        with pytest.raises(BatchNotFoundError):
+            await scene.batches.get(tenant, batch_id)
+        with pytest.raises(BatchNotFoundError):
+            await scene.batches.cancel(tenant, batch_id)
+    with pytest.raises(StoredFileNotFoundError):
+        await scene.begin_with(batch.input_file_id, "other")
+    output = await scene.upload(CONTENT, purpose=Purpose.BATCH_OUTPUT)
+    with pytest.raises(InvalidRequestError, match="batch_output"):
+        await scene.begin_with(output.file_id)
+
+
+async def test_a_tenant_has_no_more_open_batches_than_it_may(tmp_path):
+    """One that has ended makes room."""
+    scene = Scene(tmp_path, tenant_batches=1)
+    first = await scene.begin(CONTENT)
+    with pytest.raises(StorageQuotaError, match="have not ended"):
+        await scene.begin(CONTENT)
+    scene.store.move(first.batch_id, Status.FAILED, 1)
+    await scene.begin(CONTENT)
+    scene.store.close()
+
+
+async def test_a_file_whose_bytes_are_elsewhere_makes_no_batch(tmp_path):
+    """Gateways that share a database and no directory say whom to ask."""
+    scene = Scene(tmp_path)
+    stored = await scene.upload(CONTENT)
+    (tmp_path / "files" / "one" / stored.file_id).rename(tmp_path / "elsewhere")
+    with pytest.raises(StorageUnavailableError, match="another gateway"):
+        await scene.begin_with(stored.file_id)
+    scene.store.close()

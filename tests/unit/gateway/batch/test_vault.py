@@ -1,0 +1,189 @@
+"""The bytes of files: whole, private, encrypted where they must be, and gone when they are removed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from appliance.audit.content.payload_keys import PayloadKeys, Purpose
+from appliance.errors import ConfigurationError, StorageUnavailableError
+from appliance.gateway.batch.pieces import PIECE_BYTES
+from appliance.gateway.batch.stored_file import Purpose as Use
+from appliance.gateway.batch.stored_file import StoredFile, clean_filename
+from appliance.gateway.batch.vault import Vault
+from tests.clock import Clock
+
+SECRET = b"an unmistakable secret\n"
+
+
+@pytest.fixture
+def clock():
+    return Clock(1_800_000_000.0)
+
+
+@pytest.fixture
+def keys(tmp_path, clock):
+    return PayloadKeys(tmp_path / "keys", master_key=None, key_days=7, clock=clock, random_bytes=os.urandom)
+
+
+@pytest.fixture
+def vault(tmp_path, clock, keys):
+    return open_vault(tmp_path, clock, keys)
+
+
+def open_vault(tmp_path, clock, keys, gateway="one", keep_free=0):
+    return Vault(
+        tmp_path / "files", gateway, keys, keep_free_bytes=keep_free, clock=clock, random_bytes=os.urandom
+    )
+
+
+def store(vault, content, *, sealed=False, step=10_000, publish=True):
+    place = vault.new_place("acme", sealed=sealed)
+    writer = vault.write(place)
+    for start in range(0, len(content), step):
+        writer.write(content[start : start + step])
+    writer.finish()
+    if publish:
+        vault.publish(f"file-{place.ulid}")
+    return StoredFile(
+        file_id=f"file-{place.ulid}",
+        tenant="acme",
+        gateway=vault.gateway,
+        filename="x.jsonl",
+        purpose=Use.BATCH,
+        size=writer.size,
+        sealed=sealed,
+        created_at=1,
+        expires_at=2,
+    )
+
+
+def path_of(tmp_path, stored) -> Path:
+    return tmp_path / "files" / stored.gateway / stored.file_id
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 5])
+def test_a_file_is_read_as_it_was_written(vault, sealed, size):
+    """Whatever its size is to the size of a piece."""
+    content = os.urandom(size)
+    assert b"".join(vault.read(store(vault, content, sealed=sealed))) == content
+
+
+def test_a_sealed_file_says_nothing_and_is_its_owners(tmp_path, vault):
+    """Encrypted, mode 0600, under a key of its own."""
+    stored = store(vault, SECRET, sealed=True)
+    path = path_of(tmp_path, stored)
+    assert SECRET[:10] not in path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert store(vault, SECRET, sealed=True).ulid != stored.ulid
+
+
+def test_pieces_can_be_neither_swapped_nor_cut_off_nor_moved_to_another_file(tmp_path, vault):
+    """Each is bound to its place, and the size of the whole is known."""
+    stored, other = (store(vault, os.urandom(2 * PIECE_BYTES), sealed=True) for _ in range(2))
+    path = path_of(tmp_path, stored)
+    written = path.read_bytes()
+    half = len(written) // 2
+    for altered in (
+        written[half:] + written[:half],
+        written[:half],
+        path_of(tmp_path, other).read_bytes()[:half] + written[half:],
+        written[:-1] + bytes([written[-1] ^ 1]),
+    ):
+        path.write_bytes(altered)
+        with pytest.raises(StorageUnavailableError, match="damaged"):
+            list(vault.read(stored))
+
+
+def test_a_removed_file_is_gone_with_its_key(tmp_path, vault, keys):
+    """A copy of the bytes opens with nothing any more; removing it again is no error."""
+    stored = store(vault, SECRET, sealed=True)
+    path = path_of(tmp_path, stored)
+    copy = path.read_bytes()
+    assert [name.purpose for name in keys.names("acme")] == [Purpose.FILE]
+    vault.remove("acme", stored.file_id)
+    vault.remove("acme", stored.file_id)
+    assert keys.names() == []
+    path.write_bytes(copy)
+    with pytest.raises(StorageUnavailableError, match="erased"):
+        list(vault.read(stored))
+
+
+def test_an_upload_that_was_broken_off_leaves_nothing(tmp_path, vault, keys):
+    """Discarded, or half written when the process died: the next start removes it, key and all."""
+    writer = vault.write(vault.new_place("acme", sealed=False))
+    writer.write(SECRET)
+    writer.discard()
+    assert list((tmp_path / "files" / "one").iterdir()) == []
+    left = vault.write(vault.new_place("acme", sealed=True))
+    left.write(SECRET * PIECE_BYTES)
+    kept = store(vault, SECRET)
+    vault.sweep(frozenset({kept.file_id}), frozenset())
+    assert [path.name for path in (tmp_path / "files" / "one").iterdir()] == [kept.file_id]
+    assert keys.names() == []
+    left.discard()
+
+
+def test_a_file_that_became_known_just_before_a_crash_gets_its_name(tmp_path, vault):
+    """And can be read before that, too."""
+    stored = store(vault, SECRET, publish=False)
+    assert not path_of(tmp_path, stored).exists()
+    assert vault.has_bytes(stored)
+    assert b"".join(vault.read(stored)) == SECRET
+    vault.sweep(frozenset({stored.file_id}), frozenset())
+    assert path_of(tmp_path, stored).exists()
+    assert b"".join(vault.read(stored)) == SECRET
+
+
+def test_a_database_that_knows_nothing_takes_no_file_away(tmp_path, clock, keys, vault):
+    """It may be the wrong one, or an old backup; only what nobody was ever told of goes."""
+    other = open_vault(tmp_path, clock, keys, "two")
+    theirs, mine = store(other, SECRET), store(vault, SECRET, sealed=True)
+    draft = store(other, SECRET, publish=False)
+    (tmp_path / "files" / "one" / "batch_open").write_text("results")
+    (tmp_path / "files" / "one" / "batch_ended").write_text("results")
+    vault.sweep(frozenset(), frozenset({"batch_ended"}))
+    left = {path.name for path in (tmp_path / "files").rglob("*") if path.is_file()}
+    assert left == {theirs.file_id, mine.file_id, f".{draft.file_id}", "batch_open"}
+    assert b"".join(vault.read(mine)) == SECRET
+
+
+def test_gateways_that_share_the_directory_read_each_others_files(tmp_path, clock, keys, vault):
+    """And one that does not says whom to ask."""
+    stored = store(vault, SECRET)
+    assert b"".join(open_vault(tmp_path, clock, keys, "two").read(stored)) == SECRET
+    apart = open_vault(tmp_path / "elsewhere", clock, keys, "two")
+    assert not apart.has_bytes(stored)
+    with pytest.raises(StorageUnavailableError, match="ask the gateway"):
+        list(apart.read(stored))
+
+
+def test_a_full_disk_is_noticed_before_it_is_full(tmp_path, clock, keys):
+    """The audit log may be on the same one."""
+    assert open_vault(tmp_path, clock, keys).has_room()
+    assert not open_vault(tmp_path, clock, keys, keep_free=2**62).has_room()
+
+
+def test_a_directory_that_cannot_be_used_stops_the_start(tmp_path, clock, keys):
+    """With one line that says what to set."""
+    (tmp_path / "files").write_text("a file")
+    with pytest.raises(ConfigurationError, match=r"batch\.directory"):
+        open_vault(tmp_path, clock, keys)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("a.jsonl", "a.jsonl"),
+        ("../../etc/passwd", "passwd"),
+        ("C:\\x\\y.txt", "y.txt"),
+        ("", "file"),
+        ("\x00\n", "file"),
+    ],
+)
+def test_a_clients_file_name_is_no_path(given, kept):
+    """It is shown again and never opened."""
+    assert clean_filename(given) == kept
+    assert len(clean_filename("x" * 1000)) == 255

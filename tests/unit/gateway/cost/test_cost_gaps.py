@@ -1,0 +1,58 @@
+"""What is missing is said, and nothing else."""
+
+from appliance.gateway.cost.gaps import Gap, GapKind, find_gaps
+from appliance.gateway.cost.rows import Period
+
+NOW = 100_000
+
+
+def period(begin: int, end: int, *, gateway: str = "a", closed: bool = True, start: str = "") -> Period:
+    return Period(
+        start=start or f"{gateway}{begin}",
+        gateway=gateway,
+        began_at=begin,
+        until=end,
+        flush_seconds=30,
+        closed=closed,
+    )
+
+
+def nobody(begin: int, end: int) -> Gap:
+    return Gap(begin=begin, end=end, kind=GapKind.NOBODY_THERE, gateway=None)
+
+
+def unwritten(begin: int, end: int, gateway: str = "a") -> Gap:
+    return Gap(begin=begin, end=end, kind=GapKind.NOT_WRITTEN, gateway=gateway)
+
+
+def test_nothing_is_missing_while_a_gateway_runs():
+    """Up to now, although it wrote half a minute ago; the future is not missing."""
+    assert find_gaps([period(0, NOW - 40, closed=False)], 1000, NOW + 9999, NOW) == ()
+
+
+def test_a_gateway_that_died_is_missing_what_it_had_not_written():
+    """At most until it would have written again."""
+    known = [period(0, 5000, closed=False), period(5600, NOW, closed=False)]
+    assert find_gaps(known, 1000, NOW, NOW) == (unwritten(5000, 5030), nobody(5000, 5600))
+
+
+def test_a_gateway_that_came_back_at_once_had_died_all_the_same():
+    """It wrote less than three writes ago, but it is another start of it that runs now."""
+    known = [period(0, NOW - 20, closed=False), period(NOW - 10, NOW, closed=False)]
+    assert unwritten(NOW - 20, NOW - 10) in find_gaps(known, 1000, NOW, NOW)
+
+
+def test_another_gateway_saw_the_workers_meanwhile():
+    """What passed through the one that died is missing, but the workers were seen."""
+    known = [period(0, 5000, closed=False), period(0, NOW, gateway="b", closed=False)]
+    assert find_gaps(known, 1000, NOW, NOW) == (unwritten(5000, 5030),)
+
+
+def test_a_gateway_that_was_stopped_misses_nothing_of_its_own():
+    known = [period(0, 5000), period(6000, 7000)]
+    assert find_gaps(known, 1000, 8000, NOW) == (nobody(5000, 6000), nobody(7000, 8000))
+
+
+def test_before_the_first_start_there_was_nobody():
+    assert find_gaps([], 1000, 2000, NOW) == (nobody(1000, 2000),)
+    assert find_gaps([period(1500, 5000)], 1000, 2000, NOW) == (nobody(1000, 1500),)

@@ -1,0 +1,279 @@
+"""The record of a request fits the audit log, whatever happened."""
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from appliance.audit.entry import Entry, encode, new_entry_id
+from appliance.audit.registry import REGISTRY, EntryType
+from appliance.gateway.attribution import Attribution, Offender
+from appliance.gateway.exchange import Exchange, Outcome
+from appliance.infra.logs import ALLOWED
+from appliance.infra.metrics import Metrics
+from appliance.infra.metrics.cardinality import OTHER
+from appliance.serving.target_only import ForbiddenBy
+from appliance.serving.usage import Usage
+from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
+from appliance.tenancy import Caller, Tenant, make_key
+
+_, KEY = make_key(random.Random(5).randbytes(37))
+CALLER = Caller(tenant=Tenant(name="acme"), key=KEY)
+WORKER = WorkerSnapshot(
+    worker=Worker(worker_id=WorkerId("w1"), url="http://127.0.0.1:1", weights="sha256:aa", draft="sha256:bb"),
+    engine="vllm 0.32.0",
+)
+COUNTS = st.none() | st.integers(0, 10**9)
+USAGES = st.builds(
+    Usage,
+    prompt_tokens=st.integers(0, 10**9),
+    completion_tokens=st.integers(0, 10**9),
+    estimated=st.booleans(),
+    drafts=COUNTS,
+    draft_tokens=COUNTS,
+    accepted_tokens=COUNTS,
+)
+RECORDED = [
+    outcome for outcome in Outcome if outcome not in {Outcome.GATEWAY_STOPPED, Outcome.GATEWAY_FAILED}
+]
+
+KEPT = {
+    "payload_commitment": "0" * 64,
+    "payload_digest": "0" * 64,
+    "payload_key": "acme.x",
+    "payload_bytes": 10,
+    "payload_truncated": True,
+}
+
+
+def exchange(**more: object) -> Exchange:
+    """Return a request that began at second 100."""
+    loop = asyncio.new_event_loop()
+    intent = loop.create_future()
+    loop.close()
+    fields = {
+        "request_id": "r", "route": "/v1/completions", "model": "demo", "started": 100.0,
+        "template": "raw-plain", **more,
+    }  # fmt: skip
+    return Exchange(caller=CALLER, intent=intent, **fields)
+
+
+def leaf_of(entry_type: EntryType, fields: dict) -> bytes:
+    """Encode an entry as the log does."""
+    return encode(
+        Entry(
+            log="x/y",
+            id=new_entry_id(1, bytes(10)),
+            type=entry_type,
+            time="2026-11-20T23:59:59.999Z",
+            fields=fields,
+        )
+    )
+
+
+@given(
+    st.sampled_from(RECORDED),
+    st.none() | USAGES,
+    st.booleans(),
+    st.none() | st.floats(0, 1e6),
+    st.none() | st.sampled_from(["stop", "length", "tool_calls"]),
+    st.integers(0, 5),
+    st.floats(0, 1e6),
+    st.none() | st.sampled_from(ForbiddenBy),
+    st.floats(0, 1e4),
+)
+def test_every_outcome_can_be_written_to_the_log(
+    outcome, usage, served, first, finish, retries, seconds, forbidden_by, queued
+):
+    """Whatever happened, the fields fit the schema: no request can end in an entry that is refused."""
+    record = exchange(
+        usage=usage,
+        worker=WORKER if served else None,
+        finish_reason=finish,
+        retries=retries,
+        forbidden_by=forbidden_by,
+        queued=queued,
+    )
+    if first is not None:
+        record.gaps.saw(1, 100.0 + first)
+    record.ends(outcome, status=200)
+    assert leaf_of(EntryType.REQUEST_OUTCOME, record.fields(100.0 + seconds))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.GATEWAY_STOPPED, Outcome.GATEWAY_FAILED])
+@pytest.mark.parametrize("content", [{}, KEPT, {"payload_lost": True}], ids=["none", "kept", "lost"])
+def test_an_end_without_outcome_can_be_written_to_the_log(outcome: Outcome, content: dict):
+    """What the gateway cannot vouch for is recorded as aborted, with its reason and what was kept."""
+    record = exchange(content=content)
+    record.ends(outcome)
+    entry_type, fields = record.end_entry(101.0)
+    assert (entry_type, fields["reason"]) == (EntryType.REQUEST_ABORTED, str(outcome))
+    assert fields.items() >= content.items()
+    assert leaf_of(entry_type, fields)
+
+
+@pytest.mark.parametrize("outcome", RECORDED)
+def test_an_end_names_the_content_that_was_kept(outcome: Outcome):
+    """In the outcome too."""
+    record = exchange(content=KEPT)
+    record.ends(outcome)
+    entry_type, fields = record.end_entry(101.0)
+    assert (entry_type, fields["outcome"]) == (EntryType.REQUEST_OUTCOME, str(outcome))
+    assert fields.items() >= KEPT.items()
+    assert leaf_of(entry_type, fields)
+
+
+def test_an_outcome_says_how_long_the_request_waited_for_a_worker():
+    """Only where it did."""
+    assert "queued_ms" not in exchange().fields(101.0)
+    assert exchange(queued=1.5).fields(103.0)["queued_ms"] == 1500
+
+
+def test_every_outcome_is_in_the_registry():
+    """The audit log's closed sets and the gateway's words are the same."""
+    outcomes = REGISTRY[EntryType.REQUEST_OUTCOME].fields["outcome"].values
+    reasons = REGISTRY[EntryType.REQUEST_ABORTED].fields["reason"].values
+    assert set(Outcome) - set(outcomes) - set(reasons) == set()
+    assert set(outcomes) <= set(Outcome)
+
+
+def test_every_reason_not_to_speculate_is_in_the_registry():
+    """The audit log's closed set and the router's words are the same."""
+    values = REGISTRY[EntryType.REQUEST_OUTCOME].fields["speculation_forbidden"].values
+    assert set(values) == set(ForbiddenBy)
+
+
+def test_an_outcome_says_which_template_and_which_context_length_it_was():
+    """So that a failing draft can be traced to the traffic it fails on, from the log alone."""
+    record = exchange(usage=Usage(prompt_tokens=5000, completion_tokens=1), template="chat-00112233")
+    record.ends(Outcome.COMPLETED)
+    fields = record.fields(101.0)
+    assert (fields["template"], fields["context_bucket"]) == ("chat-00112233", "4k-8k")
+    assert "speculation_forbidden" not in fields
+
+
+def test_a_prompt_nobody_counted_has_no_context_length():
+    """An estimate of zero tokens is not a short prompt."""
+    for usage in (None, Usage(estimated=True)):
+        record = exchange(usage=usage)
+        record.ends(Outcome.CLIENT_GONE)
+        assert "context_bucket" not in record.fields(101.0)
+
+
+def test_drafts_are_attributed_to_tenant_model_template_and_context():
+    """With the counts the worker gave."""
+    attribution = Attribution(label_key=bytes(16), clock=lambda: 0.0, min_drafts=1)
+    usage = Usage(prompt_tokens=100, completion_tokens=10, drafts=4, draft_tokens=12, accepted_tokens=6)
+    metrics = Metrics(CollectorRegistry())
+    exchange(usage=usage).attribute(attribution, metrics)
+    assert attribution.offenders(5) == (
+        Offender(
+            tenant="acme", model="demo", template="raw-plain", context="0-1k", requests=1,
+            completion_tokens=10, drafts=4, acceptance_length=2.5, acceptance_rate=0.5,
+            wasted_draft_tokens=6,
+        ),
+    )  # fmt: skip
+    value = metrics.registry.get_sample_value
+    counts = {"drafts": 4, "draft_tokens": 12, "accepted_tokens": 6}
+    for name, count in counts.items():
+        assert value(f"appliance_context_{name}_total", {"model": "demo", "context": "0-1k"}) == count
+        assert value(f"appliance_template_{name}_total", {"model": "demo", "template": OTHER}) == count
+
+
+@pytest.mark.parametrize(
+    "usage", [None, Usage(), Usage(drafts=0), Usage(drafts=3, draft_tokens=9, estimated=True)]
+)
+def test_requests_nobody_drafted_for_are_not_attributed(usage: Usage | None):
+    """A worker that decodes without a draft has no acceptance length to blame anybody for."""
+    attribution = Attribution(label_key=bytes(16), clock=lambda: 0.0)
+    metrics = Metrics(CollectorRegistry())
+    exchange(usage=usage).attribute(attribution, metrics)
+    assert attribution.overall().requests == 0
+    assert list(metrics.context_drafts.collect()[0].samples) == []
+
+
+def test_the_first_word_on_how_a_request_ended_counts():
+    """A worker's refusal is not turned into something else by what follows it."""
+    record = exchange()
+    record.ends(Outcome.WORKER_REFUSED, status=400)
+    record.ends(Outcome.GATEWAY_FAILED, status=500)
+    assert (record.outcome, record.status) == (Outcome.WORKER_REFUSED, 400)
+
+
+def test_a_broken_promise_of_the_gateway_outweighs_what_the_worker_did():
+    """An answer that could not be recorded was not given."""
+    record = exchange()
+    record.ends(Outcome.COMPLETED, status=200)
+    record.fails(status=503)
+    assert (record.outcome, record.status) == (Outcome.GATEWAY_FAILED, 503)
+
+
+def test_without_usage_frames_are_counted_as_an_estimate():
+    """An interrupted stream cost something."""
+    record = exchange()
+    record.gaps.saw(3, 101.0)
+    record.gaps.saw(4, 102.0)
+    assert record.final_usage == Usage(completion_tokens=7, estimated=True)
+    assert record.first_content == 101.0
+
+
+def test_gaps_between_pieces_are_counted_when_the_request_ends():
+    """By model, however it ended; an answer in one piece has none."""
+    metrics = Metrics(CollectorRegistry())
+    for times in ((101.0, 101.25, 104.25), (101.0,), ()):
+        record = exchange()
+        for now in times:
+            record.gaps.saw(1, now)
+        record.ends(Outcome.CLIENT_GONE)
+        record.count(metrics, 105.0)
+    value = metrics.registry.get_sample_value
+    assert value("appliance_inter_token_seconds_count", {"model": "demo"}) == 2
+    assert value("appliance_inter_token_seconds_sum", {"model": "demo"}) == pytest.approx(3.25)
+    assert value("appliance_inter_token_seconds_bucket", {"model": "demo", "le": "0.3"}) == 1
+
+
+def test_a_prompt_that_is_known_and_an_answer_that_is_not_make_an_estimate():
+    """As Anthropic's streams count: the prompt at the beginning, the answer at the end."""
+    record = exchange(usage=Usage(prompt_tokens=7, estimated=True))
+    record.gaps.saw(3, 101.0)
+    assert record.final_usage == Usage(prompt_tokens=7, completion_tokens=3, estimated=True)
+    assert record.used_tokens("", {}) == 10
+
+
+def test_what_the_worker_says_is_better_than_an_estimate():
+    """Usage wins over frames."""
+    record = exchange(usage=Usage(prompt_tokens=7, completion_tokens=10))
+    record.gaps.saw(3, 101.0)
+    assert record.final_usage == Usage(prompt_tokens=7, completion_tokens=10)
+
+
+def test_overhead_is_the_time_not_spent_waiting_for_the_worker():
+    """And never below zero, whatever the clock did."""
+    assert exchange(dispatched=101.0, answered=108.0).overhead_seconds(110.0) == pytest.approx(3.0)
+    assert exchange(dispatched=101.0, answered=120.0).overhead_seconds(110.0) == 0.0
+    queued = exchange(dispatched=103.0, answered=108.0, queued=2.0)
+    assert queued.overhead_seconds(110.0) == pytest.approx(3.0)
+
+
+def test_the_log_line_has_only_fields_that_are_allowed():
+    """Nothing is dropped by the log's list, and nothing is in it that should be."""
+    record = exchange(worker=WORKER, usage=Usage(drafts=4, draft_tokens=12, accepted_tokens=6))
+    record.gaps.saw(1, 101.0)
+    record.ends(Outcome.COMPLETED, status=200)
+    assert set(record.log_fields(102.0)) <= ALLOWED
+
+
+@given(USAGES, st.sampled_from(Outcome))
+def test_any_request_can_be_counted(usage: Usage, outcome: Outcome):
+    """Metrics fail open: no usage makes them raise."""
+    record, metrics = exchange(usage=usage), Metrics(CollectorRegistry())
+    record.ends(outcome, status=200)
+    record.count(metrics, 101.0)
+    value = metrics.registry.get_sample_value
+    labels = {"tenant": "acme", "model": "demo"}
+    assert value("appliance_tokens_total", {**labels, "kind": "prompt"}) == usage.prompt_tokens
+    counted = {**labels, "outcome": str(outcome)}
+    assert value("appliance_requests_total", counted) == 1

@@ -1,0 +1,575 @@
+"""What serves stays as it was until a whole new version takes over."""
+
+import fcntl
+import hashlib
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tarfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from appliance.errors import (
+    AuditUnavailableError,
+    BundleRefusedError,
+    BundleRollbackError,
+    BundleStorageError,
+)
+from appliance.sovereignty.bundle.build import build_bundle
+from appliance.sovereignty.bundle.carry import make_difference
+from appliance.sovereignty.bundle.copying import PARTIAL
+from appliance.sovereignty.bundle.engine import Engine, saved_form
+from appliance.sovereignty.bundle.load import Home, Targets, load_bundle
+from appliance.sovereignty.bundle.manifest import Kind, Manifest
+from appliance.sovereignty.bundle.memory import Memory, read_memory
+from appliance.sovereignty.bundle.oci import Platform
+from appliance.sovereignty.bundle.parts import split
+from appliance.sovereignty.bundle.placing import check_room
+from appliance.sovereignty.bundle.plan import Change, make_plan
+from appliance.sovereignty.bundle.recipe import load_recipe
+from appliance.sovereignty.bundle.registry import Registry
+from appliance.sovereignty.bundle.verify import verify_bundle
+from tests.bundles import GATEWAY, Workshop, all_files, tar_of, write_saved_image
+
+WEIGHTS = "model.safetensors"
+SAID = {"licence": "Apache-2.0", "origin": "https://example.com/source"}
+
+
+class Site:
+    """Where bundles are loaded, and what its audit log heard."""
+
+    def __init__(self, place: Path, workshop: Workshop) -> None:
+        self.place = place
+        self.workshop = workshop
+        self.home = Home(directory=place / "data")
+        self.targets = Targets(models=place / "models", files=place / "files")
+        self.recorded: list[tuple[str, str, str]] = []
+        self.said: list[str] = []
+
+    def load(self, path: Path, *, base: Path | None = None) -> bool:
+        bundle = self.workshop.open_bundle(path, base=base)
+        return load_bundle(bundle, self.targets, self.home, self.record, self.said.append)
+
+    def record(self, manifest: Manifest, signer: str) -> None:
+        self.recorded.append((manifest.version, manifest.digest, signer))
+
+    @property
+    def serving(self) -> Path:
+        """The model in service."""
+        return self.place / "models" / "demo" / "target" / "current"
+
+    def refused(self, kind: type[Exception], path: Path, **how: object) -> str:
+        with pytest.raises(kind) as caught:
+            self.load(path, **how)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+
+@pytest.fixture
+def site(tmp_path, workshop) -> Site:
+    return Site(tmp_path / "site", workshop)
+
+
+@pytest.fixture
+def newer(workshop) -> Path:
+    return workshop.build("1.1.0", weights=b"weights, second edition" * 100)
+
+
+def test_models_and_files_are_put_where_they_are_served_from(site, bundle):
+    """Weights under their name, charts, compose files, wheels and bills of materials beside each other."""
+    assert site.load(bundle)
+    inputs = site.workshop.place / "inputs-1.0.0"
+    assert {
+        name: content for name, content in all_files(inputs / "model").items() if name[0] != "."
+    } == all_files(site.serving)
+    assert sorted(all_files(site.place / "files" / "sovereign-appliance" / "current")) == [
+        "charts/sovereign-appliance-1.0.0.tgz",
+        "files/compose/compose.yaml",
+        "sbom/image/sovereign-appliance/gateway/1.0.0/sbom.cdx.json",
+        "wheels/verifier/verifier-1.0-py3-none-any.whl",
+    ]
+
+
+def test_what_was_loaded_is_remembered_and_recorded_with_the_manifests_digest(site, bundle):
+    """And the journal is gone."""
+    site.load(bundle)
+    manifest = Manifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+    assert site.recorded == [("1.0.0", manifest.digest, "example.com/releases")]
+    loaded = read_memory(site.home.memory).find("sovereign-appliance")
+    assert (loaded.version, loaded.manifest, loaded.items) == ("1.0.0", manifest.digest, manifest.items)
+    assert not site.home.journal.exists()
+
+
+def test_loading_again_changes_nothing_and_records_nothing(site, bundle):
+    """Not even a file's inode."""
+    site.load(bundle)
+    before = {path: path.stat().st_ino for path in site.place.rglob("*") if "models" in path.parts}
+    assert not site.load(bundle)
+    assert {path: path.stat().st_ino for path in site.place.rglob("*") if "models" in path.parts} == before
+    assert len(site.recorded) == 1
+
+
+def test_a_newer_version_takes_over_and_the_one_before_stays_beside_it(site, bundle, newer):
+    """Files that did not change are the same file on the disk, not a second copy."""
+    site.load(bundle)
+    old = site.serving.resolve()
+    site.load(newer)
+    assert site.serving.resolve() != old
+    assert (site.serving / WEIGHTS).read_bytes() == b"weights, second edition" * 100
+    assert (old / WEIGHTS).read_bytes() == b"weights, first edition" * 100
+    assert (site.serving / "config.json").stat().st_ino == (old / "config.json").stat().st_ino
+    assert [version for version, *_ in site.recorded] == ["1.0.0", "1.1.0"]
+
+
+@pytest.mark.parametrize("form", ["difference", "parts"])
+def test_a_difference_and_parts_load_from_where_they_are(site, bundle, newer, form):
+    """The base is read where the difference leaves something out; parts are not joined first."""
+    site.load(bundle)
+    opened = site.workshop.open_bundle(newer)
+    if form == "difference":
+        make_difference(site.workshop.open_bundle(bundle), opened, site.place / form)
+    else:
+        split(opened.head, opened.contents, site.place / form, 4096)
+    site.load(site.place / form, base=bundle if form == "difference" else None)
+    assert (site.serving / WEIGHTS).read_bytes() == b"weights, second edition" * 100
+
+
+def test_workers_of_another_account_can_read_the_weights_whatever_the_umask(site, bundle):
+    """Files are read-only for everyone, directories can be passed."""
+    before = os.umask(0o077)
+    try:
+        site.load(bundle)
+    finally:
+        os.umask(before)
+    for path in (site.place / "models").rglob("*"):
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o444), path
+    assert site.home.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_engine_that_gives_up_in_the_middle_is_quoted(site, workshop):
+    """It closes the pipe while an image is still coming, and what it said last is the reason."""
+    recipe = workshop.recipe()
+    write_saved_image(recipe.parent / "gateway.tar", GATEWAY, os.urandom(2**20))
+    build_bundle(load_recipe(recipe), recipe.parent, workshop.place / "large", workshop.stamp, None)
+    engine = Engine(command=["sh", "-c", "echo first >&2; echo no room >&2; exit 3"], machine="x86_64")
+    site.targets = Targets(engine=engine)
+    message = site.refused(BundleStorageError, workshop.place / "large")
+    assert "sh did not load" in message
+    assert "no room; the version before goes on serving" in message
+
+
+def test_an_image_for_another_machine_is_not_loaded(site, bundle):
+    """An index that has no image for this one would run nothing."""
+    site.targets = Targets(engine=Engine(command=["sh", "-c", "exit 1"], machine="riscv64"))
+    trees = site.workshop.open_bundle(bundle).trees()
+    tree = next(each for each in trees if each.item.label == GATEWAY)
+    there = replace(tree.images[0], platform=Platform(architecture="amd64", os="linux"))
+    with pytest.raises(BundleStorageError, match=r"not for this machine \(riscv64\)"):
+        site.targets.engine.choose(replace(tree, images=(there,)))
+
+
+ENGINE = """
+import io, json, pathlib, sys, tarfile
+state, arguments = pathlib.Path(sys.argv[1]), sys.argv[2:]
+images = json.loads(state.read_text()) if state.exists() else {}
+if arguments == ["load"]:
+    with tarfile.open(fileobj=io.BytesIO(sys.stdin.buffer.read())) as tar:
+        (listed,) = json.load(tar.extractfile("manifest.json"))
+        images[listed["RepoTags"][0]] = json.load(tar.extractfile(listed["Config"]))
+    state.write_text(json.dumps(images))
+elif arguments[-1] in images:
+    image, form = images[arguments[-1]], arguments[3]
+    form = form.replace("{{json .RootFS.Layers}}", json.dumps(image["rootfs"]["diff_ids"]))
+    print(form.replace("{{json .Config}}", json.dumps(image["config"])))
+else:
+    sys.exit(1)
+"""
+
+
+def test_an_image_of_the_same_layers_that_is_run_in_another_way_is_loaded(site, workshop):
+    """Under the tag it had; layers alone do not say who runs what."""
+    script, state = site.place / "engine.py", site.place / "engine.json"
+    site.place.mkdir()
+    script.write_text(ENGINE)
+    command = [sys.executable, str(script), str(state)]
+    site.targets = Targets(engine=Engine(command=command, machine="x86_64"))
+    first = workshop.recipe("1.0.0").parent / "gateway.tar"
+    recipe = workshop.recipe("1.1.0")
+    with tarfile.open(first) as tar:
+        files = {member.name: tar.extractfile(member).read() for member in tar}
+    config = json.loads(files["config.json"])
+    config["config"]["User"] = "65532"
+    tarred = tar_of(files | {"config.json": json.dumps(config).encode()})
+    (recipe.parent / "gateway.tar").write_bytes(tarred)
+    build_bundle(load_recipe(recipe), recipe.parent, workshop.place / "second", workshop.stamp, None)
+    site.load(workshop.build("1.0.0"))
+    assert site.load(workshop.place / "second")
+    assert json.loads(state.read_text())[GATEWAY]["config"]["User"] == "65532"
+    assert not site.load(workshop.place / "second")
+
+
+def test_a_medium_that_says_something_else_the_second_time_changes_no_image(workshop, bundle):
+    """Whom an image runs as is read again when it is handed to the engine, after all was verified."""
+    opened = workshop.open_bundle(bundle)
+    tree = next(each for each in verify_bundle(opened) if each.item.label == GATEWAY)
+    (image,) = tree.images
+    path = bundle / image.config.path
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes().replace(b"/hello", b"/other"))
+    with pytest.raises(BundleRefusedError, match="does not have the hash"):
+        list(saved_form(image, GATEWAY, opened))
+
+
+def test_a_file_that_is_named_like_an_unfinished_one_is_loaded(site, workshop):
+    """What a bundle brings is not what a crash left."""
+    recipe = workshop.recipe()
+    (recipe.parent / "model" / f"vocab{PARTIAL}").write_bytes(b"a file")
+    (recipe.parent / "model" / f"more{PARTIAL}").mkdir()
+    (recipe.parent / "model" / f"more{PARTIAL}" / "inner").write_bytes(b"another")
+    build_bundle(load_recipe(recipe), recipe.parent, workshop.place / "odd", workshop.stamp, None)
+    site.load(workshop.place / "odd")
+    assert (site.serving / f"vocab{PARTIAL}").read_bytes() == b"a file"
+    assert (site.serving / f"more{PARTIAL}" / "inner").read_bytes() == b"another"
+
+
+@pytest.mark.parametrize("location", [None, "", "http://["])
+def test_a_registry_that_does_not_say_where_uploads_go_is_one_line(site, bundle, location):
+    class Silent(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(404)
+
+        def do_POST(self) -> None:
+            self.answer(202)
+
+        def answer(self, status: int) -> None:
+            self.send_response(status)
+            if status == 202 and location is not None:
+                self.send_header("Location", location)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        site.targets = Targets(registry=Registry(url=url, credentials=None, tls=None))
+        try:
+            assert "does not say where uploads go" in site.refused(BundleStorageError, bundle)
+        finally:
+            server.shutdown()
+
+
+def test_a_damaged_file_of_the_version_in_service_is_put_right(site, bundle):
+    """Loading the same bundle again repairs what a disk lost, file by file."""
+    site.load(bundle)
+    weights = site.serving / WEIGHTS
+    weights.chmod(0o644)
+    weights.write_bytes(weights.read_bytes()[:-1] + b"X")
+    assert site.load(bundle)
+    assert weights.read_bytes() == b"weights, first edition" * 100
+
+
+def test_a_file_that_someone_put_among_the_weights_is_not_served_along(site, bundle):
+    """A second tokenizer would change what a model says."""
+    site.load(bundle)
+    (site.serving / "tokenizer.json").write_text("{}")
+    assert "is not in the bundle" in site.refused(BundleStorageError, bundle)
+
+
+class TestRollback:
+    """What was loaded once is never followed by something older."""
+
+    def test_an_older_bundle_is_refused_though_properly_signed(self, site, bundle, newer):
+        """Nothing is touched."""
+        site.load(newer)
+        before = all_files(site.place)
+        assert "is not newer than 1.1.0" in site.refused(BundleRollbackError, bundle)
+        assert all_files(site.place) == before
+
+    def test_the_same_version_made_earlier_or_at_the_same_time_is_older(self, site, workshop, bundle):
+        """A version can be built twice; only a later build may follow."""
+        site.load(bundle)
+        for seconds, follows in ((-1, False), (0, False), (1, True)):
+            other = workshop.build(name=f"other{seconds}")
+            manifest = Manifest.decode((other / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+            changed = manifest.model_copy(
+                update={"created": manifest.created + seconds, "key_not_after": manifest.key_not_after + 1}
+            )
+            workshop.resign(other, changed)
+            if follows:
+                assert site.load(other)
+            else:
+                assert "is not newer" in site.refused(BundleRollbackError, other)
+
+    def test_a_version_that_must_come_between_is_named(self, site, workshop, bundle):
+        """The bundle says from which version on it can follow."""
+        site.load(bundle)
+        later = workshop.build("2.0.0", upgrade_from="1.5.0")
+        assert "load 1.5.0 first" in site.refused(BundleRollbackError, later)
+
+    def test_versions_are_compared_as_numbers(self, site, workshop):
+        """1.10 follows 1.9."""
+        site.load(workshop.build("1.9.0"))
+        assert site.load(workshop.build("1.10.0"))
+
+    def test_a_damaged_memory_is_not_taken_for_none(self, site, bundle, newer):
+        """Else damaging it would be the way back."""
+        site.load(newer)
+        site.home.memory.write_bytes(site.home.memory.read_bytes()[:-2])
+        assert "restore it from a backup" in site.refused(BundleStorageError, bundle)
+
+    def test_products_are_remembered_apart(self, site, workshop, newer):
+        """A bundle of weights has versions of its own."""
+        site.load(newer)
+        other = workshop.build("0.1.0", name="other", images=[], charts=[], rendered=[])
+        manifest = Manifest.decode((other / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+        workshop.resign(other, manifest.model_copy(update={"name": "weights"}))
+        site.load(other)
+        names = [(each.name, each.version) for each in read_memory(site.home.memory).bundles]
+        assert names == [("sovereign-appliance", "1.1.0"), ("weights", "0.1.0")]
+
+
+def test_a_version_that_was_begun_and_given_up_takes_no_room(site, workshop, bundle, newer):
+    """A newer one came before its load was ever finished."""
+    site.load(bundle)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("appliance.sovereignty.bundle.placing.sync_directory", killed)
+        with pytest.raises(KeyboardInterrupt):
+            site.load(newer)
+    model = site.place / "models" / "demo" / "target"
+    (model / f".begun{PARTIAL}").mkdir()
+    (model / f".begun{PARTIAL}" / "half").write_bytes(b"x" * 1000)
+    site.load(workshop.build("1.2.0"))
+    assert not list(model.glob(".*"))
+
+
+def test_two_versions_of_one_model_are_refused_before_anything_is_written(site, workshop):
+    """Properly signed as they may be: there is one link, and it would be turned twice at every load."""
+    model = {"version": "r1", "directory": "model", **SAID}
+    two = workshop.build("1.1.0", models=[{**model, "name": f"demo/{name}"} for name in ("target", "other")])
+    manifest = Manifest.decode((two / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+    opened = workshop.open_bundle(two)
+    trees = [
+        replace(tree, item=tree.item.model_copy(update={"name": "demo/target"}))
+        if tree.item.kind is Kind.MODEL
+        else tree
+        for tree in verify_bundle(opened)
+    ]
+    with pytest.raises(BundleRefusedError, match="two versions of the model demo/target"):
+        site.targets.placements(manifest, trees)
+
+
+def killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+class TestFailures:
+    """One line, and the version before goes on serving."""
+
+    def test_a_damaged_bundle_is_refused_before_anything_is_written(self, site, bundle, newer):
+        """Though the damage is in its last file."""
+        site.load(bundle)
+        before = all_files(site.place)
+        blob = max((newer / "blobs" / "sha256").iterdir())
+        blob.write_bytes(blob.read_bytes()[:-1] + b"\x00")
+        site.refused(BundleRefusedError, newer)
+        assert all_files(site.place) == before
+
+    def test_what_cannot_be_recorded_is_not_put_into_service(self, site, bundle, newer, monkeypatch):
+        """The audit log comes before the link; the next run goes on from there."""
+        site.load(bundle)
+        old = site.serving.resolve()
+
+        def unavailable(*_: object) -> None:
+            raise AuditUnavailableError("the database is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(site, "record", unavailable)
+            site.refused(AuditUnavailableError, newer)
+        assert site.serving.resolve() == old
+        assert read_memory(site.home.memory).find("sovereign-appliance").version == "1.0.0"
+        site.load(newer)
+        assert site.serving.resolve() != old
+
+    def test_two_loads_at_once_do_not_meet(self, site, bundle):
+        """The second says so and ends."""
+        site.load(bundle)
+        with site.home.lock.open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            assert "another load is running" in site.refused(BundleStorageError, bundle)
+
+    def test_room_is_counted_before_anything_is_written(self, site, workshop):
+        """Weights larger than the disk, from a manifest that says so."""
+        big = workshop.build(weights=b"x" * 1000)
+        bundle = workshop.open_bundle(big)
+        (file,) = [each for each in bundle.manifest.files if each.size == 1000]
+        placements = site.targets.placements(bundle.manifest, bundle.trees())
+        huge = file.model_copy(update={"size": 2**50})
+        model = next(each for each in placements if WEIGHTS in each.files)
+        model.files[WEIGHTS] = huge
+        with pytest.raises(BundleStorageError, match=r"make room for \d+ more"):
+            check_room(placements)
+        assert not site.place.exists()
+
+    def test_a_full_disk_leaves_the_version_before_in_service_and_is_gone_on_from(
+        self, site, bundle, workshop
+    ):
+        """A real limit of the kernel on the size of a file, in a process of its own."""
+        large = workshop.build("1.1.0", weights=b"w" * 200_000)
+        site.load(bundle)
+        old = site.serving.resolve()
+
+        def limited() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+            message = site.refused(BundleStorageError, large)
+            assert "the disk is full" in message
+            assert "the version before goes on serving" in message
+
+        assert in_a_child(limited) == 0
+        assert site.serving.resolve() == old
+        assert not [path for path in site.place.rglob("*.partial") if path.is_file()]
+        site.load(large)
+        assert (site.serving / WEIGHTS).read_bytes() == b"w" * 200_000
+
+    def test_a_disk_that_gives_back_something_else_is_noticed(self, site, bundle, monkeypatch):
+        """What was written is read again before it counts."""
+        monkeypatch.setattr("hashlib.file_digest", lambda *_: hashlib.sha256(b"rot"))
+        assert "the disk is bad" in site.refused(BundleStorageError, bundle)
+
+    def test_what_cannot_be_remembered_is_not_put_into_service(self, site, bundle, newer):
+        """Else whatever is newer than the version before could follow it; the next run goes on."""
+        site.load(bundle)
+        old = site.serving.resolve()
+        # Nobody can write over a directory, the superuser included.
+        (site.home.directory / f"bundle.json{PARTIAL}").mkdir()
+        message = site.refused(BundleStorageError, newer)
+        assert "the version before goes on serving" in message
+        assert site.serving.resolve() == old
+        (site.home.directory / f"bundle.json{PARTIAL}").rmdir()
+        site.load(newer)
+        assert site.serving.resolve() != old
+        assert [version for version, *_ in site.recorded] == ["1.0.0", "1.1.0"]
+
+    def test_a_directory_in_place_of_the_link_is_left_alone(self, site, bundle):
+        """Someone's own weights are not removed."""
+        site.serving.mkdir(parents=True)
+        (site.serving / "mine").write_text("mine")
+        assert "is no link" in site.refused(BundleStorageError, bundle)
+        assert (site.serving / "mine").read_text() == "mine"
+
+
+EFFECTS = ("fsync", "replace", "rename", "link", "symlink", "unlink", "chmod")
+"""Calls after which something may be on the disk; a kill comes right before each of them in turn."""
+
+
+def in_a_child(act: Callable[[], None]) -> int:
+    """Run something in a process of its own; its exit status, or minus the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            act()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at(point: int, act: Callable[[], None]) -> int:
+    """Run something in a child that kills itself, as `kill -9` does, right before its n-th effect."""
+    left = point
+
+    def dying(call: Callable[..., object]) -> Callable[..., object]:
+        def called(*arguments: object, **options: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **options)
+
+        return called
+
+    def run() -> None:
+        for name in EFFECTS:
+            setattr(os, name, dying(getattr(os, name)))
+        act()
+
+    return in_a_child(run)
+
+
+def test_a_load_killed_at_any_point_leaves_a_whole_version_and_goes_on(site, workshop, bundle, newer):
+    """
+    `kill -9` before every flush, rename and link in turn; each time the next run ends well.
+
+    And what may serve by then is never followed by an older bundle, though it is newer than the one before.
+    """
+    between = workshop.build("1.0.5")
+    site.load(bundle)
+    old = site.serving.resolve()
+    saved = site.place.with_name("saved")
+    shutil.copytree(site.place, saved, symlinks=True)
+    point, killed, resumed, guarded = 0, 0, 0, 0
+    while True:
+        status = killed_at(point, lambda: site.load(newer))
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        killed += 1
+        weights = (site.serving / WEIGHTS).read_bytes()
+        versions = {b"weights, first edition" * 100: "1.0.0", b"weights, second edition" * 100: "1.1.0"}
+        assert weights in versions
+        remembered = read_memory(site.home.memory).find("sovereign-appliance").version
+        # Never in service before it is remembered, neither weights nor files.
+        served = {str(link.readlink()).partition("-")[0] for link in site.place.rglob("current")}
+        assert max(versions[weights], *(served - {"r1"})) <= remembered
+        if remembered == "1.1.0":
+            site.refused(BundleRollbackError, between)
+            guarded += 1
+        site.said.clear()
+        site.load(newer)
+        resumed += "going on with a load that was cut off" in site.said
+        assert (site.serving / WEIGHTS).read_bytes() == b"weights, second edition" * 100
+        assert not list(site.place.rglob("*.partial*"))
+        assert {path.stat().st_mode & 0o777 for path in site.serving.rglob("*") if path.is_file()} == {0o444}
+        assert not site.home.journal.exists()
+        shutil.rmtree(site.place)
+        shutil.copytree(saved, site.place, symlinks=True)
+        assert site.serving.resolve() == old
+        point += 1
+    assert killed > 20
+    assert resumed > 2
+    # At least before, between and after the two links.
+    assert guarded > 3
+
+
+def test_a_plan_says_what_changes_and_what_goes(workshop, bundle, newer):
+    """By kind and name, against what is remembered."""
+    old = Manifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+    new = Manifest.decode((newer / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+    loaded = Memory().with_bundle(old, "x").find(old.name)
+    assert {step.change for step in make_plan(old, None)} == {Change.NEW}
+    assert {step.change for step in make_plan(old, loaded)} == {Change.SAME}
+    changes = {f"{step.item.kind} {step.item.name}": step.change for step in make_plan(new, loaded)}
+    assert changes["model demo/target"] == Change.CHANGED
+    assert changes["image docker.io/library/postgres"] == Change.SAME
+    smaller = new.model_copy(update={"items": tuple(item for item in new.items if item.kind != "wheels")})
+    gone = [step.item.label for step in make_plan(smaller, loaded) if step.change is Change.GONE]
+    assert gone == ["wheels/verifier:1.0"]
+
+
+def test_the_memory_is_one_canonical_file(site, bundle):
+    """So that a byte changed in it shows."""
+    site.load(bundle)
+    content = site.home.memory.read_bytes()
+    assert Memory.decode(content, "x").encode() == content
+    assert json.loads(content)["bundles"][0]["version"] == "1.0.0"

@@ -1,0 +1,393 @@
+"""What the windows hold, what is adopted, and what is shown."""
+
+from dataclasses import replace
+from itertools import pairwise
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.speculation.goodput import Costs, Estimate
+from appliance.speculation.state import (
+    DIPS_REMEMBERED,
+    WINDOWS_REMEMBERED,
+    Bucket,
+    MonitorPolicy,
+    Watch,
+    follow,
+    joined,
+    observe,
+    tail,
+)
+from appliance.speculation.values import (
+    DraftTokenTable,
+    EngineReading,
+    Reason,
+    SpecDecodeCounters,
+    SpeculationMode,
+    buckets_up_to,
+    draft_tokens_at,
+)
+
+POLICY = MonitorPolicy(window_drafts=100, min_drafts=10, collapsed_below=1.2)
+START = Watch(mode=SpeculationMode.SPECULATIVE)
+K = 3
+
+
+def counters(drafts: int, accepted: tuple[int, ...] = (0, 0, 0)) -> SpecDecodeCounters:
+    """Return counters after so many full drafts."""
+    return SpecDecodeCounters(
+        drafts=drafts,
+        draft_tokens=K * drafts,
+        accepted_tokens=sum(accepted),
+        accepted_per_position=accepted,
+        drafted_per_position=(drafts,) * len(accepted),
+    )
+
+
+def reading(
+    drafts: int = 0,
+    accepted: tuple[int, ...] = (0, 0, 0),
+    *,
+    epoch: str = "one",
+    mode: SpeculationMode | None = None,
+    reason: Reason | None = None,
+    table: DraftTokenTable = ((1, 64, 3),),
+    controllable: bool = True,
+) -> EngineReading:
+    """Return what a plugin would say."""
+    return EngineReading(
+        controllable=controllable,
+        epoch=epoch,
+        largest_batch=64,
+        choices=(0, 1, 2, 3),
+        table=table,
+        mode=mode,
+        reason=reason,
+        drafting=counters(drafts, accepted),
+    )
+
+
+def seen(*readings: EngineReading | None, policy: MonitorPolicy = POLICY, start: Watch = START) -> Watch:
+    """Return what is known after these readings, as `decide` would keep it."""
+    watch = start
+    for look in readings:
+        watch = observe(watch, look, policy)
+        watch = watch if look is None else replace(watch, last=look)
+    return watch
+
+
+STEPS = st.lists(
+    st.none()
+    | st.sampled_from(["reset", "restart", "short"])
+    | st.tuples(st.integers(0, 250), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
+    max_size=60,
+)
+
+
+def readings_of(steps: list) -> list[EngineReading | None]:
+    """Turn steps into cumulative counters as a worker would show them."""
+    drafts, accepted, shown, epoch, positions = 0, [0] * K, [], 0, K
+    for step in steps:
+        if step is None:
+            shown.append(None)
+            continue
+        if isinstance(step, str):
+            drafts, accepted = 0, [0] * K
+            epoch += step == "restart"
+            positions = K - 1 if step == "short" else K
+        else:
+            more, *rates = step
+            drafts += more
+            reached = more
+            for position, rate in enumerate(rates):
+                reached = int(reached * rate)
+                accepted[position] += reached
+        shown.append(reading(drafts, tuple(accepted[:positions]), epoch=str(epoch)))
+    return shown
+
+
+def test_a_window_is_the_difference_between_its_ends():
+    """What a worker counted before the first look is not in the window."""
+    window = seen(reading(1000, (900, 800, 700)), reading(1050, (940, 830, 720))).window
+    assert (window.drafts, window.accepted_tokens) == (50, 90)
+    assert window.acceptance_length == pytest.approx(1 + 90 / 50)
+
+
+def test_the_window_is_counted_in_drafts_not_in_looks():
+    """A hundred idle looks do not push evidence out of the window, nor take memory."""
+    busy = seen(reading(0), reading(60, (30, 0, 0)))
+    idle = seen(*[reading(60, (30, 0, 0))] * 100, start=busy)
+    assert (idle.window, idle.samples) == (busy.window, busy.samples)
+
+
+def test_old_drafts_leave_the_window_but_not_the_long_one():
+    """A window of 100 drafts forgets what came before them; eight windows are remembered besides."""
+    watch = seen(reading(0), reading(100, (100, 100, 100)), reading(200, (100, 100, 100)))
+    assert (watch.window.drafts, watch.window.acceptance_length) == (100, 1.0)
+    assert (watch.long_window.drafts, watch.long_window.acceptance_length) == (200, 2.5)
+    assert [window.acceptance_length for window in watch.windows] == [4.0, 1.0]
+
+
+def test_the_newest_drafts_are_found_in_whichever_window_holds_so_many():
+    """Few in the last readings, many in the long window, and more than were seen nowhere."""
+    watch = seen(*(reading(drafts) for drafts in range(0, 500, 40)))
+    found = [watch.newest(drafts) for drafts in (1, 41, 100, 300, 10_000)]
+    assert [counted and counted.drafts for counted in found] == [40, 80, 120, 480, None]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "reason"), [(9, Reason.TOO_FEW_DRAFTS), (10, Reason.HEALTHY), (99, Reason.HEALTHY)]
+)
+def test_too_few_drafts_are_called_so(drafts: int, reason: Reason):
+    """Nothing is said about a worker that has hardly drafted."""
+    assert seen(reading(0), reading(drafts)).reason is reason
+
+
+def test_a_recovery_is_shown_until_a_window_has_confirmed_it():
+    """Then it is health like any other."""
+    back = replace(seen(reading(0)), basis=Reason.RECOVERED)
+    assert seen(reading(50), start=back).reason is Reason.RECOVERED
+    assert seen(reading(50), reading(100), start=back).reason is Reason.HEALTHY
+
+
+def test_a_failed_scrape_changes_nothing_but_the_reason():
+    """Mode and windows hold still when a worker cannot be read, and no probe is ordered twice."""
+    before = replace(seen(reading(0), reading(50, (40, 20, 5))), starts_probe=True)
+    after = observe(before, None, POLICY)
+    assert after == replace(before, reason=Reason.SCRAPE_FAILED, starts_probe=False)
+    assert seen(reading(60, (50, 20, 5)), start=after) == seen(reading(60, (50, 20, 5)), start=before)
+
+
+@pytest.mark.parametrize("after", [reading(10, (5, 5, 5)), reading(60, (39, 30, 30)), reading(60, (40, 20))])
+def test_counters_that_went_backwards_empty_the_windows(after: EngineReading):
+    """No number is made of two lives of a worker."""
+    watch = seen(reading(0), reading(50, (40, 20, 5)), after)
+    assert watch.reason is Reason.COUNTER_RESET
+    assert (watch.window.drafts, watch.long_window.drafts) == (0, 0)
+    assert (watch.samples, watch.history) == ((after.drafting,), (after.drafting,))
+    assert seen(replace(after, drafting=after.drafting), start=watch).reason is Reason.TOO_FEW_DRAFTS
+
+
+def test_another_engine_is_started_on_anew_with_what_is_known_of_the_draft():
+    """Costs and probes were the old engine's; what is usual for the draft is still so."""
+    old = replace(seen(reading(500)), has_paid=True, usual_length=2.7, probed_steps=9, flips=(1.0,))
+    watch = seen(reading(3, epoch="two"), start=old)
+    assert watch.reason is Reason.COUNTER_RESET
+    assert (watch.has_paid, watch.usual_length, watch.flips) == (True, 2.7, (1.0,))
+    assert (watch.probed_steps, watch.window.drafts, watch.mode) == (0, 0, SpeculationMode.SPECULATIVE)
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason", "adopted", "verdict"),
+    [
+        (None, None, SpeculationMode.SPECULATIVE, None),
+        (SpeculationMode.SPECULATIVE, Reason.HEALTHY, SpeculationMode.SPECULATIVE, None),
+        (SpeculationMode.TARGET_ONLY, Reason.COLLAPSED, SpeculationMode.TARGET_ONLY, Reason.COLLAPSED),
+        (SpeculationMode.PROBING, Reason.PROBING, SpeculationMode.TARGET_ONLY, Reason.COLLAPSED),
+        (
+            SpeculationMode.TARGET_ONLY,
+            Reason.BELOW_BREAK_EVEN,
+            SpeculationMode.TARGET_ONLY,
+            Reason.BELOW_BREAK_EVEN,
+        ),
+        (SpeculationMode.TARGET_ONLY, Reason.OPERATOR_OVERRIDE, SpeculationMode.TARGET_ONLY, None),
+    ],
+)
+def test_who_starts_anew_goes_on_from_what_the_worker_was_told(
+    mode: SpeculationMode | None, reason: Reason | None, adopted: SpeculationMode, verdict: Reason | None
+):
+    """The worker kept the mode that another control process had set."""
+    watch = seen(reading(10, mode=mode, reason=reason))
+    assert (watch.mode, watch.verdict) == (adopted, verdict)
+
+
+@pytest.mark.parametrize(
+    "table", [((1, 64, 2),), ((1, 32, 3), (33, 64, 1)), ((1, 1, 3), (2, 8, 1), (9, 64, 0))]
+)
+def test_the_table_a_worker_was_told_is_adopted_as_it_is(table: DraftTokenTable):
+    """By who starts anew, and by who only looks on."""
+    told = reading(mode=SpeculationMode.SPECULATIVE, reason=Reason.HEALTHY, table=table)
+    assert seen(told).table == table
+    assert follow(seen(reading()), told, POLICY).table == table
+
+
+def test_who_looks_on_shows_what_the_worker_says():
+    """Mode and reason are another's decision."""
+    told = reading(20, mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED)
+    watch = follow(seen(reading()), told, POLICY)
+    assert (watch.mode, watch.reason, watch.last) == (SpeculationMode.TARGET_ONLY, Reason.COLLAPSED, told)
+    assert follow(watch, None, POLICY).reason is Reason.SCRAPE_FAILED
+
+
+def test_there_is_no_table_for_a_worker_that_cannot_be_told():
+    """Nothing could be done with it."""
+    assert START.table == ()
+    assert seen(reading(controllable=False)).table == ()
+
+
+def test_a_larger_batch_than_was_measured_does_as_the_nearest_smaller_one():
+    """The larger the batch, the less a draft is worth; nothing larger can be inferred from it."""
+    buckets = MappingProxyType({4: Bucket(draft_tokens=2), 16: Bucket(draft_tokens=0)})
+    watch = replace(seen(reading()), buckets=buckets)
+    assert [watch.draft_tokens(bucket) for bucket in buckets_up_to(64)] == [3, 3, 2, 2, 0, 0, 0]
+    assert watch.table == ((1, 2, 3), (3, 8, 2), (9, 64, 0))
+    stopped = replace(watch, mode=SpeculationMode.TARGET_ONLY)
+    assert stopped.table == ((1, 64, 0),)
+
+
+def test_unknown_costs_are_guessed_from_the_nearest_batch():
+    """With so little certainty that the first measurement outweighs the guess."""
+    costs = Costs(ratios={3: Estimate(mean=0.5, variance=0.0001)})
+    watch = replace(START, buckets=MappingProxyType({8: Bucket(draft_tokens=3, costs=costs)}))
+    assert watch.costs(8) is costs
+    guessed = watch.costs(64).ratios[3]
+    assert (guessed.mean, guessed.variance > 0.05) == (0.5, True)
+    assert not START.costs(1).is_known()
+
+
+def test_flips_are_forgotten_after_a_while():
+    """What a worker did this morning says nothing about how steady it is now."""
+    watch = replace(START, flips=(0.0, 1000.0, 2000.0))
+    assert watch.flips_lately(2100.0) == (1000.0, 2000.0)
+
+
+def test_spans_of_one_engine_add_up():
+    """Position by position."""
+    total = joined([counters(10, (5, 4, 3)), counters(20, (6, 5, 4))])
+    assert (total.drafts, total.accepted_per_position) == (30, (11, 9, 7))
+    assert total.drafted_per_position == (30, 30, 30)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 300))
+def test_a_tail_spans_enough_and_no_reading_more_than_it_must(more: list[int], drafts: int):
+    """The fewest newest readings that do; all of them if none do."""
+    readings, total = [], 0
+    for count in more:
+        total += count
+        readings.append(counters(total))
+    kept = tail(tuple(readings), drafts)
+    assert kept == tuple(readings[-len(kept) :])
+    if kept != tuple(readings):
+        assert kept[-1].drafts - kept[0].drafts >= drafts
+    if len(kept) > 2:
+        assert kept[-1].drafts - kept[1].drafts < drafts
+
+
+@given(STEPS)
+def test_no_sequence_of_readings_leaves_the_possible_range(steps: list):
+    """Whatever comes, nothing raises, and no count in any window is negative."""
+    watch = START
+    for look in readings_of(steps):
+        watch = seen(look, start=watch)
+        for window in (watch.window, watch.long_window, *watch.windows):
+            counts = (window.drafts, window.draft_tokens, window.accepted_tokens)
+            assert min(*counts, *window.accepted_per_position, *window.drafted_per_position) >= 0
+            assert 1.0 <= window.acceptance_length <= 1 + K
+
+
+@given(STEPS, st.integers(1, 80))
+def test_the_windows_span_what_they_should(steps: list, size: int):
+    """One window as soon as so many drafts were seen; the long one eight times as many, and not ten times."""
+    policy = replace(POLICY, window_drafts=size)
+    watch, since_reset = START, []
+    for look in readings_of(steps):
+        watch = seen(look, policy=policy, start=watch)
+        if look is None:
+            continue
+        if watch.reason is Reason.COUNTER_RESET:
+            since_reset = []
+        since_reset.append(look.drafting.drafts)
+        available = since_reset[-1] - since_reset[0]
+        assert watch.window.drafts >= min(size, available)
+        assert watch.long_window.drafts >= min(WINDOWS_REMEMBERED * size, available)
+        largest = max((later - earlier for earlier, later in pairwise(since_reset)), default=0)
+        assert watch.long_window.drafts <= (WINDOWS_REMEMBERED + 1) * (size + largest)
+
+
+@given(STEPS)
+def test_memory_is_bounded_by_the_size_of_the_window(steps: list):
+    """A reading is only kept if something was counted, so there are never many more than drafts."""
+    watch = START
+    for look in readings_of(steps):
+        watch = seen(look, start=watch)
+        assert len(watch.samples) <= POLICY.window_drafts + 2
+        assert len(watch.history) <= WINDOWS_REMEMBERED + 1
+
+
+@given(st.integers(1, 100), st.data())
+def test_the_table_covers_every_batch_with_choices_only(largest: int, data: st.DataObject):
+    """From 1 to the largest batch, without a gap, whatever is known of which bucket."""
+    known = data.draw(st.dictionaries(st.sampled_from(buckets_up_to(largest)), st.sampled_from((0, 1, 3))))
+    watch = replace(
+        START,
+        last=reading(),
+        largest_batch=largest,
+        choices=(0, 1, 3),
+        buckets=MappingProxyType({bucket: Bucket(draft_tokens=k) for bucket, k in known.items()}),
+    )
+    assert [first for first, _, _ in watch.table] == [1, *(last + 1 for _, last, _ in watch.table[:-1])]
+    assert watch.table[-1][1] == largest
+    assert {draft_tokens_at(watch.table, batch) for batch in range(1, largest + 1)} <= {0, 1, 3}
+
+
+GOOD, DEAD = (1.6, 0.4), (0.0, 0.0)
+"""Mean accepted tokens of a draft, and how much they vary from tick to tick."""
+
+
+def ticks(*texts: tuple[tuple[float, float], int], start: Watch = START) -> Watch:
+    """Return what is known after ticks of 20 full drafts, a short window each, of one text after another."""
+    drafts, accepted, looks = 0, 0.0, [reading()]
+    for (mean, spread), count in texts:
+        for number in range(count):
+            drafts += 20
+            accepted += 20 * (mean + spread * (1 if number % 2 else -1) / 4)
+            looks.append(reading(drafts, (int(accepted / 2), int(accepted / 3), int(accepted / 6))))
+    return seen(*looks, start=start)
+
+
+def test_a_dip_that_ends_by_itself_is_remembered_with_its_length():
+    """While drafting went on; a dip that goes on is none yet."""
+    assert ticks((GOOD, 5), (DEAD, 3)).dips == ()
+    assert ticks((GOOD, 5), (DEAD, 3)).dip == 60
+    after = ticks((GOOD, 5), (DEAD, 3), (GOOD, 2), (DEAD, 1), (GOOD, 1))
+    assert (after.dips, after.dip) == ((60, 20), 0)
+
+
+def test_a_dip_in_which_drafting_was_stopped_did_not_end_by_itself():
+    """Nobody knows how long it would have lasted."""
+    dipped = ticks((GOOD, 5), (DEAD, 3))
+    stopped = replace(dipped, mode=SpeculationMode.TARGET_ONLY)
+    probed = seen(reading(170, (165, 165, 165)), policy=POLICY, start=stopped)
+    assert (probed.dip, probed.dips, probed.marks) == (0, (), ())
+
+
+def test_only_so_many_dips_are_remembered():
+    """Traffic of last month says little."""
+    watch = ticks(*((GOOD, 1), (DEAD, 1)) * 40)
+    assert len(watch.dips) == DIPS_REMEMBERED
+
+
+def test_one_kind_of_traffic_is_like_itself():
+    """And little of it says nothing either way."""
+    assert ticks((GOOD, 40)).unlikeness == 1.0
+    assert ticks((GOOD, 1), (DEAD, 1), (GOOD, 1)).unlikeness == 1.0
+
+
+def test_several_kinds_at_once_are_not_alike():
+    """Every short window differs from the next."""
+    assert ticks(*((GOOD, 1), (DEAD, 1)) * 20).unlikeness > 4
+
+
+def test_one_kind_after_the_other_is_like_itself():
+    """A change now and then is no mixture."""
+    assert ticks((GOOD, 15), (DEAD, 15), (GOOD, 15)).unlikeness == 1.0
+
+
+def test_what_is_known_of_traffic_outlives_the_engine():
+    """It is the same traffic that the next one gets."""
+    watch = ticks(*((GOOD, 1), (DEAD, 1)) * 20)
+    restarted = observe(watch, reading(epoch="two"), POLICY)
+    assert (restarted.dips, restarted.jumps) == (watch.dips, watch.jumps)
+    assert (restarted.dip, restarted.marks) == (0, ())

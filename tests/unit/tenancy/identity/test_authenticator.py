@@ -1,0 +1,173 @@
+"""Who is calling, by key, token or certificate."""
+
+import random
+
+import pytest
+
+from appliance.errors import ConfigurationError
+from appliance.infra.logs import configure_logs
+from appliance.infra.settings import LogSettings, OidcSettings, TlsSettings
+from appliance.tenancy import Tenant, TenantDirectory, make_key
+from appliance.tenancy.directory import REFUSAL
+from appliance.tenancy.identity.authenticator import Authenticator
+from appliance.tenancy.identity.certificates import ClientCertificate
+from appliance.tenancy.identity.provider import IdentityProvider, open_provider
+from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.tokens import subject_id
+from tests.clock import Clock
+from tests.identity_provider import AUDIENCE, ISSUER, Provider, publish
+
+RANDOM = random.Random(8)
+KEY, STORED = make_key(RANDOM.randbytes(37))
+ADMIN_KEY, STORED_ADMIN = make_key(RANDOM.randbytes(37), admin=True)
+DIRECTORY = TenantDirectory(
+    (
+        Tenant(name="acme", keys=(STORED,)),
+        Tenant(name="billing"),
+        Tenant(name="gone", disabled=True),
+        Tenant(name="operator", models=(), keys=(STORED_ADMIN,)),
+    )
+)
+PROVIDER = Provider()
+TLS = TlsSettings(
+    certificate_file="c.pem",
+    key_file="c.key",
+    client_ca_file="ca.pem",
+    client_tenants={"cn:acme": "acme", "cn:billing": "billing", "cn:gone": "gone", "cn:never": "never"},
+)
+STRICT = TLS.model_copy(update={"require_client_certificate": True})
+ACME, BILLING = ClientCertificate(("cn:acme",)), ClientCertificate(("cn:billing",))
+
+
+@pytest.fixture
+def settings(tmp_path) -> OidcSettings:
+    file = publish(tmp_path / "keys.json", PROVIDER)
+    return OidcSettings(
+        jwks_file=file, issuer=ISSUER, audience=AUDIENCE, admin_claim="roles", admin_values=("admin",)
+    )
+
+
+@pytest.fixture
+def provider(settings) -> IdentityProvider:
+    found = open_provider(settings, logger=configure_logs(LogSettings(), terminal=False), clock=Clock(1e6))
+    assert found is not None
+    return found
+
+
+def bearer(credential: str) -> list[tuple[bytes, bytes]]:
+    return [(b"authorization", f"Bearer {credential}".encode())]
+
+
+def refused(authenticator: Authenticator, *given) -> Reason:
+    with pytest.raises(RefusedCallerError) as refusal:
+        authenticator.identify(*given)
+    assert str(refusal.value) == REFUSAL
+    return refusal.value.reason
+
+
+def test_a_key_a_token_and_a_certificate_lead_to_their_tenants(provider):
+    """Each with an id for the audit log that says which kind it was."""
+    who = Authenticator(DIRECTORY, provider=provider, tls=TLS)
+    by_key = who.identify(bearer(KEY))
+    by_token = who.identify(bearer(PROVIDER.token()))
+    by_certificate = who.identify([], BILLING)
+    assert [(caller.tenant.name, caller.key.admin) for caller in (by_key, by_token, by_certificate)] == [
+        ("acme", False), ("acme", False), ("billing", False),
+    ]  # fmt: skip
+    assert by_key.key.key_id == STORED.key_id
+    assert by_token.key.key_id == subject_id("jwt", ISSUER, "ada")
+    assert by_certificate.key.key_id == subject_id("cert", "cn:billing")
+
+
+def test_a_token_with_the_admins_claim_is_an_admin(provider):
+    """As an admin key is."""
+    caller = Authenticator(DIRECTORY, provider=provider).identify(bearer(PROVIDER.token(roles=["admin"])))
+    assert (caller.tenant.name, caller.key.admin) == ("operator", True)
+
+
+def test_every_refusal_reads_alike_and_has_its_reason(provider):
+    """Clients learn nothing; operators learn which."""
+    who = Authenticator(DIRECTORY, provider=provider, tls=TLS)
+    assert refused(who, []) is Reason.NO_CREDENTIAL
+    assert refused(who, bearer("sk-no")) is Reason.API_KEY
+    assert refused(who, bearer(KEY[:-1] + "!")) is Reason.API_KEY
+    assert refused(who, bearer(PROVIDER.token(tenant="nobody"))) is Reason.TOKEN_TENANT
+    assert refused(who, bearer(PROVIDER.token(tenant="gone"))) is Reason.TOKEN_TENANT
+    assert refused(who, bearer(Provider().token())) is Reason.TOKEN_SIGNATURE
+    assert refused(who, [], ClientCertificate(("cn:other",))) is Reason.CERTIFICATE_TENANT
+    assert refused(who, [], ClientCertificate(("cn:gone",))) is Reason.CERTIFICATE_TENANT
+    assert refused(Authenticator(DIRECTORY), bearer(PROVIDER.token())) is Reason.TOKENS_NOT_ACCEPTED
+
+
+def test_the_key_decides_where_a_certificate_came_as_well():
+    """Unless certificates are required, they may differ."""
+    assert Authenticator(DIRECTORY, tls=TLS).identify(bearer(KEY), BILLING).tenant.name == "acme"
+
+
+def test_a_certificate_does_not_rescue_a_wrong_key():
+    """A revoked key stays revoked on a connection with a certificate."""
+    assert refused(Authenticator(DIRECTORY, tls=TLS), bearer("sk-no"), ACME) is Reason.API_KEY
+
+
+def test_where_certificates_are_required_key_and_certificate_are_of_one_tenant(provider):
+    """A key that was stolen is of no use elsewhere; a certificate alone is enough to call."""
+    who = Authenticator(DIRECTORY, provider=provider, tls=STRICT)
+    assert who.identify(bearer(KEY), ACME).key == STORED
+    assert who.identify([], ACME).tenant.name == "acme"
+    assert who.identify(bearer(PROVIDER.token()), ACME).tenant.name == "acme"
+    assert refused(who, bearer(KEY)) is Reason.CERTIFICATE_MISSING
+    assert refused(who, bearer(KEY), BILLING) is Reason.CERTIFICATE_OF_ANOTHER
+    assert refused(who, bearer(PROVIDER.token()), BILLING) is Reason.CERTIFICATE_OF_ANOTHER
+    assert refused(who, bearer(ADMIN_KEY), ACME) is Reason.CERTIFICATE_OF_ANOTHER
+    assert refused(who, bearer(KEY), ClientCertificate(())) is Reason.CERTIFICATE_TENANT
+    assert refused(who, []) is Reason.NO_CREDENTIAL
+
+
+def test_a_changed_key_file_is_taken_over_and_old_tokens_end(provider, settings):
+    """A key the provider has withdrawn verifies nothing any more, also not what was verified before."""
+    who, successor = Authenticator(DIRECTORY, provider=provider), Provider("k2")
+    old = PROVIDER.token()
+    assert who.identify(bearer(old))
+    publish(settings.jwks_file, successor)
+    assert who.identify(bearer(old))
+    provider.renew()
+    assert refused(who, bearer(old)) is Reason.TOKEN_KEY_UNKNOWN
+    assert who.identify(bearer(successor.token()))
+
+
+@pytest.mark.parametrize("broken", ["", '{"keys": [', '{"keys": []}', None])
+def test_a_broken_key_file_changes_nothing_and_says_so(settings, broken, capsys):
+    """A copy that is half written locks nobody out."""
+    provider = open_provider(settings, logger=configure_logs(LogSettings(), terminal=False), clock=Clock(1e6))
+    if broken is None:
+        settings.jwks_file.unlink()
+    else:
+        settings.jwks_file.write_text(broken)
+    provider.renew()
+    provider.renew()
+    assert provider.read(PROVIDER.token()).tenant == "acme"
+    assert capsys.readouterr().err.count("jwks_not_taken_over") == 1
+    publish(settings.jwks_file, Provider("k2"))
+    provider.renew()
+    with pytest.raises(RefusedCallerError):
+        provider.read(PROVIDER.token())
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("x", "no JSON Web Key Set")])
+def test_a_start_without_keys_is_refused_in_one_line(settings, content, words):
+    """Rather no gateway than one that turns all its users away."""
+    settings.jwks_file.unlink()
+    if content is not None:
+        settings.jwks_file.write_text(content)
+    with pytest.raises(ConfigurationError, match=words) as error:
+        open_provider(settings, logger=configure_logs(LogSettings(), terminal=False), clock=Clock(1e6))
+    assert "oidc.jwks_file" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_without_a_key_file_there_is_no_provider():
+    """Tokens are accepted only where somebody said whose."""
+    assert (
+        open_provider(OidcSettings(), logger=configure_logs(LogSettings(), terminal=False), clock=Clock(1e6))
+        is None
+    )

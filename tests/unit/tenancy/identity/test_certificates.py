@@ -1,0 +1,34 @@
+"""The names in a client certificate, and whose they are."""
+
+import pytest
+
+from appliance.tenancy.identity.certificates import ClientCertificate, find_tenant, read_certificate
+from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+
+PEER = {
+    "subject": ((("countryName", "DE"),), (("commonName", "billing"),)),
+    "subjectAltName": (("DNS", "Host.Bank"), ("URI", "spiffe://bank/Billing"), ("IP Address", "10.0.0.1")),
+}
+TENANTS = {"uri:spiffe://bank/Billing": "billing", "cn:billing": "billing", "dns:lab.bank": "research"}
+
+
+def test_the_names_are_read_as_settings_spell_them():
+    """Host names know no case, all others do; addresses and the rest of the subject are no names."""
+    assert read_certificate(PEER).names == ("dns:host.bank", "uri:spiffe://bank/Billing", "cn:billing")
+    assert read_certificate({"subject": ((("countryName", "DE"),),)}).names == ()
+
+
+def test_a_name_leads_to_its_tenant():
+    """Two names of one tenant are no contradiction."""
+    assert find_tenant(read_certificate(PEER), TENANTS)[0] == "billing"
+    assert find_tenant(ClientCertificate(("dns:lab.bank",)), TENANTS) == ("research", "dns:lab.bank")
+
+
+@pytest.mark.parametrize(
+    "names", [(), ("cn:unknown",), ("uri:spiffe://bank/billing",), ("cn:billing", "dns:lab.bank")]
+)
+def test_a_certificate_of_nobody_or_of_two_is_refused(names):
+    """Nothing is guessed."""
+    with pytest.raises(RefusedCallerError) as refusal:
+        find_tenant(ClientCertificate(names), TENANTS)
+    assert refusal.value.reason is Reason.CERTIFICATE_TENANT

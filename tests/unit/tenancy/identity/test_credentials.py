@@ -1,0 +1,66 @@
+"""One credential in a request, however it was sent."""
+
+import pytest
+
+from appliance.tenancy.identity.credentials import is_token, presented
+from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+
+KEY = "sk-aaaaaaaa-" + "x" * 43
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("authorization", f"Bearer {KEY}")],
+        [("authorization", f"bearer  {KEY} ")],
+        [("x-api-key", KEY)],
+        [("api-key", KEY)],
+        [("x-api-key", KEY), ("content-type", "application/json"), ("authorization", f"Bearer {KEY}")],
+        [("api-key", KEY), ("x-api-key", KEY), ("x-api-key", f" {KEY}")],
+    ],
+)
+def test_a_key_is_read_from_the_header_each_client_sends_it_in(headers):
+    """OpenAI's, Anthropic's and Azure's; more than one may say the same."""
+    assert presented([(name.encode(), value.encode()) for name, value in headers]) == KEY
+
+
+@pytest.mark.parametrize(
+    "headers", [[], [("x-api-key", "")], [("authorization", "Bearer ")], [("cookie", KEY)]]
+)
+def test_without_a_credential_there_is_none(headers):
+    """An empty header is none."""
+    assert presented([(name.encode(), value.encode()) for name, value in headers]) is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("authorization", f"Bearer {KEY}"), ("x-api-key", KEY + "y")],
+        [("authorization", f"Bearer {KEY}"), ("authorization", "Bearer other")],
+        [("api-key", ""), ("x-api-key", KEY)],
+    ],
+)
+def test_headers_that_disagree_are_refused(headers):
+    """Neither is chosen: a proxy and the gateway might choose differently."""
+    with pytest.raises(RefusedCallerError) as refusal:
+        presented([(name.encode(), value.encode()) for name, value in headers])
+    assert refusal.value.reason is Reason.CREDENTIALS_DISAGREE
+
+
+@pytest.mark.parametrize("value", [f"Basic {KEY}", KEY, "Digest x", "", "Bearer\xa0x"])
+def test_another_scheme_is_refused(value):
+    """Only `Bearer` is ours."""
+    with pytest.raises(RefusedCallerError):
+        presented([(b"authorization", value.encode("latin-1"))])
+
+
+def test_bytes_that_are_no_text_are_a_key_nobody_has():
+    """No header can crash the reading of it."""
+    assert presented([(b"x-api-key", b"\xff\xfe")]) == "\xff\xfe"
+
+
+def test_tokens_and_keys_are_told_apart_by_their_shape():
+    """A key holds no dots, whatever its random part is."""
+    assert is_token("eyJhbGciOiJFUzI1NiJ9.e30.c2ln")
+    for other in (KEY, "eyJhbGciOiJFUzI1NiJ9", "eyJh.e30", "eyJh.a.b.c.d", "abc.def.ghi", ""):
+        assert not is_token(other)

@@ -1,0 +1,247 @@
+"""What is believed of a token, and for how long."""
+
+import base64
+import hmac
+import json
+import time
+from datetime import UTC, datetime
+from itertools import count
+from types import SimpleNamespace
+
+import jwt.api_jwt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.infra.settings import OidcSettings
+from appliance.tenancy.directory import REFUSAL
+from appliance.tenancy.identity.jwks import parse_key_set
+from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.tokens import (
+    REMEMBERED,
+    REQUIRED,
+    Bearer,
+    TokenCache,
+    subject_id,
+    verify_token,
+)
+from tests.clock import Clock
+from tests.identity_provider import AUDIENCE, ISSUER, Provider, key_set
+
+PROVIDER, STRANGER = Provider("k1"), Provider("k1")
+RSA = Provider("r1", "RS256")
+SETTINGS = OidcSettings(jwks_file="keys.json", issuer=ISSUER, audience=AUDIENCE)
+KEYS = parse_key_set(key_set(PROVIDER.jwk(), RSA.jwk()), SETTINGS.algorithms)
+NOW = int(time.time())  # noqa: TID251 - as the tokens below, which are made when this is read
+
+
+class Frozen(datetime):
+    """The time at which this file was read: tests that wait their turn must not see tokens expire."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.fromtimestamp(NOW, tz or UTC)
+
+
+@pytest.fixture(autouse=True)
+def _frozen(monkeypatch):
+    monkeypatch.setattr(jwt.api_jwt, "datetime", Frozen)
+    monkeypatch.setattr("tests.identity_provider.time", SimpleNamespace(time=lambda: NOW))
+
+
+def settings(**fields) -> OidcSettings:
+    return OidcSettings(jwks_file="keys.json", issuer=ISSUER, audience=AUDIENCE, **fields)
+
+
+def refusal(token: str, given: OidcSettings = SETTINGS) -> Reason:
+    with pytest.raises(RefusedCallerError) as error:
+        verify_token(token, KEYS, given)
+    assert str(error.value) == REFUSAL
+    return error.value.reason
+
+
+def b64(content: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(content).encode()).rstrip(b"=").decode()
+
+
+def test_a_token_says_whose_it_is():
+    """Tenant, a stable id, no admin, and until when."""
+    bearer = verify_token(PROVIDER.token(exp=NOW + 100), KEYS, SETTINGS)
+    assert (bearer.tenant, bearer.is_admin, bearer.good_until) == ("acme", False, NOW + 130)
+    assert bearer.key_id == subject_id("jwt", ISSUER, "ada")
+
+
+def test_an_audience_may_be_one_of_several():
+    """RFC 7519, 4.1.3."""
+    assert verify_token(RSA.token(aud=["other", AUDIENCE]), KEYS, SETTINGS).tenant == "acme"
+
+
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [
+        (STRANGER.token(), Reason.TOKEN_SIGNATURE),
+        (PROVIDER.token(header={"kid": "k9"}), Reason.TOKEN_KEY_UNKNOWN),
+        (PROVIDER.token(exp=NOW - 31), Reason.TOKEN_EXPIRED),
+        (PROVIDER.token(nbf=NOW + 90), Reason.TOKEN_NOT_YET_VALID),
+        (PROVIDER.token(iat=NOW + 90), Reason.TOKEN_NOT_YET_VALID),
+        (PROVIDER.token(iss=ISSUER + "/"), Reason.TOKEN_ISSUER),
+        (PROVIDER.token(aud="another"), Reason.TOKEN_AUDIENCE),
+        (PROVIDER.token(aud=[]), Reason.TOKEN_CLAIM_MISSING),
+        *((PROVIDER.token(without=(name,)), Reason.TOKEN_CLAIM_MISSING) for name in REQUIRED),
+        (PROVIDER.token(exp="soon"), Reason.TOKEN_MALFORMED),
+        (PROVIDER.token(sub=7), Reason.TOKEN_MALFORMED),
+        (PROVIDER.token(header={"crit": ["x"], "x": 1}), Reason.TOKEN_MALFORMED),
+        (PROVIDER.token(without=("tenant",)), Reason.TOKEN_TENANT),
+        (PROVIDER.token(tenant=["acme", "other"]), Reason.TOKEN_TENANT),
+        (PROVIDER.token(tenant={"acme": 1}), Reason.TOKEN_TENANT),
+        ("eyJ.e30.c2ln", Reason.TOKEN_MALFORMED),
+        (f"{b64({'alg': 'ES256', 'kid': ['k1']})}.{b64({})}.c2ln", Reason.TOKEN_MALFORMED),
+        (f"{b64({'alg': ['ES256']})}.{b64({})}.c2ln", Reason.TOKEN_ALGORITHM),
+        (f"{b64({'alg': 'ES256', 'kid': 'k1'})}.{'A' * 20_000}.c2ln", Reason.TOKEN_MALFORMED),
+    ],
+    ids=count(),  # each test process has other tokens, and all must agree on the names
+)  # fmt: skip
+def test_a_token_that_is_not_good_is_refused_with_the_reason(token, reason):
+    """The words are always the same; the reason is for the operator's log."""
+    assert refusal(token) is reason
+
+
+def test_an_unsigned_token_is_refused():
+    """`none` is no algorithm (RFC 8725, 2.1)."""
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ada", "exp": NOW + 100, "tenant": "acme"}
+    for name in ("none", "None", "nOnE"):
+        assert refusal(f"{b64({'alg': name, 'typ': 'JWT'})}.{b64(claims)}.") is Reason.TOKEN_ALGORITHM
+
+
+def test_a_public_key_is_no_shared_secret():
+    """A token signed with HMAC under what is published is refused (RFC 8725, 2.1)."""
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ada", "exp": NOW + 100, "tenant": "acme"}
+    signed = f"{b64({'alg': 'HS256', 'kid': 'r1'})}.{b64(claims)}"
+    made = hmac.digest(json.dumps(RSA.jwk()).encode(), signed.encode(), "sha256")
+    signature = base64.urlsafe_b64encode(made).rstrip(b"=").decode()
+    assert refusal(f"{signed}.{signature}") is Reason.TOKEN_ALGORITHM
+
+
+def test_a_key_in_the_token_itself_is_not_believed():
+    """Neither `jwk` nor `jku` nor `x5c` of a header chooses the key."""
+    header = {"jwk": STRANGER.jwk(), "jku": "http://127.0.0.1/keys", "x5u": "http://127.0.0.1/keys"}
+    assert refusal(STRANGER.token(header=header)) is Reason.TOKEN_SIGNATURE
+
+
+def test_an_algorithm_the_operator_did_not_allow_is_refused():
+    """However good the signature is."""
+    assert refusal(PROVIDER.token(), settings(algorithms=("RS256",))) is Reason.TOKEN_ALGORITHM
+
+
+def test_clocks_may_be_a_little_apart():
+    """Expired within the leeway still counts, and not a second longer."""
+    assert verify_token(PROVIDER.token(exp=NOW - 5), KEYS, settings(leeway_seconds=60))
+    assert refusal(PROVIDER.token(exp=NOW - 61), settings(leeway_seconds=60)) is Reason.TOKEN_EXPIRED
+
+
+@pytest.mark.parametrize(
+    ("groups", "tenant"),
+    [("ward-7", "hospital"), (["staff", "ward-7", "ward-8"], "hospital"), (["staff", "lab"], "research")],
+)
+def test_groups_lead_to_tenants_where_the_operator_says_so(groups, tenant):
+    """Groups nobody listed say nothing; several that mean the same tenant are no contradiction."""
+    given = settings(
+        tenant_claim="groups", tenants={"ward-7": "hospital", "ward-8": "hospital", "lab": "research"}
+    )
+    assert verify_token(PROVIDER.token(groups=groups), KEYS, given).tenant == tenant
+
+
+@pytest.mark.parametrize("groups", [["staff"], [], ["ward-7", "lab"], "hospital", None, 3])
+def test_groups_that_lead_nowhere_or_to_two_tenants_are_refused(groups):
+    """With a list of values, a value that happens to be a tenant's name is none of them."""
+    given = settings(tenant_claim="groups", tenants={"ward-7": "hospital", "lab": "research"})
+    assert refusal(PROVIDER.token(groups=groups), given) is Reason.TOKEN_TENANT
+
+
+def test_a_claim_can_open_the_admin_api():
+    """Such a token belongs to the operators, whatever its tenant claim says."""
+    given = settings(admin_claim="roles", admin_values=("gateway-admin",))
+    admin = verify_token(PROVIDER.token(roles=["x", "gateway-admin"], without=("tenant",)), KEYS, given)
+    assert (admin.is_admin, admin.tenant) == (True, "operator")
+    for roles in (["x"], "gateway-admin-not", None, {"gateway-admin": True}):
+        assert verify_token(PROVIDER.token(roles=roles), KEYS, given).is_admin is False
+
+
+def test_without_the_setting_no_claim_opens_the_admin_api():
+    """A token that calls itself admin is a tenant's."""
+    assert verify_token(PROVIDER.token(admin=True, roles=["admin"]), KEYS, SETTINGS).is_admin is False
+
+
+def test_the_id_in_the_audit_log_is_stable_and_tells_nothing():
+    """One subject has one id over all its tokens; subjects and issuers that look alike do not share one."""
+    ids = {
+        subject_id("jwt", *names) for names in (("a", "b"), ("ab", ""), ("a,b", ""), ("", "ab"), ("b", "a"))
+    }
+    assert len(ids) == 5
+    assert subject_id("jwt", "a", "b") in ids
+    assert all(len(made) == len("jwt:") + 16 for made in ids)
+
+
+@given(st.text(alphabet="eyJabc.-_=", max_size=60) | st.text(max_size=40))
+def test_no_text_crashes_the_verification(text):
+    """Whatever it is, it is refused."""
+    refusal(text)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def asked() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def cache(clock, asked) -> TokenCache:
+    def verify(token: str) -> Bearer:
+        asked.append(token)
+        if token.startswith("bad"):
+            raise RefusedCallerError(Reason.TOKEN_SIGNATURE)
+        return Bearer(tenant=token, key_id="jwt:x", is_admin=False, good_until=clock.now + 60)
+
+    return TokenCache(verify, clock)
+
+
+def test_a_token_is_verified_once_while_it_is_good(cache, clock, asked):
+    """And again when its time is over, which then refuses it."""
+    for _ in range(3):
+        assert cache.read("t").tenant == "t"
+    assert asked == ["t"]
+    clock.now += 60
+    cache.read("t")
+    assert asked == ["t", "t"]
+
+
+def test_a_refusal_is_not_remembered(cache, asked):
+    """Clocks move, keys come: the next time may be another."""
+    for _ in range(2):
+        with pytest.raises(RefusedCallerError):
+            cache.read("bad")
+    assert asked == ["bad", "bad"]
+
+
+def test_only_so_many_tokens_are_remembered(cache, asked):
+    """The one that was not used for longest goes first."""
+    for number in range(REMEMBERED):
+        cache.read(str(number))
+    cache.read("0")
+    cache.read("one more")
+    cache.read("0")
+    assert len(asked) == REMEMBERED + 1
+    cache.read("1")
+    assert len(asked) == REMEMBERED + 2
+
+
+def test_what_was_remembered_can_be_forgotten(cache, asked):
+    """As when a key is withdrawn."""
+    cache.read("t")
+    cache.forget()
+    cache.read("t")
+    assert asked == ["t", "t"]

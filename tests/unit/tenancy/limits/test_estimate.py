@@ -1,0 +1,54 @@
+"""What a request is reserved for."""
+
+import json
+
+import pytest
+
+from appliance.infra.json_members import parse_members
+from appliance.tenancy.limits.estimate import MEDIA_TOKENS, MOST_TOKENS, estimate_tokens
+
+GUESS = 512
+
+
+def estimate(**members):
+    text = json.dumps(members, ensure_ascii=False)
+    return estimate_tokens(text, parse_members(text), guess=GUESS)
+
+
+def test_a_prompt_is_a_third_of_its_bytes():
+    """English takes fewer tokens, other scripts about as many."""
+    assert estimate(prompt="x" * 300).prompt == pytest.approx(105, abs=5)
+    assert estimate(prompt="ሰላም" * 100).prompt == pytest.approx(305, abs=5)
+
+
+@pytest.mark.parametrize(
+    ("members", "completion"),
+    [
+        ({"max_tokens": 10}, 10),
+        ({"max_completion_tokens": 20, "max_tokens": 10}, 20),
+        ({"max_output_tokens": 30}, 30),
+        ({"max_tokens": 10, "n": 3}, 30),
+        ({"max_tokens": 10, "n": 2, "best_of": 5}, 50),
+        ({"max_tokens": 0}, 0),
+        ({"max_tokens": 10**30}, MOST_TOKENS),
+    ],
+)
+def test_an_answer_is_what_the_client_allows(members, completion):
+    """For each of the answers it asks for."""
+    found = estimate(**members)
+    assert found.completion == completion
+    assert not found.is_guess
+
+
+@pytest.mark.parametrize("value", [None, True, -1, "10", 1.5, [10]])
+def test_an_answer_without_a_bound_is_guessed(value):
+    """What is no count is none: whether it may be there is the worker's to judge."""
+    found = estimate(max_tokens=value)
+    assert (found.completion, found.is_guess) == (GUESS, True)
+
+
+def test_the_bytes_of_a_picture_are_no_tokens():
+    """A megabyte of picture is not a third of a million tokens."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 2**20}}
+    found = estimate(messages=[{"role": "user", "content": [picture, picture]}])
+    assert 2 * MEDIA_TOKENS <= found.prompt < 2 * MEDIA_TOKENS + 100

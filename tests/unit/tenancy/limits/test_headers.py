@@ -1,0 +1,98 @@
+"""What clients are told."""
+
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from appliance.errors import BudgetUsedUpError, LimitReachedError, RequestOverLimitError
+from appliance.tenancy.limits.book import Decision, Verdict
+from appliance.tenancy.limits.headers import render_headers, spell_seconds
+from appliance.tenancy.limits.holding import Holding
+from appliance.tenancy.limits.quota import Measure, Quota
+from appliance.tenancy.limits.refusal import refusal
+
+UTC = ZoneInfo("UTC")
+NOON = 1_763_726_400.0  # 2025-11-21
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spelt"),
+    [(0, "0s"), (0.2, "1s"), (59, "59s"), (59.5, "1m0s"), (360, "6m0s"), (86399, "23h59m59s")],
+)
+def test_durations_are_spelt_as_openai_does(seconds, spelt):
+    """In whole seconds, rounded up."""
+    assert spell_seconds(seconds) == spelt
+
+
+def holding(measure, limit, free, *, refilled_at=0.0):
+    made = Holding(Quota(measure=measure, limit=limit))
+    made.pool, made.refilled_at = free, refilled_at
+    return made
+
+
+def test_the_limit_that_leaves_least_is_told():
+    """Of tokens by the minute and of the day; places are told in no header."""
+    headers = render_headers(
+        [
+            holding(Measure.REQUESTS, 60, 59, refilled_at=130.0),
+            holding(Measure.TOKENS, 1000, 900),
+            holding(Measure.DAY, 50_000, 20, refilled_at=3700.0),
+            holding(Measure.CONCURRENT, 1, 0),
+        ],
+        now=100.0,
+    )
+    assert headers == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "30s",
+        "x-ratelimit-limit-tokens": "50000",
+        "x-ratelimit-remaining-tokens": "20",
+        "x-ratelimit-reset-tokens": "1h0m0s",
+    }
+
+
+def test_what_was_just_used_resets_in_a_minute():
+    """Although the book has not seen it yet."""
+    requests = holding(Measure.REQUESTS, 60, 58)
+    requests.free = 2
+    requests.take(1)
+    headers = render_headers([requests], now=100.0)
+    assert headers["x-ratelimit-remaining-requests"] == "59"
+    assert headers["x-ratelimit-reset-requests"] == "1m0s"
+
+
+def refused(measure, seconds, *, model=None):
+    quota = Quota(measure=measure, limit=60, model=model)
+    return refusal(quota, Decision(Verdict.REFUSED, quota.key, seconds), 70, now=NOON, zone=UTC)
+
+
+def test_a_refusal_names_the_limit_and_when_to_come_back():
+    """In one line."""
+    error = refused(Measure.REQUESTS, 22.5)
+    assert type(error) is LimitReachedError
+    assert str(error) == "Your limit of 60 requests per minute is reached. Try again in 23s."
+    assert error.retry_seconds == 22.5
+
+
+def test_a_refusal_by_a_models_limit_names_the_model():
+    """So that another one may be tried."""
+    assert "60 requests at once of the model `demo`" in str(refused(Measure.CONCURRENT, 1.0, model="demo"))
+
+
+def test_a_budget_that_is_used_up_names_its_period():
+    """And whose calendar it goes by."""
+    error = refused(Measure.DAY, 3600.0)
+    assert type(error) is BudgetUsedUpError
+    assert str(error) == (
+        "Your limit of 60 tokens per day is used up for 2025-11-21 (UTC). It begins anew in 1h0m0s."
+    )
+
+
+def test_a_request_that_never_fits_says_what_it_needs():
+    """There is no time to come back at."""
+    error = refused(Measure.TOKENS, None)
+    assert type(error) is RequestOverLimitError
+    assert error.retry_seconds is None
+    assert "needs 70" in str(error)
+    assert "max_tokens" in str(error)
+    assert "max_tokens" not in str(refused(Measure.CONCURRENT, None))

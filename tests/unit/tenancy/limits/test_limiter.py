@@ -1,0 +1,326 @@
+"""The gateway's side: who is let in at once, who waits, who is refused, and what a lost database does."""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from zoneinfo import ZoneInfo
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from appliance.errors import LimitReachedError, LimitsUnavailableError, RequestOverLimitError
+from appliance.infra.json_members import parse_members
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import LogSettings
+from appliance.tenancy.allowances import Limits
+from appliance.tenancy.limits.book import Terms
+from appliance.tenancy.limits.ledger import MemoryLedger
+from appliance.tenancy.limits.limiter import Limiter
+from appliance.tenancy.limits.reservation import UNLIMITED
+from appliance.tenancy.tenant import Tenant
+from tests.fakes import until
+
+TERMS = Terms(lease_seconds=2.0, renew_seconds=0.05, zone=ZoneInfo("UTC"))
+BODY = '{"max_tokens": 10}'
+MEMBERS = parse_members(BODY)
+
+
+class FailingLedger(MemoryLedger):
+    """Fails when it is told to, before or after it has entered a report."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.is_away = self.loses_answers = False
+        self.exchanges = 0
+
+    def exchange(self, asked):
+        self.exchanges += 1
+        if self.is_away:
+            raise LimitsUnavailableError("away")
+        replies = super().exchange(asked)
+        if self.loses_answers:
+            raise LimitsUnavailableError("cut off")
+        return replies
+
+
+class Gateway:
+    """A limiter, and one tenant's requests to it."""
+
+    def __init__(self, ledger, limits, part_alone=0.0):
+        self.ledger, self.metrics = ledger, Metrics(CollectorRegistry())
+        self.limiter = Limiter(
+            ledger=ledger,
+            terms=TERMS,
+            guess_tokens=20,
+            part_alone=part_alone,
+            clock=time.monotonic,
+            wall_clock=time.time,  # noqa: TID251 - a test is a composition root
+            metrics=self.metrics,
+            logger=configure_logs(LogSettings(level="error"), terminal=False),
+        )
+        self.tenant = Tenant(name="acme", limits=limits)
+
+    def take(self):
+        return self.limiter.take(self.tenant, "demo", BODY, MEMBERS)
+
+    async def let_in(self):
+        return self.take() or await self.limiter.wait(self.tenant, "demo", BODY, MEMBERS)
+
+    @property
+    def share(self):
+        return self.limiter._lanes["acme"].share
+
+    @property
+    def page(self):
+        return generate_latest(self.metrics.registry).decode()
+
+
+@pytest.fixture
+async def gateway():
+    """Start a gateway whose tenant has these limits, on a ledger of its own or another's."""
+    running = []
+
+    @asynccontextmanager
+    async def open_(ledger=None, part_alone=0.0, **limits):
+        made = Gateway(
+            ledger or FailingLedger(gateway="g", terms=TERMS, clock=time.time),  # noqa: TID251 - as above
+            Limits(**limits),
+            part_alone,
+        )
+        task = asyncio.create_task(made.limiter.run())
+        running.append(task)
+        try:
+            yield made
+        finally:
+            task.cancel()
+
+    yield open_
+    for task in running:
+        task.cancel()
+    ended = await asyncio.gather(*running, return_exceptions=True)
+    assert all(isinstance(error, asyncio.CancelledError) for error in ended), ended
+
+
+async def test_a_tenant_without_limits_costs_nothing(gateway):
+    """No reservation is made, no header told, no book opened."""
+    async with gateway() as one:
+        assert one.take() is UNLIMITED
+        assert one.limiter.headers(one.tenant, "demo") == {}
+        await asyncio.sleep(3 * TERMS.renew_seconds)
+        assert one.ledger.exchanges == 0
+
+
+async def test_as_many_are_let_in_as_the_limit_says(gateway):
+    """However many come at once."""
+    async with gateway(requests_per_minute=20) as one:
+        ended = await asyncio.gather(*(one.let_in() for _ in range(50)), return_exceptions=True)
+        refused = [each for each in ended if isinstance(each, LimitReachedError)]
+        assert len(refused) == 30
+        assert all(1 <= error.retry_seconds <= 61 for error in refused)
+        assert 'appliance_limit_refusals_total{limit="requests_per_minute",tenant="acme"} 30.0' in one.page
+        assert 'appliance_limit_used_ratio{limit="requests_per_minute",tenant="acme"} 1.0' in one.page
+
+
+async def test_who_is_refused_again_and_again_costs_the_database_nothing(gateway):
+    """It is asked once in a while, not for each of them."""
+    async with gateway(requests_per_minute=1) as one:
+        await one.let_in()
+        for _ in range(200):
+            with pytest.raises(LimitReachedError):
+                await one.let_in()
+        assert one.ledger.exchanges < 50
+
+
+async def test_a_place_that_is_left_is_taken_at_once(gateway):
+    """No exchange is needed where it was this gateway's."""
+    async with gateway(concurrent_requests=1) as one:
+        for _ in range(20):
+            reservation = await one.let_in()
+            with pytest.raises(LimitReachedError):
+                await one.let_in()
+            reservation.settle(0)
+        assert one.share.holdings["concurrent_requests"].in_use == 0
+
+
+async def test_a_request_larger_than_the_limit_is_told_so(gateway):
+    """At once, and not to come back."""
+    async with gateway(tokens_per_minute=5) as one:
+        with pytest.raises(RequestOverLimitError):
+            await one.let_in()
+
+
+async def test_whoever_is_cancelled_while_waiting_leaves_nothing_behind(gateway):
+    """At whatever moment it happens: before, while and after the book was asked."""
+    async with gateway(concurrent_requests=50, tokens_per_minute=100_000) as one:
+        for number in range(150):
+            waiting = [asyncio.create_task(one.let_in()) for _ in range(3)]
+            for _ in range(number % 12):
+                await asyncio.sleep(0)
+            if number % 4 == 0:
+                await asyncio.sleep(0.001)
+            for task in waiting:
+                task.cancel()
+            for ended in await asyncio.gather(*waiting, return_exceptions=True):
+                if not isinstance(ended, BaseException):
+                    ended.settle(0)
+        assert one.share.holdings["concurrent_requests"].in_use == 0
+        await until(lambda: one.limiter.headers(one.tenant)["x-ratelimit-remaining-tokens"] == "100000")
+
+
+async def test_without_the_database_it_goes_on_with_what_it_holds_and_then_refuses(gateway):
+    """Fails closed, and finds back by itself."""
+    async with gateway(requests_per_minute=1000) as one:
+        for _ in range(10):
+            await one.let_in()
+        holding = one.share.holdings["requests_per_minute"]
+        await until(lambda: holding.free > 0)
+        one.ledger.is_away = True
+        held = holding.free
+        assert [one.take() is not None for _ in range(held)] == [True] * held
+        with pytest.raises(LimitsUnavailableError):
+            await one.let_in()
+        assert "appliance_limits_failing 1.0" in one.page
+        one.ledger.is_away = False
+        await until(lambda: "appliance_limits_failing 0.0" in one.page)
+        assert await one.let_in()
+
+
+async def test_what_is_held_cannot_be_used_once_the_lease_has_run_out(gateway):
+    """Others may have it by then."""
+    async with gateway(requests_per_minute=1000) as one:
+        await one.let_in()
+        await until(lambda: one.share.holdings["requests_per_minute"].free > 0)
+        one.ledger.is_away = True
+        await until(lambda: time.monotonic() >= one.share.valid_until)
+        assert one.share.holdings["requests_per_minute"].free > 0
+        assert one.take() is None
+
+
+async def without_database(one):
+    """Take the database away, and wait until the lease has run out."""
+    one.ledger.is_away = True
+    await until(lambda: time.monotonic() >= one.share.valid_until)
+
+
+async def test_by_itself_a_gateway_serves_its_share_of_what_was_left(gateway):
+    """An outage gives nobody a fresh budget, nor a fresh minute."""
+    async with gateway(part_alone=0.5, tokens_per_day=1000) as one:
+        (await one.let_in()).settle(400)
+        await one.limiter.close()
+        await one.let_in()
+        await without_database(one)
+        let_in = [await one.let_in() for _ in range(5)]
+        for reservation in let_in:
+            reservation.settle(20)
+        assert await one.let_in()
+        with pytest.raises(LimitReachedError, match="500 tokens per day"):
+            await asyncio.gather(*(one.let_in() for _ in range(30)))
+
+
+async def test_what_was_used_without_the_database_is_entered_once_it_is_back(gateway):
+    """To the token, what is still under way as it was reserved."""
+    async with gateway(part_alone=1.0, tokens_per_day=1000, requests_per_minute=100) as one:
+        (await one.let_in()).settle(5)
+        await without_database(one)
+        for _ in range(7):
+            (await one.let_in()).settle(30)
+        one.ledger.is_away = False
+        await until(lambda: time.monotonic() < one.share.valid_until)
+        await one.limiter.close()
+        spent = one.ledger.books["acme"].spent
+        assert sum(spent["tokens_per_day"].values()) == 5 + 7 * 30
+        assert sum(spent["requests_per_minute"].values()) == 8
+
+
+async def test_an_answer_that_was_lost_loses_nothing(gateway):
+    """Every request is counted once, whether or not the gateway heard that it was."""
+    async with gateway(requests_per_minute=1000) as one:
+        let_in = 0
+        for number in range(60):
+            one.ledger.loses_answers = number % 3 == 0
+            try:
+                await one.let_in()
+                let_in += 1
+            except LimitsUnavailableError:
+                pass
+            await asyncio.sleep(0.01)
+        one.ledger.loses_answers = False
+        await one.limiter.close()
+        book = one.ledger.books["acme"]
+        assert sum(book.spent["requests_per_minute"].values()) == let_in
+
+
+async def test_two_gateways_share_a_limit_to_the_last_unit(gateway):
+    """Neither refuses while the other holds something it does not need."""
+    books = {}
+
+    def ledger(name):
+        made = MemoryLedger(gateway=name, terms=TERMS, clock=time.time)  # noqa: TID251 - as above
+        made.books = books
+        return made
+
+    async with (
+        gateway(ledger("a"), requests_per_minute=100) as one,
+        gateway(ledger("b"), requests_per_minute=100) as other,
+    ):
+        for _ in range(10):
+            await one.let_in()
+        await until(lambda: one.share.holdings["requests_per_minute"].free > 10)
+        ended = await asyncio.gather(*(other.let_in() for _ in range(150)), return_exceptions=True)
+        assert sum(isinstance(each, LimitReachedError) for each in ended) == 60
+
+
+async def test_closing_gives_back_what_is_held(gateway):
+    """The next gateway need not wait for a lease to run out."""
+    async with gateway(requests_per_minute=1000, concurrent_requests=10) as one:
+        for _ in range(10):
+            (await one.let_in()).settle(5)
+        await one.limiter.close()
+        held = one.ledger.books["acme"].leases["g"].held
+        assert set(held.values()) == {0}
+
+
+async def test_headers_count_what_was_let_in(gateway):
+    """Also what the database has not been told yet."""
+    async with gateway(requests_per_minute=50, tokens_per_day=1000) as one:
+        before = one.limiter.headers(one.tenant, "demo")
+        (await one.let_in()).settle(7)
+        after = one.limiter.headers(one.tenant, "demo")
+        assert before["x-ratelimit-remaining-requests"] == "50"
+        assert after["x-ratelimit-remaining-requests"] == "49"
+        assert after["x-ratelimit-remaining-tokens"] == "993"
+        assert after["x-ratelimit-limit-tokens"] == "1000"
+
+
+async def test_limits_that_change_while_requests_wait_are_asked_for_anew(gateway):
+    """Nobody is refused by a limit that is no more."""
+    async with gateway(requests_per_minute=1, concurrent_requests=1) as one:
+        for number in range(30):
+            limits = [Limits(concurrent_requests=1), Limits(requests_per_minute=100_000)][number % 2]
+            waiting = [asyncio.create_task(one.let_in()) for _ in range(3)]
+            for _ in range(number % 5):
+                await asyncio.sleep(0)
+            one.tenant = Tenant(name="acme", limits=limits)
+            waiting += [asyncio.create_task(one.let_in()) for _ in range(3)]
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+            for each in ended:
+                if isinstance(each, LimitReachedError):
+                    assert each.limit in {"concurrent_requests", "requests_per_minute"}
+                else:
+                    each.settle(0)
+        one.tenant = Tenant(name="acme", limits=Limits(concurrent_requests=1))
+        (await one.let_in()).settle(0)
+        assert one.share.holdings["concurrent_requests"].in_use == 0
+        assert list(one.share.holdings) == ["concurrent_requests"]
+
+
+async def test_a_limit_that_is_taken_away_leaves_the_metrics(gateway):
+    """Nobody is alarmed by what is no limit any more."""
+    async with gateway(requests_per_minute=10, tokens_per_day=1000) as one:
+        await one.let_in()
+        assert 'limit="tokens_per_day"' in one.page
+        one.tenant = Tenant(name="acme", limits=Limits(requests_per_minute=10))
+        await one.let_in()
+        assert 'limit="tokens_per_day"' not in one.page
+        assert 'appliance_limit_used_ratio{limit="requests_per_minute",tenant="acme"} 0.2' in one.page
