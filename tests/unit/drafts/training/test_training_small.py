@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from appliance.drafts.lint.lint import lint_pair  # noqa: E402
-from appliance.drafts.training import child  # noqa: E402
+from appliance.drafts.training.small import child  # noqa: E402
 from appliance.drafts.training.job import Given, Job  # noqa: E402
 from appliance.drafts.training.progress import Point, read_points  # noqa: E402
 from appliance.drafts.training.small.child import Training  # noqa: E402
