@@ -1,5 +1,5 @@
 """
-The documentation against the code it speaks of.
+The documentation agrees with the code it describes.
 """
 
 import re
@@ -23,22 +23,37 @@ PROSE = [
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_reference_pages_say_what_the_code_says(name):
-    """Run `python -m docs.generate` when this fails."""
+def test_reference_pages_match_the_code(name):
+    """If this fails, run `python -m docs.generate`."""
     assert (PAGES_AT / name).read_text(encoding="utf-8") == PAGES[name]()
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(page):
-    """A relative link names a file that exists."""
+def test_relative_links_name_files_that_exist(page):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_page_is_reachable_from_the_index():
+    docs = ROOT / "docs"
+    found, unread = set(), [docs / "README.md"]
+    while unread:
+        page = unread.pop()
+        if page in found:
+            continue
+        found.add(page)
+        if page.suffix == ".md":
+            targets = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+            linked = [(page.parent / target).resolve() for target in targets if "://" not in target]
+            unread += [path for path in linked if path.is_file() and path.is_relative_to(docs)]
+    pages = {path for pattern in ("**/*.md", "reference/*") for path in docs.glob(pattern)}
+    assert not pages - found
+
+
 @pytest.mark.parametrize("page", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_in_the_docs_exist(page):
-    """Every `make` target and `appliance` command in a code block can be run."""
+def test_commands_in_code_blocks_exist(page):
+    """Every `make` target, and every `appliance` command with its options."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     text = page.read_text(encoding="utf-8")
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
@@ -69,8 +84,8 @@ AUDITORS = [ROOT / "docs" / "explanation" / name for name in ("compliance.md", "
 
 
 @pytest.mark.parametrize("page", AUDITORS, ids=lambda path: path.name)
-def test_what_auditors_are_told_exists(page):
-    """Each command, setting, metric, error and entry type that a page for auditors names is there."""
+def test_pages_for_auditors_name_only_what_exists(page):
+    """Commands, settings, metrics and entry types."""
     settings = {
         f"{section}.{field}"
         for section, model in Settings.model_fields.items()
@@ -88,8 +103,7 @@ def test_what_auditors_are_told_exists(page):
     assert any(span.startswith("appliance ") for span in spans)
 
 
-def test_entry_types_that_nothing_writes_are_said_to_be_so():
-    """The page for auditors does not claim as recorded what is only registered."""
+def test_compliance_page_claims_only_entry_types_that_are_written():
     page = (ROOT / "docs" / "explanation" / "compliance.md").read_text(encoding="utf-8")
     claimed, _, rest = page.partition("Registered, but written by nothing yet:")
     admitted = set(re.findall(r"`([^`]+)`", rest.partition("\n\n")[0]))
@@ -103,22 +117,19 @@ def test_entry_types_that_nothing_writes_are_said_to_be_so():
     assert not {kind for kind in unwritten if f"`{kind}`" in claimed}
 
 
-def test_the_readme_opens_with_two_set_up_commands():
-    """A newcomer's first block is `make run` and `make test`, and nothing else."""
+def test_first_code_block_of_the_readme_is_make_run_and_make_test():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     first = re.search(r"```sh\n(.*?)```", text, re.DOTALL)
     assert [line.split("#")[0].strip() for line in first[1].splitlines()] == ["make run", "make test"]
 
 
-def test_the_demo_pair_is_small_enough_to_be_committed():
-    """Target and draft together stay within 24 MiB of weights."""
+def test_weights_of_the_demo_pair_stay_within_24_mib():
     files = [*DEMO_TARGET.glob("*.safetensors"), *DEMO_DRAFT.glob("*.safetensors")]
     assert len(files) == 2
     assert sum(path.stat().st_size for path in files) <= 24 * 2**20
 
 
-def test_nothing_in_the_tree_names_the_machine_it_was_written_on():
-    """No absolute path of a developer's machine is left in a file."""
+def test_no_file_has_an_absolute_path_of_a_developers_machine():
     homes = re.compile(rb"(?:/work/|/root/|/home/)[a-z.]")
     for path in ROOT.rglob("*"):
         if path.is_file() and not any(part.startswith((".", "__")) for part in path.relative_to(ROOT).parts):
