@@ -33,6 +33,13 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO_TARGET = ROOT / "demo" / "models" / "demo-coder"
 DEMO_DRAFT = ROOT / "demo" / "models" / "demo-coder-eagle31"
 MOST_EGRESS_TARGETS = 24
+REMOVED: Mapping[str, str] = {
+    "limits.share_without_database": (
+        "a gateway that cannot reach the database uses what it has leased for limits.lease_seconds, then"
+        " answers 503; remove the line"
+    ),
+}
+"""Settings of earlier versions, `section.field`, each with what replaces it."""
 SignatureAlgorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
@@ -354,9 +361,6 @@ class LimitSettings(Section):
     a killed gateway keeps from the others."""
     renew_seconds: Annotated[float, Field(ge=0.05)] = 0.5
     """Time between two reports of a gateway to the database of what was used."""
-    share_without_database: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of each limit that a gateway serves by itself once its lease has run out and the database is
-    still away; 0 refuses with 503.  The shares of all gateways should come to no more than 1."""
 
     @model_validator(mode="after")
     def _leases_outlast_reports(self) -> "LimitSettings":
@@ -832,6 +836,7 @@ def load_settings(
     values = _read_file(file) if file else {}
     _merge(values, _read_environment(os.environ if environment is None else environment))
     _merge(values, overrides or {})
+    _refuse_removed(values)
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
@@ -876,6 +881,14 @@ def _parse_scalar(text: str) -> Any:  # noqa: ANN401 - the field's type decides;
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
         return text
+
+
+def _refuse_removed(values: Mapping[str, Mapping[str, Any]]) -> None:
+    for section, fields in values.items():
+        for field in fields:
+            if (what_now := REMOVED.get(f"{section}.{field}")) is not None:
+                message = f"{section}.{field} is no longer a setting: {what_now}"
+                raise ConfigurationError(message)
 
 
 def _merge(values: dict[str, dict[str, Any]], stronger: Mapping[str, Mapping[str, Any]]) -> None:

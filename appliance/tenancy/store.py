@@ -60,11 +60,11 @@ class SqlTenantStore:
         """Give back every connection."""
         self._engine.dispose()
 
-    def generation(self) -> int:  # noqa: D102 - see the protocol
+    def generation(self) -> int:
         with self._errors("read"), self._reader.begin() as connection:
             return _read_generation(connection)
 
-    def read(self) -> Roster:  # noqa: D102
+    def read(self) -> Roster:
         with self._errors("read"), self._reader.begin() as connection:
             # First: whoever changes something in between makes this older than it is, never newer,
             # so the next look or the comparison in `write` notices.
@@ -76,7 +76,7 @@ class SqlTenantStore:
             found = [_decode_tenant(row, keys.get(row.name, [])) for row in rows]
         return Roster(generation=generation, tenants=in_order(found))
 
-    def write(self, before: Roster, after: tuple[Tenant, ...]) -> Roster:  # noqa: D102
+    def write(self, before: Roster, after: tuple[Tenant, ...]) -> Roster:
         old, new = (_rows(each) for each in (before.tenants, after))
         move = (
             update(tenancy_generation)

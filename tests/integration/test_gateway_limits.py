@@ -62,7 +62,6 @@ async def limited(serve):
         ledger=MemoryLedger(gateway="one", terms=TERMS, clock=time.time),  # noqa: TID251 - a root
         terms=TERMS,
         guess_tokens=512,
-        part_alone=0.0,
         clock=time.monotonic,
         wall_clock=time.time,  # noqa: TID251 - as above
         metrics=Metrics(CollectorRegistry()),

@@ -6,7 +6,6 @@ Limits that hold: how much of each tenant's allowance is used, over all gateways
     book                    what all gateways share about one tenant, and how it is handed out
     holding · reservation   what one gateway holds of it, and what one request took
     ledger · tables         the books in the database
-    alone                   a gateway without it
     lane · limiter          requests in, reservations out
     headers · refusal       what clients are told
 

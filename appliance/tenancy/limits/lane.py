@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from appliance.errors import LimitReachedError, LimitsUnavailableError
 from appliance.tenancy.allowances import Limits
-from appliance.tenancy.limits.alone import Alone
 from appliance.tenancy.limits.book import Decision, Reply, Terms, Verdict
 from appliance.tenancy.limits.estimate import Estimate
 from appliance.tenancy.limits.ledger import Asked
@@ -47,15 +46,13 @@ class Lane:
         limits: the tenant's.
         terms: the same for all gateways.
         wake: called when somebody begins to wait.
-        part: what of each limit may be used while the database is away and the lease has run out, 0..1.
     """
 
-    def __init__(self, limits: Limits, terms: Terms, wake: Callable[[], None], part: float) -> None:
+    def __init__(self, limits: Limits, terms: Terms, wake: Callable[[], None]) -> None:
         self.share = Share(limits)
         self.ask_at = 0.0
         """Monotonic time at which the next exchange is worth it for those who wait."""
-        self._terms, self._wake, self._part = terms, wake, part
-        self._alone: Alone | None = None
+        self._terms, self._wake = terms, wake
         self._waiters: deque[Waiter] = deque()
         self._asking: list[Waiter] = []
         self._refused: dict[str, Refused] = {}
@@ -68,7 +65,6 @@ class Lane:
     def change(self, limits: Limits) -> None:
         """Go on with other limits."""
         self._refused.clear()
-        self._end_alone()
         self.share.change(limits)
 
     async def wait(self, model: str, estimate: Estimate, *, now: float, wall_time: float) -> Reservation:
@@ -79,8 +75,6 @@ class Lane:
             LimitReachedError: a limit is used up, or the request is larger than it.
             LimitsUnavailableError: the database cannot be asked.
         """
-        if self._alone is not None:
-            return self._alone.take(model, estimate, now=now, wall_time=wall_time)
         self._refuse_at_once(self.share.need(model, estimate), now, wall_time)
         waiter = Waiter(model, estimate)
         if not self._waiters:
@@ -113,7 +107,6 @@ class Lane:
             wall_time: Unix time.
         """
         self.share.enter(reply, asked=asked, now=now)
-        self._end_alone()
         decisions = dict(zip(map(id, self._asking), reply.decisions, strict=True))
         waiters, self._waiters, self._asking = self._waiters, deque(), []
         for waiter in waiters:
@@ -122,29 +115,13 @@ class Lane:
         waits = any(decision.verdict is Verdict.WAITS for decision in reply.decisions)
         self.ask_at = now + (self._terms.renew_seconds / POLLS if waits else 0.0)
 
-    def fail(self, *, now: float, wall_time: float) -> None:
-        """Let in by oneself whoever waits, or refuse them: the book cannot be asked."""
-        if self._part and self._alone is None and now >= self.share.valid_until:
-            self._alone = Alone(self.share, self._part, self._terms, wall_time)
+    def fail(self) -> None:
+        """Refuse all waiting requests: the database cannot be reached."""
         waiters, self._waiters, self._asking = self._waiters, deque(), []
         for waiter in waiters:
-            if waiter.future.done():
-                continue
-            try:
-                waiter.future.set_result(self._take_alone(waiter, now, wall_time))
-            except (LimitReachedError, LimitsUnavailableError) as error:
-                waiter.future.set_exception(error)
-
-    def _take_alone(self, waiter: Waiter, now: float, wall_time: float) -> Reservation:
-        if self._alone is None:
-            message = "Limits cannot be looked up just now. Try again in a moment."
-            raise LimitsUnavailableError(message)
-        return self._alone.take(waiter.model, waiter.estimate, now=now, wall_time=wall_time)
-
-    def _end_alone(self) -> None:
-        if self._alone is not None:
-            self._alone.owe(self.share)
-            self._alone = None
+            if not waiter.future.done():
+                message = "Limits cannot be looked up just now. Try again in a moment."
+                waiter.future.set_exception(LimitsUnavailableError(message))
 
     def _serve(self, waiter: Waiter, decision: Decision | None, now: float, wall_time: float) -> None:
         need = self.share.need(waiter.model, waiter.estimate)

@@ -50,7 +50,7 @@ class MemoryLedger:
         self._gateway, self._terms, self._clock = gateway, terms, clock
         self.books: dict[str, Book] = {}
 
-    def exchange(self, asked: Mapping[str, Asked]) -> dict[str, Reply]:  # noqa: D102 - see the protocol
+    def exchange(self, asked: Mapping[str, Asked]) -> dict[str, Reply]:
         now = self._clock()
         return {
             tenant: exchange(
@@ -87,7 +87,7 @@ class SqlLedger:
         """Give back every connection."""
         self._engine.dispose()
 
-    def exchange(self, asked: Mapping[str, Asked]) -> dict[str, Reply]:  # noqa: D102 - see the protocol
+    def exchange(self, asked: Mapping[str, Asked]) -> dict[str, Reply]:
         tenants = sorted(asked)
         try:
             with self._turn, self._engine.begin() as connection:

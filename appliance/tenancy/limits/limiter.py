@@ -6,8 +6,8 @@ needs more waits for an exchange with the database, which all that wait then sha
 every `limits.renew_seconds`; nothing else of a request touches the database.
 
 It fails closed: without the database a gateway goes on with what it holds until its lease runs out,
-and then refuses, unless `limits.share_without_database` says otherwise.  What a crash loses is lost
-to the tenant, never to the limit: what the gateway held counts as used.
+and then refuses.  What a crash loses is lost to the tenant, never to the limit: what the gateway held
+counts as used.
 """
 
 import asyncio
@@ -43,7 +43,6 @@ class Limiter:
         ledger: where the books are.
         terms: the same for all gateways.
         guess_tokens: reserved for an answer of unknown length.
-        part_alone: what of each limit may be used while the database is away, 0..1.
         clock: monotonic seconds.
         wall_clock: Unix time, for messages only.
         metrics: told what is used and refused.
@@ -56,14 +55,12 @@ class Limiter:
         ledger: Ledger,
         terms: Terms,
         guess_tokens: int,
-        part_alone: float,
         clock: Clock,
         wall_clock: Clock,
         metrics: Metrics,
         logger: Logger,
     ) -> None:
         self._ledger, self._terms, self._guess_tokens = ledger, terms, guess_tokens
-        self._part = part_alone
         self._clock, self._wall_clock = clock, wall_clock
         self._metrics, self._logger = metrics, logger
         self._lanes: dict[str, Lane] = {}
@@ -139,7 +136,7 @@ class Limiter:
             busy = {name: lane for name, lane in self._lanes.items() if not lane.share.is_idle}
             await self._exchange(busy, leaves=True)
         for lane in self._lanes.values():
-            lane.fail(now=self._clock(), wall_time=self._wall_clock())
+            lane.fail()
 
     def _lane(self, tenant: Tenant) -> Lane | None:
         """The tenant's lane; None where it has no limits."""
@@ -147,7 +144,7 @@ class Limiter:
         if lane is not None and lane.share.limits is tenant.limits:
             return lane if lane.share.holdings else None
         if lane is None:
-            lane = self._lanes[tenant.name] = Lane(tenant.limits, self._terms, self._wake.set, self._part)
+            lane = self._lanes[tenant.name] = Lane(tenant.limits, self._terms, self._wake.set)
         elif lane.share.limits == tenant.limits:
             lane.share.limits = tenant.limits  # the same, read again
         else:
@@ -168,7 +165,7 @@ class Limiter:
             self._failure = str(error)
             self._metrics.limits_failing.set(1)
             for lane in lanes.values():
-                lane.fail(now=self._clock(), wall_time=self._wall_clock())
+                lane.fail()
             return
         if self._failure is not None:
             self._failure = None
@@ -234,7 +231,6 @@ async def open_limits(
         ledger=ledger,
         terms=terms,
         guess_tokens=settings.guess_tokens,
-        part_alone=settings.share_without_database,
         clock=clock,
         wall_clock=wall_clock,
         metrics=metrics,

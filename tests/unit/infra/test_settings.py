@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from appliance.errors import ConfigurationError
-from appliance.infra.settings import PREFIX, Section, Settings, load_settings
+from appliance.infra.settings import PREFIX, REMOVED, Section, Settings, load_settings
 
 FIELDS = [
     (section, field)
@@ -119,6 +119,19 @@ def test_an_unknown_section_or_field_is_refused(write, text: str):
     """So is one in the file."""
     with pytest.raises(ConfigurationError):
         load(write(text))
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_setting_is_refused_with_what_replaces_it(write, name: str):
+    section, field = name.split(".")
+    assert (section, field) not in FIELDS
+    for source in (
+        {"file": write(f"{section}: {{{field}: 1}}")},
+        {"environment": {f"{PREFIX}{section}__{field}".upper(): "1"}},
+    ):
+        with pytest.raises(ConfigurationError, match=rf"^{name} is no longer a setting: ") as caught:
+            load(**source)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,12 @@ class FailingLedger(MemoryLedger):
 class Gateway:
     """A limiter, and one tenant's requests to it."""
 
-    def __init__(self, ledger, limits, part_alone=0.0):
+    def __init__(self, ledger, limits):
         self.ledger, self.metrics = ledger, Metrics(CollectorRegistry())
         self.limiter = Limiter(
             ledger=ledger,
             terms=TERMS,
             guess_tokens=20,
-            part_alone=part_alone,
             clock=time.monotonic,
             wall_clock=time.time,  # noqa: TID251 - a test is a composition root
             metrics=self.metrics,
@@ -82,11 +81,10 @@ async def gateway():
     running = []
 
     @asynccontextmanager
-    async def open_(ledger=None, part_alone=0.0, **limits):
+    async def open_(ledger=None, **limits):
         made = Gateway(
             ledger or FailingLedger(gateway="g", terms=TERMS, clock=time.time),  # noqa: TID251 - as above
             Limits(**limits),
-            part_alone,
         )
         task = asyncio.create_task(made.limiter.run())
         running.append(task)
@@ -195,42 +193,6 @@ async def test_what_is_held_cannot_be_used_once_the_lease_has_run_out(gateway):
         await until(lambda: time.monotonic() >= one.share.valid_until)
         assert one.share.holdings["requests_per_minute"].free > 0
         assert one.take() is None
-
-
-async def without_database(one):
-    """Take the database away, and wait until the lease has run out."""
-    one.ledger.is_away = True
-    await until(lambda: time.monotonic() >= one.share.valid_until)
-
-
-async def test_by_itself_a_gateway_serves_its_share_of_what_was_left(gateway):
-    """An outage gives nobody a fresh budget, nor a fresh minute."""
-    async with gateway(part_alone=0.5, tokens_per_day=1000) as one:
-        (await one.let_in()).settle(400)
-        await one.limiter.close()
-        await one.let_in()
-        await without_database(one)
-        let_in = [await one.let_in() for _ in range(5)]
-        for reservation in let_in:
-            reservation.settle(20)
-        assert await one.let_in()
-        with pytest.raises(LimitReachedError, match="500 tokens per day"):
-            await asyncio.gather(*(one.let_in() for _ in range(30)))
-
-
-async def test_what_was_used_without_the_database_is_entered_once_it_is_back(gateway):
-    """To the token, what is still under way as it was reserved."""
-    async with gateway(part_alone=1.0, tokens_per_day=1000, requests_per_minute=100) as one:
-        (await one.let_in()).settle(5)
-        await without_database(one)
-        for _ in range(7):
-            (await one.let_in()).settle(30)
-        one.ledger.is_away = False
-        await until(lambda: time.monotonic() < one.share.valid_until)
-        await one.limiter.close()
-        spent = one.ledger.books["acme"].spent
-        assert sum(spent["tokens_per_day"].values()) == 5 + 7 * 30
-        assert sum(spent["requests_per_minute"].values()) == 8
 
 
 async def test_an_answer_that_was_lost_loses_nothing(gateway):
