@@ -1,0 +1,112 @@
+"""
+A site of version 0.1.0 (commit b8f7e63) starts, verifies and serves under this version.
+
+`tests/data/site_0_1_0.py` made the archives: a data directory and, in one of them, a PostgreSQL database.
+The draft's weights are left out of them; they are the demo draft's.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from appliance.infra.settings import DEMO_DRAFT
+from tests.fakes import chat
+from tests.integration.test_batches import Appliance, EchoWorker, begin, ended, lines, requests, said
+from tests.postgres import private_postgres
+
+DATA = Path(__file__).parents[1] / "data"
+WITNESS = "auditor.example/witness"
+KEPT = "the first question"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def site(request, tmp_path) -> Path:
+    """The unpacked site; settings for this database are in its `settings`."""
+    with tarfile.open(DATA / f"site-0.1.0-{request.param}.tar.xz") as archive:
+        archive.extractall(tmp_path, members=[each for each in archive if each.name != "./keys.json"])
+    (weights,) = tmp_path.glob("data/drafts/revisions/*/weights")
+    shutil.copy(DEMO_DRAFT / "model.safetensors", weights)
+    return tmp_path
+
+
+@pytest.fixture
+def keys(site, request) -> dict[str, str]:
+    """API keys that version 0.1.0 gave out; never written to a file here."""
+    with tarfile.open(DATA / f"site-0.1.0-{request.node.callspec.params['site']}.tar.xz") as archive:
+        return json.loads(archive.extractfile("./keys.json").read())
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    with private_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def settings(site, keys, request) -> dict[str, str]:
+    found = {"APPLIANCE_AUDIT__WITNESSES": json.dumps([{"name": WITNESS, "key": keys["witness"]}])}
+    dump = site / "database.sql"
+    if dump.exists():
+        postgres = request.getfixturevalue("postgres")
+        url = postgres.new_database()
+        postgres.execute(dump.read_text(), database=url.rpartition("/")[2])
+        found["APPLIANCE_AUDIT__DATABASE_URL"] = url
+    return found
+
+
+def command(settings: dict[str, str], *words: str | Path) -> str:
+    """Run a command with the settings of the site."""
+    done = subprocess.run(
+        [sys.executable, "-m", "appliance", *map(str, words)],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+async def test_a_site_of_the_former_version_is_upgraded_in_place(site, keys, settings):
+    where = ("--data", site / "data")
+    command(settings, "audit", "upgrade-database", *where)
+    command(settings, "audit", "verify", *where)
+    worker = EchoWorker()
+    async with worker.serving():
+        appliance = await Appliance(site / "data", worker, **settings).start()
+        try:
+            async with appliance.client(keys["demo"]) as demo, appliance.client(keys["clinic"]) as clinic:
+                for client in (demo, clinic):
+                    answer = await client.chat.completions.create(**{**chat(), "messages": said("after it")})
+                    assert answer.choices[0].message.content == "after it"
+                former = await clinic.batches.retrieve(keys["batch"])
+                assert (former.status, former.request_counts.completed) == ("completed", 3)
+                assert len(await lines(clinic, keys["output"])) == 3
+                batch = await ended(clinic, (await begin(clinic, requests("four", "five"))).id)
+                assert (batch.status, batch.request_counts.completed) == ("completed", 2)
+        finally:
+            assert await appliance.stop() == 0, "".join(appliance.process.output)
+    entries = [
+        json.loads(line)
+        for line in command(settings, "audit", "tail", "--json", "--count", "100000", *where).splitlines()
+    ]
+    kept = [
+        each["request_id"]
+        for each in entries
+        if each["type"] == "request.intent" and each["tenant"] == "clinic"
+    ]
+    assert KEPT in command(settings, "audit", "open", kept[0], "--part", "request", *where)
+    head = site / "head.json"
+    command(settings, "audit", "witness", "export-head", head, *where)
+    command(settings, "audit", "witness", "cosign", site / "witness", head)
+    command(settings, "audit", "witness", "import", head, *where)
+    command(settings, "audit", "verify", *where)
+    (draft,) = json.loads(command(settings, "draft", "list", "--json", *where))["drafts"]
+    assert draft["digest"].startswith("0e746747")
