@@ -12,6 +12,7 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import get_args
 
+import yaml
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
@@ -26,7 +27,7 @@ from appliance.audit.json_schema import json_schema_page
 from appliance.audit.reference import reference as audit_format
 from appliance.cli import cli
 from appliance.cli.preflight.report import Report
-from appliance.drafts.lint.explanations import EXPLANATIONS
+from appliance.drafts.lint.rules import Rule
 from appliance.gateway.cost.report import Report as CostReport
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import PREFIX, Settings
@@ -36,6 +37,7 @@ from tests.attacks.page import page as attacks_page
 from tests.clients.page import page as clients_page
 
 PAGES_AT = Path(__file__).parent / "reference"
+LINT_FACTS = Path(__file__).parent / "draft_lint.yaml"
 NOTE = "<!-- Written by `python -m docs.generate`; edit the code it describes instead. -->\n"
 
 
@@ -123,10 +125,10 @@ def lint_page() -> str:
         "What is checked before a draft is loaded, and what vLLM 0.32 does about it by itself; paths are",
         "below `vllm/`. An error keeps a draft from being served, a warning is announced and recorded.",
     ]
-    for rule, explanation in EXPLANATIONS.items():
-        lines += ["", f"## `{rule}`", "", f"**{explanation.severity.capitalize()}.** {explanation.finds}"]
-        advice = explanation.advice[0].upper() + explanation.advice[1:]
-        lines += ["", f"{explanation.why}", "", f"To do: {advice}."]
+    facts = yaml.safe_load(LINT_FACTS.read_text(encoding="utf-8"))
+    for rule in Rule:
+        lines += ["", f"## `{rule}`", "", f"**{rule.severity.capitalize()}.** {facts[rule]['finds']}"]
+        lines += ["", facts[rule]["why"], "", f"To do: {rule.advice[0].upper()}{rule.advice[1:]}."]
     return "\n".join(lines) + "\n"
 
 

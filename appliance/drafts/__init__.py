@@ -1,3 +1,3 @@
 """
-The life of a draft: judged, registered, refreshed from the site's own traffic, tried out, put into service.
+The life of a draft model: lint, registry, harvest, training, evaluation, promotion.
 """

@@ -1,9 +1,8 @@
 """
-What a draft's trainer wrote down beside the weights, in `training.json`.
+`training.json`: what a draft's trainer recorded about it.
 
-Some of what decides acceptance has no weights (`norm_output`, the aux layers), so a wrong config
-loads without a word; only the trainer knows.  Every field may be absent, and other fields are the
-trainer's own.
+Some of what decides acceptance has no weights (`norm_output`, the aux layers): vLLM cannot detect a wrong
+config, only the trainer knows.  Every field is optional; other fields belong to the trainer.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ DIGESTS = ("target", "parent", "dataset")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRecord:
-    """How a draft was trained; None where the record does not say."""
+    """How a draft was trained; None where the record is silent."""
 
     fc_norm: bool | None = None
     norm_output: bool | None = None
@@ -28,21 +27,21 @@ class TrainingRecord:
     aux_layers: tuple[int, ...] | None = None
     """Layers of the target, in the order `fc` takes them."""
     trained_context: int | None = None
-    """Longest text it was trained on, in tokens."""
+    """Longest training text, in tokens."""
     target: str | None = None
-    """Digest of the target it learnt from."""
+    """Digest of the target."""
     parent: str | None = None
-    """Digest of the draft its training started from."""
+    """Digest of the draft that training started from."""
     dataset: str | None = None
-    """Digest of the manifest of the data it was trained on."""
+    """Digest of the data set's manifest."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Tool, version, steps and rates, as the trainer wrote them."""
     expected: Mapping[str, Expectation] = field(default_factory=dict)
-    """What it accepted when it was evaluated, by kind of traffic; `all` for everything together."""
+    """Acceptance at evaluation, by kind of traffic; `all` for everything together."""
 
 
 def parse_record(content: Mapping[str, Any]) -> tuple[TrainingRecord, tuple[str, ...]]:
-    """Read a record; the second value names the fields that are not what they have to be."""
+    """Parse a record; the second value names the malformed fields."""
     fields = dict(content)
     wrong = [name for name in FLAGS if not isinstance(fields.get(name), bool | None)]
     layers, context = fields.get("aux_layers"), fields.get("trained_context")
@@ -66,7 +65,7 @@ def parse_record(content: Mapping[str, Any]) -> tuple[TrainingRecord, tuple[str,
 
 
 def encode_record(record: TrainingRecord) -> dict[str, Any]:
-    """Return a record as JSON, without what it does not say; `parse_record` reads it back as it was."""
+    """Encode a record as JSON without its empty fields; the inverse of `parse_record`."""
     content: dict[str, Any] = {
         name: getattr(record, name) for name in (*FLAGS, "aux_layers", "trained_context", *DIGESTS)
     }
@@ -77,7 +76,7 @@ def encode_record(record: TrainingRecord) -> dict[str, Any]:
 
 
 def _expectations(content: object) -> Mapping[str, Expectation] | None:
-    """What a record says under `expected`; None where that is not what it has to be."""
+    """Parse `expected`; None if it is malformed."""
     if not isinstance(content, dict):
         return None
     found: dict[str, Expectation] = {}
@@ -90,5 +89,5 @@ def _expectations(content: object) -> Mapping[str, Expectation] | None:
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether a value of JSON is a whole number that is not negative; true and false are none."""
+    """Whether a JSON value is a non-negative integer; booleans are not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

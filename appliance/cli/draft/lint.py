@@ -1,5 +1,5 @@
 """
-`appliance draft lint`: whether vLLM would serve a draft as it was trained.
+`appliance draft lint`.
 """
 
 import json
@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.lint import lint_pair
-from appliance.drafts.lint.rules import Severity
+from appliance.drafts.lint.rules import Finding, Severity
 from appliance.serving.weights import inspect_weights
 
 
@@ -26,9 +25,9 @@ def lint(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag
 ) -> None:
     """
-    Check whether vLLM would serve a draft as it was trained; nothing is loaded.
+    Check whether vLLM serves a draft as it was trained; loads no weights.
 
-    The exit code is 0 where the draft fits, with warnings or without, and 1 where it does not.
+    The exit code is 0 if the draft fits (with or without warnings), 1 if it does not.
     """
     pair = inspect_weights(target), inspect_weights(draft)
     findings = lint_pair(*pair, context=context)
@@ -54,11 +53,10 @@ def lint(
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"lint": lint}
-"""By name below `appliance draft`."""
 
 
 def _shown(finding: Finding) -> dict[str, str]:
-    """One finding as JSON; the names and what `rule` and `severity` may be do not change."""
+    """One finding as JSON; member names, rules and severities are stable."""
     return {
         "rule": finding.rule,
         "severity": finding.severity,

@@ -15,9 +15,8 @@ from appliance.audit.registry import EntryType
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.draft.journal import open_journal
 from appliance.drafts.evaluation.store import load_evaluation, load_measured
-from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.lint import lint_pair
-from appliance.drafts.lint.rules import Severity
+from appliance.drafts.lint.rules import Finding, Severity
 from appliance.drafts.record import encode_record
 from appliance.drafts.registry.opening import open_registry, site_signer
 from appliance.drafts.registry.origin import read_origin

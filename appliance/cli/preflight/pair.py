@@ -13,9 +13,8 @@ from pathlib import Path
 from appliance.cli.preflight.accelerator import read_pair
 from appliance.cli.preflight.check import Check, Subject
 from appliance.cli.preflight.inquiry import Inquiry
-from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.lint import lint_pair
-from appliance.drafts.lint.rules import Severity
+from appliance.drafts.lint.rules import Finding, Severity
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import process_environment
 from appliance.sovereignty.environment import offline_environment

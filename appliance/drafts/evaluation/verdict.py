@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.intervals import Interval
 from appliance.drafts.evaluation.report import Equality, Verdict
-from appliance.drafts.lint.findings import Finding
-from appliance.drafts.lint.rules import Severity
+from appliance.drafts.lint.rules import Finding, Severity
 from appliance.drafts.record import TrainingRecord
 
 LEAST_PROMPTS = 8

@@ -1,3 +1,3 @@
 """
-Whether a draft fits its target, judged before vLLM loads it.
+Checks a draft against its target before vLLM loads it.
 """

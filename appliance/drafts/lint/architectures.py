@@ -1,8 +1,8 @@
 """
-The names of architectures vLLM 0.32 can pair: EAGLE 3 drafts, and targets they can be used with.
+Architectures that vLLM 0.32 can pair: EAGLE 3 drafts, and the targets they work with.
 
-A table copied from `vllm/model_executor/models/registry.py` and the classes it names, because nothing
-of ours but the worker's plugin imports vllm; a test compares it with the vLLM that is installed.
+Copied from `vllm/model_executor/models/registry.py` and the classes it names, because only the worker's
+plugin imports vllm; a test compares it with the installed vLLM.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from types import MappingProxyType
 
 
 class Family(StrEnum):
-    """The class a draft is loaded with, by what its attention looks like."""
+    """The class vLLM loads a draft with."""
 
     LLAMA = "llama"
     """`llama_eagle3.py`."""
     QWEN3 = "qwen3"
     """`qwen3_eagle3.py`: Llama with norms on queries and keys."""
     MLA = "mla"
-    """`deepseek_eagle3.py`: DeepSeek's latent attention, as Kimi's drafts have it."""
+    """`deepseek_eagle3.py`: DeepSeek's latent attention; Kimi's drafts use it."""
 
 
 DRAFT_FAMILIES: Mapping[str, Family] = MappingProxyType(

@@ -1,17 +1,16 @@
 """
-How a draft takes up its target's hidden states: aux layers, their norms, and `fc`; and what its trainer said.
+Rules on how a draft reads its target's hidden states (aux layers, norms, `fc`) and on its training record.
 
-Pure; a part of `appliance.drafts.lint.lint`.
+Pure.
 """
 
 import json
 from collections.abc import Iterator
 
 from appliance.drafts.lint.architectures import Family
-from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.layers import Expected
 from appliance.drafts.lint.pair import Pair
-from appliance.drafts.lint.rules import Rule
+from appliance.drafts.lint.rules import Finding, Rule
 from appliance.drafts.lint.shape import AUX_IDS, Size
 from appliance.drafts.record import is_count
 
@@ -19,27 +18,26 @@ INPUT_NORM = "input_norm.weight"
 
 
 def fusion_problems(pair: Pair) -> Iterator[Finding]:
-    """What is wrong between the target's hidden states and the draft's first layer."""
     if pair.shape.fuses:
         yield from _fc_problems(pair)
         yield from _norm_problems(pair)
         yield from _layer_problems(pair)
     else:
         message = "its eagle_config says use_aux_hidden_state: false, which one of vLLM's runners ignores"
-        yield Finding(rule=Rule.AUX_HIDDEN_STATES_OFF, message=message)
+        yield Finding(Rule.AUX_HIDDEN_STATES_OFF, message)
     yield from _record_problems(pair)
 
 
 def _fc_problems(pair: Pair) -> Iterator[Finding]:
     shape, fc = pair.shape, pair.tensors.get("fc.weight")
     if fc is None and not (pair.packed and any(name.startswith("fc.") for name in pair.tensors)):
-        yield Finding(rule=Rule.FC_MISSING, message="it has no fc.weight")
+        yield Finding(Rule.FC_MISSING, "it has no fc.weight")
     if fc is None or pair.packed:
         return
     needed = Expected(shape=(shape.size("hidden_size"), _fused_width(pair)), rule=Rule.FC_SHAPE)
     if not needed.fits(fc.shape):
         what = f"its config with {shape.aux_count} aux layers needs {needed}"
-        yield Finding(rule=Rule.FC_SHAPE, message=f"fc.weight is {fc.shape}, and {what}")
+        yield Finding(Rule.FC_SHAPE, f"fc.weight is {fc.shape}, and {what}")
 
 
 def _fused_width(pair: Pair) -> Size:
@@ -50,13 +48,12 @@ def _fused_width(pair: Pair) -> Size:
 def _norm_problems(pair: Pair) -> Iterator[Finding]:
     shape, is_mla = pair.shape, pair.shape.family is Family.MLA
     if shape.flag("fc_norm") and shape.norm_before_fc and not is_mla:
-        message = "its config says both fc_norm and norm_before_fc"
-        yield Finding(rule=Rule.NORMS_COMBINED, message=message)
+        yield Finding(Rule.NORMS_COMBINED, "its config says both fc_norm and norm_before_fc")
     yield from _fc_norm_problems(pair)
     yield from _mla_norm_problems(pair) if is_mla else _input_norm_problems(pair)
     if shape.flag("fc_norm") and not shape.flag("norm_output") and pair.record.norm_output is None:
         message = "its config says fc_norm, but not norm_output; EAGLE 3.1 has both"
-        yield Finding(rule=Rule.NORM_OUTPUT_UNSET, message=message)
+        yield Finding(Rule.NORM_OUTPUT_UNSET, message)
 
 
 def _fc_norm_problems(pair: Pair) -> Iterator[Finding]:
@@ -64,27 +61,25 @@ def _fc_norm_problems(pair: Pair) -> Iterator[Finding]:
     if pair.shape.flag("fc_norm"):
         names = [f"fc_norm.{index}.weight" for index in range(pair.shape.aux_count)]
         if problem := _absent_or_misshapen(pair, names, pair.shape.target_hidden_size):
-            yield Finding(rule=Rule.FC_NORM_WEIGHTS, message=f"its config says fc_norm, but {problem}")
+            yield Finding(Rule.FC_NORM_WEIGHTS, f"its config says fc_norm, but {problem}")
     elif found:
-        message = f"it has {found[0]}, but its config does not say fc_norm"
-        yield Finding(rule=Rule.FC_NORM_FLAG, message=message)
+        yield Finding(Rule.FC_NORM_FLAG, f"it has {found[0]}, but its config does not say fc_norm")
 
 
 def _input_norm_problems(pair: Pair) -> Iterator[Finding]:
     if pair.shape.norm_before_fc:
         if problem := _absent_or_misshapen(pair, [INPUT_NORM], _fused_width(pair)):
-            message = f"its config says norm_before_fc, but {problem}"
-            yield Finding(rule=Rule.NORM_BEFORE_FC_WEIGHTS, message=message)
+            yield Finding(Rule.NORM_BEFORE_FC_WEIGHTS, f"its config says norm_before_fc, but {problem}")
     elif INPUT_NORM in pair.tensors:
         message = f"it has {INPUT_NORM}, but its config does not say norm_before_fc"
-        yield Finding(rule=Rule.NORM_BEFORE_FC_FLAG, message=message)
+        yield Finding(Rule.NORM_BEFORE_FC_FLAG, message)
 
 
 def _mla_norm_problems(pair: Pair) -> Iterator[Finding]:
     if pair.shape.norm_before_fc or INPUT_NORM in pair.tensors:
         what = "its config says norm_before_fc" if pair.shape.norm_before_fc else f"it has {INPUT_NORM}"
         message = f"{what}, which vLLM 0.32 has no place for in an MLA draft"
-        yield Finding(rule=Rule.NORM_BEFORE_FC_IGNORED, message=message)
+        yield Finding(Rule.NORM_BEFORE_FC_IGNORED, message)
 
 
 def _absent_or_misshapen(pair: Pair, names: list[str], width: Size) -> str:
@@ -102,44 +97,43 @@ def _layer_problems(pair: Pair) -> Iterator[Finding]:
     default, named = default_layers(pair), first or second
     if not named and pair.record.aux_layers != default:
         message = "it names no eagle_aux_hidden_state_layer_ids, so vLLM picks layers by itself"
-        yield Finding(rule=Rule.AUX_LAYERS_MISSING, message=message)
+        yield Finding(Rule.AUX_LAYERS_MISSING, message)
     if default and set(map(str, first or default)) != set(map(str, second or default)):
         where = "eagle_config.eagle_aux_hidden_state_layer_ids" if first else "eagle_config.layer_ids"
         message = f"it names its aux layers only in {where}, and one of vLLM's runners would take {default}"
-        yield Finding(rule=Rule.AUX_LAYERS_NESTED, message=message)
+        yield Finding(Rule.AUX_LAYERS_NESTED, message)
     used, depth = named or default, pair.target_size("num_hidden_layers")
     shown = ", ".join(str(layer) for layer in used)
     if not used:
         return
     if not all(is_count(layer) and (depth is None or layer <= depth) for layer in used):
-        message = f"its aux layers are {shown}, and the target has {depth} layers"
-        yield Finding(rule=Rule.AUX_LAYERS_RANGE, message=message)
+        yield Finding(Rule.AUX_LAYERS_RANGE, f"its aux layers are {shown}, and the target has {depth} layers")
         return
     if len(set(used)) != pair.shape.aux_count:
         message = f"its aux layers are {shown}, where it fuses {pair.shape.aux_count} different ones"
-        yield Finding(rule=Rule.AUX_LAYERS_COUNT, message=message)
+        yield Finding(Rule.AUX_LAYERS_COUNT, message)
     elif named and list(map(str, named)) != list(map(str, taken_layers(pair))):
         message = f"its aux layers are {shown}, and vLLM hands them over in ascending order"
-        yield Finding(rule=Rule.AUX_LAYERS_ORDER, message=message)
+        yield Finding(Rule.AUX_LAYERS_ORDER, message)
 
 
 def default_layers(pair: Pair) -> tuple[int, ...]:
-    """The layers vLLM takes where no config names any; none where the target's depth is not known."""
+    """The layers vLLM takes if no config names any; empty if the target's depth is unknown."""
     depth = pair.target_size("num_hidden_layers")
     return () if depth is None else (2, depth // 2, depth - 3)
 
 
 def taken_layers(pair: Pair) -> tuple[int, ...]:
-    """The layers that reach `fc`, in the order they do: ascending, each once."""
+    """The layers that reach `fc`, in vLLM's order: ascending, each once."""
     named = pair.shape.aux_layers(AUX_IDS) or pair.shape.aux_layers("layer_ids") or default_layers(pair)
     return tuple(sorted({layer for layer in named if isinstance(layer, int)}))
 
 
 def _record_problems(pair: Pair) -> Iterator[Finding]:
     shape, record = pair.shape, pair.record
-    if pair.doubts:
-        message = f"its training.json says nothing that can be used as {', '.join(pair.doubts)}"
-        yield Finding(rule=Rule.TRAINING_RECORD_MALFORMED, message=message)
+    if pair.malformed:
+        message = f"its training.json says nothing that can be used as {', '.join(pair.malformed)}"
+        yield Finding(Rule.TRAINING_RECORD_MALFORMED, message)
     flags = (
         ("norm_output", Rule.TRAINING_NORM_OUTPUT, shape.flag("norm_output"), record.norm_output),
         ("fc_norm", Rule.TRAINING_NORMS, shape.flag("fc_norm"), record.fc_norm),
@@ -148,8 +142,8 @@ def _record_problems(pair: Pair) -> Iterator[Finding]:
     for name, rule, flag, was in flags:
         if was is not None and was != flag:
             message = f"its config says {name}: {json.dumps(flag)}, its training.json {json.dumps(was)}"
-            yield Finding(rule=rule, message=message)
+            yield Finding(rule, message)
     if record.aux_layers is not None and shape.fuses and record.aux_layers != taken_layers(pair):
         told, taken = (", ".join(map(str, layers)) for layers in (record.aux_layers, taken_layers(pair)))
         message = f"its training.json says it was trained on layers {told}, and vLLM would hand it {taken}"
-        yield Finding(rule=Rule.TRAINING_AUX_LAYERS, message=message)
+        yield Finding(Rule.TRAINING_AUX_LAYERS, message)

@@ -1,5 +1,5 @@
 """
-The tensors vLLM has places for in a draft's layers, with their shapes, in its three classes.
+The layer tensors that vLLM's three draft classes load, with their shapes.
 
 Pure.  Sources, below `vllm/model_executor/models/`: `llama_eagle3.py` on `llama.py`, `qwen3_eagle3.py`
 on `qwen3.py`, `deepseek_eagle3.py` on `deepseek_v2.py`.
@@ -13,36 +13,33 @@ from appliance.drafts.lint.rules import Rule
 from appliance.drafts.lint.shape import DraftShape, Size
 
 QWEN3_HEAD_DIM = 128
-"""Width of a head where a Qwen3 config names none (`transformers.Qwen3Config`)."""
+"""Head width if a Qwen3 config names none (`transformers.Qwen3Config`)."""
 MLA_QUERY_RANK = 1536
-"""`q_lora_rank` where a DeepSeek config names none; null means something else, no rank at all."""
+"""`q_lora_rank` if a DeepSeek config names none; null means no rank at all."""
 MOST_LAYERS = 256
-"""Layers of a draft that are looked at; it has one, rarely two or three."""
+"""Maximum layers of a draft that are checked; real drafts have one to three."""
 FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "self_attn.fused_qkv_a_proj": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
 }
-"""Projections that vLLM keeps as one, and takes from a file in either form."""
+"""Projections that vLLM fuses, and loads from a file in either form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """One tensor that vLLM has a place for."""
-
     shape: tuple[Size, ...]
     rule: Rule
-    """What another shape is called."""
+    """The rule that another shape breaks."""
     optional: bool = False
-    """Whether nothing is lost without it."""
+    """Whether vLLM ignores its absence."""
 
     def __str__(self) -> str:
-        """The shape; a question mark where the config does not tell."""
+        """Show an unknown size as a question mark."""
         lengths = ", ".join("?" if size is None else str(size) for size in self.shape)
         return f"({lengths}{',' if len(self.shape) == 1 else ''})"
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape goes in."""
         return len(shape) == len(self.shape) and all(
             mine is None or mine == other for mine, other in zip(self.shape, shape, strict=True)
         )
@@ -52,7 +49,7 @@ def expected_tensors(shape: DraftShape) -> dict[str, Expected]:
     """
     The tensors of the draft's layers and its last norm, by vLLM's names without `model.`.
 
-    What stands around them (`fc`, its norms, embedding, head, `d2t`) has rules of its own.
+    `fc`, its norms, embedding, head and `d2t` have rules of their own.
     """
     hidden = shape.size("hidden_size")
     found = {"norm.weight": Expected(shape=(hidden,), rule=Rule.NORM_SHAPE)}
@@ -72,7 +69,7 @@ def expected_tensors(shape: DraftShape) -> dict[str, Expected]:
 
 
 def fused_tensors(expected: Mapping[str, Expected], present: Iterable[str]) -> dict[str, Expected]:
-    """The same with the parts of a projection replaced by the whole where the file has the whole."""
+    """Replace the parts of a projection by the fused one where the file has the fused one."""
     found = dict(expected)
     for name in present:
         stem, _, kind = name.rpartition(".")

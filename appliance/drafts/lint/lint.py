@@ -1,11 +1,9 @@
 """
-Judge a draft before vLLM loads it: config.json and tensor headers in, findings out.
+Checks a draft before vLLM loads it: config.json and tensor headers in, findings out.
 
-Most of what can be wrong with an EAGLE 3 or 3.1 draft is not noticed by vLLM; the only sign is that
-few of its tokens are accepted.  Pure.  It fails towards refusing: a finding of severity `error` is
-something vLLM 0.32 is known to fail on, or to serve wrongly without a word.
-
-The rules and what they rest on are in `appliance.drafts.lint.explanations`.
+vLLM does not notice most faults of an EAGLE 3 or 3.1 draft; the only sign is a low acceptance length.
+Pure.  Fails closed: a finding of severity `error` is something vLLM 0.32 is known to fail on or to serve
+wrongly without an error.
 """
 
 import os
@@ -13,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from appliance.drafts.lint.architectures import TARGETS, Family
-from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.fusion import fusion_problems
 from appliance.drafts.lint.pair import Pair, make_pair
-from appliance.drafts.lint.rules import Rule, Severity
+from appliance.drafts.lint.rules import Finding, Rule, Severity
 from appliance.drafts.lint.tensors import tensor_problems, vocabulary_problems
 from appliance.errors import ConfigurationError
 from appliance.serving.weights import Weights
@@ -24,27 +21,20 @@ from appliance.serving.weights import Weights
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 MLA_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 SPECULATORS_FIELDS = ("rms_norm_eps", "hidden_act")
-"""What has a default everywhere but in the speculators format."""
+"""Fields without a default in the speculators format only."""
 USUAL_TRAINED_CONTEXT = 2048
-"""Longest text in published recipes for EAGLE 3, in tokens; assumed where no record says it."""
+"""Longest text in published EAGLE 3 recipes, in tokens; assumed if no record states it."""
 UNKNOWN_TRAINING = f"nothing says how long its training texts were (usual are {USUAL_TRAINED_CONTEXT})"
 
 
 def lint_pair(target: Weights, draft: Weights, *, context: int | None = None) -> tuple[Finding, ...]:
-    """
-    Everything wrong with a pair, most fundamental first.
-
-    Args:
-        target: the target's weights.
-        draft: the weights of an EAGLE 3 or 3.1 draft.
-        context: longest context the worker will serve, in tokens; default: the target's longest.
-    """
+    """All findings about a pair, most fundamental first; `context` defaults to the target's maximum."""
     return tuple(_problems(make_pair(target, draft, context)))
 
 
 def refuse_errors(findings: tuple[Finding, ...], path: Path) -> None:
     """
-    Raise the first error among the findings about the draft in a directory, if there is one.
+    Raise if any finding is an error.
 
     Raises:
         ConfigurationError: the first error, and how many more there are.
@@ -75,48 +65,44 @@ def _format_problems(pair: Pair) -> Iterator[Finding]:
         if not isinstance(config.get("transformer_layer_config"), dict):
             return
     elif shape.model_type is None:
-        yield Finding(rule=Rule.MODEL_TYPE_MISSING, message="its config.json has no model_type")
+        yield Finding(Rule.MODEL_TYPE_MISSING, "its config.json has no model_type")
     if shape.family is None:
         asked = ", ".join(shape.architectures) or shape.model_type or "none at all"
         message = f"its architecture is {asked}, which vLLM 0.32 has no EAGLE 3 draft for"
-        yield Finding(rule=Rule.ARCHITECTURE_UNKNOWN, message=message)
+        yield Finding(Rule.ARCHITECTURE_UNKNOWN, message)
     missing = [name for name in SIZES if shape.size(name) is None]
     if shape.family is Family.MLA:
         missing += [name for name in MLA_SIZES if shape.size(name) is None]
     if shape.speculators:
         missing += [name for name in SPECULATORS_FIELDS if shape.fields.get(name) is None]
     if missing:
-        message = f"its config.json does not say {', '.join(missing)}"
-        yield Finding(rule=Rule.CONFIG_FIELD_MISSING, message=message)
+        yield Finding(Rule.CONFIG_FIELD_MISSING, f"its config.json does not say {', '.join(missing)}")
     named = pair.target.config.get("architectures")
     names = [str(name) for name in named] if isinstance(named, list) else []
     if not TARGETS.intersection(names):
         message = f"its target is a {', '.join(names) or 'model without a named architecture'}"
-        yield Finding(rule=Rule.TARGET_UNSUPPORTED, message=f"{message}, not known to support EAGLE 3")
+        yield Finding(Rule.TARGET_UNSUPPORTED, f"{message}, not known to support EAGLE 3")
     unsaid = [
         name for name in ("hidden_size", "vocab_size", "num_hidden_layers") if pair.target_size(name) is None
     ]
     if unsaid:
-        message = f"its target's config.json does not say {', '.join(unsaid)}"
-        yield Finding(rule=Rule.TARGET_FIELD_MISSING, message=message)
+        yield Finding(Rule.TARGET_FIELD_MISSING, f"its target's config.json does not say {', '.join(unsaid)}")
 
 
 def _speculators_problems(pair: Pair) -> Iterator[Finding]:
     config = pair.draft.config
     algorithm = config.get("speculators_model_type")
     if algorithm != "eagle3":
-        message = f"its speculators_model_type is {algorithm}, not eagle3"
-        yield Finding(rule=Rule.SPECULATORS_ALGORITHM, message=message)
+        yield Finding(Rule.SPECULATORS_ALGORITHM, f"its speculators_model_type is {algorithm}, not eagle3")
     if not isinstance(config.get("transformer_layer_config"), dict):
-        message = "its config.json has no transformer_layer_config"
-        yield Finding(rule=Rule.SPECULATORS_LAYER_CONFIG, message=message)
+        yield Finding(Rule.SPECULATORS_LAYER_CONFIG, "its config.json has no transformer_layer_config")
     section = config.get("speculators_config")
     verifier = section.get("verifier") if isinstance(section, dict) else None
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     # Text is compared, not files: a link to the target's directory is a warning, and only that.
     if not isinstance(name, str) or os.path.normpath(name) != os.path.normpath(pair.target.path):
         message = f"its verifier is {name or 'not named'}, where the target is {pair.target.path}"
-        yield Finding(rule=Rule.SPECULATORS_VERIFIER, message=message)
+        yield Finding(Rule.SPECULATORS_VERIFIER, message)
 
 
 def _size_problems(pair: Pair) -> Iterator[Finding]:
@@ -125,10 +111,10 @@ def _size_problems(pair: Pair) -> Iterator[Finding]:
     is_null = "target_hidden_size" in shape.fields and shape.target_hidden_size is None
     if shape.fuses and is_null:
         message = f"its target_hidden_size is {shape.fields['target_hidden_size']}, which is no width"
-        yield Finding(rule=Rule.HIDDEN_SIZE, message=message)
+        yield Finding(Rule.HIDDEN_SIZE, message)
     elif None not in {hidden, made_for} and hidden != made_for:
         message = f"it is made for a target of hidden size {made_for}, the target's is {hidden}"
-        yield Finding(rule=Rule.HIDDEN_SIZE, message=message)
+        yield Finding(Rule.HIDDEN_SIZE, message)
 
 
 def _context_problems(pair: Pair) -> Iterator[Finding]:
@@ -142,8 +128,8 @@ def _context_problems(pair: Pair) -> Iterator[Finding]:
         if context > (trained or USUAL_TRAINED_CONTEXT):
             known = f"it was trained on {trained} tokens" if trained else UNKNOWN_TRAINING
             message = f"it is plain EAGLE 3, contexts may have {context} tokens, and {known}"
-            yield Finding(rule=Rule.PLAIN_CONTEXT, message=message)
+            yield Finding(Rule.PLAIN_CONTEXT, message)
     longest = shape.size("max_position_embeddings")
     if longest is not None and longest < context:
         message = f"its max_position_embeddings is {longest}, and contexts may have {context} tokens"
-        yield Finding(rule=Rule.MAX_POSITION_EMBEDDINGS, message=message)
+        yield Finding(Rule.MAX_POSITION_EMBEDDINGS, message)

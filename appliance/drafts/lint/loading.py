@@ -1,56 +1,50 @@
 """
-The weights a worker is started with: read, digested, and judged before anything large is.
+Loads the weights a worker starts with; the draft is checked before any large file is read.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.lint import lint_pair, refuse_errors
-from appliance.drafts.lint.rules import Severity
+from appliance.drafts.lint.rules import Finding, Severity
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.weights import Weights, inspect_weights, load_weights
 
 
-class Speaker(Protocol):
-    """Whoever tells the person watching."""
-
-    def say(self, text: str) -> None:
-        """Print a line."""
+class AnnouncerLike(Protocol):
+    def say(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPair:
-    """The weights a worker is started with, and what was found about them."""
-
     target: Weights
     draft: Weights | None
     lint: tuple[Finding, ...] = ()
     draft_refused: bool = False
-    """Set where there is a draft, and the settings say to serve the target alone rather than this."""
+    """The draft does not fit, and `worker.bad_draft` says to serve the target alone."""
 
 
-def load_pair(settings: WorkerSettings, announcer: Speaker) -> LoadedPair:
+def load_pair(settings: WorkerSettings, announcer: AnnouncerLike) -> LoadedPair:
     """
-    Read and digest target and draft, and judge whether they fit before anything large is read.
+    Read and digest target and draft, after checking that they fit.
 
     Fails closed: a draft that does not fit is never served.  `worker.bad_draft` decides whether the
     target is served without it.
 
     Raises:
-        ConfigurationError: a path or file is missing, or the draft does not fit and is to be refused.
+        ConfigurationError: a path or file is missing, or the draft does not fit and the settings refuse it.
     """
     if settings.method != "eagle3" or settings.draft is None:
         return LoadedPair(target=load_weights(settings.model), draft=None)
-    seen = inspect_weights(settings.model), inspect_weights(settings.draft)
-    findings = lint_pair(*seen, context=settings.max_model_len)
+    inspected = inspect_weights(settings.model), inspect_weights(settings.draft)
+    findings = lint_pair(*inspected, context=settings.max_model_len)
     for finding in findings:
         announcer.say(f"{finding.severity}: {finding.rule}: {finding.message}; {finding.advice}")
     refused = any(finding.severity is Severity.ERROR for finding in findings)
     if settings.bad_draft == "refuse":
-        refuse_errors(findings, seen[1].path)
+        refuse_errors(findings, inspected[1].path)
     if refused:
-        announcer.say(f"the draft in {seen[1].path} does not fit: the target is served alone")
+        announcer.say(f"the draft in {inspected[1].path} does not fit: the target is served alone")
     return LoadedPair(
         target=load_weights(settings.model),
         draft=None if refused else load_weights(settings.draft),

@@ -1,5 +1,5 @@
 """
-A target and a draft side by side, as every rule needs them.
+The values that every rule reads from a target and its draft.
 """
 
 from collections.abc import Mapping
@@ -13,44 +13,41 @@ from appliance.serving.weights import TensorInfo, Weights
 
 PREFIX = "model."
 FIRST_LAYER = "midlayer."
-"""What trainers call the only layer; vLLM replaces it by `layers.0.`."""
+"""Trainers' name of the only layer; vLLM replaces it by `layers.0.`."""
 NESTED_TARGETS = (("text_config",), ("thinker_config", "text_config"), ("llm_config",), ("language_config",))
-"""Where a multimodal target keeps the fields of its language model."""
+"""Where a multimodal target keeps the config of its language model."""
 DROPPED = ("t2d", "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-"""Parts of names that vLLM throws away, whatever the config says."""
+"""Parts of tensor names that vLLM always drops."""
 FLOATS = frozenset({"BF16", "F16", "F32", "F64"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Everything that is compared."""
-
     target: Weights
     draft: Weights
     fields: Mapping[str, Any]
     """Fields of the target's language model."""
     shape: DraftShape
     tensors: Mapping[str, TensorInfo]
-    """The draft's tensors that vLLM would load, by its names without `model.`."""
+    """The draft's tensors that vLLM loads, by its names without `model.`."""
     record: TrainingRecord
-    doubts: tuple[str, ...]
-    """Fields of the training record that are not what they have to be."""
+    malformed: tuple[str, ...]
+    """Fields of the training record that cannot be parsed."""
     context: Size
-    """Longest context the worker serves, in tokens."""
+    """Longest context that the worker serves, in tokens."""
 
     def target_size(self, name: str) -> Size:
-        """A field of the target that is a whole number."""
         value = self.fields.get(name)
         return value if is_count(value) else None
 
     @property
     def prefixed(self) -> tuple[str, ...]:
-        """Names of the draft's tensors that begin with what vLLM puts before them."""
+        """Tensors whose names already begin with the prefix that vLLM adds."""
         return tuple(sorted(name for name in self.draft.tensors if name.startswith(PREFIX)))
 
     @property
     def undeclared(self) -> tuple[str, ...]:
-        """Tensors that are quantized although the config does not say so."""
+        """Quantized tensors that the config does not declare."""
         if self.shape.quantized:
             return ()
         weights = (name for name in self.tensors if "d2t" not in name)
@@ -58,12 +55,11 @@ class Pair:
 
     @property
     def packed(self) -> bool:
-        """Whether shapes and names say nothing, because weights are quantized."""
+        """Whether weights are quantized, so that their shapes and names cannot be checked."""
         return self.shape.quantized or bool(self.undeclared)
 
 
 def make_pair(target: Weights, draft: Weights, context: int | None) -> Pair:
-    """Put target and draft side by side; without a context it is the target's longest."""
     shape, fields = read_shape(draft.config), language_model(target.config)
     tensors = {}
     for name, info in draft.tensors.items():
@@ -71,7 +67,7 @@ def make_pair(target: Weights, draft: Weights, context: int | None) -> Pair:
         if placed is not None:
             tensors[placed] = info
     longest = fields.get("max_position_embeddings")
-    record, doubts = parse_record(draft.training)
+    record, malformed = parse_record(draft.training)
     return Pair(
         target=target,
         draft=draft,
@@ -79,13 +75,13 @@ def make_pair(target: Weights, draft: Weights, context: int | None) -> Pair:
         shape=shape,
         tensors=tensors,
         record=record,
-        doubts=doubts,
+        malformed=malformed,
         context=context if context is not None else longest if is_count(longest) else None,
     )
 
 
 def _placed(name: str, shape: DraftShape) -> str | None:
-    """The name a tensor is loaded by; None where vLLM throws it away."""
+    """The name vLLM loads a tensor by; None if vLLM drops it."""
     if any(part in name for part in DROPPED):
         return None
     if "mask_hidden" in name and shape.family is not Family.MLA:
@@ -96,7 +92,7 @@ def _placed(name: str, shape: DraftShape) -> str | None:
 
 
 def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of a target's language model, wherever its config.json keeps them."""
+    """The config of a target's language model, wherever its config.json keeps it."""
     for path in NESTED_TARGETS:
         found: object = config
         for name in path:

@@ -1,9 +1,8 @@
 """
 A draft's config as vLLM reads it.
 
-Three ways of writing a config come out as one: a plain one, one in the speculators format, and one
-wrapped in a `model` of its own.  Pure; a field that is absent or of the wrong type reads as None,
-and judging that is `appliance.drafts.lint.lint`'s business.
+A plain config, one in the speculators format and one wrapped in a `model` of its own come out alike.
+Pure; an absent field or one of the wrong type reads as None, and the rules report it.
 
 Sources, below `vllm/`: `transformers_utils/config.py`, `transformers_utils/configs/eagle.py`,
 `transformers_utils/configs/speculators/`, `model_executor/models/llama_eagle3.py`, `qwen3_eagle3.py`,
@@ -27,68 +26,63 @@ SPECULATORS_FLAGS = {
     "fc_norm": False,
     "norm_output": False,
 }
-"""Flags the format has at its top level, and what they are where it is silent."""
+"""The format's top-level flags with their defaults."""
 Size = int | None
-"""One length of a tensor; None where the config does not tell it."""
+"""One length of a tensor; None if the config does not state it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftShape:
-    """A draft's config as vLLM reads it."""
-
     speculators: bool
-    """Whether it is in the speculators format."""
+    """Whether the config is in the speculators format."""
     model_type: str | None
     architectures: tuple[str, ...]
-    """Names the registry is asked for."""
+    """Names that vLLM looks up in its model registry."""
     fields: Mapping[str, Any]
     quantized: bool
-    """Whether the config says how its weights are quantized."""
+    """Whether the config declares how its weights are quantized."""
 
     @property
     def family(self) -> Family | None:
-        """The class it is loaded with; None where vLLM has none."""
+        """The class vLLM loads it with; None if vLLM has none."""
         return next((DRAFT_FAMILIES[name] for name in self.architectures if name in DRAFT_FAMILIES), None)
 
     def size(self, name: str) -> Size:
-        """A field that is a whole number."""
         value = self.fields.get(name)
         return value if is_count(value) else None
 
     def flag(self, name: str) -> bool:
-        """A field that is taken for true or false."""
         return bool(self.fields.get(name))
 
     @property
     def eagle_config(self) -> Mapping[str, Any]:
-        """The nested section older drafts keep their fields in."""
+        """The nested section in which older drafts keep their fields."""
         nested = self.fields.get("eagle_config")
         return nested if isinstance(nested, dict) else {}
 
     @property
     def target_hidden_size(self) -> Size:
-        """Width of the hidden states it takes; null counts as given, as it does in vLLM."""
+        """Width of the hidden states it takes; null counts as given, as in vLLM."""
         return self.size("target_hidden_size" if "target_hidden_size" in self.fields else "hidden_size")
 
     @property
     def draft_vocab_size(self) -> Size:
-        """Tokens it can propose."""
         given = self.fields.get("draft_vocab_size")
         return self.size("vocab_size" if given is None else "draft_vocab_size")
 
     @property
     def fuses(self) -> bool:
-        """Whether it has an `fc` that fuses aux hidden states; an MLA draft always has."""
+        """Whether `fc` fuses aux hidden states; an MLA draft always does."""
         return self.family is Family.MLA or self.eagle_config.get("use_aux_hidden_state") is not False
 
     @property
     def norm_before_fc(self) -> bool:
-        """Whether one norm stands before `fc`; the nested field counts for more."""
+        """Whether a norm precedes `fc`; the nested field takes precedence."""
         return bool(self.eagle_config.get("norm_before_fc", self.fields.get("norm_before_fc")))
 
     @property
     def aux_count(self) -> int:
-        """Hidden states `fc` is built for, counted as the draft's class does."""
+        """Number of hidden states `fc` is built for, counted as the draft's class counts."""
         named = ("num_aux_layers",) if self.family is Family.QWEN3 else ()
         for name in (*named, "num_aux_hidden_states"):
             count = self.size(name)
@@ -99,7 +93,7 @@ class DraftShape:
         return len(layers) if isinstance(layers, list) and layers else DEFAULT_AUX_LAYERS
 
     def aux_layers(self, nested_name: str) -> tuple[object, ...]:
-        """The layers one of vLLM's runners finds; each looks for another name in `eagle_config`."""
+        """The layers that one of vLLM's runners reads; the two read different names in `eagle_config`."""
         for layers in (self.fields.get(AUX_IDS), self.eagle_config.get(nested_name)):
             if layers:
                 return tuple(layers) if isinstance(layers, list) else (layers,)
@@ -107,13 +101,11 @@ class DraftShape:
 
     @property
     def depth(self) -> int:
-        """Layers of the draft; one where the config does not say."""
         depth = self.size("num_hidden_layers")
         return 1 if depth is None else depth
 
 
 def read_shape(config: Mapping[str, Any]) -> DraftShape:
-    """Read a draft's config.json the way vLLM does."""
     model_type, named = config.get("model_type"), _names(config.get("architectures"))
     if model_type is None and config.get("speculators_config") is not None:
         model_type = "speculators"

@@ -6,9 +6,7 @@ from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.intervals import Interval
 from appliance.drafts.evaluation.report import Equality, Verdict
 from appliance.drafts.evaluation.verdict import LEAST_PROMPTS, Measured, judge, objections
-from appliance.drafts.lint.explanations import EXPLANATIONS
-from appliance.drafts.lint.findings import Finding
-from appliance.drafts.lint.rules import Rule, Severity
+from appliance.drafts.lint.rules import Finding, Rule, Severity
 from appliance.drafts.record import TrainingRecord
 from tests.unit.drafts.evaluation.evaluation_parts import digest_of
 
@@ -130,5 +128,5 @@ def test_lint_errors_and_whatever_contradicts_the_training_record_refuse(rule):
     """Warnings do not, unless they are about what only the trainer knows."""
     here = digest_of("a")
     found = objections(TrainingRecord(), here, here, [Finding(rule=rule, message="it is so")])
-    refuses = EXPLANATIONS[rule].severity is Severity.ERROR or "training" in rule
-    assert found == ((f"{rule}: it is so; {EXPLANATIONS[rule].advice}",) if refuses else ())
+    refuses = rule.severity is Severity.ERROR or "training" in rule
+    assert found == ((f"{rule}: it is so; {rule.advice}",) if refuses else ())

@@ -6,7 +6,6 @@ import pytest
 from typer.testing import CliRunner
 
 from appliance.cli import cli
-from appliance.drafts.lint.explanations import EXPLANATIONS
 from appliance.drafts.lint.rules import Rule
 from tests.unit.drafts.lint.builder import Draft, eagle31, write
 
@@ -48,10 +47,9 @@ def test_errors_are_named_with_what_to_do(lint):
     result = lint(damaged())
     assert result.exit_code == 1
     error, warning, verdict = result.stdout.splitlines()
-    advice = {rule: EXPLANATIONS[rule].advice for rule in (Rule.FC_MISSING, Rule.NORM_OUTPUT_UNSET)}
-    assert error == f"error    fc-missing: it has no fc.weight; {advice[Rule.FC_MISSING]}"
+    assert error == f"error    fc-missing: it has no fc.weight; {Rule.FC_MISSING.advice}"
     assert warning.startswith("warning  norm-output-unset: its config says fc_norm, but not norm_output")
-    assert warning.endswith(f"; {advice[Rule.NORM_OUTPUT_UNSET]}")
+    assert warning.endswith(f"; {Rule.NORM_OUTPUT_UNSET.advice}")
     assert verdict == "verdict  does not fit: 1 error, 1 warning"
 
 

@@ -5,17 +5,20 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.lint.explanations import EXPLANATIONS
 from appliance.drafts.lint.lint import lint_pair, refuse_errors
 from appliance.drafts.lint.rules import Rule, Severity
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import TensorInfo, Weights, inspect_weights
+from docs.generate import LINT_FACTS
 from tests.unit.drafts.lint.builder import HIDDEN, RECORD, VOCABULARY, eagle31, plain, write
 from tests.unit.drafts.lint.catalogue import BROKEN, GOOD, changed, lengthen, recorded
+
+FACTS = yaml.safe_load(LINT_FACTS.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -93,11 +96,11 @@ def test_warnings_refuse_nothing(tmp_path):
 @pytest.mark.parametrize("rule", Rule)
 def test_every_rule_is_explained_with_a_file_of_vllm(rule):
     """A rule follows what vLLM does, and says where that can be read."""
-    explanation = EXPLANATIONS[rule]
-    named = re.findall(r"`([\w/]+/(?:[\w]+\.py)?)`", explanation.why)
+    facts = FACTS[rule]
+    named = re.findall(r"`([\w/]+/(?:[\w]+\.py)?)`", facts["why"])
     assert named
-    assert explanation.finds.endswith(".")
-    assert not explanation.advice.endswith(".")
+    assert facts["finds"].endswith(".")
+    assert not rule.advice.endswith(".")
     spec = find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("vllm is not installed")

@@ -9,9 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.sizing import HANDED_OVER, Gpu, Head, Plan, Source, Target
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
-from docs.sizing import BEGIN, H100, PAGE, PAIRS, plans, sizing_table, with_table
+from docs.sizing import (
+    BEGIN,
+    H100,
+    HANDED_OVER,
+    PAGE,
+    PAIRS,
+    Gpu,
+    Head,
+    Plan,
+    Source,
+    Target,
+    plans,
+    sizing_table,
+    with_table,
+)
 
 (LLAMA_8B, HEAD_8B), (LLAMA_70B, HEAD_70B), (QWEN, HEAD_QWEN) = PAIRS
 
