@@ -31,7 +31,7 @@ from appliance.infra.settings import AuditSettings, LogSettings, MonitorSettings
 from appliance.serving.client import WorkerClient
 from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.pool import WorkerPool
-from appliance.serving.vllm.steering import Steering
+from appliance.serving.vllm.scheduler_control import SchedulerControl
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
 from appliance.speculation.values import Reason, SpeculationMode
 from tests.fake_engine import FakeClock, FakeScheduler, work
@@ -40,7 +40,7 @@ from tests.fakes import CONTROL_TOKEN, SPECULATIVE_METRICS, FakeWorker, until
 LARGEST = 4
 LOOKUP = (0, 3, 3, 3, 0)
 EVERYWHERE, NOWHERE = [[1, LARGEST, 3]], [[1, LARGEST, 0]]
-PATIENT = {"probe_seconds": 10_000.0, "probe_longest_seconds": 10_000.0, "probe_hopeless_seconds": 10_000.0}
+PATIENT = {"probe_seconds": 10_000.0, "probe_longest_seconds": 10_000.0}
 """Settings with which no probe is made that nobody asked for."""
 W1, W2 = WorkerId("w1"), WorkerId("w2")
 
@@ -52,7 +52,7 @@ class EngineWorker(FakeWorker):
         super().__init__(metrics=SPECULATIVE_METRICS, **more)
         self.engine_clock = FakeClock()
         self.scheduler = FakeScheduler(LOOKUP)
-        self.steering = Steering(self.scheduler, self.engine_clock)
+        self.steering = SchedulerControl(self.scheduler, self.engine_clock)
         self.scheduler.add("a")
         self.looks = 0
         self.may_answer = asyncio.Event()

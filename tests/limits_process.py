@@ -37,7 +37,8 @@ LIMITS = Limits(
     requests_per_minute=2000, tokens_per_minute=300_000, concurrent_requests=25, tokens_per_day=10**9
 )
 TENANT = Tenant(name="acme", limits=LIMITS)
-SETTINGS = LimitSettings(lease_seconds=LEASE_SECONDS, renew_seconds=0.2)
+SETTINGS = LimitSettings(lease_seconds=LEASE_SECONDS)
+RENEW_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ async def run(url: str, gateway: str, file: str, seed: int) -> None:
         database_url=url,
         gateway=gateway,
         settings=SETTINGS,
+        renew_seconds=RENEW_SECONDS,
         clock=time.monotonic,
         wall_clock=time.time,  # noqa: TID251 - a root of its own
         metrics=Metrics(CollectorRegistry()),

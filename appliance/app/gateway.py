@@ -47,8 +47,8 @@ from appliance.control.recycle import RecycleParts, Recycler, Restarter
 from appliance.control.tenants.enrolment import enrol
 from appliance.control.tenants.registrar import Registrar
 from appliance.control.worker_list import WorkerList
-from appliance.drafts.promotion.crew import Crew
-from appliance.drafts.promotion.passage import LocalTarget, PassageParts
+from appliance.drafts.promotion.run import TargetPool
+from appliance.drafts.promotion.run import LocalTarget, PromotionParts
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.drafts.registry.opening import open_registry
 from appliance.gateway.admission import AdmissionControl
@@ -365,7 +365,6 @@ class GatewayRole:
             directory=tenants,
             logger=self.logger,
             clock=WALL_CLOCK,
-            seconds=self.settings.tenants.poll_seconds,
         )
         observe_tenants(opened.metrics, watch)
         return watch
@@ -456,8 +455,8 @@ class GatewayRole:
 
     def _make_promoter(self, opened: _Opened, recycler: Recycler, control: ControlLoop) -> Promoter:
         return Promoter(
-            PassageParts(
-                crew=Crew(
+            PromotionParts(
+                targets=TargetPool(
                     pool=opened.pool,
                     recycler=recycler,
                     is_acting=lambda: control.is_acting,
@@ -533,7 +532,7 @@ class GatewayRole:
             sessions=Sessions(
                 idle_seconds=chosen.idle_seconds, longest_seconds=chosen.session_seconds, clock=clock
             ),
-            logins=Logins(attempts=chosen.login_attempts, seconds=chosen.login_seconds, clock=clock),
+            logins=Logins(clock=clock),
             history=History(pool=opened.pool, control=control, clock=clock, logger=self.logger),
             verification=LogVerification(
                 database_url=installation.database_url,

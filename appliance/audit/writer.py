@@ -37,6 +37,8 @@ from appliance.infra.settings import AuditSettings
 T = TypeVar("T")
 _Appended = tuple[Sequence[Leaf], CompactRange, Batch]
 """What others had appended, the tree with it, and what came after."""
+COMMIT_ENTRIES = 256
+"""Maximum entries in one commit."""
 ATTEMPTS = 5
 """How often a batch is tried behind others before the log counts as forked."""
 BEATS = 6
@@ -150,7 +152,7 @@ class Writer:
             due_at = retry_at if self._in_doubt else min(self._publisher.due_at(), self._beat_at)
             await self._pause(due_at - self._loop.time())
         company = self._loop.time() + self._settings.batch_seconds
-        while 0 < len(self._queue) < self._settings.batch_entries and not self._closing:
+        while 0 < len(self._queue) < COMMIT_ENTRIES and not self._closing:
             if (left := company - self._loop.time()) <= 0:
                 break
             await self._pause(left)
@@ -172,7 +174,7 @@ class Writer:
     async def _turn(self) -> None:
         if self._in_doubt and not await self._resynchronise():
             return
-        count = 1 if self._alone else self._settings.batch_entries
+        count = 1 if self._alone else COMMIT_ENTRIES
         self._alone = max(0, self._alone - 1)
         self._taken = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
         if self._taken:

@@ -39,7 +39,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import MonitorSettings
 from appliance.monitor import decide
 from appliance.serving.client import WorkerClient
-from appliance.serving.plugin_client import SpeculationClient, Steer
+from appliance.serving.plugin_client import SpeculationClient, SpeculationCommand
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
 from appliance.serving.worker_metrics import WorkerMetrics, parse_metrics
@@ -47,6 +47,8 @@ from appliance.speculation.state import MonitorPolicy, Watch, follow, observe
 from appliance.speculation.values import EngineReading, Reason, SpeculationMode
 
 MISSES_UNTIL_DOWN = 3
+HARD_OFF_RETRY_SECONDS = 6 * 3600.0
+"""From a hard-off to the restart that tries the draft again."""
 OUTSIDE = "outside"
 """Epoch of counters read off the metrics page: they tell of restarts by going backwards."""
 
@@ -96,7 +98,7 @@ class ControlLoop:
         self._is_acting = False
         self._overrides: tuple[Override, ...] = ()
         self._hard_off = HardOffPolicy(
-            after_seconds=settings.hard_off_after_seconds, retry_seconds=settings.hard_off_retry_seconds
+            after_seconds=settings.hard_off_after_seconds, retry_seconds=HARD_OFF_RETRY_SECONDS
         )
         self._ledger = Ledger()
 
@@ -305,7 +307,7 @@ class ControlLoop:
             return
         if watch.probe is not None and not watch.starts_probe:
             return  # a table would end the probe
-        steer = Steer(
+        steer = SpeculationCommand(
             table=watch.table,
             mode=watch.mode,
             reason=watch.basis,
@@ -339,7 +341,6 @@ def policy_of(settings: MonitorSettings) -> MonitorPolicy:
         probe_share=settings.probe_share,
         probe_seconds=settings.probe_seconds,
         probe_longest_seconds=settings.probe_longest_seconds,
-        probe_hopeless_seconds=settings.probe_hopeless_seconds,
     )
 
 

@@ -26,11 +26,15 @@ from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import RecycleSettings
 from appliance.serving.pool import WorkerPool
-from appliance.serving.restart_request import WITH_DRAFT, Candidate, Wish
-from appliance.serving.restartable import is_another, refusal
+from appliance.serving.restart_request import WITH_DRAFT, CandidateDraft, RestartRequest
+from appliance.serving.restartable import is_new_process, refusal
 from appliance.serving.worker import Admission, Worker, WorkerId, WorkerSnapshot
 from appliance.speculation.values import Reason, SpeculationMode
 
+CANARY_REQUESTS = 3
+"""Completions a restarted worker has to answer before it gets any other request."""
+CANARY_SECONDS = 60.0
+"""Time limit of each; the first after a start is slow."""
 POLL_SECONDS = 0.2
 """Between two looks at what the control loop has seen."""
 
@@ -51,7 +55,7 @@ class RecycleResult(StrEnum):
 class Restarter(Protocol):
     """Whoever can restart a worker."""
 
-    async def restart(self, worker: Worker, *, wish: Wish, reason: Reason) -> None:
+    async def restart(self, worker: Worker, *, request: RestartRequest, reason: Reason) -> None:
         """Have it finish its requests, end and start again; returns once that is certain to happen."""
 
 
@@ -82,23 +86,23 @@ class Order:
     """What is to be done with a worker, and why."""
 
     worker_id: WorkerId
-    wish: Wish
+    request: RestartRequest
     reason: Reason
     actor: str | None = None
     note: str | None = None
 
     @property
-    def attempts(self) -> tuple[Wish, ...]:
+    def attempts(self) -> tuple[RestartRequest, ...]:
         """How it is started, one after the other, until it is sound."""
-        if not self.wish.with_draft:
-            return (self.wish, self.wish)
-        tried = () if self.wish.candidate is None else (self.wish,)
-        return (*tried, WITH_DRAFT, WITH_DRAFT, Wish(with_draft=False))
+        if not self.request.with_draft:
+            return (self.request, self.request)
+        tried = () if self.request.candidate is None else (self.request,)
+        return (*tried, WITH_DRAFT, WITH_DRAFT, RestartRequest(with_draft=False))
 
-    def is_met_by(self, wish: Wish, draft: str) -> bool:
-        """Whether a worker that was started by this wish, and has this draft, is what was ordered."""
-        candidate = self.wish.candidate
-        return wish == self.wish and (candidate is None or candidate.draft == draft)
+    def is_met_by(self, request: RestartRequest, draft: str) -> bool:
+        """Whether a worker that was started by this request, and has this draft, is what was ordered."""
+        candidate = self.request.candidate
+        return request == self.request and (candidate is None or candidate.draft == draft)
 
 
 class Recycler:
@@ -168,7 +172,7 @@ class Recycler:
         reason: Reason,
         actor: str | None = None,
         note: str | None = None,
-        candidate: Candidate | None = None,
+        candidate: CandidateDraft | None = None,
         holder: str | None = None,
         allow_downtime: bool = False,
     ) -> asyncio.Task[RecycleResult]:
@@ -191,8 +195,8 @@ class Recycler:
         refused = self.refusal(worker_id, holder=holder, allow_downtime=allow_downtime)
         if refused is not None:
             raise ControlRefusedError(refused)
-        wish = Wish(with_draft=with_draft, candidate=candidate)
-        order = Order(worker_id=worker_id, wish=wish, reason=reason, actor=actor, note=note)
+        request = RestartRequest(with_draft=with_draft, candidate=candidate)
+        order = Order(worker_id=worker_id, request=request, reason=reason, actor=actor, note=note)
         self._worker_id = worker_id
         self._task = asyncio.get_running_loop().create_task(self._carry_out(order))
         return self._task
@@ -257,29 +261,29 @@ class Recycler:
 
     async def _renew(self, order: Order) -> RecycleResult:
         """Restart it until it is sound: as ordered, once more, at last without its draft."""
-        for number, wish in enumerate(order.attempts):
+        for number, request in enumerate(order.attempts):
             seen = self._parts.pool.snapshot(order.worker_id)
             if seen is None:
                 self._tell(order, "worker_restart_refused", error="it has left the pool")
                 return RecycleResult.NOT_RESTARTED if number == 0 else RecycleResult.FAILED
             restarter = self._parts.own.get(order.worker_id, self._parts.others)
             try:
-                await restarter.restart(seen.worker, wish=wish, reason=order.reason)
+                await restarter.restart(seen.worker, request=request, reason=order.reason)
             except ApplianceError as error:
                 self._tell(order, "worker_restart_refused", error=str(error))
                 if number == 0:
                     return RecycleResult.NOT_RESTARTED
                 continue
             self._parts.pool.set_admission(order.worker_id, Admission.CANARY)
-            mode = mode_of(wish.with_draft)
+            mode = mode_of(request.with_draft)
             self._tell(order, "worker_restart_asked", mode=mode)
-            self._audit(order, with_draft=wish.with_draft)
-            failure = await self._try_out(order, seen, with_draft=wish.with_draft)
-            self._audit(order, with_draft=wish.with_draft, canary="failed" if failure else "passed")
+            self._audit(order, with_draft=request.with_draft)
+            failure = await self._try_out(order, seen, with_draft=request.with_draft)
+            self._audit(order, with_draft=request.with_draft, canary="failed" if failure else "passed")
             if failure is None:
                 self._tell(order, "worker_canary_passed", mode=mode)
                 now = self._parts.pool.snapshot(order.worker_id)
-                is_met = now is not None and order.is_met_by(wish, now.draft)
+                is_met = now is not None and order.is_met_by(request, now.draft)
                 return RecycleResult.RECYCLED if is_met else RecycleResult.WITHOUT_DRAFT
             self._tell(order, "worker_canary_failed", mode=mode, error=failure)
         return RecycleResult.FAILED
@@ -299,9 +303,9 @@ class Recycler:
         if not back.models:
             return "it serves no model"
         try:
-            for _ in range(self._settings.canary_requests):
+            for _ in range(CANARY_REQUESTS):
                 await self._parts.client.canary(
-                    back.worker, back.models[0].name, self._settings.canary_seconds
+                    back.worker, back.models[0].name, CANARY_SECONDS
                 )
         except WorkerFailedError as error:
             return str(error)
@@ -318,9 +322,9 @@ class Recycler:
             if back is None or not back.healthy:
                 was_down = not is_own  # its supervisor tells the pool of every new process
                 return False
-            if order.wish.candidate is not None and not is_own and back.reading is None:
+            if order.request.candidate is not None and not is_own and back.reading is None:
                 return False  # which draft it has, only its plugin can say
-            return is_another(before, back, was_down=was_down)
+            return is_new_process(before, back, was_down=was_down)
 
         return back if await self._until(is_back, self._settings.start_seconds) else None
 

@@ -38,6 +38,30 @@ REMOVED: Mapping[str, str] = {
         "a gateway that cannot reach the database uses what it has leased for limits.lease_seconds, then"
         " answers 503; remove the line"
     ),
+    **{
+        name: f"it is fixed at {value}; remove the line"
+        for name, value in {
+            "api.max_head_bytes": "65536",
+            "api.max_headers": "100",
+            "tenants.poll_seconds": "0.5",
+            "pool.breaker_failures": "5",
+            "pool.breaker_seconds": "5",
+            "admission.headroom_requests": "8",
+            "admission.retry_share": "0.2",
+            "admission.retry_reserve": "100",
+            "limits.renew_seconds": "0.5",
+            "batch.parallel": "8",
+            "monitor.probe_hopeless_seconds": "900",
+            "monitor.hard_off_retry_seconds": "21600",
+            "recycle.canary_requests": "3",
+            "recycle.canary_seconds": "60",
+            "audit.batch_entries": "256",
+            "audit.witness_timeout_seconds": "10",
+            "console.login_attempts": "10",
+            "console.login_seconds": "60",
+            "tracing.queue_spans": "4096",
+        }.items()
+    },
 }
 """Settings of earlier versions, `section.field`, each with what replaces it."""
 SignatureAlgorithm = Literal[
@@ -99,10 +123,6 @@ class ApiSettings(Section):
     """How long a worker may send nothing before the request fails, its first byte included."""
     max_connections: Annotated[int, Field(ge=1)] = 10_000
     """Most connections held at once, idle ones included; a further one is answered 503 and closed."""
-    max_head_bytes: Annotated[int, Field(ge=4096)] = 64 * 2**10
-    """Largest request line and headers together, in bytes; more is answered 431."""
-    max_headers: Annotated[int, Field(ge=16)] = 100
-    """Most header lines of a request; more is answered 431."""
     head_seconds: Annotated[float, Field(gt=0)] = 20.0
     """How long a request's headers may take to arrive, and a TLS handshake; then 408."""
     body_seconds: Annotated[float, Field(gt=0)] = 30.0
@@ -231,8 +251,6 @@ class TenantsSettings(Section):
     file: Path | None = None
     """Tenants file (YAML), imported at each start: it adds and changes, and removes nothing; default:
     `tenants.yaml` in the data directory, if there is one."""
-    poll_seconds: Annotated[float, Field(gt=0, le=60)] = 0.5
-    """Time between two looks whether tenants or keys were changed elsewhere."""
 
 
 class WorkerSettings(Section):
@@ -307,10 +325,6 @@ class PoolSettings(Section):
     affinity_prefixes: Annotated[int, Field(ge=0)] = 16384
     """Beginnings of conversations of which is remembered who answered them last, so that their KV cache can
     be used again; about 180 bytes each; 0: requests go by load alone."""
-    breaker_failures: Annotated[int, Field(ge=1)] = 5
-    """Requests in a row a worker may fail before it gets none for a while."""
-    breaker_seconds: Annotated[float, Field(gt=0)] = 5.0
-    """How long that is the first time; doubles with each trial that fails, up to 64 times as long."""
 
 
 class AdmissionSettings(Section):
@@ -318,9 +332,7 @@ class AdmissionSettings(Section):
 
     worker_requests: Annotated[int, Field(ge=1)] | None = None
     """Most requests this gateway has with one worker at a time; default: what the worker says it batches, or
-    256 where it does not say, and `headroom_requests`."""
-    headroom_requests: Annotated[int, Field(ge=1)] = 8
-    """Requests a worker holds beyond its batch, so that a place in it is filled at once."""
+    256 where it does not say, and 8."""
     queue_requests: Annotated[int, Field(ge=0)] = 1024
     """Most requests of one priority class that wait for a worker; of more, those of whoever has most waiting
     are answered 429."""
@@ -336,10 +348,6 @@ class AdmissionSettings(Section):
     """Share of the turns that class `batch` gets while requests of higher classes wait."""
     tenant_weights: dict[str, Annotated[int, Field(ge=1)]] = {}
     """Turns in a row by tenant name, while others wait; 1 for a tenant that is not named."""
-    retry_share: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Most second tries on another worker, as a share of all requests."""
-    retry_reserve: Annotated[int, Field(ge=0)] = 100
-    """Second tries that may be saved up, for the death of a full worker."""
 
     @model_validator(mode="after")
     def _something_is_left_for_the_highest_class(self) -> "AdmissionSettings":
@@ -359,15 +367,6 @@ class LimitSettings(Section):
     lease_seconds: Annotated[float, Field(ge=2)] = 10.0
     """How long a gateway goes on with what it holds of a limit when it cannot reach the database, and what
     a killed gateway keeps from the others."""
-    renew_seconds: Annotated[float, Field(ge=0.05)] = 0.5
-    """Time between two reports of a gateway to the database of what was used."""
-
-    @model_validator(mode="after")
-    def _leases_outlast_reports(self) -> "LimitSettings":
-        if self.lease_seconds < 4 * self.renew_seconds:
-            message = "lease_seconds must be at least four times renew_seconds"
-            raise ValueError(message)
-        return self
 
 
 class BatchSettings(Section):
@@ -390,8 +389,6 @@ class BatchSettings(Section):
     """Free space on the disk of the files below which none is accepted any more."""
     file_days: Annotated[int, Field(ge=1)] = 30
     """Age at which a file is deleted, unless its tenant chose another."""
-    parallel: Annotated[int, Field(ge=1)] = 8
-    """Batches that are run at the same time, those of different tenants first; the others wait."""
     concurrency: Annotated[int, Field(ge=1)] = 16
     """Most requests of batches under way at once in this gateway."""
     idle_share: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -424,13 +421,9 @@ class MonitorSettings(Section):
     """From a fallback to the first probe; doubles with each probe that fails."""
     probe_longest_seconds: Annotated[float, Field(gt=0)] = 20.0
     """Most time between two probes of a draft that has paid on this worker before."""
-    probe_hopeless_seconds: Annotated[float, Field(gt=0)] = 900.0
-    """Most time between two probes of a draft that never has."""
     hard_off_after_seconds: Annotated[float, Field(ge=60)] | None = 3600.0
     """After so long without a draft that paid, a worker is restarted without it, if another one can
     serve meanwhile; null: never."""
-    hard_off_retry_seconds: Annotated[float, Field(ge=60)] = 21600.0
-    """From a hard-off to the restart that tries the draft again."""
     lease_seconds: Annotated[float, Field(ge=5)] = 15.0
     """How long a control loop that has gone silent keeps others from acting."""
 
@@ -442,10 +435,6 @@ class RecycleSettings(Section):
     """How long its requests may take to finish before it is restarted all the same."""
     start_seconds: Annotated[float, Field(gt=0)] = 1860.0
     """How long it may then take to answer again, what it needs to end included."""
-    canary_requests: Annotated[int, Field(ge=1)] = 3
-    """Requests of the gateway's own that it has to answer before it gets any other."""
-    canary_seconds: Annotated[float, Field(gt=0)] = 60.0
-    """How long each of them may take; the first after a start is slow."""
 
 
 class DraftSettings(Section):
@@ -491,8 +480,6 @@ class AuditSettings(Section):
     start and kept in `gateway.id` in the data directory."""
     gateway_dead_seconds: Annotated[float, Field(gt=0)] = 300.0
     """Silence after which another gateway counts as dead, and its open requests are ended in the log."""
-    batch_entries: Annotated[int, Field(ge=1, le=4096)] = 256
-    """Most entries in one commit."""
     batch_seconds: Annotated[float, Field(ge=0, le=1)] = 0.0
     """How long a commit may wait for company; 0 commits whatever has queued up meanwhile."""
     queue_entries: Annotated[int, Field(ge=1)] = 4096
@@ -513,8 +500,6 @@ class AuditSettings(Section):
     it can be reached from here, `url`; without one its cosignatures are carried by file."""
     witness_seconds: Annotated[float, Field(ge=1)] = 60.0
     """Least time between two cosignatures of the same witness."""
-    witness_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
-    """How long a witness may take to answer; the log does not wait for it."""
     durability: Literal["strict", "spool", "open"] = "strict"
     """What happens to requests while the database takes no entries.  `strict`: they are refused with 503.
     `spool`: entries go to a local spool; once it is full, they are refused.  `open`: as `spool`, but then
@@ -698,10 +683,6 @@ class ConsoleSettings(Section):
     """How long a login lasts without a click; what a page refreshes by itself does not count."""
     session_seconds: Annotated[float, Field(ge=1)] = 28800.0
     """How long a login lasts at most."""
-    login_attempts: Annotated[int, Field(ge=1)] = 10
-    """Logins that may fail from one address within `login_seconds`; then it has to wait."""
-    login_seconds: Annotated[float, Field(ge=1)] = 60.0
-    """See `login_attempts`."""
     behind_tls: bool = False
     """Set it where a proxy in front ends TLS: browsers then send the session over encrypted connections only.
     With TLS of our own that is always so."""
@@ -729,8 +710,6 @@ class TracingSettings(Section):
     """What becomes of a client's own `traceparent`: `link` starts a trace of ours that points to it, `ignore`
     does not look at it, `continue` makes ours part of it.  With `continue` callers decide what is traced, so
     it is for gateways that only a proxy of your own can reach."""
-    queue_spans: Annotated[int, Field(ge=16)] = 4096
-    """Most spans that wait for the collector; a further one is dropped and counted.  A request has three."""
     interval_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
     """How long spans wait for others to be sent with."""
     timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 5.0

@@ -14,6 +14,8 @@ from appliance.tenancy.directory import TenantDirectory
 from appliance.tenancy.roster import Roster
 from appliance.tenancy.store import TenantStore
 
+POLL_SECONDS = 0.5
+"""Time between two reads of the database's generation."""
 LATE_SECONDS = 5.0
 """Age of what is known from which on operators are warned."""
 
@@ -28,7 +30,7 @@ class TenantWatch:
         directory: TenantDirectory,
         logger: Logger,
         clock: Callable[[], float],
-        seconds: float,
+        seconds: float = POLL_SECONDS,
     ) -> None:
         self._store = store
         self._directory = directory

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import aiohttp
 import pytest
 
-from appliance.infra.settings import AdmissionSettings, PoolSettings
+from appliance.infra.settings import AdmissionSettings
+from appliance.serving.breaker import BreakerPolicy
 from appliance.serving.worker import WorkerId
 from demo.process import ApplianceProcess
 from tests.fakes import FakeWorker, chat, until
@@ -280,11 +281,12 @@ async def test_whoever_asks_for_less_urgency_waits_longer(serve):
 # Which worker.
 
 
-async def test_a_worker_that_keeps_failing_is_left_alone_for_a_while(serve):
+async def test_a_worker_that_keeps_failing_is_left_alone_for_a_while(serve, monkeypatch):
     """Its health page is fine, its answers are not: after a few it gets none."""
-    running = await serve(
-        FakeWorker(status=500), FakeWorker(), routing=PoolSettings(breaker_failures=3, breaker_seconds=60.0)
+    monkeypatch.setattr(
+        "appliance.gateway.admission.admission.BREAKER", BreakerPolicy(failures=3, seconds=60.0)
     )
+    running = await serve(FakeWorker(status=500), FakeWorker())
     for _ in range(8):
         assert (await running.post(chat())).status == 200
     bad, good = running.workers

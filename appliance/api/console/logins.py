@@ -8,6 +8,9 @@ stolen ones.  An attempt that succeeds is forgiven.
 from collections import deque
 from collections.abc import Callable
 
+ATTEMPTS = 10
+"""Maximum failed logins from one address within `SECONDS`; then the address has to wait."""
+SECONDS = 60.0
 MOST_ADDRESSES = 4096
 """Beyond it the one that tried first is forgotten."""
 
@@ -15,7 +18,9 @@ MOST_ADDRESSES = 4096
 class Logins:
     """Attempts that failed lately, by address."""
 
-    def __init__(self, *, attempts: int, seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, clock: Callable[[], float], attempts: int = ATTEMPTS, seconds: float = SECONDS
+    ) -> None:
         self._attempts, self._seconds, self._clock = attempts, seconds, clock
         self._failed: dict[str, deque[float]] = {}
 

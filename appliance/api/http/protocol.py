@@ -58,6 +58,12 @@ UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 END_OF_HEAD = b"\r\n\r\n"
 
 
+HEAD_BYTES = 64 * 2**10
+"""Maximum size of the request line and headers together."""
+HEADER_LINES = 100
+"""Maximum header lines of a request."""
+
+
 class Phase(Enum):
     """What of a request the connection waits for."""
 
@@ -86,8 +92,8 @@ class Limits:
         """As the settings say."""
         return cls(
             connections=settings.max_connections,
-            head_bytes=settings.max_head_bytes,
-            headers=settings.max_headers,
+            head_bytes=HEAD_BYTES,
+            headers=HEADER_LINES,
             unread_bytes=DRAIN_BYTES * settings.max_body_bytes,
             head_seconds=settings.head_seconds,
             body_seconds=settings.body_seconds,

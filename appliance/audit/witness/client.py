@@ -18,6 +18,8 @@ from appliance.errors import AuditUnavailableError
 from appliance.infra.settings import AuditSettings
 
 MAX_ANSWER_BYTES = 2**16
+TIMEOUT_SECONDS = 10.0
+"""Maximum time a witness may take to answer; the log does not wait for it."""
 
 
 @asynccontextmanager
@@ -34,7 +36,7 @@ async def open_witnessing(
         AuditKeyError: the key of a witness cannot be used.
         ConfigurationError: the settings of a witness cannot be used.
     """
-    async with WitnessClient.open(timeout_seconds=settings.witness_timeout_seconds) as client:
+    async with WitnessClient.open(timeout_seconds=TIMEOUT_SECONDS) as client:
         yield Witnessing(
             store=store,
             kept=CosignedCheckpoints.beside(store),

@@ -31,6 +31,14 @@ from appliance.serving.router import candidates, lightest, no_worker
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.tenancy import PriorityClass
 
+HEADROOM_REQUESTS = 8
+"""Requests a worker holds beyond its batch, so that a free place in the batch is filled at once."""
+RETRY_SHARE = 0.2
+"""Maximum retries on another worker, as a share of all requests."""
+RETRY_RESERVE = 100
+"""Retries that may be saved up for the failure of a full worker."""
+BREAKER = BreakerPolicy(failures=5, seconds=5.0)
+
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Asked:
@@ -110,19 +118,17 @@ class AdmissionControl:
             weights=settings.tenant_weights,
         )
         self._waiting: dict[Waiter, tuple[Asked, asyncio.Future[Slot]]] = {}
-        self._retries = RetryBudget(share=settings.retry_share, reserve=settings.retry_reserve)
+        self._retries = RetryBudget(share=RETRY_SHARE, reserve=RETRY_RESERVE)
         self._affinity = Affinity(pool_settings.affinity_prefixes)
         self._remembers_beginnings = pool_settings.affinity_prefixes > 0
-        self._policy = BreakerPolicy(
-            failures=pool_settings.breaker_failures, seconds=pool_settings.breaker_seconds
-        )
+        self._policy = BREAKER
         self._breakers: dict[WorkerId, Breaker] = {}
         """Of workers whose last request failed; all others' are closed."""
         self._places: dict[WorkerId, int] = {}
         self._seen_at: dict[WorkerId, float] = {}
         self._able: dict[Lane, tuple[WorkerSnapshot, ...]] = {}
         self._version = -1
-        pool.tell_of_room(self._hand_on)
+        pool.on_capacity(self._hand_on)
         for priority in PriorityClass:
             metrics.queue_requests.labels(priority).set_function(partial(self._queue.requests, priority))
             metrics.queue_bytes.labels(priority).set_function(partial(self._queue.size_bytes, priority))
@@ -337,7 +343,7 @@ class AdmissionControl:
                 del known[gone]
         for worker_id, seen in snapshots.items():
             most = most_places(
-                seen, fixed=self._settings.worker_requests, headroom=self._settings.headroom_requests
+                seen, fixed=self._settings.worker_requests, headroom=HEADROOM_REQUESTS
             )
             places = self._places.get(worker_id, most)
             if seen.metrics is None or seen.seen_at == self._seen_at.get(worker_id):
@@ -346,7 +352,7 @@ class AdmissionControl:
                 places = corrected_places(
                     places,
                     most=most,
-                    headroom=self._settings.headroom_requests,
+                    headroom=HEADROOM_REQUESTS,
                     ours=self.pool.in_flight[worker_id],
                     running=seen.metrics.running,
                     waiting=seen.metrics.waiting,

@@ -20,10 +20,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from appliance.audit.keys import OWNER_ONLY, sync_directory
 from appliance.errors import StorageUnavailableError
 from appliance.gateway.batch.pieces import Pieces
 from appliance.gateway.batch.results import Result
+from appliance.infra.files import OWNER_ONLY, sync_directory, sync_file
 
 _HEAD = struct.Struct(">II")
 
@@ -56,7 +56,7 @@ class Journal:
                 # What follows was being written when the process died; nobody was told of it.
                 file.truncate(end)
                 file.seek(end)
-                os.fsync(file.fileno())
+                sync_file(file)
                 sync_directory(path.parent)
             except OSError as error:
                 raise StorageUnavailableError(f"cannot use {path.name}: {error.strerror}") from error
@@ -73,8 +73,7 @@ class Journal:
         records = b"".join(self._record(result) for result in results)
         try:
             self._file.write(records)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            sync_file(self._file)
         except OSError as error:
             raise StorageUnavailableError(f"results could not be kept: {error.strerror}") from error
         # A crash before this line: the lines are done, and the next start finds them here.

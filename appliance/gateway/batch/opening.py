@@ -113,7 +113,7 @@ async def open_batches(
             max_line_bytes=max_line_bytes,
             max_requests=settings.max_requests,
         )
-        runner = Runner(parts, parallel=settings.parallel, clock=monotonic, logger=logger)
+        runner = Runner(parts, clock=monotonic, logger=logger)
         batches = Batches(
             store=store,
             vault=vault,

@@ -17,6 +17,8 @@ from appliance.gateway.batch.course import Course
 from appliance.gateway.batch.parts import BatchParts
 from appliance.infra.logs import Logger
 
+PARALLEL = 8
+"""Maximum batches that run at the same time; those of different tenants start first, the others wait."""
 LOOK_SECONDS = 2.0
 """Time between two looks at the database while batches are run: another gateway may have cancelled one."""
 SWEEP_SECONDS = 60.0
@@ -28,9 +30,9 @@ class Runner:
     """Runs batches; made once for each gateway."""
 
     def __init__(
-        self, parts: BatchParts, *, parallel: int, clock: Callable[[], float], logger: Logger
+        self, parts: BatchParts, *, clock: Callable[[], float], logger: Logger, parallel: int = PARALLEL
     ) -> None:
-        """Args: `clock` is monotonic, in seconds; `parallel` is how many batches are run at once."""
+        """`clock` is monotonic, in seconds."""
         self._parts = parts
         self._parallel = parallel
         self._clock = clock

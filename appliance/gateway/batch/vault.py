@@ -21,12 +21,12 @@ from pathlib import Path
 
 from appliance.audit.content.payload_keys import DIRECTORY_MODE, KeyName, PayloadKeys, Purpose
 from appliance.audit.entry import new_entry_id
-from appliance.audit.keys import OWNER_ONLY, sync_directory
 from appliance.errors import AuditKeyError, ConfigurationError, StorageUnavailableError
 from appliance.gateway.batch.batch import Batch
 from appliance.gateway.batch.journal import Journal
 from appliance.gateway.batch.pieces import PIECE_BYTES, Pieces, PlainPieces, SealedPieces
 from appliance.gateway.batch.stored_file import FILE_PREFIX, StoredFile
+from appliance.infra.files import OWNER_ONLY, sync_directory, sync_file
 
 ULID_CHARACTERS, ULID_RANDOM_BYTES = 26, 10
 DRAFT = f".{FILE_PREFIX}"
@@ -237,8 +237,7 @@ class FileWriter:
         with _storing():
             if self._waiting:
                 self._put(bytes(self._waiting))
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            sync_file(self._file)
             self._file.close()
             sync_directory(self._directory)
 

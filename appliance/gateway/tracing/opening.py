@@ -15,6 +15,8 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import TracingSettings, forget_variables
 
 LIBRARY = "opentelemetry"
+QUEUE_SPANS = 4096
+"""Maximum spans that wait for the collector; further ones are dropped and counted.  A request has three."""
 VARIABLES = "OTEL_"
 
 
@@ -63,7 +65,7 @@ async def open_tracing(
     )
     delivery = Delivery(
         outbox,
-        queue_spans=settings.queue_spans,
+        queue_spans=QUEUE_SPANS,
         interval_seconds=settings.interval_seconds,
         metrics=metrics,
     )

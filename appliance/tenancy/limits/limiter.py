@@ -3,7 +3,7 @@ Requests in, reservations out: the gateway's side of every tenant's limits.
 
 The usual request is let in at once, from what this gateway holds of its tenant's limits.  One that
 needs more waits for an exchange with the database, which all that wait then share.  Reports go out
-every `limits.renew_seconds`; nothing else of a request touches the database.
+every `RENEW_SECONDS`; nothing else of a request touches the database.
 
 It fails closed: without the database a gateway goes on with what it holds until its lease runs out,
 and then refuses.  What a crash loses is lost to the tenant, never to the limit: what the gateway held
@@ -33,6 +33,9 @@ from appliance.tenancy.limits.share import Share
 from appliance.tenancy.tenant import Tenant
 
 Clock = Callable[[], float]
+
+RENEW_SECONDS = 0.5
+"""Time between two reports of a gateway; a lease is at least four times as long."""
 
 
 class Limiter:
@@ -207,6 +210,7 @@ async def open_limits(
     wall_clock: Clock,
     metrics: Metrics,
     logger: Logger,
+    renew_seconds: float = RENEW_SECONDS,
 ) -> AsyncIterator[Limiter]:
     """
     Limits over the log's database until the block ends; `Limiter.run` must run meanwhile.
@@ -222,7 +226,7 @@ async def open_limits(
     """
     terms = Terms(
         lease_seconds=settings.lease_seconds,
-        renew_seconds=settings.renew_seconds,
+        renew_seconds=renew_seconds,
         zone=ZoneInfo(settings.time_zone),
     )
     ledger = SqlLedger(database_url, gateway=gateway, terms=terms, clock=wall_clock)

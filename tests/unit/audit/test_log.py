@@ -98,10 +98,11 @@ async def test_an_acknowledged_entry_is_there_for_whoever_opens_the_file_next(sq
         other.close()
 
 
-async def test_entries_that_wait_together_are_committed_together(memory_store, open_log):
+async def test_entries_that_wait_together_are_committed_together(memory_store, open_log, monkeypatch):
     """While one commit runs, the next batch gathers; a batch has its bound."""
+    monkeypatch.setattr("appliance.audit.writer.COMMIT_ENTRIES", 8)
     seen = []
-    async with open_log(memory_store, batch_entries=8, on_commit=lambda n, s: seen.append((n, s))) as log:
+    async with open_log(memory_store, on_commit=lambda n, s: seen.append((n, s))) as log:
         memory_store.commits.clear()
         seen.clear()
         memory_store.gate.clear()
@@ -489,9 +490,10 @@ async def test_checkpoints_follow_entries_in_time(memory_store, open_log, signer
         assert log.state().checkpoint_time > 0
 
 
-async def test_checkpoints_follow_entries_in_number(memory_store, open_log):
+async def test_checkpoints_follow_entries_in_number(memory_store, open_log, monkeypatch):
     """A burst is signed after `checkpoint_entries`, however fast it is."""
-    async with open_log(memory_store, checkpoint_seconds=60, checkpoint_entries=10, batch_entries=5) as log:
+    monkeypatch.setattr("appliance.audit.writer.COMMIT_ENTRIES", 5)
+    async with open_log(memory_store, checkpoint_seconds=60, checkpoint_entries=10) as log:
         await asyncio.gather(*(log.submit(READ, **READING) for _ in range(34)))
     assert sorted(memory_store.checkpoints) == [11, 21, 31, 35]
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from appliance.audit.registry import EntryType
-from appliance.control.recycle import RecycleParts, Recycler, RecycleResult, is_another, refusal
+from appliance.control.recycle import RecycleParts, Recycler, RecycleResult, is_new_process, refusal
 from appliance.errors import AuditUnavailableError, ControlRefusedError, WorkerFailedError
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings, RecycleSettings
 from appliance.serving.pool import WorkerPool
-from appliance.serving.restart_request import Candidate, Wish
+from appliance.serving.restart_request import CandidateDraft, RestartRequest
 from appliance.serving.worker import Admission, ServedModel, Worker, WorkerId, WorkerSnapshot
 from appliance.serving.worker_metrics import WorkerMetrics
 from appliance.speculation.values import NO_DRAFTS, EngineReading, Reason, SpeculationMode
@@ -23,9 +23,9 @@ from tests.fakes import audit_fields
 
 A, B = WorkerId("a"), WorkerId("b")
 DRAIN, START = 30.0, 100.0
-SETTINGS = RecycleSettings(drain_seconds=DRAIN, start_seconds=START, canary_requests=3)
+SETTINGS = RecycleSettings(drain_seconds=DRAIN, start_seconds=START)
 OLD, NEW = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
-TRIED = Candidate(draft=NEW, promotion="P1")
+TRIED = CandidateDraft(draft=NEW, promotion="P1")
 LOADED = 5.0
 """Seconds a worker takes to start."""
 
@@ -89,7 +89,7 @@ class World:
     """What restarts raise, in order."""
     audit_is_full: bool = False
     restarts: list[bool] = field(default_factory=list)
-    wishes: list[Wish] = field(default_factory=list)
+    requests: list[RestartRequest] = field(default_factory=list)
     canaries: list[Admission] = field(default_factory=list)
     entries: list[dict] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
@@ -158,15 +158,15 @@ class World:
             self.look()
         await asyncio.sleep(0)
 
-    async def restart(self, worker, *, wish, reason):
+    async def restart(self, worker, *, request, reason):
         """Be the restarter."""
         assert worker.worker_id == A
         if self.refuses and (refusal := self.refuses.pop(0)) is not None:
             raise refusal
-        self.restarts.append(wish.with_draft)
-        self.wishes.append(wish)
-        serves = (wish.candidate.draft if wish.candidate else OLD) if wish.with_draft else ""
-        coming = self.brings.pop(0) if self.brings else Engine(draft=wish.with_draft, serves=serves)
+        self.restarts.append(request.with_draft)
+        self.requests.append(request)
+        serves = (request.candidate.draft if request.candidate else OLD) if request.with_draft else ""
+        coming = self.brings.pop(0) if self.brings else Engine(draft=request.with_draft, serves=serves)
         coming.up_at += self.now + self.drains + LOADED
         coming.epoch = coming.epoch and f"{len(self.restarts) + 1}"
         self.ending = (self.now + self.drains, coming)
@@ -473,7 +473,7 @@ async def test_a_recycling_given_up_leaves_the_pool_honest(steps):
 
 
 async def test_a_recycling_given_up_while_the_restart_is_asked_for_leaves_the_worker_out():
-    """Nobody can say whether the wish arrived."""
+    """Nobody can say whether the request arrived."""
     world, asked = World(), asyncio.Event()
 
     async def never(*_, **__):
@@ -500,7 +500,7 @@ async def test_a_draft_on_trial_is_named_in_the_wish():
     """With the promotion it belongs to: the supervisor starts it for no other reason."""
     world = World(own=False)
     assert await tried(world) is RecycleResult.RECYCLED
-    assert world.wishes == [Wish(with_draft=True, candidate=TRIED)]
+    assert world.requests == [RestartRequest(with_draft=True, candidate=TRIED)]
     assert world.pool.snapshot(A).draft == NEW
 
 
@@ -513,7 +513,7 @@ async def test_a_draft_on_trial_is_tried_once_and_then_the_one_in_service_comes_
     """It is not worth a second restart: the worker is worth more."""
     world = World(own=False, brings=[Engine(serves=NEW, **unsound)])
     assert await tried(world) is RecycleResult.WITHOUT_DRAFT
-    assert world.wishes == [Wish(with_draft=True, candidate=TRIED), Wish(with_draft=True)]
+    assert world.requests == [RestartRequest(with_draft=True, candidate=TRIED), RestartRequest(with_draft=True)]
     assert (world.admission, world.pool.snapshot(A).draft) == (Admission.ADMITTED, OLD)
 
 
@@ -521,7 +521,7 @@ async def test_a_worker_that_came_back_sound_with_another_draft_serves_and_it_is
     """Its supervisor would not start the one on trial; restarting it again would change nothing."""
     world = World(own=False, brings=[Engine(serves=OLD)])
     assert await tried(world) is RecycleResult.WITHOUT_DRAFT
-    assert len(world.wishes) == 1
+    assert len(world.requests) == 1
     assert world.admission is Admission.ADMITTED
 
 
@@ -646,9 +646,9 @@ def test_processes_are_told_apart_by_supervisor_epoch_or_absence():
     one, two = (
         replace(before, reading=EngineReading(controllable=True, epoch=epoch)) for epoch in ("1", "2")
     )
-    assert is_another(before, replace(before, worker=replace(before.worker)), was_down=False)
-    assert is_another(one, two, was_down=False)
-    assert not is_another(one, replace(one), was_down=True)
-    assert not is_another(before, before, was_down=False)
-    assert is_another(before, before, was_down=True)
-    assert is_another(one, before, was_down=True)
+    assert is_new_process(before, replace(before, worker=replace(before.worker)), was_down=False)
+    assert is_new_process(one, two, was_down=False)
+    assert not is_new_process(one, replace(one), was_down=True)
+    assert not is_new_process(before, before, was_down=False)
+    assert is_new_process(before, before, was_down=True)
+    assert is_new_process(one, before, was_down=True)

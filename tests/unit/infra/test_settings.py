@@ -185,7 +185,7 @@ def test_an_empty_file_changes_nothing(write, text: str):
         "keep_alive_seconds", 0),
         ("worker", "draft_tokens", 0), ("worker", "draft_tokens", 17), ("worker", "gpu_memory_fraction", 1.5),
         ("worker", "method", "medusa"), ("worker", "dtype", "int4"), ("log", "level", "LOUD"), ("audit",
-        "batch_entries", 0),
+        "queue_entries", 0),
         ("monitor", "collapsed_below", 0.5), ("pool", "urls", 3),
     ],
 )  # fmt: skip

@@ -18,8 +18,8 @@ from appliance.audit.registry import EntryType
 from appliance.control.recycle import RecycleParts, Recycler
 from appliance.drafts.evaluation.report import Evaluation
 from appliance.drafts.evaluation.store import save_evaluation
-from appliance.drafts.promotion.crew import Crew
-from appliance.drafts.promotion.passage import PassageParts
+from appliance.drafts.promotion.run import TargetPool
+from appliance.drafts.promotion.run import PromotionParts
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.drafts.promotion.promotion import Promotion
 from appliance.drafts.registry.standing import Standing, read_standing
@@ -28,7 +28,7 @@ from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import DraftSettings, LogSettings, RecycleSettings
 from appliance.serving.pool import WorkerPool
-from appliance.serving.restart_request import WITH_DRAFT, Wish
+from appliance.serving.restart_request import WITH_DRAFT, RestartRequest
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
 from appliance.serving.worker_metrics import WorkerMetrics
 from appliance.speculation.state import Watch
@@ -41,7 +41,7 @@ from tests.unit.drafts.registry.site import NOW, Site
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 OWN = f"sha256:{'0' * 63}1"
 """The draft of the workers' own settings."""
-RECYCLE = RecycleSettings(drain_seconds=5.0, start_seconds=60.0, canary_requests=1)
+RECYCLE = RecycleSettings(drain_seconds=5.0, start_seconds=60.0)
 TRIAL = DraftSettings(trial_drafts=256, trial_seconds=600.0, trial_margin=0.25)
 TOOK = 5.0
 """Seconds a worker takes to start."""
@@ -76,7 +76,7 @@ class Town:
     """Drafts with which a worker answers nothing."""
     now: float = 0.0
     entries: list[dict[str, Any]] = field(default_factory=list)
-    wishes: list[tuple[WorkerId, Wish]] = field(default_factory=list)
+    requests: list[tuple[WorkerId, RestartRequest]] = field(default_factory=list)
     log_is_full: bool = False
     fate: int | None = None
     """Durable steps after which the gateway is killed."""
@@ -115,19 +115,19 @@ class Town:
         save_evaluation(self.directory, evaluation, "<p>")
         return evaluation
 
-    def restart(self, name: WorkerId, wish: Wish) -> None:
-        """Be a supervisor: end the worker and start it by this wish."""
-        self.in_force[name] = wish
+    def restart(self, name: WorkerId, request: RestartRequest) -> None:
+        """Be a supervisor: end the worker and start it by this request."""
+        self.in_force[name] = request
         self.engines[name].is_dead = True
         self.at[self.now + 2.0 + len(self.at) / 1000] = lambda: self.start(name)
 
     def start(self, name: WorkerId) -> None:
         """Start a worker: its draft is chosen at this moment, by what the disk says."""
-        wish, standing = self.in_force[name], self.standing
+        request, standing = self.in_force[name], self.standing
         draft = standing.draft or OWN
-        if wish.candidate is not None and standing.promotion == wish.candidate.promotion:
-            draft = wish.candidate.draft
-        draft = draft if wish.with_draft else ""
+        if request.candidate is not None and standing.promotion == request.candidate.promotion:
+            draft = request.candidate.draft
+        draft = draft if request.with_draft else ""
         self.engines[name] = Engine(draft=draft, side=self._side(draft), up_at=self.now + TOOK)
 
     def die(self, name: WorkerId) -> None:
@@ -190,8 +190,8 @@ class Gateway:
         )
         self.ids = (f"P{number:04d}{int(town.now):06d}" for number in range(1, 10_000))
         self.promoter = Promoter(
-            PassageParts(
-                crew=Crew(
+            PromotionParts(
+                crew=TargetPool(
                     pool=self.pool,
                     recycler=self.recycler,
                     is_acting=lambda: self.is_acting,
@@ -260,11 +260,11 @@ class Gateway:
             seen_at=self.town.now,
         )
 
-    async def restart(self, worker: Worker, *, wish: Wish, reason: Reason) -> None:
+    async def restart(self, worker: Worker, *, request: RestartRequest, reason: Reason) -> None:
         """Be the plugin in a worker."""
         self.town.durable_step()
-        self.town.wishes.append((worker.worker_id, wish))
-        self.town.restart(worker.worker_id, wish)
+        self.town.requests.append((worker.worker_id, request))
+        self.town.restart(worker.worker_id, request)
         self.town.durable_step()
 
     async def canary(self, worker: Worker, model: str, timeout_seconds: float) -> int:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from appliance.errors import AtCapacityError, NoWorkerAvailableError
-from appliance.gateway.admission import AdmissionControl, Asked, Lane, Slot
+from appliance.gateway.admission import AdmissionControl, Asked, Lane, Slot, admission
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import AdmissionSettings, PoolSettings
-from appliance.serving.breaker import BreakerState
+from appliance.serving.breaker import BreakerPolicy, BreakerState
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId
 from appliance.serving.worker_metrics import WorkerMetrics
@@ -32,19 +32,24 @@ LONG = "x" * 20_000
 class Gate:
     """A pool of workers with few places, and the control before it."""
 
-    def __init__(self, workers: int = 1, *, breaker_seconds: float = 5.0, prefixes: int = 100, **own) -> None:
+    def __init__(
+        self, workers: int = 1, *, breaker_seconds: float = 5.0, prefixes: int = 100, retries=None, **own
+    ) -> None:
         self.pool = WorkerPool()
         self.clock = Clock()
         self.metrics = Metrics(CollectorRegistry())
-        self.control = AdmissionControl(
-            pool=self.pool,
-            settings=AdmissionSettings(**{"worker_requests": 2, "queue_requests": 8, **own}),
-            pool_settings=PoolSettings(
-                breaker_failures=2, breaker_seconds=breaker_seconds, affinity_prefixes=prefixes
-            ),
-            metrics=self.metrics,
-            clock=self.clock,
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(admission, "BREAKER", BreakerPolicy(failures=2, seconds=breaker_seconds))
+            if retries is not None:
+                patch.setattr(admission, "RETRY_SHARE", retries[0])
+                patch.setattr(admission, "RETRY_RESERVE", retries[1])
+            self.control = AdmissionControl(
+                pool=self.pool,
+                settings=AdmissionSettings(**{"worker_requests": 2, "queue_requests": 8, **own}),
+                pool_settings=PoolSettings(affinity_prefixes=prefixes),
+                metrics=self.metrics,
+                clock=self.clock,
+            )
         for worker_id in (A, B)[:workers]:
             self.pool.add(Worker(worker_id=worker_id, url=f"http://127.0.0.1/{worker_id}"))
             self.look(worker_id)
@@ -138,9 +143,10 @@ def test_without_a_worker_the_answer_is_not_to_wait():
         gate.control.enter(asked())
 
 
-def test_places_follow_what_the_worker_says_of_its_queue():
+def test_places_follow_what_the_worker_says_of_its_queue(monkeypatch):
     """A worker whose cache holds four requests is not sent the batch it was started with."""
-    gate = Gate(worker_requests=50, headroom_requests=2)
+    monkeypatch.setattr(admission, "HEADROOM_REQUESTS", 2)
+    gate = Gate(worker_requests=50)
     held = gate.fill()
     assert len(held) == 50
     gate.look(A, running=4, waiting=46)
@@ -487,7 +493,7 @@ def test_what_may_have_been_computed_is_tried_again_once():
 
 def test_second_tries_are_a_share_of_the_requests():
     """When everything fails, everything is not tried twice."""
-    gate = Gate(2, worker_requests=1000, retry_share=0.5, retry_reserve=3)
+    gate = Gate(2, worker_requests=1000, retries=(0.5, 3))
     tries = [gate.control.again(asked(), [A], is_free=False) for _ in range(5)]
     assert [each is not None for each in tries] == [True, True, True, False, False]
     for _ in range(2):

@@ -138,7 +138,7 @@ class OpenGate:
 class Scene:
     """One gateway, which can be started again on the same directory."""
 
-    def __init__(self, directory, *, content=ContentPolicy.NONE, gateway="one", **settings):
+    def __init__(self, directory, *, content=ContentPolicy.NONE, gateway="one", parallel=8, **settings):
         self.directory = directory
         self.settings = BatchSettings(keep_free_bytes=0, **settings)
         self.clock, self.sink, self.answers, self.gate = Clock(1_800_000_000.0), Sink(), Answers(), OpenGate()
@@ -186,7 +186,7 @@ class Scene:
             max_line_bytes=100_000,
             max_requests=self.settings.max_requests,
         )
-        self.runner = Runner(self.parts, parallel=self.settings.parallel, clock=self.clock, logger=Silent())
+        self.runner = Runner(self.parts, parallel=parallel, clock=self.clock, logger=Silent())
         self.batches = Batches(
             store=self.store,
             vault=self.vault,
