@@ -212,7 +212,7 @@ def test_the_report_stands_alone_and_shows_both_curves():
     assert "a &amp; b" in page
     assert page.count("<svg") == 3
     assert page.count("<polyline") == 1 + 2 + 2
-    assert "Nothing was noted" in render_page("x", {}, [])
+    assert "No step was recorded" in render_page("x", {}, [])
     assert render_page("x", {}, points[:1]).count("<svg") == 2
 
 
