@@ -6,15 +6,14 @@ the name is held, so two processes cannot use one data directory.  Fails closed:
 its own a gateway does not start.
 """
 
-import fcntl
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self, TextIO
+from typing import BinaryIO, Self
 
-from appliance.audit.keys import sync_directory
 from appliance.errors import ConfigurationError
+from appliance.infra.files import open_locked, sync_directory, sync_file
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -22,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 class GatewayName:
     """A name that nobody else with this data directory can have; given back by `release`."""
 
-    def __init__(self, name: str, file: TextIO) -> None:
+    def __init__(self, name: str, file: BinaryIO) -> None:
         self.name = name
         self._file = file
 
@@ -46,16 +45,14 @@ class GatewayName:
             ConfigurationError: another gateway runs on this directory, or the name cannot be used.
         """
         try:
-            file = path.open("a+", encoding="utf-8")
+            file = open_locked(path, mode=0o666)
+        except BlockingIOError as error:
+            message = f"another gateway runs on {path.parent}: give each a data directory of its own"
+            raise ConfigurationError(message) from error
         except OSError as error:
             raise ConfigurationError(f"cannot use {path}: {error.strerror}") from error
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             name = configured or _kept(file, path, random_bytes)
-        except BlockingIOError as error:
-            file.close()
-            message = f"another gateway runs on {path.parent}: give each a data directory of its own"
-            raise ConfigurationError(message) from error
         except (OSError, UnicodeDecodeError) as error:
             file.close()
             raise ConfigurationError(f"cannot use {path}: {error}") from error
@@ -70,14 +67,12 @@ class GatewayName:
         self._file.close()
 
 
-def _kept(file: TextIO, path: Path, random_bytes: Callable[[int], bytes]) -> str:
-    file.seek(0)
-    name = file.read().strip()
+def _kept(file: BinaryIO, path: Path, random_bytes: Callable[[int], bytes]) -> str:
+    name = file.read().decode().strip()
     if not name:
         name = f"gw-{random_bytes(8).hex()}"
-        file.write(f"{name}\n")
-        file.flush()
+        file.write(f"{name}\n".encode())
         # A name that a power cut takes back would leave its requests to be ended by others.
-        os.fsync(file.fileno())
+        sync_file(file)
         sync_directory(path.parent)
     return name

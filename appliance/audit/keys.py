@@ -26,8 +26,8 @@ from appliance.audit.cosignature import ED25519, ED25519_COSIGNATURE, MLDSA44, e
 from appliance.audit.mldsa import PrivateKey as MldsaPrivateKey
 from appliance.audit.mldsa import generate_mldsa, is_mldsa, require_mldsa
 from appliance.errors import AuditKeyError
+from appliance.infra.files import create_private
 
-OWNER_ONLY = 0o600
 OTHERS = 0o077
 GROUP_MAY_READ = 0o040
 FRESH = ".new"
@@ -195,15 +195,6 @@ def load_witness_keys(path: Path, name: str) -> Signer:
     return load_keys(path, mldsa_path(path), name, kind=ED25519_COSIGNATURE)
 
 
-def sync_directory(directory: Path) -> None:
-    """Make a new or renamed file in `directory` survive a power cut; raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _mldsa_signer(path: Path, name: str) -> MldsaSigner:
     require_mldsa()
     key = _load(path)
@@ -215,14 +206,9 @@ def _mldsa_signer(path: Path, name: str) -> MldsaSigner:
 def _create(path: Path, key: "Ed25519PrivateKey | MldsaPrivateKey") -> None:
     content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            # A crash before this line leaves a file that `load_signing_key` refuses; nothing was
-            # signed with it yet, so it can be deleted.
-            os.fsync(file.fileno())
-        sync_directory(path.parent)
+        # A crash in it leaves a file that `load_signing_key` refuses; nothing was signed with it yet,
+        # so it can be deleted.
+        create_private(path, content)
     except FileExistsError as error:
         raise AuditKeyError(
             f"{path} exists already; a signing key is never replaced, move it away first"

@@ -30,7 +30,6 @@ from appliance.audit.keys import (
     create_signing_key,
     load_keys,
     mldsa_path,
-    sync_directory,
 )
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.recovery import recover
@@ -38,6 +37,7 @@ from appliance.audit.registry import EntryType
 from appliance.audit.sealed import SealedHead
 from appliance.audit.store import AuditStore, Head, Leaf, StoredCheckpoint
 from appliance.errors import AuditError, AuditKeyError
+from appliance.infra.files import sync_directory
 
 PAGE = 1000
 

@@ -6,12 +6,11 @@ had come when it was last signed, so going back is noticed.  It is written befor
 visible anywhere else: what others may hold is never newer than what is sealed.
 """
 
-import os
 from pathlib import Path
 
 from appliance.audit.checkpoint import MAX_NOTE_CHARACTERS
-from appliance.audit.keys import sync_directory
 from appliance.errors import AuditUnavailableError, AuditVerificationError
+from appliance.infra.files import write_atomically
 
 
 class SealedHead:
@@ -49,14 +48,9 @@ class SealedHead:
         """
         fresh = self.path.with_name(f"{self.path.name}.new")
         try:
-            with fresh.open("wb") as file:
-                file.write(note.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path)
-            # Without this a power cut may bring the older head back: a rollback of the same age
-            # would then pass unnoticed.
-            sync_directory(self.path.parent)
+            # The directory is flushed, too: a power cut that brought the older head back would let a
+            # rollback of the same age pass unnoticed.
+            write_atomically(self.path, note.encode(), temporary=fresh)
         except OSError as error:
             raise AuditUnavailableError(
                 f"cannot write the sealed head {self.path}: {error.strerror}"

@@ -94,7 +94,7 @@ class SqlAuditStore:
             raise
 
     @property
-    def shared(self) -> bool:  # noqa: D102 - see the protocol
+    def shared(self) -> bool:
         return self._is_postgresql
 
     def close(self) -> None:
@@ -103,11 +103,11 @@ class SqlAuditStore:
             self._sqlite.close()
         self._engine.dispose()
 
-    def head(self) -> Head:  # noqa: D102
+    def head(self) -> Head:
         with self._reading() as connection:
             return _read_head(connection)
 
-    def append(self, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:  # noqa: D102
+    def append(self, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:
         if self._sqlite is not None:
             with self._errors("written"):
                 self._sqlite.append(leaves, expected=expected, new=new)
@@ -116,7 +116,7 @@ class SqlAuditStore:
             self._write(connection, leaves, expected=expected, new=new)
         # A crash before this line: the caller never hears of entries that may be in the log.
 
-    def append_behind(self, size: int, make: Behind) -> None:  # noqa: D102
+    def append_behind(self, size: int, make: Behind) -> None:
         with self._writing() as connection:
             head = _read_head(connection)
             leaves, new = make(head, _read_leaves(connection, size, head.size))
@@ -124,11 +124,11 @@ class SqlAuditStore:
                 self._write(connection, leaves, expected=head, new=new)
         # A crash before this line: as above.
 
-    def leaves(self, start: int, end: int) -> list[Leaf]:  # noqa: D102
+    def leaves(self, start: int, end: int) -> list[Leaf]:
         with self._reading() as connection:
             return _read_leaves(connection, start, end)
 
-    def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:  # noqa: D102
+    def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:
         # In chunks by key, each its own transaction: leaves never change, and a reader that held
         # one open throughout would keep SQLite from trimming its write-ahead log.
         after = -1
@@ -144,37 +144,37 @@ class SqlAuditStore:
                 return
             after = rows[-1].idx
 
-    def leaf_by_request(self, request_id: str) -> list[Leaf]:  # noqa: D102
+    def leaf_by_request(self, request_id: str) -> list[Leaf]:
         query = select(audit_leaves).where(audit_leaves.c.request_id == request_id)
         with self._reading() as connection:
             return [_leaf(row) for row in connection.execute(query.order_by(audit_leaves.c.idx))]
 
-    def open_intents(self) -> list[str]:  # noqa: D102
+    def open_intents(self) -> list[str]:
         return [request_id for _, request_id in self._open()]
 
-    def open_requests(self) -> list[OpenRequest]:  # noqa: D102
+    def open_requests(self) -> list[OpenRequest]:
         # Only those that are open are read whole: at a start there are as many as were in flight.
         return [
             OpenRequest(request_id=request_id, gateway=gateway_of(self.leaves(index, index + 1)[0]))
             for index, request_id in self._open()
         ]
 
-    def beat(self, gateway: str, now: float) -> dict[str, float]:  # noqa: D102
+    def beat(self, gateway: str, now: float) -> dict[str, float]:
         row = {"gateway": gateway, "seen_at": now}
         with self._writing(turn=False) as connection:
             self._upsert(connection, audit_writers, row, key="gateway")
             return _read_writers(connection)
 
-    def writers(self) -> dict[str, float]:  # noqa: D102
+    def writers(self) -> dict[str, float]:
         with self._reading() as connection:
             return _read_writers(connection)
 
-    def save_checkpoint(self, checkpoint: StoredCheckpoint) -> None:  # noqa: D102
+    def save_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
         row = {"size": checkpoint.size, "note": checkpoint.note, "time": checkpoint.time}
         with self._writing(turn=False) as connection:
             self._upsert(connection, audit_checkpoints, row, key="size")
 
-    def latest_checkpoint(self) -> StoredCheckpoint | None:  # noqa: D102
+    def latest_checkpoint(self) -> StoredCheckpoint | None:
         query = select(audit_checkpoints).order_by(audit_checkpoints.c.size.desc()).limit(1)
         with self._reading() as connection:
             row = connection.execute(query).one_or_none()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import ConfigurationError
+from appliance.infra.files import write_private
 from appliance.infra.settings import Settings
 
 TOKEN_BYTES = 32
@@ -59,7 +60,7 @@ class Installation:
         return self.directory / "admin.key"
 
     @property
-    def restart_wish(self) -> Path:
+    def restart_request(self) -> Path:
         """Where a worker leaves the wish to be started anew, for its supervisor to find."""
         return self.directory / "worker-1.restart"
 
@@ -142,19 +143,3 @@ def _prepare_control_token(installation: Installation, random_bytes: Callable[[i
         message = f"the control token {path} does not exist: copy it from the machine control runs on"
         raise ConfigurationError(message)
     write_private(path, random_bytes(TOKEN_BYTES).hex() + "\n")
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file only its owner can read, whole or not at all, and survive a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

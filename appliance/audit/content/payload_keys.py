@@ -24,8 +24,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from appliance.audit.content.sealing import KEY_BYTES, NONCE_BYTES
 from appliance.audit.entry import new_entry_id
-from appliance.audit.keys import OTHERS, OWNER_ONLY, is_open_to_others, sync_directory
+from appliance.audit.keys import OTHERS, is_open_to_others
 from appliance.errors import AuditKeyError
+from appliance.infra.files import sync_directory, sync_file, write_private
 
 DIRECTORY_MODE = 0o700
 RETIRED = ".retired"
@@ -218,8 +219,7 @@ class PayloadKeys:
         try:
             with path.open("r+b") as file:
                 file.write(bytes(path.stat().st_size))
-                file.flush()
-                os.fsync(file.fileno())
+                sync_file(file)
             # A crash before this line leaves an overwritten file, which wraps nothing and is deleted later.
             path.unlink()
             sync_directory(self._directory)
@@ -234,16 +234,9 @@ class PayloadKeys:
         name = KeyName(key_id=key_id, tenant=tenant, purpose=purpose)
         key = self._random_bytes(KEY_BYTES)
         path = self._directory / name.file
-        # Under its own name only once it is whole: a crash leaves a file that nobody looks at.
-        temporary = path.with_name(f".{path.name}")
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(self._encode(key, name))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-            sync_directory(self._directory)
+            # Under its own name only once it is whole: `names` ignores what a crash leaves.
+            write_private(path, self._encode(key, name))
         except OSError as error:
             raise AuditKeyError(f"cannot write the payload key {path}: {error.strerror}") from error
         # A crash before this line: a key that wrapped nothing.

@@ -14,7 +14,6 @@ to its directory can alter what waits in it, as they could alter what was not re
 Blocks; for one thread at a time.
 """
 
-import fcntl
 import json
 import os
 from collections import deque
@@ -26,10 +25,10 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from appliance.audit.entry import MAX_LEAF_BYTES
-from appliance.audit.keys import sync_directory
 from appliance.audit.merkle import HASH_BYTES, hash_leaf
 from appliance.audit.registry import EntryType
 from appliance.errors import AuditUnavailableError, ConfigurationError
+from appliance.infra.files import open_locked, sync_directory, sync_file
 
 SUFFIX = ".spool"
 LENGTH_BYTES = 4
@@ -95,8 +94,7 @@ class Spool:
         lock: BinaryIO | None = None
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = (directory / "lock").open("ab")
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = open_locked(directory / "lock")
             spool = cls(directory, lock, max_bytes=max_bytes)
             spool._load()
             lock = None
@@ -139,7 +137,7 @@ class Spool:
             file = self._writable(self.start or start)
             _write(file, data)
             # A crash before this line: nobody was told that the entries are kept.
-            os.fsync(file.fileno())
+            sync_file(file)
         except OSError as error:
             self._give_up_segment()
             raise AuditUnavailableError(f"the spool {self._directory} cannot be written: {error}") from error
@@ -209,7 +207,7 @@ class Spool:
         head = _frame(json.dumps(asdict(start)).encode())
         self._segments.append(_Segment(number=self._created, path=path, size=0))
         _write(file, head)
-        os.fsync(file.fileno())
+        sync_file(file)
         sync_directory(self._directory)
         self._segments[-1].size = len(head)
         return file

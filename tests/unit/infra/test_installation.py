@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import ConfigurationError
-from appliance.infra.data_directory import (
-    Installation,
-    load_control_token,
-    locate,
-    prepare,
-    write_private,
-)
+from appliance.infra.data_directory import Installation, load_control_token, locate, prepare
 from appliance.infra.settings import AuditSettings, DataSettings, Settings
 
 
@@ -165,16 +159,6 @@ def test_a_token_that_cannot_be_read_stops_the_start(installation: Installation)
     with pytest.raises(ConfigurationError, match=r"cannot read the control token") as caught:
         load_control_token(installation)
     assert "\n" not in str(caught.value)
-
-
-def test_a_private_file_replaces_one_that_others_could_read(tmp_path: Path):
-    """The new file has mode 0600 even where the old one had not."""
-    path = tmp_path / "secret"
-    path.write_text("old")
-    path.chmod(0o644)
-    write_private(path, "new")
-    assert (path.read_text(), mode(path)) == ("new", 0o600)
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_locating_touches_nothing(tmp_path: Path):

@@ -1,0 +1,93 @@
+"""
+Durable writes: every file that must survive a power cut is written through these functions.
+
+A file is durable once it was flushed itself, and its name once the directory was.  Failures are `OSError`:
+callers translate them.  A crash inside `write_atomically` leaves the old file or the new one, whole; a
+crash inside `create_private` may leave a part of the file.
+"""
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, BinaryIO
+
+OWNER_ONLY = 0o600
+
+
+def sync_file(file: IO[bytes] | IO[str]) -> None:
+    """Flush a file to the disk; its name may need `sync_directory`."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(directory: Path) -> None:
+    """Make new, renamed and removed names in `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_files(directory: Path) -> None:
+    """Make every file in a directory durable, and their names."""
+    for path in directory.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_directory(directory)
+
+
+def create_private(path: Path, content: bytes) -> None:
+    """Create a durable file that only its owner can read; FileExistsError if the name is taken."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        sync_file(file)
+    sync_directory(path.parent)
+
+
+def write_atomically(path: Path, content: bytes, *, temporary: Path | None = None, mode: int = 0o666) -> None:
+    """
+    Replace a file, durably, by one with this content.
+
+    Args:
+        path: the file.
+        content: all of it.
+        temporary: where it is written first, in the same directory; removed if something fails.
+        mode: permissions of a new file, less the process's umask.
+    """
+    temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            sync_file(file)
+        temporary.replace(path)
+        # Without this, a power cut may bring the old file back.
+        sync_directory(path.parent)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file, durably, by one that only its owner can read."""
+    write_atomically(path, text.encode(), mode=OWNER_ONLY)
+
+
+def open_locked(path: Path, *, wait: bool = False, mode: int = OWNER_ONLY) -> BinaryIO:
+    """
+    Open a file for reading and appending, and lock it until it is closed or the process ends.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and `wait` is off.
+    """
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode), "r+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        file.close()
+        raise
+    return file
