@@ -29,7 +29,8 @@ from appliance.cli.audit import open_reader
 from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.cli.reading import PurposeOption, RecorderOption
 from appliance.errors import AuditVerificationError, ConfigurationError
-from appliance.infra.data_directory import locate, write_private
+from appliance.infra.data_directory import locate
+from appliance.infra.files import write_private
 from appliance.infra.settings import Settings
 
 PATIENCE_SECONDS = 600.0

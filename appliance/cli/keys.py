@@ -12,7 +12,8 @@ from appliance.cli.common.duration import parse_duration, show_duration
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.register import CLOCK, change_roster, parse_expiry, parse_names, read_roster
 from appliance.errors import ConfigurationError
-from appliance.infra.data_directory import Installation, locate, write_private
+from appliance.infra.data_directory import Installation, locate
+from appliance.infra.files import write_private
 from appliance.tenancy import KEY_BYTES, KEY_FORMAT, ApiKey, Tenant, make_key
 from appliance.tenancy.edits import add_key, revoke_key, rotate_key
 from appliance.tenancy.roster import find_tenant

@@ -13,7 +13,7 @@ from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.keys import show_state
 from appliance.cli.register import CLOCK, change_roster, parse_names, read_roster
 from appliance.errors import ConfigurationError
-from appliance.infra.data_directory import write_private
+from appliance.infra.files import write_private
 from appliance.tenancy import encode_tenants, parse_tenants
 from appliance.tenancy.edits import change_tenant, create_tenant, delete_tenant, import_tenants, merge_patch
 from appliance.tenancy.file import describe_key, encode_policy

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from appliance.control.tenants.registrar import Registrar
 from appliance.errors import ConfigurationError
-from appliance.infra.data_directory import Installation, write_private
+from appliance.infra.data_directory import Installation
+from appliance.infra.files import write_private
 from appliance.tenancy import KEY_BYTES, ApiKey, Tenant, make_key, parse_tenants
 from appliance.tenancy.edits import Tenants, add_key, import_tenants
 from appliance.tenancy.roster import Roster, has_admin

@@ -26,7 +26,7 @@ from appliance.drafts.evaluation.verdict import Measured, judge
 from appliance.drafts.evaluation.work import Work, alone, storing
 from appliance.drafts.evaluation.worker import Say
 from appliance.errors import DraftRefusedError
-from appliance.infra.data_directory import write_private
+from appliance.infra.files import write_private
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from appliance.drafts.evaluation.report import Evaluation
 from appliance.drafts.evaluation.work import storing
 from appliance.errors import DraftNotFoundError, DraftRefusedError
-from appliance.infra.data_directory import write_private
+from appliance.infra.files import write_private
 from appliance.speculation.values import Expectation
 
 EVALUATIONS, REPORT, PAGE = "evaluations", "report.json", "report.html"

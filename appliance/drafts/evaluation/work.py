@@ -6,9 +6,7 @@ a directory named by everything the results depend on, so an evaluation of anyth
 them.  They hold numbers and trails (`appliance.drafts.evaluation.trail`), no content.
 """
 
-import fcntl
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ from typing import Any
 from appliance.drafts.evaluation.results import StepResult
 from appliance.errors import DraftRefusedError, DraftStorageError
 from appliance.infra.canonical_json import canonical
-from appliance.infra.data_directory import write_private
+from appliance.infra.files import open_locked, write_private
 
 KEY_DIGITS = 32
 
@@ -103,13 +101,10 @@ def alone(directory: Path) -> Iterator[None]:
     """
     with storing(directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            lock = open_locked(directory / ".lock")
+        except BlockingIOError as error:
             message = f"another process evaluates this draft ({directory}): wait for it, or end it"
             raise DraftRefusedError(message) from error
+    with lock:
         yield
-    finally:
-        os.close(descriptor)

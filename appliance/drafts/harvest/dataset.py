@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
-from appliance.audit.keys import sync_directory
 from appliance.drafts.harvest.candidate import still_allows
 from appliance.drafts.harvest.manifest import Entry, Manifest, decode_manifest, encode_manifest
 from appliance.drafts.harvest.sample import Sample
 from appliance.drafts.harvest.vault import Vault, open_vault
 from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError
-from appliance.infra.data_directory import locate, write_private
+from appliance.infra.data_directory import locate
+from appliance.infra.files import sync_directory, write_private
 from appliance.infra.settings import Settings
 from appliance.tenancy.store import SqlTenantStore
 

@@ -1,36 +1,34 @@
 """
-Where promotions are kept: `promotions/<id>.json` below the registry's directory.
+Promotions on disk: `promotions/<id>.json` below the registry's directory.
 
-Each step is on disk before it is taken.  A crash between the two leaves a promotion that is less far
-than the file says, which ends it the same way.  Fails closed: what cannot be written is not begun.
+Each step is written before it is taken, so after a crash the file is at most one step ahead, and ending the
+promotion is the same either way.  Fails closed: a promotion that cannot be written does not begin.
 """
 
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from appliance.drafts.promotion.promotion import Promotion, decode
+from appliance.drafts.registry.standing import STANDING, read_standing, write_standing
 from appliance.errors import DraftStorageError
 from appliance.infra.data_directory import write_private
 
 DIRECTORY = "promotions"
 KEPT = 100
-"""Promotions that are remembered; older ones are in the audit log alone."""
+"""Promotions on disk; older ones are in the audit log only."""
 
 
 class PromotionStore:
     """The promotions of one registry; for one thread at a time."""
 
     def __init__(self, directory: Path) -> None:
-        """
-        Prepare; nothing is read yet.
-
-        Args:
-            directory: of the registry.
-        """
+        self._registry = directory
         self._directory = directory / DIRECTORY
 
     def write(self, promotion: Promotion) -> None:
         """
-        Keep a promotion as it is now; it survives a power cut.
+        Write a promotion durably.
 
         Raises:
             DraftStorageError: it cannot be written.
@@ -44,13 +42,13 @@ class PromotionStore:
 
     def list(self) -> tuple[tuple[Promotion, ...], tuple[str, ...]]:
         """
-        Every promotion, newest first, and the names of files that cannot be read as one.
+        The promotions, newest first, and the names of damaged files.
 
         Raises:
             DraftStorageError: the directory cannot be read.
         """
         try:
-            # Ids begin with the time, so their order is that of their making.
+            # Ids begin with the time, so their order is chronological.
             files = sorted(self._directory.glob("*.json"), reverse=True)
         except OSError as error:
             message = f"cannot read {self._directory} ({error.strerror}): give this account access to it"
@@ -65,11 +63,36 @@ class PromotionStore:
         return tuple(found), tuple(unreadable)
 
     def prune(self) -> None:
-        """Forget the oldest that are over; what cannot be removed stays."""
+        """Delete the oldest that are over; raises `OSError`."""
         promotions, _ = self.list()
         for promotion in promotions[KEPT:]:
             if promotion.is_over:
                 self._path(promotion.promotion_id).unlink(missing_ok=True)
+
+    def clear_orphaned_promotions(self, known: Collection[str]) -> tuple[str, ...]:
+        """
+        Remove promotions that are not `known` (ids) from every standing.
+
+        Their file is lost, damaged or says they are over; workers would keep starting with their draft.
+
+        Returns:
+            The names of standing files that were changed or are damaged.
+
+        Raises:
+            DraftStorageError: a standing cannot be written.
+        """
+        changed: list[str] = []
+        for file in sorted((self._registry / STANDING).glob("*.json")):
+            try:
+                standing = read_standing(self._registry, f"sha256:{file.stem}")
+            except DraftStorageError:
+                # No worker starts by a damaged one: it falls back to the draft of its settings.
+                changed.append(file.name)
+                continue
+            if standing.promotion is not None and standing.promotion not in known:
+                write_standing(self._registry, replace(standing, promotion=None, candidate=None))
+                changed.append(file.name)
+        return tuple(changed)
 
     def _path(self, promotion_id: str) -> Path:
         return self._directory / f"{promotion_id}.json"

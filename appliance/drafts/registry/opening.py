@@ -5,10 +5,11 @@ The registry where the settings place it, and the key of the site that vouches f
 import os
 from contextlib import suppress
 
-from appliance.audit.keys import Signer, create_signing_key, load_keys, mldsa_path, sync_directory
+from appliance.audit.keys import Signer, create_signing_key, load_keys, mldsa_path
 from appliance.drafts.registry.registry import Clock, DraftRegistry
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import Installation, locate
+from appliance.infra.files import sync_directory
 from appliance.infra.settings import Settings
 from appliance.sovereignty.bundle.trust import TrustedKey, load_trusted_keys
 

@@ -11,9 +11,7 @@ draft, and swept by the next other one.  Writers take turns by a lock, which the
 however they end.
 """
 
-import fcntl
 import hashlib
-import os
 import re
 import shutil
 import stat
@@ -21,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from appliance.audit.keys import sync_directory
 from appliance.drafts.registry.revision import REVISION, SIGNATURE
 from appliance.drafts.registry.source import WEIGHTS, DraftSource, describe_file, read_small
 from appliance.errors import (
@@ -31,6 +28,7 @@ from appliance.errors import (
     DraftRefusedError,
     DraftStorageError,
 )
+from appliance.infra.files import open_locked, sync_directory
 from appliance.sovereignty.bundle.copying import PARTIAL, file_chunks, storage_error
 from appliance.sovereignty.bundle.manifest import BundleFile
 from appliance.sovereignty.bundle.placing import PASSABLE, Placement, check_room, clear_leftovers, stage
@@ -96,17 +94,11 @@ class Shelf:
         lock = self._directory / LOCK
         try:
             self._prepare()
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            held = open_locked(lock, wait=True)
         except OSError as error:
             raise _storage_error(lock, error) from error
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except OSError as error:
-                raise _storage_error(lock, error) from error
+        with held:
             yield
-        finally:
-            os.close(descriptor)
 
     def check_room(self, source: DraftSource) -> None:
         """

@@ -12,10 +12,8 @@ No content of a data set is in any of them.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.audit.keys import sync_directory
 from appliance.drafts.training.job import Given, Job
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError
-from appliance.infra.data_directory import write_private
+from appliance.infra.files import open_locked, write_private
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 DRAFT = "draft"
@@ -143,19 +140,13 @@ class RunDirectory:
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            lock = open_locked(self.path / "lock")
+        except BlockingIOError as error:
+            raise DraftRefusedError(f"the run {self.path.name} is under way in another process") from error
         except OSError as error:
             raise storage_error(self.path, error) from error
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise DraftRefusedError(
-                    f"the run {self.path.name} is under way in another process"
-                ) from error
+        with lock:
             yield
-        finally:
-            os.close(descriptor)
 
 
 def run_directory(drafts: Path, job_identity: Mapping[str, Any], name: str | None) -> RunDirectory:
@@ -188,17 +179,6 @@ def storage_error(path: Path, error: OSError) -> DraftStorageError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DraftStorageError(f"the disk is full at {path}: make room, and the same command goes on")
     return DraftStorageError(f"cannot write {path}: {error.strerror}")
-
-
-def sync_files(directory: Path) -> None:
-    """Make the files in a directory survive a power cut; raises OSError."""
-    for file in directory.iterdir():
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    sync_directory(directory)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

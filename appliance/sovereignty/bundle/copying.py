@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from appliance.audit.keys import sync_directory
 from appliance.errors import BundleError, BundleRefusedError, BundleStorageError, ConfigurationError
+from appliance.infra.files import sync_directory, sync_file, write_atomically
 from appliance.sovereignty.bundle.manifest import BundleFile
 from appliance.sovereignty.bundle.source import CHUNK_BYTES
 
@@ -35,17 +35,9 @@ def write_durably(path: Path, content: bytes) -> None:
     Raises:
         BundleStorageError: it cannot be written.
     """
-    partial = path.with_name(path.name + PARTIAL)
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        sync_directory(path.parent)
+        write_atomically(path, content, temporary=path.with_name(path.name + PARTIAL))
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise storage_error(path, error) from error
 
 
@@ -67,8 +59,7 @@ def copy_verified(chunks: Iterable[bytes], file: BundleFile, path: Path) -> None
                 written.write(chunk)
             if digest.hexdigest() != file.sha256:
                 raise BundleRefusedError(f"{file.path} does not have the hash of the manifest: copy it again")
-            written.flush()
-            os.fsync(written.fileno())
+            sync_file(written)
             # Otherwise what is read back is what the kernel remembers, not what the disk holds.
             os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             written.seek(0)

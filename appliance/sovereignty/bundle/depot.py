@@ -3,11 +3,11 @@ The blobs of a bundle that is being built.
 """
 
 import hashlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from appliance.errors import ConfigurationError
+from appliance.infra.files import sync_file
 from appliance.sovereignty.bundle.copying import PARTIAL, file_chunks, storage_error
 from appliance.sovereignty.bundle.manifest import BLOBS, BundleFile
 from appliance.sovereignty.bundle.oci import Descriptor, describe
@@ -52,8 +52,7 @@ class Depot:
                     digest.update(chunk)
                     size += len(chunk)
                     file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
+                sync_file(file)
             hexadecimal = digest.hexdigest()
             if expected is not None and expected != f"sha256:{hexadecimal}":
                 raise ConfigurationError(

@@ -6,11 +6,10 @@ at most the step it was in, which is then done again; every step may be done twi
 """
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 
-from appliance.audit.keys import sync_directory
+from appliance.infra.files import sync_directory, sync_file
 from appliance.sovereignty.bundle.copying import storage_error
 
 
@@ -36,9 +35,9 @@ class Journal:
         try:
             kept = [manifest, *sorted(self._done)]
             # Written anew, so that the half line of a crash is not continued.
-            path.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(f"{json.dumps(line)}\n" for line in kept)
+                sync_file(file)
             sync_directory(path.parent)
         except OSError as error:
             raise storage_error(path, error) from error
@@ -52,8 +51,7 @@ class Journal:
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(step)}\n")
-                file.flush()
-                os.fsync(file.fileno())
+                sync_file(file)
         except OSError as error:
             raise storage_error(self._path, error) from error
         self._done.add(step)

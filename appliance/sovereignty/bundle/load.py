@@ -7,14 +7,13 @@ leaves the previous version serving, and the next run goes on where this one sto
 what cannot be recorded or remembered is not put into service, or an older bundle could be loaded over it.
 """
 
-import fcntl
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import BundleStorageError
+from appliance.infra.files import open_locked
 from appliance.sovereignty.bundle.copying import storage_error
 from appliance.sovereignty.bundle.engine import Engine
 from appliance.sovereignty.bundle.journal import Journal
@@ -158,14 +157,10 @@ def _alone(home: Home) -> Iterator[None]:
     """Hold the lock of loads; the kernel lets go of it when the process ends, however it ends."""
     try:
         home.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_locked(home.lock)
+    except BlockingIOError as error:
+        raise BundleStorageError("another load is running here: wait for it to end") from error
     except OSError as error:
         raise storage_error(home.lock, error) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BundleStorageError("another load is running here: wait for it to end") from error
+    with lock:
         yield
-    finally:
-        os.close(descriptor)

@@ -6,14 +6,14 @@ the bundle holds is proved by the manifest alone, whatever PARTS.json says.
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from appliance.errors import BundleRefusedError, ConfigurationError
+from appliance.infra.files import sync_file
 from appliance.sovereignty.bundle.archive import ArchiveSource, frames, stream_size
 from appliance.sovereignty.bundle.copying import making, storage_error, write_durably
 from appliance.sovereignty.bundle.manifest import Count, Digest, Hex
@@ -118,7 +118,7 @@ def _write_parts(place: Path, stream: Iterable[bytes], part_bytes: int) -> Itera
                     file.write(piece)
                     digest.update(piece)
                     size += len(piece)
-                _sync(file)
+                sync_file(file)
         except OSError as error:
             raise storage_error(path, error) from error
         yield ListedPart(name=path.name, size=size, sha256=digest.hexdigest())
@@ -144,11 +144,6 @@ def _pieces(stream: Iterable[bytes], part_bytes: int) -> Iterator[Iterator[bytes
 
     while rest:
         yield part()
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _check_size(part: Part) -> None:

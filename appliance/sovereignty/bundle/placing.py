@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.audit.keys import sync_directory
 from appliance.errors import BundleRefusedError, BundleStorageError
+from appliance.infra.files import sync_directory
 from appliance.sovereignty.bundle.copying import PARTIAL, copy_verified, holds, storage_error
 from appliance.sovereignty.bundle.manifest import BundleFile, Kind, Manifest
 from appliance.sovereignty.bundle.references import chart_path

@@ -35,7 +35,7 @@ from appliance.drafts.training.speculators.result import take_over
 from appliance.drafts.training.speculators.scratch import scratch_directory, write_samples
 from appliance.drafts.training.windows import Text, Window, plan_epoch
 from appliance.errors import ConfigurationError, DraftRefusedError
-from appliance.serving.devices import look
+from appliance.serving.devices import detect_hardware
 from appliance.serving.weights import Weights, inspect_weights
 from appliance.sovereignty.environment import offline_environment
 
@@ -133,7 +133,7 @@ def _set_up(job: Job, run: RunDirectory, given: Given, target: Weights, scratch:
         scratch=scratch,
         checkpoints=run.path / "checkpoints",
         port=_free_port(),
-        gpus=look().gpus,
+        gpus=detect_hardware().gpus,
     )
     write_samples(setup.samples, (json.dumps(row) + "\n" for row in rows))
     for path in (setup.hidden_states, *map(Path, private_places(scratch).values())):

@@ -6,15 +6,15 @@ import json
 import shutil
 from pathlib import Path
 
-from appliance.audit.keys import sync_directory
 from appliance.drafts.lint.shape import read_shape
 from appliance.drafts.training.job import Given, Job
 from appliance.drafts.training.outcome import Flags, Outcome, write_outcome
-from appliance.drafts.training.run_directory import RunDirectory, storage_error, sync_files
+from appliance.drafts.training.run_directory import RunDirectory, storage_error
 from appliance.drafts.training.shape import head_layers
 from appliance.drafts.training.speculators.convert import speculators_config
 from appliance.drafts.training.speculators.plan import VERSION
 from appliance.errors import DraftRefusedError
+from appliance.infra.files import sync_directory, sync_files
 from appliance.serving.weights import Weights, inspect_weights
 
 TOOL = f"speculators {VERSION}"

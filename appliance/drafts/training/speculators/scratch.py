@@ -16,7 +16,7 @@ from pathlib import Path
 
 from appliance.drafts.training.run_directory import RunDirectory
 from appliance.errors import DraftRefusedError, DraftStorageError
-from appliance.infra.data_directory import write_private
+from appliance.infra.files import write_private
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a directory below it, private and of a random name
 NOTE = "scratch.json"

@@ -10,7 +10,8 @@ from appliance.audit.store import SqlAuditStore
 from appliance.control.tenants.enrolment import enrol
 from appliance.control.tenants.registrar import Registrar
 from appliance.errors import ConfigurationError
-from appliance.infra.data_directory import locate, prepare, write_private
+from appliance.infra.data_directory import locate, prepare
+from appliance.infra.files import write_private
 from appliance.infra.settings import DataSettings, Settings
 from appliance.tenancy import Tenant, TenantDirectory, encode_tenants
 from appliance.tenancy.edits import delete_tenant, revoke_key
