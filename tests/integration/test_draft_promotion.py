@@ -1,5 +1,5 @@
 """
-Drafts taken into service and out of it, on two real vLLM workers behind one gateway, under traffic.
+Drafts promoted and rolled back on two real vLLM workers of one gateway, under traffic.
 
 All tests share the two workers, as each restart takes half a minute.  Every test begins and ends with the
 committed draft on both.
@@ -39,8 +39,8 @@ OLD = digest_weights(DEMO_DRAFT)
 
 
 @dataclass
-class Place:
-    """The directory of drafts that two workers share with the gateway, and the gateway."""
+class DraftSite:
+    """The drafts directory that two workers and the gateway share, and the gateway."""
 
     directory: Path
     environment: dict[str, str]
@@ -49,7 +49,7 @@ class Place:
 
     @property
     def settings(self) -> Settings:
-        """The gateway's, as far as drafts are concerned."""
+        """The gateway's draft settings."""
         drafts = DraftSettings(
             directory=self.directory / "drafts", signing_key_file=self.directory / "drafts.key"
         )
@@ -64,7 +64,7 @@ class Place:
         return read_standing(self.directory / "drafts", self.target)
 
     def gateway(self) -> ApplianceProcess:
-        """The gateway that runs; a new one resumes where the last one ended."""
+        """The running gateway; a new one continues where the last one ended."""
         if self.process is None:
             self.process = ApplianceProcess(
                 "gateway", data=self.directory / "data", key=self.key, environment=self.environment
@@ -74,27 +74,24 @@ class Place:
         return self.process
 
     def kill(self) -> None:
-        """Kill the gateway as a crash would."""
         assert self.process is not None
         self.process.process.kill()
         self.close()
 
     def close(self) -> None:
-        """End the gateway."""
         process, self.process = self.process, None
         if process is not None:
             process.__exit__()
 
     def traffic(self) -> Any:
-        """Two clients that ask for code for as long as the context lasts."""
+        """Two clients that ask for code while the context lasts."""
         return Traffic(self.gateway(), clients=2, prompt=code(), pause_seconds=0.3).running()
 
     def entries(self, prefix: str = "draft.") -> list[dict[str, Any]]:
-        """The audit entries of these types."""
         return [entry for entry in audit_entries(self.directory / "data") if entry["type"].startswith(prefix)]
 
     def register(self, name: str, *, damaged: bool) -> str:
-        """Register a copy of the demo draft, of another digest; as good as it, or worth nothing."""
+        """Register a copy of the demo draft under another digest, intact or with its weights damaged."""
         copy = self.directory / name
         shutil.copytree(DEMO_DRAFT, copy)
         record = json.loads((copy / "training.json").read_text(encoding="utf-8"))
@@ -112,7 +109,7 @@ class Place:
         return registry.add(copy, target=self.target, how="imported", signer=signer).digest
 
     def evaluated(self, draft: str) -> None:
-        """Keep an evaluation that lets the draft be tried; `test_draft_evaluation` makes real ones."""
+        """Save a passed evaluation; `test_draft_evaluation` makes real ones."""
         evaluation = Evaluation(
             draft=draft,
             incumbent=OLD,
@@ -138,15 +135,15 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def good(place: Place) -> str:
-    """A draft as good as the committed one, with an evaluation; the tests promote it in turn."""
-    draft = place.register("as-good", damaged=False)
-    place.evaluated(draft)
+def good(site: DraftSite) -> str:
+    """A draft equal to the committed one, with a passed evaluation; the tests promote it in turn."""
+    draft = site.register("as-good", damaged=False)
+    site.evaluated(draft)
     return draft
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Iterator[Place]:
+def site(tmp_path_factory) -> Iterator[DraftSite]:
     directory = tmp_path_factory.mktemp("promotion")
     (directory / "token").write_text("a shared secret\n", encoding="utf-8")
     create_signing_key(directory / "drafts.key")
@@ -174,23 +171,23 @@ def place(tmp_path_factory) -> Iterator[Place]:
             # A worker that waits for a core is slow to be scraped, not down.
             "APPLIANCE_MONITOR__SCRAPE_TIMEOUT_SECONDS": "10",
         }
-        place = Place(directory=directory, environment=gateway)
-        yield place
-        place.close()
+        site = DraftSite(directory=directory, environment=gateway)
+        yield site
+        site.close()
     assert verify_log(directory / "data") == 0
 
 
 @pytest.fixture
-def admin(place: Place) -> Admin:
+def admin(site: DraftSite) -> Admin:
     """The admin API of a gateway that controls both workers, each with the committed draft."""
-    admin = Admin(place.gateway())
+    admin = Admin(site.gateway())
     wait_for(lambda: admin.ask("drafts")["acting"] and len(drafts(admin)) == 2, seconds=RESTARTS)
     assert drafts(admin) == [OLD, OLD]
     return admin
 
 
 def drafts(admin: Admin) -> list[str]:
-    """What the workers say they run with; nothing of one that is down."""
+    """The drafts that workers report; none for a worker that is down."""
     return [worker["draft"] for worker in admin.ask("drafts")["workers"] if worker["takes_requests"]]
 
 
@@ -209,11 +206,11 @@ def ended(admin: Admin) -> dict[str, Any]:
 
 
 class RefusedError(Exception):
-    """The gateway refused an order: status and message."""
+    """The gateway refused a request: status and message."""
 
 
 def order(admin: Admin, path: str, **body: Any) -> dict[str, Any]:
-    """Post an order; again for as long as a gateway that has just started asks for a moment."""
+    """Post a request, and retry while a gateway that just started asks for a moment."""
 
     def taken() -> dict[str, Any] | None:
         try:
@@ -228,47 +225,47 @@ def order(admin: Admin, path: str, **body: Any) -> dict[str, Any]:
     return wait_for(taken, seconds=RESTARTS)
 
 
-def test_a_damaged_draft_is_given_back_by_itself(place, admin):
-    """An operator promotes it without an evaluation; one worker finds out, the other never gets it."""
-    bad = place.register("damaged", damaged=True)
+def test_damaged_draft_is_refused_and_rolled_back(site, admin):
+    """Promoted without an evaluation; only the canary worker ever gets it."""
+    bad = site.register("damaged", damaged=True)
     with pytest.raises(RefusedError, match="was never evaluated"):
         order(admin, "drafts/promotions", draft=bad)
     order(admin, "drafts/promotions", draft=bad, without_evaluation="a test")
     wait_for(lambda: newest(admin)["stage"] not in {"begun", "canary"}, seconds=RESTARTS)
-    with place.traffic() as traffic:
+    with site.traffic() as traffic:
         done = ended(admin)
     assert traffic.failures == []
     assert done["stage"] == "refused", done["timeline"]
     assert "collapsed on worker" in done["reason"] or "is the least allowed" in done["reason"]
     assert drafts(admin) == [OLD, OLD]
-    assert place.standing == Standing(target=place.target)
+    assert site.standing == Standing(target=site.target)
     given_back = [step["text"] for step in done["timeline"] if "is given back" in step["text"]]
     assert given_back == [f"worker {done['canary']} is given back"]
-    refused_entry, back = place.entries()[-2:]
+    refused_entry, back = site.entries()[-2:]
     assert (refused_entry["step"], refused_entry["reason"]) == ("refused", done["reason"])
     assert (back["type"], back["previous_draft"], back["draft"]) == ("draft.rolled_back", bad, OLD)
 
 
-def test_a_gateway_that_is_killed_in_the_trial_leaves_the_former_draft(place, admin, good):
-    """The next gateway finds the worker that has the new draft, and gives it back."""
+def test_gateway_killed_in_the_trial_leaves_the_former_draft(site, admin, good):
+    """The next gateway finds the worker that has the new draft, and rolls it back."""
     order(admin, "drafts/promotions", draft=good)
     # Without traffic the trial has nothing to decide on.
     wait_for(lambda: newest(admin)["stage"] == "trial", seconds=RESTARTS)
     assert sorted(drafts(admin)) == sorted([OLD, good])
-    assert place.standing.candidate == good
-    place.kill()
-    admin = Admin(place.gateway())
+    assert site.standing.candidate == good
+    site.kill()
+    admin = Admin(site.gateway())
     done = ended(admin)
     assert (done["stage"], done["draft"]) == ("interrupted", good)
-    assert place.standing == Standing(target=place.target)
+    assert site.standing == Standing(target=site.target)
     wait_for(lambda: drafts(admin) == [OLD, OLD], seconds=RESTARTS)
-    assert [entry.get("step") for entry in place.entries()][-2:] == ["interrupted", None]
+    assert [entry.get("step") for entry in site.entries()][-2:] == ["interrupted", None]
 
 
-def test_a_good_draft_comes_into_service_and_out_again_and_no_request_fails(place, admin, good):
-    """Both workers serve with it, and then both with the former one; each request's entry says with which."""
-    before = len(place.entries())
-    with place.traffic() as traffic:
+def test_promotion_and_rollback_of_a_good_draft_fail_no_request(site, admin, good):
+    """Each request's audit entry names the draft that served it."""
+    before = len(site.entries())
+    with site.traffic() as traffic:
         begun = order(admin, "drafts/promotions", draft=good[7:19])
         assert (begun["draft"], begun["incumbent"]) == (good, OLD)
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -278,7 +275,7 @@ def test_a_good_draft_comes_into_service_and_out_again_and_no_request_fails(plac
         done = ended(admin)
         assert done["stage"] == "promoted", done["timeline"]
         wait_for(lambda: drafts(admin) == [good, good], seconds=RESTARTS)
-        assert place.standing == Standing(target=place.target, draft=good, previous=(None,))
+        assert site.standing == Standing(target=site.target, draft=good, previous=(None,))
         answers = traffic.answers
         wait_for(lambda: traffic.answers > answers + 4, seconds=RESTARTS)
         order(admin, "drafts/rollbacks", reason="a test")
@@ -286,13 +283,13 @@ def test_a_good_draft_comes_into_service_and_out_again_and_no_request_fails(plac
         assert done["stage"] == "rolled_back", done["timeline"]
         wait_for(lambda: drafts(admin) == [OLD, OLD], seconds=RESTARTS)
     assert traffic.failures == []
-    assert place.standing == Standing(target=place.target)
-    steps = [(entry["type"], entry.get("step")) for entry in place.entries()[before:]]
+    assert site.standing == Standing(target=site.target)
+    steps = [(entry["type"], entry.get("step")) for entry in site.entries()[before:]]
     assert steps == [
         *(("draft.tried", step) for step in ("begun", "canary", "trial", "rollout")),
         ("draft.promoted", None),
         ("draft.rolled_back", None),
     ]
-    served = {entry.get("draft") for entry in place.entries("request.outcome")}
+    served = {entry.get("draft") for entry in site.entries("request.outcome")}
     assert {OLD, good} <= served
-    assert verify_log(place.directory / "data") == 0
+    assert verify_log(site.directory / "data") == 0

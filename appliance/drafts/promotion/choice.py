@@ -1,11 +1,11 @@
 """
-Which draft a worker is started with: asked before every start, on the machine that starts it.
+Which draft a worker starts with, decided before every start on the machine that starts it.
 
-    on trial, if its promotion still goes on ─► in service, by the standing ─► `worker.draft`
+    candidate, while its promotion is under way ─► in service, by the standing ─► `worker.draft`
 
-It fails towards the right: what cannot be found, read or verified, was made for another target, or does
-not fit, is never started, and the next one is.  So whatever happens to a gateway or to the registry, a
-worker comes up with a draft that has served before.
+A draft that cannot be found, read or verified, belongs to another target or fails lint is never started;
+the next in this order is.  So whatever happens to a gateway or to the registry, a worker starts with a
+draft that has served before.
 """
 
 from collections.abc import Callable
@@ -14,41 +14,38 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from appliance.drafts.evaluation.store import load_measured
-from appliance.drafts.lint.findings import Finding
 from appliance.drafts.lint.lint import lint_pair
-from appliance.drafts.lint.rules import Severity
+from appliance.drafts.lint.rules import Finding, Severity
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.standing import read_standing
 from appliance.errors import ApplianceError, DraftRefusedError
-from appliance.serving.restart_request import Candidate
+from appliance.serving.restart_request import CandidateDraft
 from appliance.serving.weights import Weights, inspect_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A draft that should have been started and was not."""
+    """A draft that could not be started."""
 
     draft: str
-    """Its digest; empty where not even that is known."""
+    """Digest; empty if unknown."""
     why: str
     promotion: str | None = None
-    """The promotion that tries it; None for one in service."""
+    """Id of the promotion that tries it; None for the draft in service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The draft for one start."""
-
     draft: Weights | None = None
-    """None: that of the settings."""
+    """None for that of the settings."""
     findings: tuple[Finding, ...] = ()
-    """What is suspicious about it."""
+    """Lint warnings."""
     is_trial: bool = False
     problems: tuple[Problem, ...] = ()
 
 
-class DraftChoice:
-    """Chooses for one target on one machine."""
+class DraftChooser:
+    """For one target on one machine."""
 
     def __init__(
         self,
@@ -59,29 +56,17 @@ class DraftChoice:
         context: int | None,
         open_registry: Callable[[], DraftRegistry],
     ) -> None:
-        """
-        Prepare; nothing is read yet.
-
-        Args:
-            directory: of the registry.
-            target: what the worker serves, with its digest.
-            own: digest of the draft of the settings; empty where there is none that may be served.
-            context: longest context to be served; None for the target's own.
-            open_registry: opens the registry, anew each time: keys and revisions come and go.
-        """
         self._directory = directory
         self._target = target
         self._own = own
+        """Digest of the draft of the settings; empty if there is none."""
         self._context = context
+        """Maximum context that is served; None for the target's own."""
         self._open_registry = open_registry
+        """Called at every start: keys and revisions change."""
 
-    def choose(self, candidate: Candidate | None) -> Choice:
-        """
-        Choose; reads whole drafts, and never fails.
-
-        Args:
-            candidate: the draft that was wished for, and the promotion it belongs to.
-        """
+    def choose(self, candidate: CandidateDraft | None) -> Choice:
+        """Choose a draft; reads whole files, never raises.  `candidate` is the restart request's."""
         try:
             standing = read_standing(self._directory, self._target.digest)
         except (ApplianceError, OSError, ValueError) as error:
@@ -91,7 +76,7 @@ class DraftChoice:
             tried = self._load(candidate.draft, problems, candidate.promotion)
             if tried is not None:
                 return replace(tried, is_trial=True)
-        # A promotion that is over, however it ended, counts for nothing: what is in service does.
+        # A candidate counts only while its promotion is under way.
         if standing.draft is not None:
             standing_choice = self._load(standing.draft, problems, None)
             if standing_choice is not None:
@@ -99,7 +84,7 @@ class DraftChoice:
         return Choice(problems=tuple(problems))
 
     def _load(self, digest: str, problems: list[Problem], promotion: str | None) -> Choice | None:
-        """Read one draft of the registry and judge it; None, and a problem more, where it is no good."""
+        """Load and lint a draft of the registry; None if it may not be started, with a problem appended."""
         if digest == self._own:
             return Choice()
         try:
@@ -120,11 +105,7 @@ class DraftChoice:
         return Choice(draft=self._as_evaluated(weights), findings=findings)
 
     def _as_evaluated(self, draft: Weights) -> Weights:
-        """
-        The draft with what its evaluation measured it to accept, in place of what its training hoped for.
-
-        An evaluation may be missing here, or damaged: then the training's word stands.
-        """
+        """The draft with the acceptance that its evaluation measured, if readable, not its training's."""
         with suppress(ApplianceError):
             measured = load_measured(self._directory, draft.digest, self._target.digest)
             if measured:
@@ -134,5 +115,4 @@ class DraftChoice:
 
 
 def _line(error: Exception) -> str:
-    """What an error says, in one line."""
     return " ".join(str(error).split()) or type(error).__name__

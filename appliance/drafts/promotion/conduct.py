@@ -1,109 +1,101 @@
 """
-One promotion carried through, or given back.
+The stages of a promotion, and the way back.
 
-    standing names the candidate ─► first worker ─► trial ─► the others ─► standing changed
-                     └────────────────┴──────────────┴────────┴─► standing forgets it ─► workers return
+    standing names the candidate ─► canary worker ─► trial ─► rollout ─► standing changed
+                     └──────────────────┴─────────────┴─────────┴─► standing restored ─► workers returned
 
-What a crash leaves: up to the last step the standing keeps the draft in service, so every worker that
-starts anew starts with that one; those that still run the new draft are found again by the promotion's
-file (`promoter`).  After the last step the new one is in service, and only the file does not say so yet.
+What a crash leaves: up to the last step the standing keeps the former draft in service, so every worker
+that starts gets that one; the promotion's file names the workers that still run the new draft
+(`promoter`).  After the last step the new draft is in service, and only the file does not say so yet.
 """
 
 import asyncio
+from dataclasses import replace
 
 from appliance.audit.registry import EntryType
 from appliance.control.recycle import RecycleResult
 from appliance.drafts.lint.lint import lint_pair, refuse_errors
-from appliance.drafts.promotion.crew import LeaseLostError
-from appliance.drafts.promotion.evidence import Counts, Recent
+from appliance.drafts.promotion.evidence import RecentCounts, WorkerCounters
 from appliance.drafts.promotion.gate import NONE, short
-from appliance.drafts.promotion.passage import EndedError, Passage
-from appliance.drafts.promotion.promotion import Stage
-from appliance.drafts.promotion.returning import return_workers
-from appliance.drafts.promotion.trial import LEAST_WINDOWS, Rules, Trial, Verdict, handicaps
-from appliance.drafts.promotion.trying import has_collapsed, try_out
+from appliance.drafts.promotion.promotion import PromotionStage
+from appliance.drafts.promotion.run import (
+    POLL_SECONDS,
+    RETRY_SECONDS,
+    EndedError,
+    LeaseLostError,
+    PromotionRun,
+)
+from appliance.drafts.promotion.trial import (
+    LEAST_WINDOWS,
+    Trial,
+    TrialJudgement,
+    TrialRules,
+    TrialVerdict,
+    follow,
+    handicaps,
+    judge,
+)
 from appliance.drafts.registry.revision import Revision
 from appliance.drafts.registry.standing import read_standing
-from appliance.errors import ApplianceError
-from appliance.serving.restart_request import Candidate
+from appliance.errors import ApplianceError, ControlRefusedError
+from appliance.serving.restart_request import CandidateDraft
 from appliance.serving.weights import inspect_weights
-from appliance.serving.worker import WorkerId
+from appliance.serving.worker import WorkerId, WorkerSnapshot
+from appliance.speculation.values import Reason
 
 KEPT = 16
-"""Drafts that served before and can be rolled back to."""
+"""Former drafts that a rollback can go back to."""
+SILENT_SECONDS = 10.0
+"""How long the canary worker may be unhealthy before it counts as dead."""
+ABSENT_SECONDS = 60.0
+"""How long to wait for a worker that is not in the pool: a new gateway may not have discovered it yet."""
 
 
-async def promote(passage: Passage, revision: Revision, recent: Recent) -> None:
-    """
-    Take a draft into service, or give everything back; returns when either is done.
-
-    Args:
-        passage: the promotion, just begun.
-        revision: the draft.
-        recent: what workers counted lately.
-
-    Raises:
-        LeaseLostError: this gateway does not steer any more; whoever does gives it back.
-    """
-    recycler, title = passage.crew.recycler, passage.promotion.title
+async def promote(run: PromotionRun, revision: Revision, recent: RecentCounts) -> None:
+    """Take a draft into service, or roll everything back."""
+    recycler, title = run.targets.recycler, run.promotion.title
     try:
         recycler.reserve(title)
-        await _promote(passage, revision, recent)
+        await _promote(run, revision, recent)
     except LeaseLostError:
         raise
     except EndedError as end:
         ended = end
     except (ApplianceError, OSError) as error:
-        ended = EndedError(Stage.FAILED, " ".join(str(error).split()))
+        ended = EndedError(PromotionStage.FAILED, " ".join(str(error).split()))
     except Exception as defect:
-        # A defect here must leave no worker with a draft that nobody decided on.
-        passage.parts.logger.exception("promotion_failed", error=type(defect).__name__)
-        ended = EndedError(Stage.FAILED, f"a defect: {type(defect).__name__}")
+        # A defect here must leave no worker with a draft that was not decided on.
+        run.parts.logger.exception("promotion_failed", error=type(defect).__name__)
+        ended = EndedError(PromotionStage.FAILED, f"a defect: {type(defect).__name__}")
     else:
         recent.forget()
         return
     finally:
         recycler.release(title)
-    await abandon(passage, ended)
+    await abandon(run, ended)
     recent.forget()
 
 
-async def abandon(passage: Passage, ended: EndedError) -> None:
-    """
-    Give everything back, and end the promotion.
-
-    Args:
-        passage: the promotion.
-        ended: what it will have been, and why.
-
-    Raises:
-        LeaseLostError: this gateway does not steer any more.
-    """
-    step = {Stage.REFUSED: "refused", Stage.FAILED: "failed"}.get(ended.outcome, "interrupted")
-    await passage.gave_up(step, ended.reason, ended.actor)
-    await passage.surely(
-        lambda: passage.move(Stage.RETURNING, ended.reason, outcome=ended.outcome, reason=ended.reason)
+async def abandon(run: PromotionRun, ended: EndedError) -> None:
+    """Roll a promotion back and end it."""
+    step = {PromotionStage.REFUSED: "refused", PromotionStage.FAILED: "failed"}.get(
+        ended.outcome, "interrupted"
     )
-    await give_back(passage, actor=ended.actor)
+    await run.record_ended(step, ended.reason, ended.actor)
+    await run.move_with_retry(
+        PromotionStage.RETURNING, ended.reason, outcome=ended.outcome, reason=ended.reason
+    )
+    await roll_back(run, actor=ended.actor)
 
 
-async def give_back(passage: Passage, *, actor: str | None = None) -> None:
-    """
-    Return every worker to the draft in service, and end a promotion or a rollback that is `returning`.
-
-    Args:
-        passage: the promotion.
-        actor: who wanted that; by default whoever began it.
-
-    Raises:
-        LeaseLostError: this gateway does not steer any more.
-    """
-    await passage.surely(passage.settle)
-    actor = actor or passage.promotion.actor
-    await return_workers(passage, actor)
-    promotion = passage.promotion
+async def roll_back(run: PromotionRun, *, actor: str | None = None) -> None:
+    """Restart every worker with the draft in service, and end a promotion or rollback that is `returning`."""
+    await run.retry_until_done(run.restore_standing)
+    actor = actor or run.promotion.actor
+    await roll_back_workers(run, actor)
+    promotion = run.promotion
     if promotion.kind == "promotion" and promotion.workers:
-        await passage.note(
+        await run.record_best_effort(
             EntryType.DRAFT_ROLLED_BACK,
             model=promotion.model,
             draft=promotion.incumbent or NONE,
@@ -111,38 +103,40 @@ async def give_back(passage: Passage, *, actor: str | None = None) -> None:
             reason=promotion.reason or "it was given back",
             actor=actor,
         )
-    outcome = promotion.outcome or Stage.FAILED
-    await passage.surely(lambda: passage.move(outcome, f"draft {short(promotion.incumbent)} is in service"))
+    outcome = promotion.outcome or PromotionStage.FAILED
+    await run.move_with_retry(outcome, f"draft {short(promotion.incumbent)} is in service")
 
 
-async def finish(passage: Passage) -> None:
-    """Note on disk that it is in service: the standing says so, and a crash came between."""
-    await passage.surely(lambda: passage.move(Stage.PROMOTED, "in service; noted by the next gateway"))
+async def finish(run: PromotionRun) -> None:
+    """Write that it is in service, after a crash between the standing's change and that note."""
+    await run.move_with_retry(PromotionStage.PROMOTED, "in service; noted by the next gateway")
 
 
-async def _promote(passage: Passage, revision: Revision, recent: Recent) -> None:
-    promotion, parts = passage.promotion, passage.parts
-    await asyncio.to_thread(_check_weights, passage, revision)
+async def _promote(run: PromotionRun, revision: Revision, recent: RecentCounts) -> None:
+    promotion, parts = run.promotion, run.parts
+    await asyncio.to_thread(_check_weights, run, revision)
     canary = WorkerId(promotion.canary or "")
-    trial = _trial(passage, canary, recent)
-    await passage.move(Stage.CANARY, f"worker {canary} gets it first", workers=(canary,))
-    await passage.decide(promotion=promotion.promotion_id, candidate=promotion.draft)
-    await _equip(passage, canary)
-    equipped = passage.crew.pool.snapshot(canary)
-    await passage.tried("canary", worker=canary)
-    await passage.move(Stage.TRIAL, f"worker {canary} serves with it")
-    judgement = await try_out(passage, canary, trial.beginning(passage.crew.clock()), equipped)
-    await passage.tried("trial", worker=canary, **judgement.numbers.audit_fields())
-    if judgement.verdict is not Verdict.PASSED:
-        raise EndedError(Stage.REFUSED, judgement.reason)
-    await passage.move(Stage.ROLLOUT, judgement.reason)
-    await _roll_out(passage)
+    trial = _trial(run, canary, recent)
+    await run.move(PromotionStage.CANARY, f"worker {canary} gets it first", workers=(canary,))
+    await run.change_standing(
+        lambda standing: replace(standing, promotion=promotion.promotion_id, candidate=promotion.draft)
+    )
+    await _equip(run, canary)
+    equipped = run.targets.pool.snapshot(canary)
+    await run.record_tried("canary", worker=canary)
+    await run.move(PromotionStage.TRIAL, f"worker {canary} serves with it")
+    judgement = await run_canary(run, canary, replace(trial, began=run.targets.clock()), equipped)
+    await run.record_tried("trial", worker=canary, **judgement.numbers.audit_fields())
+    if judgement.verdict is not TrialVerdict.PASSED:
+        raise EndedError(PromotionStage.REFUSED, judgement.reason)
+    await run.move(PromotionStage.ROLLOUT, judgement.reason)
+    await _roll_out(run)
     standing = await asyncio.to_thread(read_standing, parts.directory, promotion.target)
     known = {
         "previous_draft": promotion.incumbent,
         "evaluation": (promotion.evaluation or "").removeprefix("sha256:"),
     }
-    # Recorded before it is so: a log that takes no entry changes nothing, and all is given back.
+    # Recorded before it takes effect: if the log refuses the entry, nothing changes and all is rolled back.
     await parts.record(
         EntryType.DRAFT_PROMOTED,
         model=promotion.model,
@@ -151,28 +145,33 @@ async def _promote(passage: Passage, revision: Revision, recent: Recent) -> None
         **{name: value for name, value in known.items() if value},
     )
     previous = (standing.draft, *standing.previous)[:KEPT]
-    await passage.decide(draft=promotion.draft, previous=previous, promotion=None, candidate=None)
+    await run.change_standing(
+        lambda standing: replace(
+            standing, draft=promotion.draft, previous=previous, promotion=None, candidate=None
+        )
+    )
     # From here on it is in service, whatever happens: the next gateway would only note it.
-    text = f"in service on {len(passage.promotion.workers)} workers"
-    await passage.surely(lambda: passage.move(Stage.PROMOTED, text))
+    await run.move_with_retry(PromotionStage.PROMOTED, f"in service on {len(run.promotion.workers)} workers")
 
 
-def _check_weights(passage: Passage, revision: Revision) -> None:
-    """Read the whole draft, and judge it against the target where that is on this machine."""
-    path = passage.parts.open_registry().weights(revision)
-    local = passage.parts.local
+def _check_weights(run: PromotionRun, revision: Revision) -> None:
+    """Verify the draft's bytes, and lint it against the target if that is on this machine."""
+    path = run.parts.open_registry().weights(revision)
+    local = run.parts.local
     if local is not None and local.digest == revision.target:
         pair = inspect_weights(local.path), inspect_weights(path)
         refuse_errors(lint_pair(*pair, context=local.context), path)
 
 
-def _trial(passage: Passage, canary: WorkerId, recent: Recent) -> Trial:
-    """The trial as it will begin, with what is known from before; nothing of that can be measured later."""
-    chosen = passage.parts.drafts
-    rules = Rules(drafts=chosen.trial_drafts, seconds=chosen.trial_seconds, margin=chosen.trial_margin)
-    members = passage.crew.members(passage.promotion.target)
+def _trial(run: PromotionRun, canary: WorkerId, recent: RecentCounts) -> Trial:
+    """The trial with the counts from before any restart: none of them can be measured later."""
+    settings = run.parts.drafts
+    rules = TrialRules(
+        drafts=settings.trial_drafts, seconds=settings.trial_seconds, margin=settings.trial_margin
+    )
+    members = run.targets.members(run.promotion.target)
     mates = [seen.worker.worker_id for seen in members if seen.worker.worker_id != canary]
-    before: Counts = recent.counts((canary,))
+    before = recent.counts((canary,))
     if mates:
         return Trial(rules=rules, handicaps=handicaps(before, recent.counts(mates)))
     if before.drafts < LEAST_WINDOWS * rules.window:
@@ -180,43 +179,203 @@ def _trial(passage: Passage, canary: WorkerId, recent: Recent) -> Trial:
             f"worker {canary} is the only one, and made {before.drafts} drafts of late: too few to compare "
             f"with; begin once it made {LEAST_WINDOWS * rules.window} in ten minutes"
         )
-        raise EndedError(Stage.REFUSED, reason)
+        raise EndedError(PromotionStage.REFUSED, reason)
     return Trial(rules=rules, reference=before)
 
 
-async def _equip(passage: Passage, worker_id: WorkerId) -> None:
-    """Restart a worker with the draft, and insist that it came back with it."""
-    promotion = passage.promotion
-    result = await passage.crew.restart_when_free(
-        worker_id,
-        promotion,
-        actor=promotion.actor,
-        candidate=Candidate(draft=promotion.draft, promotion=promotion.promotion_id),
-        seconds=passage.parts.recycle.start_seconds,
-        waiting=passage.wait_willingly_for,
-    )
+async def _equip(run: PromotionRun, worker_id: WorkerId) -> None:
+    """Restart a worker with the draft as soon as the recycler allows it; `EndedError` if that fails."""
+    promotion, targets = run.promotion, run.targets
+    candidate = CandidateDraft(draft=promotion.draft, promotion=promotion.promotion_id)
+    deadline = targets.clock() + run.parts.recycle.start_seconds
+    while True:
+        await targets.ensure_acting()
+        refused = targets.refusal(worker_id, promotion)
+        if refused is None:
+            break
+        run.report_waiting(refused)
+        if targets.clock() >= deadline:
+            raise ControlRefusedError(refused)
+        await targets.sleep(POLL_SECONDS)
+    result = await targets.restart(worker_id, promotion, actor=promotion.actor, candidate=candidate)
     if result is not RecycleResult.RECYCLED:
         reason = f"worker {worker_id} did not come back with it ({result}): its log says why"
-        raise EndedError(Stage.FAILED, reason)
-    passage.heed_stop()
+        raise EndedError(PromotionStage.FAILED, reason)
+    run.raise_if_cancelled()
 
 
-async def _roll_out(passage: Passage) -> None:
-    """Give it to the other workers, one at a time, also to those that join meanwhile."""
+async def run_canary(
+    run: PromotionRun, canary: WorkerId, trial: Trial, equipped: WorkerSnapshot | None
+) -> TrialJudgement:
+    """
+    Compare the canary worker with the others until the trial is decided or its time is up.
+
+    The promotion shows the current numbers at all times.  While the monitor keeps either side from drafting
+    there is nothing to compare, and the trial waits.
+
+    Args:
+        run: the promotion.
+        canary: the worker that has the draft.
+        trial: at its start.
+        equipped: the worker when it came back with the draft: another process must not replace it.
+
+    Raises:
+        EndedError: the canary died, its drafts collapsed and the others' did not, or an operator cancelled.
+    """
+    mine, theirs, process = WorkerCounters(), WorkerCounters(), _CanaryProcess(canary, equipped)
+    judgement, judged = judge(trial, trial.began), 0
     while True:
-        passage.heed_stop()
-        draft = passage.promotion.draft
-        members = passage.crew.members(passage.promotion.target)
+        await run.targets.sleep(POLL_SECONDS)
+        await run.targets.ensure_acting()
+        run.raise_if_cancelled()
+        now = run.targets.clock()
+        seen = process.check(run, now)
+        mates = _comparable(run, canary)
+        if seen is not None and seen.reading is not None:
+            mine.observe(canary, seen.reading)
+            for mate in mates:
+                if mate.reading is not None:
+                    theirs.observe(mate.worker.worker_id, mate.reading)
+        trial = follow(trial, mine.total(), theirs.total())
+        if seen is not None and has_collapsed(seen) and not (mates and all(map(has_collapsed, mates))):
+            run.promotion = replace(run.promotion, numbers=judge(trial, now).numbers)
+            raise EndedError(PromotionStage.REFUSED, f"its drafts collapsed on worker {canary}")
+        if len(trial.lengths) > judged or now - trial.began >= trial.rules.seconds:
+            judgement, judged = judge(trial, now), len(trial.lengths)
+        stopped = _stopped((seen, *mates) if seen is not None else mates)
+        run.promotion = replace(run.promotion, numbers=judgement.numbers, waits=judgement.reason + stopped)
+        if judgement.verdict is TrialVerdict.UNDECIDED:
+            return replace(judgement, reason=judgement.reason + stopped)
+        if judgement.verdict is not TrialVerdict.CONTINUE:
+            return judgement
+
+
+def has_collapsed(seen: WorkerSnapshot) -> bool:
+    """Whether the monitor's verdict is that a worker's drafts are nearly useless."""
+    return seen.decision.verdict is Reason.COLLAPSED
+
+
+class _CanaryProcess:
+    """The canary worker's process, which must stay the same from its admission to the end of the trial."""
+
+    def __init__(self, canary: WorkerId, equipped: WorkerSnapshot | None) -> None:
+        self._canary = canary
+        reading = equipped.reading if equipped is not None else None
+        self._epoch = reading.epoch if reading is not None else ""
+        self._silent_since: float | None = None
+
+    def check(self, run: PromotionRun, now: float) -> WorkerSnapshot | None:
+        """The worker now; None while it is unhealthy; raises `EndedError` if it restarted or is dead."""
+        seen = run.targets.pool.snapshot(self._canary)
+        if seen is None:
+            raise EndedError(PromotionStage.FAILED, f"worker {self._canary} has left the pool")
+        if not seen.healthy:
+            self._silent_since = now if self._silent_since is None else self._silent_since
+            if now - self._silent_since >= SILENT_SECONDS:
+                raise EndedError(PromotionStage.FAILED, f"worker {self._canary}, which tries it, is down")
+            return None
+        self._silent_since = None
+        if seen.reading is None or not seen.reading.epoch:
+            return None
+        if self._epoch not in {"", seen.reading.epoch} or seen.draft != run.promotion.draft:
+            reason = f"worker {self._canary}, which tries it, has died and started anew"
+            raise EndedError(PromotionStage.FAILED, reason)
+        self._epoch = seen.reading.epoch
+        return seen
+
+
+def _comparable(run: PromotionRun, canary: WorkerId) -> tuple[WorkerSnapshot, ...]:
+    """The other workers of the target that serve the draft in service."""
+    return tuple(
+        seen
+        for seen in run.targets.members(run.promotion.target)
+        if seen.worker.worker_id != canary and seen.healthy and seen.draft == run.promotion.incumbent
+    )
+
+
+def _stopped(seen: tuple[WorkerSnapshot, ...]) -> str:
+    """The workers on which the monitor has stopped drafting, as a suffix of the reason."""
+    stopped = [f"{each.worker.worker_id} ({each.decision.verdict})" for each in seen if each.decision.verdict]
+    return f"; the monitor has stopped drafting on {', '.join(stopped)}" if stopped else ""
+
+
+async def _roll_out(run: PromotionRun) -> None:
+    """Restart the other workers with the draft, one at a time, including those that join meanwhile."""
+    while True:
+        run.raise_if_cancelled()
+        draft = run.promotion.draft
+        members = run.targets.members(run.promotion.target)
         failing = [seen for seen in members if seen.draft == draft and has_collapsed(seen)]
         if failing and not all(map(has_collapsed, members)):
             worker = failing[0].worker.worker_id
-            raise EndedError(Stage.REFUSED, f"its drafts collapsed on worker {worker}")
+            raise EndedError(PromotionStage.REFUSED, f"its drafts collapsed on worker {worker}")
         left = [seen for seen in members if seen.draft != draft]
         if not left:
             return
-        # One that takes no requests first: while it does not, no other may be restarted.
+        # A worker that takes no requests comes first: until it does, no other may be restarted.
         worker_id = min(left, key=lambda seen: seen.takes_requests).worker.worker_id
-        workers = tuple(dict.fromkeys((*passage.promotion.workers, worker_id)))
-        await passage.move(Stage.ROLLOUT, f"worker {worker_id} gets it", workers=workers)
-        await _equip(passage, worker_id)
-        await passage.tried("rollout", worker=worker_id)
+        workers = tuple(dict.fromkeys((*run.promotion.workers, worker_id)))
+        await run.move(PromotionStage.ROLLOUT, f"worker {worker_id} gets it", workers=workers)
+        await _equip(run, worker_id)
+        await run.record_tried("rollout", worker=worker_id)
+
+
+async def roll_back_workers(run: PromotionRun, actor: str) -> None:
+    """
+    Restart the workers that have the promotion's draft, one at a time, until none is left.
+
+    It waits without limit while the last worker of a model may not be restarted.  A worker that restarts by
+    itself meanwhile starts with the draft in service.
+    """
+    targets, began = run.targets, run.targets.clock()
+    done: set[WorkerId] = set()
+    not_before: dict[WorkerId, float] = {}
+    while True:
+        await targets.ensure_acting()
+        left = [
+            seen.worker.worker_id
+            for seen in targets.members(run.promotion.target)
+            if seen.draft == run.promotion.draft and seen.worker.worker_id not in done
+        ]
+        absent = _absent(run, targets.clock() - began)
+        if not left and not absent:
+            return
+        why = f"worker {absent[0]} is not back yet" if absent else None
+        free: WorkerId | None = None
+        for worker_id in left:
+            refused = targets.refusal(worker_id, run.promotion)
+            if refused is not None:
+                why = refused
+            elif targets.clock() >= not_before.get(worker_id, began):
+                free = worker_id
+                break
+        if free is None:
+            run.set_waits(why)
+            await targets.sleep(POLL_SECONDS)
+        elif await _is_rolled_back(run, free, actor):
+            done.add(free)
+        else:
+            not_before[free] = targets.clock() + RETRY_SECONDS
+
+
+async def _is_rolled_back(run: PromotionRun, worker_id: WorkerId, actor: str) -> bool:
+    """Restart one worker with the draft in service; whether it is back, with that draft or with none."""
+    await run.move_with_retry(PromotionStage.RETURNING, f"worker {worker_id} is given back")
+    try:
+        result = await run.targets.restart(worker_id, run.promotion, actor=actor, candidate=None)
+    except ControlRefusedError:
+        return False
+    return result in {RecycleResult.RECYCLED, RecycleResult.WITHOUT_DRAFT}
+
+
+def _absent(run: PromotionRun, seconds: float) -> list[str]:
+    """Workers that were restarted with the draft and have not been seen healthy for `seconds`."""
+    if seconds >= run.parts.recycle.start_seconds:
+        return []  # a worker that starts from now on starts with the draft in service
+    found: list[str] = []
+    for name in run.promotion.workers:
+        seen = run.targets.pool.snapshot(WorkerId(name))
+        is_absent = seen is None and seconds < ABSENT_SECONDS
+        if is_absent or (seen is not None and not seen.leaving and not (seen.healthy and seen.weights)):
+            found.append(name)
+    return found

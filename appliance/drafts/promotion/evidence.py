@@ -1,8 +1,8 @@
 """
-What was counted of drafts and steps since some moment, on one worker or on several together.
+Drafts and steps that workers counted since some moment, for one worker or several together.
 
-Workers count since their start.  One that starts anew counts from zero, under another epoch: what it
-had counted until then is kept, and what it counts afterwards is added.  Values and arithmetic only.
+Workers count since their start.  A restarted worker counts from zero under another epoch: its former counts
+are kept, and the new ones are added.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ Kind = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class DraftCounts:
     """Drafts by position, and steps by kind."""
 
     drafts: int = 0
@@ -28,23 +28,20 @@ class Counts:
     cells: Mapping[Kind, StepCounters] = field(default_factory=lambda: MappingProxyType({}))
     """Steps that drafted."""
 
-    def plus(self, other: "Counts") -> "Counts":
-        """Both together."""
+    def plus(self, other: "DraftCounts") -> "DraftCounts":
         return _combined(self, other, 1)
 
-    def since(self, earlier: "Counts") -> "Counts":
-        """What was counted after `earlier`."""
+    def since(self, earlier: "DraftCounts") -> "DraftCounts":
         return _combined(self, earlier, -1)
 
     @property
     def is_possible(self) -> bool:
-        """Whether a difference is one of the same counters: none of them goes backwards."""
+        """Whether this is a difference of the same counters: none of them decreases."""
         steps = (cell.steps for cell in self.cells.values())
         return min(self.drafts, *self.accepted, *self.drafted, *steps, 0) >= 0
 
     @property
     def drafting(self) -> SpecDecodeCounters:
-        """The drafts as the monitor's arithmetic takes them."""
         positions = min(len(self.accepted), len(self.drafted))
         return SpecDecodeCounters(
             drafts=self.drafts,
@@ -55,13 +52,13 @@ class Counts:
         )
 
 
-NOTHING = Counts()
+NOTHING = DraftCounts()
 
 
-def counts_of(reading: EngineReading) -> Counts:
-    """What a reading has counted since its engine began."""
+def counts_of(reading: EngineReading) -> DraftCounts:
+    """Counts since the engine started."""
     drafting = reading.drafting
-    return Counts(
+    return DraftCounts(
         drafts=drafting.drafts,
         accepted=drafting.accepted_per_position,
         drafted=drafting.drafted_per_position,
@@ -70,17 +67,17 @@ def counts_of(reading: EngineReading) -> Counts:
 
 
 @dataclass(slots=True)
-class Meter:
-    """One worker's counts since it was first seen here, over all of its restarts."""
+class WorkerCounter:
+    """One worker's counts since its first reading, across restarts."""
 
     epoch: str = ""
-    kept: Counts = NOTHING
+    kept: DraftCounts = NOTHING
     """Of former epochs."""
-    first: Counts = NOTHING
-    last: Counts = NOTHING
+    first: DraftCounts = NOTHING
+    last: DraftCounts = NOTHING
 
-    def saw(self, reading: EngineReading) -> None:
-        """Take one reading in; one without counters tells nothing."""
+    def observe(self, reading: EngineReading) -> None:
+        """Add a reading; one without an epoch (no plugin) is ignored."""
         if not reading.epoch:
             return
         now = counts_of(reading)
@@ -89,75 +86,67 @@ class Meter:
         self.last = now
 
     @property
-    def total(self) -> Counts:
-        """Everything since it was first seen."""
+    def total(self) -> DraftCounts:
         return self.kept.plus(self.last.since(self.first))
 
 
-class Meters:
-    """The counts of several workers since a moment."""
+class WorkerCounters:
+    """The counts of several workers since their first readings."""
 
     def __init__(self) -> None:
-        self._meters: dict[WorkerId, Meter] = {}
+        self._counters: dict[WorkerId, WorkerCounter] = {}
 
-    def saw(self, worker_id: WorkerId, reading: EngineReading) -> None:
-        """Take one worker's reading in."""
-        self._meters.setdefault(worker_id, Meter()).saw(reading)
+    def observe(self, worker_id: WorkerId, reading: EngineReading) -> None:
+        self._counters.setdefault(worker_id, WorkerCounter()).observe(reading)
 
-    def total(self, workers: Iterable[WorkerId] | None = None) -> Counts:
-        """Of these workers together; of all without."""
-        wanted = self._meters.keys() if workers is None else set(workers)
+    def total(self, workers: Iterable[WorkerId] | None = None) -> DraftCounts:
+        """Sum over these workers; over all if None."""
+        wanted = self._counters.keys() if workers is None else set(workers)
         total = NOTHING
-        for worker_id, meter in self._meters.items():
+        for worker_id, counter in self._counters.items():
             if worker_id in wanted:
-                total = total.plus(meter.total)
+                total = total.plus(counter.total)
         return total
 
 
-class Recent:
-    """What workers counted lately: it tells them apart before anything about them is changed."""
+class RecentCounts:
+    """What workers counted in the last minutes: how they compare before anything is changed."""
 
     def __init__(self, *, seconds: float = 600.0, apart: float = 30.0) -> None:
-        """
-        Prepare; nothing is remembered yet.
-
-        Args:
-            seconds: how far back it reaches, at most.
-            apart: time between two readings that are remembered.
-        """
         self._seconds = seconds
+        """Maximum age of the oldest mark."""
         self._apart = apart
-        self._meters = Meters()
-        self._marks: list[tuple[float, dict[WorkerId, Counts]]] = []
+        """Seconds between marks."""
+        self._counters = WorkerCounters()
+        self._marks: list[tuple[float, dict[WorkerId, DraftCounts]]] = []
 
-    def saw(self, readings: Mapping[WorkerId, EngineReading], now: float) -> None:
-        """Take one look at all workers in."""
+    def observe(self, readings: Mapping[WorkerId, EngineReading], now: float) -> None:
         for worker_id, reading in readings.items():
-            self._meters.saw(worker_id, reading)
+            self._counters.observe(worker_id, reading)
         if self._marks and now < self._marks[-1][0] + self._apart:
             return
-        mark = {worker_id: self._meters.total((worker_id,)) for worker_id in readings}
+        mark = {worker_id: self._counters.total((worker_id,)) for worker_id in readings}
         self._marks = [kept for kept in self._marks if kept[0] >= now - self._seconds] + [(now, mark)]
 
-    def counts(self, workers: Iterable[WorkerId]) -> Counts:
-        """What these workers counted together since the oldest look that is remembered."""
+    def counts(self, workers: Iterable[WorkerId]) -> DraftCounts:
+        """Sum over these workers since the oldest mark."""
         wanted = tuple(workers)
-        total = self._meters.total(wanted)
+        total = self._counters.total(wanted)
         if self._marks:
             for worker_id in wanted:
                 total = total.since(self._marks[0][1].get(worker_id, NOTHING))
         return total
 
     def forget(self) -> None:
-        """Begin anew: drafts have changed, and what was counted before is no measure any more."""
-        self._meters, self._marks = Meters(), []
+        """Start again: drafts have changed, so former counts are no basis for comparison."""
+        self._counters, self._marks = WorkerCounters(), []
 
 
-def _combined(one: Counts, other: Counts, sign: int) -> Counts:
+def _combined(one: DraftCounts, other: DraftCounts, sign: int) -> DraftCounts:
     kinds = {*one.cells, *other.cells}
     put = StepCounters.plus if sign > 0 else StepCounters.since
     cells = {kind: put(one.cells.get(kind, NO_STEPS), other.cells.get(kind, NO_STEPS)) for kind in kinds}
-    return Counts(
+    return DraftCounts(
         drafts=one.drafts + sign * other.drafts,
         accepted=_summed(one.accepted, other.accepted, sign),
         drafted=_summed(one.drafted, other.drafted, sign),

@@ -1,41 +1,36 @@
 """
-Whether a draft may be tried at all, and on which worker first; and which one a rollback goes back to.
+Decisions before a promotion or rollback begins: whether, on which worker first, and back to which draft.
 
-Decisions only.  It fails closed: what is not known to be so is refused, in one line that says what to do.
+Fails closed: a draft is refused unless it is known to be allowed, with one line that says what to do.
 """
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from appliance.drafts.evaluation.report import Evaluation, Verdict
-from appliance.drafts.promotion.promotion import Promotion, Stage
+from appliance.drafts.promotion.promotion import Promotion, PromotionStage
 from appliance.drafts.registry.revision import Revision
 from appliance.drafts.registry.standing import Standing
 from appliance.errors import ControlRefusedError, DraftNotFoundError, DraftRefusedError
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 
 NONE = "none"
-"""In orders and in the audit log, where a draft is named and there is none, or none but the settings'."""
+"""In requests and in the audit log: no draft, or that of the settings."""
 SHORT = 12
-"""Hex digits that people are shown of a digest."""
+"""Hex digits of a digest in messages."""
 
 
 def short(digest: str) -> str:
-    """How a draft is called where people read."""
+    """A draft's name in messages."""
     return digest.removeprefix("sha256:")[:SHORT] or "of the settings"
-
-
-def members_of(snapshots: Iterable[WorkerSnapshot], target: str) -> tuple[WorkerSnapshot, ...]:
-    """The workers that serve a target, as far as they say so; those without our plugin do not."""
-    return tuple(seen for seen in snapshots if seen.weights == target and not seen.leaving)
 
 
 def target_of(snapshots: Iterable[WorkerSnapshot], model: str | None) -> str:
     """
-    The target that is meant: the only one that is served, or the one of a model's name.
+    The target with that model name, or the only one served if `model` is None.
 
     Raises:
-        ControlRefusedError: there is none, or several; says which.
+        ControlRefusedError: there is none, or more than one.
     """
     known = {
         seen.weights: sorted(served.name for served in seen.models)
@@ -46,26 +41,26 @@ def target_of(snapshots: Iterable[WorkerSnapshot], model: str | None) -> str:
         return next(iter(known))
     if not known:
         what = "no worker" if model is None else f"no worker of {model}"
-        message = f"{what} here says which target it serves: see `appliance workers list`"
+        message = f"{what} reports its target: see `appliance workers list`"
         raise ControlRefusedError(message)
     names = ", ".join(sorted({name for names in known.values() for name in names}))
-    message = f"several targets are served here: name one by its model with --model ({names})"
+    message = f"several targets are served: choose one with --model ({names})"
     raise ControlRefusedError(message)
 
 
 def incumbent_of(standing: Standing, members: Iterable[WorkerSnapshot]) -> str:
     """
-    Digest of the draft in service; empty where the target is served alone.
+    Digest of the draft in service; empty if the target is served without one.
 
     Raises:
-        ControlRefusedError: workers serve another one, so there is nothing to compare with.
+        ControlRefusedError: workers serve different drafts, so there is no baseline.
     """
     served = {seen.draft: seen.worker.worker_id for seen in members if seen.draft}
     wanted = standing.draft if standing.draft is not None else next(iter(served), "")
     for draft, worker in served.items():
         if draft != wanted:
             message = (
-                f"worker {worker} serves the draft {short(draft)}, and not {short(wanted)} as others: "
+                f"worker {worker} serves the draft {short(draft)}, not {short(wanted)} like the others: "
                 f"recycle it first (appliance speculation recycle {worker})"
             )
             raise ControlRefusedError(message)
@@ -74,10 +69,10 @@ def incumbent_of(standing: Standing, members: Iterable[WorkerSnapshot]) -> str:
 
 def check_evaluation(revision: Revision, evaluation: Evaluation | None, incumbent: str) -> str:
     """
-    Return the digest of the evaluation that lets a draft be tried.
+    Return the digest of the evaluation that allows a trial.
 
     Raises:
-        DraftRefusedError: there is none, it refused the draft, or it compared with something else.
+        DraftRefusedError: there is none, it refused the draft, or it used another target or incumbent.
     """
     name = short(revision.digest)
     again = f"evaluate it (appliance draft evaluate {name})"
@@ -90,24 +85,22 @@ def check_evaluation(revision: Revision, evaluation: Evaluation | None, incumben
         raise DraftRefusedError(f"draft {name} was evaluated with another target: {again} with this one")
     if (evaluation.incumbent or "") != incumbent:
         message = (
-            f"draft {name} was compared with {short(evaluation.incumbent or '')}, and {short(incumbent)} is "
+            f"draft {name} was compared with {short(evaluation.incumbent or '')}, but {short(incumbent)} is "
             f"in service: {again} against that one"
         )
         raise DraftRefusedError(message)
     return evaluation.digest
 
 
-def before(standing: Standing, to: str | None) -> str | None:
+def rollback_draft(standing: Standing, to: str | None) -> str | None:
     """
-    The draft that a rollback goes back to: one that served before; None for that of the settings.
+    The draft that a rollback restores, one that served before; None for that of the settings.
 
-    Args:
-        standing: what serves, and what did.
-        to: its digest or the beginning of it, `none` for that of the settings; None for the last.
+    `to` is its digest or a prefix, `none` for the draft of the settings, None for the last one.
 
     Raises:
-        ControlRefusedError: nothing served before.
-        DraftNotFoundError: none that did has this name, or several.
+        ControlRefusedError: no draft served before.
+        DraftNotFoundError: `to` names none of those, or more than one.
     """
     if standing.draft is None:
         message = "the draft of the settings is in service: there is nothing to roll back"
@@ -124,40 +117,30 @@ def before(standing: Standing, to: str | None) -> str | None:
     }
     if len(found) != 1:
         served = ", ".join(short(draft or "") for draft in standing.previous) or "none"
-        message = f"{to!r} names none of the drafts that served before ({served}): promote it instead"
+        message = f"{to!r} is not one of the drafts that served before ({served}): promote it instead"
         raise DraftNotFoundError(message)
     return found.pop()
 
 
 def own_draft(standing: Standing, promotions: Iterable[Promotion]) -> str:
-    """
-    Digest of the draft of the settings, as it was seen when another one took its place; empty if unknown.
-
-    Args:
-        standing: what serves, and what did.
-        promotions: those that are remembered, the newest first.
-    """
+    """Digest of the settings' draft, from the promotion that replaced it; empty if unknown."""
     chain = (standing.draft, *standing.previous)
     successor = next((later for later, earlier in pairwise(chain) if earlier is None), None)
     for promotion in promotions:
         known = (promotion.kind, promotion.stage, promotion.target, promotion.draft)
-        if known == ("promotion", Stage.PROMOTED, standing.target, successor):
+        if known == ("promotion", PromotionStage.PROMOTED, standing.target, successor):
             return promotion.incumbent
     return ""
 
 
 def choose_canary(members: Iterable[WorkerSnapshot], refusal: Callable[[WorkerId], str | None]) -> WorkerId:
     """
-    The worker that tries a draft first: of those that may be restarted, the one with the least to do.
-
-    Args:
-        members: the workers that serve the target.
-        refusal: why a worker may not be restarted now; None if it may.
+    The least loaded of the workers that `refusal` (None, or why not) lets restart.
 
     Raises:
-        ControlRefusedError: none may be; says why.
+        ControlRefusedError: it lets none.
     """
-    why = "no worker here serves its target: see `appliance workers list`"
+    why = "no worker serves its target: see `appliance workers list`"
     free: list[WorkerSnapshot] = []
     for seen in members:
         refused = refusal(seen.worker.worker_id)
@@ -171,6 +154,6 @@ def choose_canary(members: Iterable[WorkerSnapshot], refusal: Callable[[WorkerId
 
 
 def _load(seen: WorkerSnapshot) -> tuple[bool, bool, int, str]:
-    """Those that serve and draft come first: what they did before tells how fast they are."""
+    """Workers that serve and draft come first: their former speed is known."""
     running = seen.metrics.running if seen.metrics is not None else 0
     return not seen.takes_requests, not seen.draft, running, seen.worker.worker_id

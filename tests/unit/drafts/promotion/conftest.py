@@ -1,8 +1,4 @@
-"""
-The town's clock moves by waiting alone, so nothing may happen beside it: what goes to a thread stays here.
-
-A thread would have to wait for its turn beside a loop that never rests, while the days of the town go by.
-"""
+"""The cluster's clock advances only when a task sleeps, so no test may wait for a thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do at once, in the same thread, what would be given to another."""
+    """Run `asyncio.to_thread` calls in the event loop's thread."""
 
     async def at_once(function: Callable[..., Any], /, *arguments: Any, **more: Any) -> Any:
         await asyncio.sleep(0)

@@ -1,6 +1,4 @@
-"""
-Drafts drawn by chance, as an engine counts them: a request has its own luck, and its drafts share it.
-"""
+"""Random drafts as an engine counts them; requests differ in acceptance, drafts of one request share it."""
 
 import math
 import random
@@ -34,7 +32,7 @@ class Side:
     tokens: int = 0
 
     def request(self) -> None:
-        """Serve one request; its drafts are drawn together, as a normal variable that is near a binomial."""
+        """Serve one request; the accepted tokens of its drafts are drawn by the normal approximation."""
         luck = min(0.98, max(0.02, self.rate + self.random.uniform(-self.spread, self.spread)))
         count, mean, noise = DRAFTS_PER_REQUEST, self.step_seconds, self.step_seconds / 10
         self.drafts += count
@@ -50,7 +48,6 @@ class Side:
             self.tokens += alive
 
     def restart(self) -> None:
-        """Forget everything, as an engine that was started again."""
         self.epoch += "x"
         self.drafts = self.tokens = 0
         self.seconds = self.squared = 0.0
@@ -58,7 +55,6 @@ class Side:
 
     @property
     def reading(self) -> EngineReading:
-        """What its plugin says now."""
         cell = StepCounters(
             steps=self.drafts,
             seconds=self.seconds,

@@ -1,12 +1,12 @@
-"""A draft comes into service one worker at a time, or leaves no trace of itself."""
+"""A draft is promoted one worker at a time, or rolled back everywhere."""
 
 import asyncio
 
 import pytest
 
 from appliance.drafts.evaluation.report import Verdict
-from appliance.drafts.promotion import passage, store
-from appliance.drafts.promotion.promotion import Stage
+from appliance.drafts.promotion import run, store
+from appliance.drafts.promotion.promotion import PromotionStage
 from appliance.drafts.registry.standing import Standing
 from appliance.errors import (
     AuditUnavailableError,
@@ -14,22 +14,22 @@ from appliance.errors import (
     DraftNotFoundError,
     DraftRefusedError,
 )
-from appliance.serving.restart_request import Candidate
+from appliance.serving.restart_request import CandidateDraft
 from appliance.serving.worker import Worker
 from appliance.speculation.values import Reason
-from tests.unit.drafts.promotion.town import OWN, A, B, C, Town
+from tests.unit.drafts.promotion.promotion_cluster import OWN, A, B, C, PromotionCluster
 from tests.unit.drafts.registry.site import Site, rewrite
 
 
 @pytest.fixture
-async def town(tmp_path, monkeypatch):
-    """Three workers, a registry with one draft that was evaluated, and a gateway that steers."""
+async def cluster(tmp_path, monkeypatch):
+    """Three workers, a registry with one evaluated draft, and a gateway that holds the lease."""
     site = Site.open(tmp_path / "site")
     site.add(site.draft("new"))
-    made = Town(site=site)
+    made = PromotionCluster(site=site)
 
     def fateful(write):
-        """A crash may come before it or after it."""
+        """A kill may come before or after the write."""
 
         def step(*arguments):
             made.durable_step()
@@ -39,167 +39,171 @@ async def town(tmp_path, monkeypatch):
         return step
 
     monkeypatch.setattr(store, "write_private", fateful(store.write_private))
-    monkeypatch.setattr(passage, "write_standing", fateful(passage.write_standing))
+    monkeypatch.setattr(run, "write_standing", fateful(run.write_standing))
     made.evaluated(new(made))
     await made.gateway.run()
     yield made
     await made.gateway.close()
 
 
-def new(town: Town) -> str:
-    return town.site.registry.revisions()[-1].digest
+def new(cluster: PromotionCluster) -> str:
+    return cluster.site.registry.revisions()[-1].digest
 
 
-async def promote(town: Town, draft: str | None = None, **how):
-    """Begin, and wait until it is over."""
+async def promote(cluster: PromotionCluster, draft: str | None = None, **how):
+    """Begin a promotion and wait until it is over."""
     given = {"actor": "k1", "without_evaluation": None, "allow_downtime": False, **how}
-    await town.gateway.promoter.promote(draft or new(town), **given)
-    return await town.gateway.until_over()
+    await cluster.gateway.promoter.promote(draft or new(cluster), **given)
+    return await cluster.gateway.until_over()
 
 
-async def roll_back(town: Town, **how):
+async def roll_back(cluster: PromotionCluster, **how):
     given = {"to": None, "reason": "slow", "actor": "k2", "model": None, "allow_downtime": False, **how}
-    await town.gateway.promoter.roll_back(**given)
-    return await town.gateway.until_over()
+    await cluster.gateway.promoter.roll_back(**given)
+    return await cluster.gateway.until_over()
 
 
-def steps(town: Town) -> list[str]:
-    """What the log says of promotions, in order."""
-    return [f"{entry['type']} {entry.get('step', '')}".strip() for entry in town.entries]
+def steps(cluster: PromotionCluster) -> list[str]:
+    """The promotion entries of the audit log, in order."""
+    return [f"{entry['type']} {entry.get('step', '')}".strip() for entry in cluster.entries]
 
 
-def is_clean(town: Town) -> bool:
-    """Whether the draft of the settings serves everywhere, and nothing is left of any other."""
-    return set(town.drafts()) == {OWN} and town.standing == Standing(target=town.target)
+def is_clean(cluster: PromotionCluster) -> bool:
+    """Whether the draft of the settings serves everywhere and no promotion is left in the standing."""
+    return set(cluster.drafts()) == {OWN} and cluster.standing == Standing(target=cluster.target)
 
 
-async def test_a_good_draft_comes_into_service_one_worker_at_a_time(town):
-    """On one first, beside the others for as long as it takes; then the log, then the standing say so."""
-    done = await promote(town)
-    assert (done.stage, done.reason) == (Stage.PROMOTED, None)
-    assert town.drafts() == [new(town)] * 3
-    assert town.standing == Standing(target=town.target, draft=new(town), previous=(None,))
+async def test_good_draft_is_promoted_one_worker_at_a_time(cluster):
+    """Canary, trial, rollout; then the audit log and the standing name it."""
+    done = await promote(cluster)
+    assert (done.stage, done.reason) == (PromotionStage.PROMOTED, None)
+    assert cluster.drafts() == [new(cluster)] * 3
+    assert cluster.standing == Standing(target=cluster.target, draft=new(cluster), previous=(None,))
     tried = ["draft.tried begun", "draft.tried canary", "draft.tried trial"]
-    assert steps(town) == [*tried, *["draft.tried rollout"] * 2, "draft.promoted"]
-    assert town.fewest == 2
-    promoted = town.entries[-1]
-    assert (promoted["draft"], promoted["previous_draft"]) == (new(town), OWN)
-    assert promoted["evaluation"] == town.evaluated(new(town)).digest.removeprefix("sha256:")
-    numbers = town.entries[2]
+    assert steps(cluster) == [*tried, *["draft.tried rollout"] * 2, "draft.promoted"]
+    assert cluster.fewest == 2
+    promoted = cluster.entries[-1]
+    assert (promoted["draft"], promoted["previous_draft"]) == (new(cluster), OWN)
+    assert promoted["evaluation"] == cluster.evaluated(new(cluster)).digest.removeprefix("sha256:")
+    numbers = cluster.entries[2]
     assert numbers["drafts"] >= 256
     assert 0.85 < float(numbers["speed_ratio"]) < 1.15
     assert all(
-        wish.candidate == Candidate(draft=new(town), promotion=done.promotion_id) for _, wish in town.wishes
+        request.candidate == CandidateDraft(draft=new(cluster), promotion=done.promotion_id)
+        for _, request in cluster.requests
     )
     assert [step.stage for step in done.timeline] == [
         *("begun", "canary", "trial", "rollout", "rollout", "rollout", "promoted")
     ]
 
 
-def counted(town: Town) -> dict[str, float]:
-    """How often each stage was entered, as the metrics of this gateway say."""
-    value = town.gateway.metrics.registry.get_sample_value
-    stages = {stage: value("appliance_draft_promotion_steps_total", {"stage": stage}) for stage in Stage}
+def counted(cluster: PromotionCluster) -> dict[str, float]:
+    """How often each stage was entered, by the gateway's metrics."""
+    value = cluster.gateway.metrics.registry.get_sample_value
+    stages = {
+        stage: value("appliance_draft_promotion_steps_total", {"stage": stage}) for stage in PromotionStage
+    }
     assert None not in stages.values()
     return {stage: count for stage, count in stages.items() if count}
 
 
-async def test_the_metrics_say_how_far_it_is(town):
-    """Each stage once it is entered, and while it runs that it does."""
+async def test_metrics_count_the_stages_and_show_a_running_promotion(cluster):
     running = "appliance_draft_promotion_running"
-    value = town.gateway.metrics.registry.get_sample_value
-    assert (counted(town), value(running)) == ({}, 0)
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried canary" in steps(town))
+    value = cluster.gateway.metrics.registry.get_sample_value
+    assert (counted(cluster), value(running)) == ({}, 0)
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
     assert value(running) == 1
     await task
-    assert counted(town) == {"begun": 1, "canary": 1, "trial": 1, "rollout": 3, "promoted": 1}
-    await roll_back(town)
-    assert counted(town)["rolled_back"] == 1
+    assert counted(cluster) == {"begun": 1, "canary": 1, "trial": 1, "rollout": 3, "promoted": 1}
+    await roll_back(cluster)
+    assert counted(cluster)["rolled_back"] == 1
     assert value(running) == 0
 
 
-async def test_whatever_starts_anew_afterwards_starts_with_it(town):
-    """The wish it was first started by names a promotion that is over."""
-    await promote(town)
-    town.die(A)
-    await town.gateway.until(lambda: not town.engines[A].is_dead and town.now > town.engines[A].up_at)
-    assert town.drafts() == [new(town)] * 3
+async def test_worker_that_restarts_after_a_promotion_has_the_draft(cluster):
+    """Although its restart request names a promotion that is over."""
+    await promote(cluster)
+    cluster.die(A)
+    await cluster.gateway.until(
+        lambda: not cluster.engines[A].is_dead and cluster.now > cluster.engines[A].up_at
+    )
+    assert cluster.drafts() == [new(cluster)] * 3
 
 
-async def test_a_worse_draft_is_refused_and_given_back(town):
-    """One worker has tried it; the numbers are in the log, and nothing else is left."""
-    town.rates[new(town)] = 0.4
-    done = await promote(town)
-    assert done.stage is Stage.REFUSED
+async def test_worse_draft_is_refused_and_rolled_back(cluster):
+    """One worker tried it, and the numbers are in the audit log."""
+    cluster.rates[new(cluster)] = 0.4
+    done = await promote(cluster)
+    assert done.stage is PromotionStage.REFUSED
     assert "is the least allowed" in done.reason
-    assert is_clean(town)
-    assert len({worker for worker, _ in town.wishes}) == 1
-    assert steps(town)[-2:] == ["draft.tried refused", "draft.rolled_back"]
-    refused, back = town.entries[-2:]
+    assert is_clean(cluster)
+    assert len({worker for worker, _ in cluster.requests}) == 1
+    assert steps(cluster)[-2:] == ["draft.tried refused", "draft.rolled_back"]
+    refused, back = cluster.entries[-2:]
     assert (refused["reason"], back["reason"]) == (done.reason, done.reason)
     assert float(refused["acceptance_length"]) < float(refused["previous_acceptance_length"])
-    assert (back["draft"], back["previous_draft"]) == (OWN, new(town))
+    assert (back["draft"], back["previous_draft"]) == (OWN, new(cluster))
 
 
-async def test_a_draft_with_which_the_worker_does_not_answer_is_given_back(town):
-    """No request of anybody's has come near it."""
-    town.mute.add(new(town))
-    done = await promote(town)
-    assert (done.stage, is_clean(town)) == (Stage.FAILED, True)
+async def test_draft_that_fails_the_canary_request_is_rolled_back(cluster):
+    """No client's request reached it."""
+    cluster.mute.add(new(cluster))
+    done = await promote(cluster)
+    assert (done.stage, is_clean(cluster)) == (PromotionStage.FAILED, True)
     assert "did not come back with it (without_draft)" in done.reason
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-async def test_a_first_worker_that_dies_in_the_trial_ends_it(town, comes_back):
-    """Whether it comes back with the draft, as it was told to, or not at all for now."""
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried canary" in steps(town))
-    canary = town.wishes[0][0]
+async def test_canary_worker_that_dies_in_the_trial_fails_it(cluster, comes_back):
+    """Whether it comes back with the draft, or stays down."""
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
+    canary = cluster.requests[0][0]
     if comes_back:
-        town.die(canary)
+        cluster.die(canary)
     else:
-        town.engines[canary].is_dead = True
-        town.at[town.now + 40.0] = lambda: town.start(canary)
+        cluster.engines[canary].is_dead = True
+        cluster.at[cluster.now + 40.0] = lambda: cluster.start(canary)
     done = await task
-    assert done.stage is Stage.FAILED
+    assert done.stage is PromotionStage.FAILED
     assert "which tries it" in done.reason
-    assert is_clean(town)
+    assert is_clean(cluster)
 
 
-async def test_a_collapse_on_the_first_worker_alone_ends_it_at_once(town):
-    """The monitor has seen enough; where drafts collapse everywhere it is the traffic's fault."""
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried canary" in steps(town))
-    canary = town.wishes[0][0]
-    for engine in town.engines.values():
+async def test_collapse_on_the_canary_alone_refuses_the_draft_at_once(cluster):
+    """If drafts collapse on all workers, the traffic is the cause."""
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
+    canary = cluster.requests[0][0]
+    for engine in cluster.engines.values():
         engine.verdict = Reason.COLLAPSED
-    began = town.now
-    await town.gateway.until(lambda: town.now > began + 30)
+    began = cluster.now
+    await cluster.gateway.until(lambda: cluster.now > began + 30)
     assert not task.done()
-    for name, engine in town.engines.items():
+    for name, engine in cluster.engines.items():
         engine.verdict = Reason.COLLAPSED if name == canary else None
     done = await task
-    assert (done.stage, done.reason) == (Stage.REFUSED, f"its drafts collapsed on worker {canary}")
-    for engine in town.engines.values():
+    assert (done.stage, done.reason) == (PromotionStage.REFUSED, f"its drafts collapsed on worker {canary}")
+    for engine in cluster.engines.values():
         engine.verdict = None
-    assert is_clean(town)
+    assert is_clean(cluster)
 
 
-async def test_without_drafts_the_trial_waits_and_says_why_it_ended(town):
-    """The monitor has stopped drafting: there is nothing to compare."""
-    for engine in town.engines.values():
+async def test_trial_without_drafts_times_out_and_names_the_cause(cluster):
+    """The monitor stopped drafting: there is nothing to compare."""
+    for engine in cluster.engines.values():
         engine.serves = 0
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried canary" in steps(town))
-    for name, engine in town.engines.items():
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
+    for name, engine in cluster.engines.items():
         engine.serves = 0
         engine.verdict = Reason.BELOW_BREAK_EVEN if name == B else None
     done = await task
-    assert done.stage is Stage.REFUSED
+    assert done.stage is PromotionStage.REFUSED
     assert done.reason.startswith("undecided after 600 s: the new draft made 0 drafts")
     assert "the monitor has stopped drafting on b (below_break_even)" in done.reason
-    assert is_clean(town)
+    assert is_clean(cluster)
 
 
 @pytest.mark.parametrize(
@@ -213,273 +217,272 @@ async def test_without_drafts_the_trial_waits_and_says_why_it_ended(town):
         ({"target": f"sha256:{'7' * 64}"}, "with another target"),
     ],
 )
-async def test_only_what_was_evaluated_against_this_draft_is_tried(town, evaluation, why):
-    """Nothing is begun; a reason in words takes its place, and stands in the log."""
-    site = town.site
+async def test_draft_needs_an_evaluation_against_the_incumbent_or_a_reason(cluster, evaluation, why):
+    """The reason is in the audit log."""
+    site = cluster.site
     second = site.add(site.draft("second")).digest
     if evaluation is not None:
-        town.evaluated(second, **evaluation)
+        cluster.evaluated(second, **evaluation)
     with pytest.raises(DraftRefusedError, match=why):
-        await promote(town, second)
-    assert (town.entries, town.wishes) == ([], [])
-    done = await promote(town, second, without_evaluation="a patient waits")
-    assert done.stage is Stage.PROMOTED
-    assert town.entries[0]["reason"] == "without evaluation: a patient waits"
-    assert "evaluation" not in town.entries[-1]
+        await promote(cluster, second)
+    assert (cluster.entries, cluster.requests) == ([], [])
+    done = await promote(cluster, second, without_evaluation="a patient waits")
+    assert done.stage is PromotionStage.PROMOTED
+    assert cluster.entries[0]["reason"] == "without evaluation: a patient waits"
+    assert "evaluation" not in cluster.entries[-1]
 
 
-async def test_what_is_in_service_is_not_promoted_again(town):
-    """It would restart every worker for nothing."""
-    await promote(town)
+async def test_draft_in_service_is_not_promoted_again(cluster):
+    await promote(cluster)
     with pytest.raises(DraftRefusedError, match="in service already"):
-        await promote(town)
+        await promote(cluster)
     with pytest.raises(DraftNotFoundError):
-        await promote(town, "ffff")
+        await promote(cluster, "ffff")
 
 
-async def test_workers_that_serve_different_drafts_are_no_measure(town):
-    """Whoever changed one of them has to say first what is right."""
-    town.engines[B].draft = f"sha256:{'3' * 64}"
-    town.gateway.look()
+async def test_workers_with_different_drafts_refuse_a_promotion(cluster):
+    """The operator has to recycle one of them first."""
+    cluster.engines[B].draft = f"sha256:{'3' * 64}"
+    cluster.gateway.poll()
     with pytest.raises(ControlRefusedError, match="recycle it first"):
-        await promote(town)
+        await promote(cluster)
 
 
-async def test_a_draft_that_was_damaged_since_is_found_before_any_worker_is_touched(town):
-    """Its bytes are read once more."""
-    file = town.directory / "revisions" / new(town)[7:] / "weights" / "model.safetensors"
+async def test_damaged_draft_fails_before_any_worker_restarts(cluster):
+    file = cluster.directory / "revisions" / new(cluster)[7:] / "weights" / "model.safetensors"
     rewrite(file, file.read_bytes()[:-1] + b"\x01")
-    done = await promote(town)
-    assert (done.stage, town.wishes) == (Stage.FAILED, [])
+    done = await promote(cluster)
+    assert (done.stage, cluster.requests) == (PromotionStage.FAILED, [])
     assert "not what was registered" in done.reason
-    assert is_clean(town)
-    assert "draft.rolled_back" not in steps(town)
+    assert is_clean(cluster)
+    assert "draft.rolled_back" not in steps(cluster)
 
 
-async def test_without_the_log_nothing_is_begun(town):
-    """Not even a file."""
-    town.log_is_full = True
+async def test_promotion_does_not_begin_without_the_audit_log(cluster):
+    """Not even its file is written."""
+    cluster.log_is_full = True
     with pytest.raises(AuditUnavailableError):
-        await promote(town)
-    assert not list((town.directory).glob("promotions/*"))
-    assert is_clean(town)
+        await promote(cluster)
+    assert not list((cluster.directory).glob("promotions/*"))
+    assert is_clean(cluster)
 
 
-async def test_a_log_that_fills_up_on_the_way_ends_it_and_keeps_nobody_from_going_back(town):
-    """What cannot be recorded is not done; what has to be undone is undone all the same."""
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried rollout" in steps(town))
-    town.log_is_full = True
+async def test_audit_log_that_fills_up_fails_the_promotion_but_not_the_rollback(cluster):
+    """Forward steps fail closed, the way back fails open."""
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried rollout" in steps(cluster))
+    cluster.log_is_full = True
     done = await task
-    assert done.stage is Stage.FAILED
-    assert is_clean(town)
+    assert done.stage is PromotionStage.FAILED
+    assert is_clean(cluster)
 
 
-async def test_a_rollback_goes_back_to_what_served_before(town):
-    """Everywhere, one worker at a time; and once more to the draft of the settings."""
-    await promote(town)
-    first, second = new(town), town.site.add(town.site.draft("second")).digest
-    town.evaluated(second, incumbent=first)
-    await promote(town, second)
-    assert town.standing.previous == (first, None)
-    town.entries.clear()
-    done = await roll_back(town)
-    assert (done.stage, done.kind) == (Stage.ROLLED_BACK, "rollback")
-    assert town.drafts() == [first] * 3
-    assert town.standing == Standing(target=town.target, draft=first, previous=(None,))
-    (entry,) = town.entries
+async def test_rollback_restores_the_draft_that_served_before(cluster):
+    """On one worker at a time; a second one restores the draft of the settings."""
+    await promote(cluster)
+    first, second = new(cluster), cluster.site.add(cluster.site.draft("second")).digest
+    cluster.evaluated(second, incumbent=first)
+    await promote(cluster, second)
+    assert cluster.standing.previous == (first, None)
+    cluster.entries.clear()
+    done = await roll_back(cluster)
+    assert (done.stage, done.kind) == (PromotionStage.ROLLED_BACK, "rollback")
+    assert cluster.drafts() == [first] * 3
+    assert cluster.standing == Standing(target=cluster.target, draft=first, previous=(None,))
+    (entry,) = cluster.entries
     assert (entry["draft"], entry["previous_draft"], entry["reason"]) == (first, second, "slow")
     assert entry["actor"] == "k2"
-    assert town.fewest == 2
-    await roll_back(town, to="none")
-    assert is_clean(town)
-    assert (town.entries[-1]["draft"], town.entries[-1]["previous_draft"]) == (OWN, first)
+    assert cluster.fewest == 2
+    await roll_back(cluster, to="none")
+    assert is_clean(cluster)
+    assert (cluster.entries[-1]["draft"], cluster.entries[-1]["previous_draft"]) == (OWN, first)
     with pytest.raises(ControlRefusedError, match="nothing to roll back"):
-        await roll_back(town)
+        await roll_back(cluster)
 
 
-async def test_a_rollback_goes_to_nothing_that_never_served(town):
+async def test_rollback_to_a_draft_that_never_served_is_refused(cluster):
     """That would be a promotion without a trial."""
-    await promote(town)
+    await promote(cluster)
     with pytest.raises(DraftNotFoundError, match="promote it instead"):
-        await roll_back(town, to=new(town))
-    assert town.standing.draft == new(town)
+        await roll_back(cluster, to=new(cluster))
+    assert cluster.standing.draft == new(cluster)
 
 
-async def test_a_promotion_under_way_is_given_back_by_a_rollback(town):
-    """With the operator's words; nobody has to wait for the trial."""
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried canary" in steps(town))
+async def test_rollback_cancels_the_promotion_under_way(cluster):
+    """With the operator's reason, and without waiting for the trial."""
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
     with pytest.raises(ControlRefusedError, match="without --to"):
-        await roll_back(town, to="none")
-    await town.gateway.promoter.roll_back(
+        await roll_back(cluster, to="none")
+    await cluster.gateway.promoter.roll_back(
         to=None, reason="wrong one", actor="k2", model=None, allow_downtime=False
     )
     done = await task
-    assert (done.stage, done.reason) == (Stage.ROLLED_BACK, "wrong one")
-    assert is_clean(town)
-    assert [entry["actor"] for entry in town.entries[-2:]] == ["k2", "k2"]
+    assert (done.stage, done.reason) == (PromotionStage.ROLLED_BACK, "wrong one")
+    assert is_clean(cluster)
+    assert [entry["actor"] for entry in cluster.entries[-2:]] == ["k2", "k2"]
 
 
-async def test_nobody_else_restarts_workers_meanwhile(town):
-    """Neither the monitor's hard-off nor an operator; and there is one promotion at a time."""
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried canary" in steps(town))
-    assert "promotion" in town.gateway.recycler.refusal(A)
+async def test_promotion_reserves_the_recycler(cluster):
+    """Against the monitor's hard-off, operators and a second promotion."""
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
+    assert "promotion" in cluster.gateway.recycler.refusal(A)
     with pytest.raises(ControlRefusedError, match="is under way"):
-        await promote(town)
+        await promote(cluster)
     await task
-    assert town.gateway.recycler.refusal(A) is None
+    assert cluster.gateway.recycler.refusal(A) is None
 
 
-async def test_a_worker_that_joins_meanwhile_gets_it_too(town):
-    """In the end all workers of the target have the same draft."""
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried rollout" in steps(town))
+async def test_worker_that_joins_during_the_rollout_gets_the_draft(cluster):
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried rollout" in steps(cluster))
     late = type(A)("late")
-    town.in_force[late] = town.in_force[C]
-    town.start(late)
-    town.gateway.pool.add(Worker(worker_id=late, url="http://127.0.0.1/late"))
-    assert (await task).stage is Stage.PROMOTED
-    assert town.drafts() == [new(town)] * 4
+    cluster.in_force[late] = cluster.in_force[C]
+    cluster.start(late)
+    cluster.gateway.pool.add(Worker(worker_id=late, url="http://127.0.0.1/late"))
+    assert (await task).stage is PromotionStage.PROMOTED
+    assert cluster.drafts() == [new(cluster)] * 4
 
 
-async def test_the_last_worker_is_not_restarted_unless_somebody_allows_it(tmp_path):
-    """Then it is compared with what it did before, and its requests wait meanwhile."""
+async def test_only_worker_is_restarted_only_with_allow_downtime(tmp_path):
+    """It is compared with its own counts from before."""
     site = Site.open(tmp_path / "site")
     site.add(site.draft("new"))
-    town = Town(site=site, names=(A,))
-    town.engines[A].serves = 0
-    town.evaluated(new(town))
-    await town.gateway.run()
+    cluster = PromotionCluster(site=site, names=(A,))
+    cluster.engines[A].serves = 0
+    cluster.evaluated(new(cluster))
+    await cluster.gateway.run()
     with pytest.raises(ControlRefusedError, match="worker a is the only one"):
-        await promote(town)
-    done = await promote(town, allow_downtime=True)
-    assert done.stage is Stage.REFUSED
+        await promote(cluster)
+    done = await promote(cluster, allow_downtime=True)
+    assert done.stage is PromotionStage.REFUSED
     assert "too few to compare with" in done.reason
-    assert town.wishes == []
-    began, town.engines[A].serves = town.now, 4
-    await town.gateway.until(lambda: town.now > began + 300)
-    done = await promote(town, allow_downtime=True)
-    assert done.stage is Stage.PROMOTED, done.reason
+    assert cluster.requests == []
+    began, cluster.engines[A].serves = cluster.now, 4
+    await cluster.gateway.until(lambda: cluster.now > began + 300)
+    done = await promote(cluster, allow_downtime=True)
+    assert done.stage is PromotionStage.PROMOTED, done.reason
     with pytest.raises(ControlRefusedError, match="only one"):
-        await promote(town, town.site.add(town.site.draft("other")).digest, without_evaluation="x")
-    done = await roll_back(town, allow_downtime=True)
-    assert (done.stage, town.drafts()) == (Stage.ROLLED_BACK, [OWN])
-    await town.gateway.close()
+        await promote(cluster, cluster.site.add(cluster.site.draft("other")).digest, without_evaluation="x")
+    done = await roll_back(cluster, allow_downtime=True)
+    assert (done.stage, cluster.drafts()) == (PromotionStage.ROLLED_BACK, [OWN])
+    await cluster.gateway.close()
 
 
 # Crashes.
 
 
 @pytest.mark.parametrize("fate", range(1, 45))
-async def test_killed_at_any_step_it_leaves_the_former_draft_or_the_new_one_and_never_both(town, fate):
-    """The next gateway ends what it finds, the log tells of it, and the next promotion works."""
-    town.fate = town.steps + fate
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: task.done() or town.steps >= town.fate)
-    was_killed = town.steps >= town.fate
+async def test_promotion_killed_at_any_step_leaves_one_draft_on_all_workers(cluster, fate):
+    """The next gateway ends it, the log tells of it, and the next promotion succeeds."""
+    cluster.fate = cluster.steps + fate
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: task.done() or cluster.steps >= cluster.fate)
+    was_killed = cluster.steps >= cluster.fate
     task.cancel()
     await asyncio.wait({task})
-    gateway = await town.new_gateway()
+    gateway = await cluster.new_gateway()
     await gateway.run()
     await gateway.until_over()
-    standing = town.standing
+    standing = cluster.standing
     assert (standing.promotion, standing.candidate) == (None, None)
     expected = standing.draft or OWN
-    assert set(town.drafts()) == {expected}
+    assert set(cluster.drafts()) == {expected}
     promotions = await gateway.promoter.promotions()
     assert all(promotion.is_over for promotion in promotions)
     if promotions:
-        wanted = Stage.PROMOTED if standing.draft else Stage.INTERRUPTED
+        wanted = PromotionStage.PROMOTED if standing.draft else PromotionStage.INTERRUPTED
         assert promotions[0].stage is wanted
-    assert (standing.draft is not None) == ("draft.promoted" in steps(town) and not _was_taken_back(town))
-    assert town.fewest >= 2
+    assert (standing.draft is not None) == (
+        "draft.promoted" in steps(cluster) and not _was_taken_back(cluster)
+    )
+    assert cluster.fewest >= 2
     if not was_killed:
-        assert standing.draft == new(town)
+        assert standing.draft == new(cluster)
     if standing.draft is None:
-        assert (await promote(town)).stage is Stage.PROMOTED
+        assert (await promote(cluster)).stage is PromotionStage.PROMOTED
 
 
-def _was_taken_back(town: Town) -> bool:
-    return steps(town)[-1] == "draft.rolled_back"
+def _was_taken_back(cluster: PromotionCluster) -> bool:
+    return steps(cluster)[-1] == "draft.rolled_back"
 
 
 @pytest.mark.parametrize("fate", range(1, 13))
-async def test_a_rollback_that_is_killed_is_carried_on(town, fate):
-    """It is on its way to where it wants to be."""
-    await promote(town)
-    town.fate = town.steps + fate
-    task = asyncio.ensure_future(roll_back(town))
-    await town.gateway.until(lambda: task.done() or town.steps >= town.fate)
+async def test_killed_rollback_is_continued_by_the_next_gateway(cluster, fate):
+    await promote(cluster)
+    cluster.fate = cluster.steps + fate
+    task = asyncio.ensure_future(roll_back(cluster))
+    await cluster.gateway.until(lambda: task.done() or cluster.steps >= cluster.fate)
     task.cancel()
     await asyncio.wait({task})
-    gateway = await town.new_gateway()
+    gateway = await cluster.new_gateway()
     await gateway.run()
     await gateway.until_over()
     was_begun = any(each.kind == "rollback" for each in await gateway.promoter.promotions())
-    assert set(town.drafts()) == {OWN if was_begun else new(town)}
-    assert (town.standing.draft is None) == was_begun
+    assert set(cluster.drafts()) == {OWN if was_begun else new(cluster)}
+    assert (cluster.standing.draft is None) == was_begun
 
 
-async def test_a_gateway_that_loses_the_lease_stops_and_the_next_one_gives_everything_back(town):
-    """Two of them must not pull at the same workers."""
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried canary" in steps(town))
-    town.gateway.is_acting = False
-    await town.gateway.until(lambda: town.gateway.promoter._running() is None)
-    wished = len(town.wishes)
-    began = town.now
-    await town.gateway.until(lambda: town.now > began + 30)
-    assert len(town.wishes) == wished
-    with pytest.raises(ControlRefusedError, match="does not steer"):
-        await promote(town)
+async def test_lease_loss_stops_the_promotion_and_the_next_holder_rolls_back(cluster):
+    """Two gateways never restart the same workers."""
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
+    cluster.gateway.is_acting = False
+    await cluster.gateway.until(lambda: cluster.gateway.promoter._running() is None)
+    before = len(cluster.requests)
+    began = cluster.now
+    await cluster.gateway.until(lambda: cluster.now > began + 30)
+    assert len(cluster.requests) == before
+    with pytest.raises(ControlRefusedError, match="does not hold the control lease"):
+        await promote(cluster)
     task.cancel()
-    gateway = await town.new_gateway()
+    gateway = await cluster.new_gateway()
     await gateway.run()
     done = await gateway.until_over()
-    assert (done.stage, is_clean(town)) == (Stage.INTERRUPTED, True)
+    assert (done.stage, is_clean(cluster)) == (PromotionStage.INTERRUPTED, True)
 
 
-async def test_a_lease_that_is_out_of_hand_for_a_moment_ends_nothing(town):
-    """A slow database is no reason to throw a trial away."""
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried canary" in steps(town))
-    town.gateway.is_acting = False
-    town.at[town.now + 1.5] = lambda: setattr(town.gateway, "is_acting", True)
-    assert (await task).stage is Stage.PROMOTED
+async def test_short_loss_of_the_lease_does_not_end_a_promotion(cluster):
+    """A slow database is no reason to abort a trial."""
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
+    cluster.gateway.is_acting = False
+    cluster.at[cluster.now + 1.5] = lambda: setattr(cluster.gateway, "is_acting", True)
+    assert (await task).stage is PromotionStage.PROMOTED
 
 
-async def test_a_promotion_whose_file_is_lost_is_forgotten_by_the_standing(town):
-    """No worker goes on starting with its draft."""
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried canary" in steps(town))
+async def test_promotion_with_a_damaged_file_is_cleared_from_the_standing(cluster):
+    """Workers stop starting with its draft."""
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
     task.cancel()
-    await town.gateway.close()
-    (file,) = (town.directory / "promotions").glob("*.json")
+    await cluster.gateway.close()
+    (file,) = (cluster.directory / "promotions").glob("*.json")
     file.write_text("{")
-    gateway = await town.new_gateway()
+    gateway = await cluster.new_gateway()
     await gateway.run()
-    await gateway.until(lambda: gateway.promoter._has_taken_up)
-    assert town.standing == Standing(target=town.target)
+    await gateway.until(lambda: gateway.promoter._has_recovered)
+    assert cluster.standing == Standing(target=cluster.target)
 
 
-async def test_a_return_waits_for_somebody_to_stand_in(town):
-    """The last worker that serves is never taken away, however bad its draft."""
-    task = asyncio.ensure_future(promote(town))
-    await town.gateway.until(lambda: "draft.tried canary" in steps(town))
-    canary = town.wishes[0][0]
-    for name in town.names:
+async def test_rollback_waits_rather_than_restart_the_last_worker(cluster):
+    task = asyncio.ensure_future(promote(cluster))
+    await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
+    canary = cluster.requests[0][0]
+    for name in cluster.names:
         if name != canary:
-            town.engines[name].is_dead = True
-    town.gateway.look()
-    await town.gateway.promoter.roll_back(to=None, reason="bad", actor="k2", model=None, allow_downtime=False)
-    began = town.now
-    await town.gateway.until(lambda: town.standing.promotion is None and town.now > began + 20)
-    assert town.engines[canary].draft == new(town)
-    await town.gateway.until(lambda: "is down" in (town.gateway.promoter._passage.promotion.waits or ""))
-    for name in town.names:
+            cluster.engines[name].is_dead = True
+    cluster.gateway.poll()
+    await cluster.gateway.promoter.roll_back(
+        to=None, reason="bad", actor="k2", model=None, allow_downtime=False
+    )
+    began = cluster.now
+    await cluster.gateway.until(lambda: cluster.standing.promotion is None and cluster.now > began + 20)
+    assert cluster.engines[canary].draft == new(cluster)
+    await cluster.gateway.until(lambda: "is down" in (cluster.gateway.promoter._run.promotion.waits or ""))
+    for name in cluster.names:
         if name != canary:
-            town.start(name)
-    assert (await task).stage is Stage.ROLLED_BACK
-    assert is_clean(town)
+            cluster.start(name)
+    assert (await task).stage is PromotionStage.ROLLED_BACK
+    assert is_clean(cluster)

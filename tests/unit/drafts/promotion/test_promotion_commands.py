@@ -1,4 +1,4 @@
-"""Over HTTP and on the command line, with a promoter that really works."""
+"""Promotions over HTTP and on the command line, with a real promoter."""
 
 import json
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ from appliance.infra.settings import ApiSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.identity.authenticator import Authenticator
-from tests.unit.drafts.promotion.town import OWN, Town
+from tests.unit.drafts.promotion.promotion_cluster import OWN, PromotionCluster
 from tests.unit.drafts.registry.site import Site
 
 KEY, STORED = make_key(b"a" * 37, admin=True)
@@ -28,10 +28,10 @@ TENANT_KEY, TENANT_STORED = make_key(b"t" * 37)
 
 
 @pytest.fixture
-async def town(tmp_path):
+async def cluster(tmp_path):
     site = Site.open(tmp_path / "site")
     site.add(site.draft("new"))
-    made = Town(site=site)
+    made = PromotionCluster(site=site)
     made.evaluated(site.registry.revisions()[0].digest)
     await made.gateway.run()
     yield made
@@ -70,14 +70,14 @@ def client_of(promoter) -> httpx.AsyncClient:
     )
 
 
-async def test_a_promotion_is_begun_seen_and_rolled_back_over_http(town):
-    """In the name of whose key it was; how it goes on is there to be asked."""
-    draft = town.site.registry.revisions()[0].digest
-    async with client_of(town.gateway.promoter) as client:
+async def test_promotion_and_rollback_over_http(cluster):
+    """The key id is the actor; the state is served while it runs."""
+    draft = cluster.site.registry.revisions()[0].digest
+    async with client_of(cluster.gateway.promoter) as client:
         begun = await client.post("/drafts/promotions", json={"draft": draft[7:15]})
         assert begun.status_code == 202, begun.text
         assert (begun.json()["stage"], begun.json()["incumbent"]) == ("begun", OWN)
-        await town.gateway.until_over()
+        await cluster.gateway.until_over()
         shown = (await client.get("/drafts")).json()
         assert shown["acting"]
         assert [worker["draft"] for worker in shown["workers"]] == [draft] * 3
@@ -85,9 +85,9 @@ async def test_a_promotion_is_begun_seen_and_rolled_back_over_http(town):
         assert (shown["promotions"][0]["stage"], shown["promotions"][0]["over"]) == ("promoted", True)
         back = await client.post("/drafts/rollbacks", json={"reason": "slow", "to": "none"})
         assert (back.status_code, back.json()["kind"]) == (202, "rollback")
-        await town.gateway.until_over()
-    assert town.drafts() == [OWN] * 3
-    assert {entry["actor"] for entry in town.entries} == {STORED.key_id}
+        await cluster.gateway.until_over()
+    assert cluster.drafts() == [OWN] * 3
+    assert {entry["actor"] for entry in cluster.entries} == {STORED.key_id}
 
 
 @pytest.mark.parametrize(
@@ -109,31 +109,28 @@ async def test_a_promotion_is_begun_seen_and_rolled_back_over_http(town):
         ("rollbacks", {"reason": "slow", "model": "another"}, 409),
     ],
 )
-async def test_an_order_that_is_wrong_begins_nothing(town, path, body, status):
-    """It says what is wrong, and the log stays as it was."""
-    async with client_of(town.gateway.promoter) as client:
+async def test_invalid_request_begins_nothing(cluster, path, body, status):
+    async with client_of(cluster.gateway.promoter) as client:
         answer = await client.post(f"/drafts/{path}", json=body)
     assert answer.status_code == status, answer.text
-    assert (town.entries, town.wishes) == ([], [])
+    assert (cluster.entries, cluster.requests) == ([], [])
 
 
-async def test_only_admins_may(town):
-    """A tenant's key opens none of it."""
-    async with client_of(town.gateway.promoter) as client:
+async def test_tenant_key_may_not_promote(cluster):
+    async with client_of(cluster.gateway.promoter) as client:
         for method, path in (("GET", ""), ("POST", "/promotions"), ("POST", "/rollbacks")):
             headers = {"Authorization": f"Bearer {TENANT_KEY}"}
             answer = await client.request(method, f"/drafts{path}", headers=headers)
             assert answer.status_code == 401
 
 
-async def test_a_gateway_without_drafts_says_so():
-    """As one that is built for a test, or for something else."""
+async def test_gateway_without_a_promoter_answers_409():
     async with client_of(None) as client:
         assert (await client.get("/drafts")).status_code == 409
 
 
 class Scripted:
-    """A gateway that answers from a list, the last one for ever."""
+    """A gateway that replies from a list and repeats its last reply."""
 
     def __init__(self, *answers: dict) -> None:
         self.answers, self.asked = list(answers), []
@@ -194,8 +191,7 @@ def seen(*promotions: dict) -> dict:
     return {"standings": [], "workers": [], "promotions": list(promotions)}
 
 
-def test_promote_tells_each_step_once_and_how_it_ended(command):
-    """The exit code is for scripts."""
+def test_promote_prints_each_step_once_and_exits_0_if_promoted(command):
     gateway = Scripted(
         promotion("begun"),
         seen(promotion("begun", "canary")),
@@ -211,21 +207,18 @@ def test_promote_tells_each_step_once_and_how_it_ended(command):
     assert gateway.asked[0] == ("POST", "drafts/promotions", asked)
 
 
-def test_promote_that_ends_otherwise_fails(command):
-    """A script must not go on as if it were in service."""
+def test_promote_exits_1_if_the_draft_is_refused(command):
     done = command(Scripted(promotion("begun"), seen(promotion("begun", "refused"))), "promote", "abc")
     assert done.exit_code == 1
 
 
-def test_no_wait_is_no_wait(command):
-    """It has begun, and that is all that is said."""
+def test_no_wait_returns_once_the_promotion_has_begun(command):
     gateway = Scripted(promotion("begun"))
     done = command(gateway, "promote", "abc", "--no-wait")
     assert (done.exit_code, len(gateway.asked)) == (0, 1)
 
 
-def test_rollback_says_why(command):
-    """There is none without a reason."""
+def test_rollback_needs_a_reason(command):
     assert command(Scripted({}), "rollback").exit_code == 2
     gateway = Scripted(promotion("returning"), seen(promotion("returning", "rolled_back")))
     done = command(gateway, "rollback", "--reason", "slow", "--to", "none")
@@ -235,7 +228,6 @@ def test_rollback_says_why(command):
 
 
 def test_status_shows_workers_timeline_and_numbers(command):
-    """What is asked for at three in the morning."""
     numbers = {
         "drafts": 900,
         "acceptance_length": 2.5,
@@ -266,9 +258,7 @@ def test_status_shows_workers_timeline_and_numbers(command):
     assert json.loads(command(Scripted(answer), "status", "--json").output) == answer
 
 
-def test_a_refusal_is_passed_on(command):
-    """In the gateway's words."""
-
+def test_refusal_of_the_gateway_is_shown(command):
     class Refusing(Scripted):
         async def request(self, method, path, body=None):
             raise ConfigurationError("the gateway refused (409): worker a is the only one")

@@ -1,10 +1,16 @@
-"""Read back as they were, and one that is damaged stops no other."""
+"""Promotions on disk."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.promotion.promotion import LONGEST_TIMELINE, Numbers, Promotion, Stage, decode
+from appliance.drafts.promotion.promotion import (
+    LONGEST_TIMELINE,
+    Promotion,
+    PromotionStage,
+    TrialNumbers,
+    decode,
+)
 from appliance.drafts.promotion.store import KEPT, PromotionStore
 from appliance.errors import DraftStorageError
 
@@ -12,7 +18,7 @@ DIGEST = f"sha256:{'a' * 64}"
 
 
 def promotion(name: str = "P1", **more) -> Promotion:
-    said = {
+    defaults = {
         "promotion_id": name,
         "kind": "promotion",
         "target": DIGEST,
@@ -21,61 +27,56 @@ def promotion(name: str = "P1", **more) -> Promotion:
         "incumbent": "",
         "actor": "k1",
         "began": "2026-11-22T10:00:00.000Z",
-        "stage": Stage.BEGUN,
+        "stage": PromotionStage.BEGUN,
     }
-    return Promotion(**{**said, **more})
+    return Promotion(**{**defaults, **more})
 
 
 TEXT = st.text(max_size=20)
 
 
 @given(
-    st.sampled_from(Stage),
-    st.one_of(st.none(), st.sampled_from(Stage)),
+    st.sampled_from(PromotionStage),
+    st.one_of(st.none(), st.sampled_from(PromotionStage)),
     st.lists(TEXT, max_size=3),
     st.one_of(st.none(), st.floats(0.1, 9.0)),
     TEXT,
 )
-def test_what_was_written_is_read(stage, outcome, workers, length, text):
-    """Every field, whatever is in it."""
-    numbers = Numbers(drafts=3, acceptance_length=length)
+def test_promotion_round_trips_through_json(stage, outcome, workers, length, text):
+    numbers = TrialNumbers(drafts=3, acceptance_length=length)
     made = promotion(outcome=outcome, workers=tuple(workers), numbers=numbers, reason=text)
     moved = made.moved(stage, text, "2026-11-22T10:00:01.000Z", waits=text)
     assert decode(moved.encode()) == moved
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"stage": "begun"}'])
-def test_what_is_no_promotion_is_refused(text):
-    """In one way, so that one handler is enough."""
+def test_decode_raises_value_error_for_anything_else(text):
     with pytest.raises(ValueError):  # noqa: PT011 - it is a JSON error or ours, and both are one
         decode(text)
 
 
 @given(st.data())
-def test_a_damaged_file_never_reads_as_something_else_than_a_promotion(data):
-    """It reads as one, or it is refused as such."""
-    text = promotion().moved(Stage.TRIAL, "x", "t").encode()
+def test_damaged_json_decodes_to_a_promotion_or_value_error(data):
+    text = promotion().moved(PromotionStage.TRIAL, "x", "t").encode()
     at = data.draw(st.integers(0, len(text) - 1))
     changed = text[:at] + data.draw(st.sampled_from('"{}[],:0a')) + text[at + 1 :]
     try:
         found = decode(changed)
     except ValueError:
         return
-    assert isinstance(found.stage, Stage)
+    assert isinstance(found.stage, PromotionStage)
 
 
-def test_a_long_promotion_keeps_its_beginning_and_its_end():
-    """Of very many workers, those in the middle go."""
+def test_long_timeline_loses_steps_in_its_middle():
     made = promotion()
     for number in range(200):
-        made = made.moved(Stage.ROLLOUT, f"worker {number}", "t")
+        made = made.moved(PromotionStage.ROLLOUT, f"worker {number}", "t")
     texts = [step.text for step in made.timeline]
     assert (texts[0], texts[-1]) == ("worker 0", "worker 199")
     assert len(texts) <= LONGEST_TIMELINE
 
 
-def test_the_newest_comes_first_and_a_damaged_one_is_named(tmp_path):
-    """The others are there all the same."""
+def test_list_is_newest_first_and_names_damaged_files(tmp_path):
     store = PromotionStore(tmp_path)
     assert store.list() == ((), ())
     for name in ("P1", "P3", "P2"):
@@ -86,19 +87,18 @@ def test_the_newest_comes_first_and_a_damaged_one_is_named(tmp_path):
     assert unreadable == ("P2.json",)
 
 
-def test_a_disk_that_takes_nothing_says_so(tmp_path):
-    """Before anything is begun."""
+def test_write_failure_raises_draft_storage_error(tmp_path):
     (tmp_path / "promotions").write_text("a file where the directory should be")
     with pytest.raises(DraftStorageError, match="cannot write"):
         PromotionStore(tmp_path).write(promotion())
 
 
-def test_old_ones_are_forgotten_once_they_are_over(tmp_path):
-    """What is not over is kept for whoever has to end it."""
+def test_prune_deletes_old_promotions_that_are_over(tmp_path):
+    """Those under way are kept to be ended."""
     store = PromotionStore(tmp_path)
-    store.write(promotion("P000", stage=Stage.RETURNING))
+    store.write(promotion("P000", stage=PromotionStage.RETURNING))
     for number in range(1, KEPT + 10):
-        store.write(promotion(f"P{number:03}", stage=Stage.PROMOTED))
+        store.write(promotion(f"P{number:03}", stage=PromotionStage.PROMOTED))
     store.prune()
     found, _ = store.list()
     assert len(found) == KEPT + 1

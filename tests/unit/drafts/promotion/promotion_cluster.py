@@ -1,8 +1,8 @@
 """
-Workers elsewhere, a gateway that promotes drafts on them, and a clock that only waiting moves.
+Remote workers, a gateway that promotes drafts on them, and a clock that advances only when a task sleeps.
 
-The recycler, the promoter, the registry and the files are real.  A worker is its plugin's counters, and
-chooses its draft as `appliance.drafts.promotion.choice` does: by the standing on the disk, at each start.
+Recycler, promoter, registry and files are real.  A worker is its plugin's counters, and chooses its draft as
+`appliance.drafts.promotion.choice` does: by the standing on disk, at each start.
 """
 
 import asyncio
@@ -18,10 +18,9 @@ from appliance.audit.registry import EntryType
 from appliance.control.recycle import RecycleParts, Recycler
 from appliance.drafts.evaluation.report import Evaluation
 from appliance.drafts.evaluation.store import save_evaluation
-from appliance.drafts.promotion.run import TargetPool
-from appliance.drafts.promotion.run import PromotionParts
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.drafts.promotion.promotion import Promotion
+from appliance.drafts.promotion.run import PromotionParts, TargetPool
 from appliance.drafts.registry.standing import Standing, read_standing
 from appliance.errors import AuditUnavailableError, WorkerFailedError
 from appliance.infra.logs import configure_logs
@@ -48,12 +47,12 @@ TOOK = 5.0
 
 
 class KilledError(BaseException):
-    """The process is gone: nobody catches that."""
+    """Simulates a kill: no code catches it."""
 
 
 @dataclass
 class Engine:
-    """One worker's process, or the next one while it starts."""
+    """One worker's process, or its successor while that starts."""
 
     draft: str = OWN
     side: Side | None = None
@@ -65,13 +64,13 @@ class Engine:
 
 
 @dataclass
-class Town:
-    """Everything outside of a gateway, which outlives it; and the gateway of the moment."""
+class PromotionCluster:
+    """Workers and disk, which outlive a gateway, and the current gateway."""
 
     site: Site
     names: tuple[WorkerId, ...] = (A, B, C)
     rates: dict[str, float] = field(default_factory=dict)
-    """Acceptance of each draft; 0.7 where nothing is said."""
+    """Acceptance of each draft; 0.7 by default."""
     mute: set[str] = field(default_factory=set)
     """Drafts with which a worker answers nothing."""
     now: float = 0.0
@@ -83,7 +82,7 @@ class Town:
     steps: int = 0
     at: dict[float, Callable[[], object]] = field(default_factory=dict)
     fewest: int = 99
-    """Fewest workers that took requests at any look."""
+    """Fewest workers that took requests at any poll."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(7)
@@ -102,7 +101,6 @@ class Town:
 
     @property
     def standing(self) -> Standing:
-        """What the disk says serves."""
         return read_standing(self.directory, self.target)
 
     def drafts(self) -> list[str]:
@@ -110,7 +108,7 @@ class Town:
         return [engine.draft for engine in self.engines.values()]
 
     def evaluated(self, draft: str, **more: Any) -> Evaluation:
-        """Keep an evaluation of a draft on the disk."""
+        """Save an evaluation of a draft."""
         evaluation = bare_report(**{"draft": draft, "target": self.target, "incumbent": OWN, **more})
         save_evaluation(self.directory, evaluation, "<p>")
         return evaluation
@@ -122,7 +120,7 @@ class Town:
         self.at[self.now + 2.0 + len(self.at) / 1000] = lambda: self.start(name)
 
     def start(self, name: WorkerId) -> None:
-        """Start a worker: its draft is chosen at this moment, by what the disk says."""
+        """Start a worker; its draft is chosen now, by the standing."""
         request, standing = self.in_force[name], self.standing
         draft = standing.draft or OWN
         if request.candidate is not None and standing.promotion == request.candidate.promotion:
@@ -131,26 +129,26 @@ class Town:
         self.engines[name] = Engine(draft=draft, side=self._side(draft), up_at=self.now + TOOK)
 
     def die(self, name: WorkerId) -> None:
-        """Let a worker crash; its supervisor starts it again by what was last wished for."""
+        """Let a worker crash; its supervisor restarts it by the last restart request."""
         self.engines[name].is_dead = True
         self.at[self.now + 1.0 + len(self.at) / 1000] = lambda: self.start(name)
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass, and what falls due with it."""
+        """Advance the clock and run what is due."""
         self.now += seconds
         for due in sorted(time for time in self.at if time <= self.now):
             self.at.pop(due)()
-        self.gateway.look_when_due()
+        self.gateway.poll_when_due()
         await asyncio.sleep(0)
 
     def durable_step(self) -> None:
-        """Count something that a crash may come before or after."""
+        """Count a step before or after which a kill may come."""
         self.steps += 1
         if self.fate is not None and self.steps >= self.fate:
             raise KilledError
 
     async def new_gateway(self) -> "Gateway":
-        """End the gateway, in whatever it does, and start another one beside the same workers."""
+        """Kill the gateway and start another one with the same workers."""
         await self.gateway.close()
         self.fate = None
         self.gateway = Gateway(self)
@@ -163,14 +161,14 @@ class Town:
 
 
 class Gateway:
-    """One gateway's process: what it knows is lost with it."""
+    """One gateway process; its memory is lost when it is killed."""
 
-    def __init__(self, town: Town) -> None:
-        self.town = town
+    def __init__(self, cluster: PromotionCluster) -> None:
+        self.cluster = cluster
         self.is_acting = True
-        self.looked_at = town.now
+        self.polled_at = cluster.now
         self.pool = WorkerPool()
-        for name in town.names:
+        for name in cluster.names:
             self.pool.add(Worker(worker_id=name, url=f"http://127.0.0.1/{name}"))
         logger = configure_logs(LogSettings(level="error"), terminal=False)
         self.metrics = Metrics(CollectorRegistry())
@@ -185,50 +183,49 @@ class Gateway:
                 logger=logger,
             ),
             settings=RECYCLE,
-            clock=lambda: town.now,
-            sleep=town.sleep,
+            clock=lambda: cluster.now,
+            sleep=cluster.sleep,
         )
-        self.ids = (f"P{number:04d}{int(town.now):06d}" for number in range(1, 10_000))
+        self.ids = (f"P{number:04d}{int(cluster.now):06d}" for number in range(1, 10_000))
         self.promoter = Promoter(
             PromotionParts(
-                crew=TargetPool(
+                targets=TargetPool(
                     pool=self.pool,
                     recycler=self.recycler,
                     is_acting=lambda: self.is_acting,
-                    clock=lambda: town.now,
-                    sleep=town.sleep,
+                    clock=lambda: cluster.now,
+                    sleep=cluster.sleep,
                 ),
-                directory=town.directory,
-                open_registry=lambda: town.site.registry,
+                directory=cluster.directory,
+                open_registry=lambda: cluster.site.registry,
                 record=self.record,
                 drafts=TRIAL,
                 recycle=RECYCLE,
-                wall_clock=lambda: NOW + town.now,
+                wall_clock=lambda: NOW + cluster.now,
                 metrics=self.metrics,
                 logger=logger,
             ),
-            new_id=lambda: f"{int(town.now * 10):08d}{next(self.ids)}",
-            sleep=town.sleep,
+            new_id=lambda: f"{int(cluster.now * 10):08d}{next(self.ids)}",
+            sleep=cluster.sleep,
         )
         self.task: asyncio.Task[None] | None = None
-        self.look()
+        self.poll()
 
-    def look_when_due(self) -> None:
-        """See of every worker what the control loop would, once a second; and let them serve."""
-        if self.town.now - self.looked_at >= 1.0:
-            self.looked_at = self.town.now
-            self.look()
+    def poll_when_due(self) -> None:
+        """Poll the workers once a second as the control loop does, and let them serve."""
+        if self.cluster.now - self.polled_at >= 1.0:
+            self.polled_at = self.cluster.now
+            self.poll()
             taking = sum(seen.takes_requests for seen in self.pool.snapshots)
-            self.town.fewest = min(self.town.fewest, taking)
+            self.cluster.fewest = min(self.cluster.fewest, taking)
 
-    def look(self) -> None:
-        """Look now."""
-        for name, engine in self.town.engines.items():
+    def poll(self) -> None:
+        for name, engine in self.cluster.engines.items():
             before = self.pool.snapshot(name)
             if before is None:
                 continue
             assert engine.side is not None
-            if engine.is_dead or self.town.now < engine.up_at:
+            if engine.is_dead or self.cluster.now < engine.up_at:
                 self.pool.update(replace(before, healthy=False))
                 continue
             if before.takes_requests and engine.draft and engine.verdict is None:
@@ -249,7 +246,7 @@ class Gateway:
             finished_requests_total={},
             speculation=drafting,
         )
-        reading = replace(engine.side.reading, target=self.town.target, draft=engine.draft)
+        reading = replace(engine.side.reading, target=self.cluster.target, draft=engine.draft)
         return replace(
             before,
             healthy=True,
@@ -257,57 +254,56 @@ class Gateway:
             metrics=metrics,
             reading=reading,
             watch=Watch(mode=SpeculationMode.SPECULATIVE, verdict=engine.verdict),
-            seen_at=self.town.now,
+            seen_at=self.cluster.now,
         )
 
     async def restart(self, worker: Worker, *, request: RestartRequest, reason: Reason) -> None:
         """Be the plugin in a worker."""
-        self.town.durable_step()
-        self.town.requests.append((worker.worker_id, request))
-        self.town.restart(worker.worker_id, request)
-        self.town.durable_step()
+        self.cluster.durable_step()
+        self.cluster.requests.append((worker.worker_id, request))
+        self.cluster.restart(worker.worker_id, request)
+        self.cluster.durable_step()
 
     async def canary(self, worker: Worker, model: str, timeout_seconds: float) -> int:
-        """Be the client."""
-        if self.town.engines[worker.worker_id].draft in self.town.mute:
+        """The HTTP client's part."""
+        if self.cluster.engines[worker.worker_id].draft in self.cluster.mute:
             raise WorkerFailedError("The worker answered 500 to /v1/completions.")
         return 8
 
     def submit(self, entry_type: EntryType, /, **fields: Any) -> None:
-        """Be the audit log for the recycler."""
+        """The audit log of the recycler."""
         audit_fields(entry_type, fields)
 
     async def record(self, entry_type: EntryType, /, **fields: Any) -> None:
-        """Be the audit log for the promoter."""
-        self.town.durable_step()
-        if self.town.log_is_full:
+        """The audit log of the promoter."""
+        self.cluster.durable_step()
+        if self.cluster.log_is_full:
             raise AuditUnavailableError("the log takes no entry")
-        self.town.entries.append({"type": str(entry_type), **audit_fields(entry_type, fields)})
-        self.town.durable_step()
+        self.cluster.entries.append({"type": str(entry_type), **audit_fields(entry_type, fields)})
+        self.cluster.durable_step()
 
     async def run(self) -> None:
-        """Begin to act, and return once what another gateway left is being ended."""
+        """Start the promoter, and return once it recovers what another gateway left."""
         self.task = asyncio.ensure_future(self.promoter.run())
         for _ in range(50):
             await asyncio.sleep(0)
-            if self.promoter._has_taken_up or self.promoter._running() is not None:
+            if self.promoter._has_recovered or self.promoter._running() is not None:
                 return
 
     async def until_over(self) -> Promotion | None:
-        """Wait until nothing is under way; the newest promotion, if there is one."""
+        """Wait until no promotion is under way; return the newest, if any."""
         async with asyncio.timeout(60):
-            while self.promoter._running() is not None or not self.promoter._has_taken_up:  # noqa: ASYNC110
+            while self.promoter._running() is not None or not self.promoter._has_recovered:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         return next(iter(await self.promoter.promotions()), None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for it, while time passes by itself."""
         async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - time is ours
                 await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Be killed: nothing is tidied up on the disk."""
+        """Kill the gateway: nothing is cleaned up on disk."""
         for task in (self.task, self.promoter._task):
             if task is not None:
                 task.cancel()

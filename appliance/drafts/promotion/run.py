@@ -1,0 +1,262 @@
+"""
+A promotion or rollback while it runs: its steps on disk and in the audit log, and the workers it restarts.
+
+Every step is on disk before it is taken.  On the way into service an audit entry that cannot be written
+stops the promotion (fails closed); on the way back it is logged and ignored (fails open), so that a full
+audit log keeps no bad draft in service.
+
+Nothing is done without the control lease: coroutines here and in `conduct` raise `LeaseLostError` once this
+gateway has lost it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from appliance.audit.entry import format_time
+from appliance.audit.registry import EntryType
+from appliance.control.recycle import Recycler, RecycleResult
+from appliance.drafts.promotion.gate import NONE
+from appliance.drafts.promotion.promotion import Promotion, PromotionStage
+from appliance.drafts.promotion.store import PromotionStore
+from appliance.drafts.registry.registry import DraftRegistry
+from appliance.drafts.registry.standing import Standing, read_standing, write_standing
+from appliance.errors import ApplianceError, DraftStorageError
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import DraftSettings, RecycleSettings
+from appliance.serving.pool import WorkerPool
+from appliance.serving.restart_request import CandidateDraft
+from appliance.serving.worker import WorkerId, WorkerSnapshot
+from appliance.speculation.values import Reason
+
+POLL_SECONDS = 0.5
+RETRY_SECONDS = 15.0
+"""Between two attempts of a step that failed and must be done."""
+GRACE_SECONDS = 3.0
+"""How long the control lease may be missing before the promotion is left to its next holder; shorter than
+any lease lasts."""
+
+
+class LeaseLostError(Exception):
+    """The next holder of the control lease finds the promotion on disk and ends it."""
+
+
+class EndedError(Exception):
+    """The promotion cannot continue and must be rolled back."""
+
+    def __init__(self, outcome: PromotionStage, reason: str, actor: str | None = None) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+        self.actor = actor
+        """The operator who cancelled it, if one did."""
+
+
+class TargetPool:
+    """The workers of one target, restarted one at a time within the rules of the recycler."""
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        recycler: Recycler,
+        is_acting: Callable[[], bool],
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+    ) -> None:
+        self.pool = pool
+        self.recycler = recycler
+        self.is_acting = is_acting
+        """Whether this gateway holds the control lease."""
+        self.clock = clock
+        """Monotonic seconds; `sleep` waits in seconds of the same clock."""
+        self.sleep = sleep
+
+    def members(self, target: str) -> tuple[WorkerSnapshot, ...]:
+        """The workers that report this target; a worker without our plugin reports none."""
+        return tuple(seen for seen in self.pool.snapshots if seen.weights == target and not seen.leaving)
+
+    def refusal(self, worker_id: WorkerId, promotion: Promotion) -> str | None:
+        """Why a worker may not be restarted now; None if it may."""
+        return self.recycler.refusal(
+            worker_id, holder=promotion.title, allow_downtime=promotion.allow_downtime
+        )
+
+    async def ensure_acting(self) -> None:
+        """Wait for the lease for `GRACE_SECONDS`, then raise `LeaseLostError`."""
+        deadline = self.clock() + GRACE_SECONDS
+        while not self.is_acting():
+            if self.clock() >= deadline:
+                raise LeaseLostError
+            await self.sleep(POLL_SECONDS)
+
+    async def restart(
+        self, worker_id: WorkerId, promotion: Promotion, *, actor: str, candidate: CandidateDraft | None
+    ) -> RecycleResult:
+        """Restart one worker, with the draft in service if `candidate` is None."""
+        task = self.recycler.begin(
+            worker_id,
+            with_draft=True,
+            reason=Reason.OPERATOR_OVERRIDE,
+            actor=actor,
+            note=promotion.title,
+            candidate=candidate,
+            holder=promotion.title,
+            allow_downtime=promotion.allow_downtime,
+        )
+        # `wait` does not pass a cancellation on: a restart is never left half done.
+        await asyncio.wait({task})
+        return RecycleResult.CANCELLED if task.cancelled() else task.result()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTarget:
+    """Target weights on this machine: drafts are linted against them before any worker is restarted."""
+
+    digest: str
+    path: Path
+    context: int | None
+    """Maximum context that is served; None for the target's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionParts:
+    """Dependencies of promotions, built by the composition root."""
+
+    targets: TargetPool
+    directory: Path
+    """Of the registry."""
+    open_registry: Callable[[], DraftRegistry]
+    record: Callable[..., Awaitable[Any]]
+    """Appends an audit entry (type, fields); returns once it is durable, raises `AuditError`."""
+    drafts: DraftSettings
+    recycle: RecycleSettings
+    wall_clock: Callable[[], float]
+    """Unix seconds."""
+    metrics: Metrics
+    logger: Logger
+    local: LocalTarget | None = None
+
+    def now(self) -> str:
+        """RFC 3339."""
+        return format_time(int(self.wall_clock() * 1000))
+
+
+class PromotionRun:
+    """One promotion or rollback that this gateway carries out."""
+
+    def __init__(self, parts: PromotionParts, promotion: Promotion) -> None:
+        self.parts = parts
+        self.promotion = promotion
+        """Current state; `waits` and `numbers` are newer than on disk."""
+        self._store = PromotionStore(parts.directory)
+        self._cancelled: EndedError | None = None
+
+    @property
+    def targets(self) -> TargetPool:
+        return self.parts.targets
+
+    def cancel(self, reason: str, actor: str) -> None:
+        """Roll it back at its next step."""
+        self._cancelled = EndedError(PromotionStage.ROLLED_BACK, reason, actor)
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `EndedError` if an operator rolled it back."""
+        if self._cancelled is not None:
+            raise self._cancelled
+
+    def set_waits(self, what: str | None) -> None:
+        """Show operators what it waits for."""
+        self.promotion = replace(self.promotion, waits=what)
+
+    def report_waiting(self, what: str) -> None:
+        """As `set_waits`, on the way into service; raises `EndedError` if cancelled."""
+        self.raise_if_cancelled()
+        self.set_waits(what)
+
+    async def move(self, stage: PromotionStage, text: str, **changes: Any) -> None:  # noqa: ANN401 - as `replace`
+        """Write the next step to disk; if that raises `DraftStorageError`, it must not be taken."""
+        moved = self.promotion.moved(stage, text, self.parts.now(), **changes)
+        await asyncio.to_thread(self._store.write, moved)
+        self.promotion = moved
+        self.count_stage()
+        self.parts.logger.info("promotion_moved", state=stage, detail=f"{moved.title}: {text}")
+
+    def count_stage(self) -> None:
+        self.parts.metrics.draft_promotion_steps.labels(self.promotion.stage).inc()
+
+    async def retry_until_done(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Repeat a step while the disk refuses it."""
+        while True:
+            await self.targets.ensure_acting()
+            try:
+                await step()
+            except DraftStorageError as error:
+                self.parts.logger.error("promotion_stuck", error=str(error))  # noqa: TRY400 - one line says it
+                self.set_waits(str(error))
+                await self.targets.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def move_with_retry(self, stage: PromotionStage, text: str, **changes: Any) -> None:  # noqa: ANN401 - as `replace`
+        await self.retry_until_done(lambda: self.move(stage, text, **changes))
+
+    async def change_standing(self, change: Callable[[Standing], Standing]) -> None:
+        """
+        Change which draft is in service or on trial.
+
+        Raises:
+            DraftStorageError: it cannot be read or written; the former standing holds.
+        """
+        await self.targets.ensure_acting()
+        await asyncio.to_thread(self._change_standing, change)
+
+    async def restore_standing(self) -> None:
+        """Take the draft out of service or trial: workers start without it from now on.  May be repeated."""
+        await self.change_standing(lambda standing: restored(standing, self.promotion))
+
+    async def record_tried(self, step: str, **fields: Any) -> None:  # noqa: ANN401 - see the registry
+        """Record a step on the way into service; raises `AuditError`: then it must not be taken."""
+        await self.parts.record(EntryType.DRAFT_TRIED, **self._fields(step), **fields)
+
+    async def record_ended(self, step: str, reason: str, actor: str | None) -> None:
+        """Record that it ends without success, best effort."""
+        fields = self._fields(step) | self.promotion.numbers.audit_fields() | {"reason": reason}
+        await self.record_best_effort(EntryType.DRAFT_TRIED, **fields | ({"actor": actor} if actor else {}))
+
+    async def record_best_effort(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - see the registry
+        """Append an audit entry; a refusal is logged, not raised."""
+        try:
+            await self.parts.record(entry_type, **fields)
+        except ApplianceError as error:
+            self.parts.logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
+
+    def _change_standing(self, change: Callable[[Standing], Standing]) -> None:
+        standing = read_standing(self.parts.directory, self.promotion.target)
+        if (changed := change(standing)) != standing:
+            write_standing(self.parts.directory, changed)
+
+    def _fields(self, step: str) -> dict[str, Any]:
+        return {
+            "promotion": self.promotion.promotion_id,
+            "step": step,
+            "draft": self.promotion.draft,
+            "actor": self.promotion.actor,
+            "previous_draft": self.promotion.incumbent or NONE,
+        }
+
+
+def restored(standing: Standing, promotion: Promotion) -> Standing:
+    """The standing without a failed promotion, or after a rollback; idempotent."""
+    if promotion.kind == "promotion":
+        if standing.promotion != promotion.promotion_id:
+            return standing
+        return replace(standing, promotion=None, candidate=None)
+    if standing.draft != promotion.draft:
+        return standing
+    former = promotion.incumbent or None
+    at = standing.previous.index(former) + 1 if former in standing.previous else len(standing.previous)
+    return replace(standing, draft=former, previous=standing.previous[at:], promotion=None, candidate=None)
