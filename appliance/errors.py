@@ -1,12 +1,13 @@
 """
-Every error the appliance raises on purpose.
+Every error the appliance raises on purpose, and one table of what each means to clients and the audit log.
 
-They know no HTTP: `appliance.api.errors` gives each one a status.  The message is one line that
-says what is wrong and what to do about it; it may be shown to a client, so it never carries a
+A message is one line: what is wrong and what to do.  It may be shown to a client, so it never carries a
 secret, a prompt or a completion.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
+from enum import StrEnum
+from http import HTTPStatus
 
 
 class ApplianceError(Exception):
@@ -14,7 +15,7 @@ class ApplianceError(Exception):
 
 
 class ConfigurationError(ApplianceError):
-    """The settings, a file they name or the machine cannot be used as asked; nothing was started."""
+    """The settings, a file they name or the machine cannot be used; nothing was started."""
 
 
 class InvalidRequestError(ApplianceError):
@@ -47,15 +48,15 @@ class RequestTooSlowError(ApplianceError):
 
 
 class TooManyConnectionsError(ApplianceError):
-    """The gateway holds as many connections as it may."""
+    """The gateway has reached its maximum number of connections."""
 
 
 class ModelNotFoundError(ApplianceError):
-    """The model does not exist, or this key may not use it: the two read alike on purpose."""
+    """The model does not exist, or this key may not use it; both read alike on purpose."""
 
 
 class RouteNotFoundError(ApplianceError):
-    """The gateway forwards an explicit list of routes; this is none of them."""
+    """The gateway serves an explicit list of routes, and this route is not on it."""
 
 
 class WorkerNotFoundError(ApplianceError):
@@ -63,31 +64,31 @@ class WorkerNotFoundError(ApplianceError):
 
 
 class StoredFileNotFoundError(ApplianceError):
-    """No file has this id, or it is another tenant's: the two read alike on purpose."""
+    """No file has this id, or it belongs to another tenant; both read alike on purpose."""
 
 
 class BatchNotFoundError(ApplianceError):
-    """No batch has this id, or it is another tenant's: the two read alike on purpose."""
+    """No batch has this id, or it belongs to another tenant; both read alike on purpose."""
 
 
 class BatchConflictError(ApplianceError):
-    """A file or a batch is in a state that does not allow what was asked; the message says which."""
+    """The state of a file or a batch does not allow the operation; the message says which."""
 
 
 class StorageQuotaError(ApplianceError):
-    """The tenant keeps as many files, bytes or open batches as it may."""
+    """The tenant has reached its maximum of files, bytes or open batches."""
 
 
 class StorageUnavailableError(ApplianceError):
-    """Files or batches cannot be read or written: disk, database, or bytes that another gateway has."""
+    """Files or batches cannot be read or written: disk, database, or bytes on another gateway."""
 
 
 class ControlRefusedError(ApplianceError):
-    """Control cannot do what an operator asked as things are; the message says why."""
+    """The current state does not allow what an operator requested; the message says why."""
 
 
 class ControlUnavailableError(ApplianceError):
-    """What the control loops of several gateways share cannot be read or written."""
+    """The state that the control loops of several gateways share cannot be read or written."""
 
 
 class TenantNotFoundError(ApplianceError):
@@ -95,7 +96,7 @@ class TenantNotFoundError(ApplianceError):
 
 
 class TenantConflictError(ApplianceError):
-    """A tenant or key is not as the change takes it to be; the message says how it is."""
+    """The tenant or key is not in the state that the change expects; the message says how it is."""
 
 
 class TenantsUnavailableError(ApplianceError):
@@ -107,48 +108,42 @@ class NoWorkerAvailableError(ApplianceError):
 
 
 class AtCapacityError(ApplianceError):
-    """The model's workers and queue are full, the request waited too long, or bodies take up all the room."""
+    """Workers and queue are full, the wait was too long, or request bodies fill the memory for them."""
 
 
 class LimitReachedError(ApplianceError):
-    """A limit of the tenant is used up, and comes back in a while."""
-
-    code: ClassVar[str] = "rate_limit_exceeded"
+    """A limit of the tenant is used up and will be available again later."""
 
     def __init__(self, message: str, *, limit: str = "", retry_seconds: float | None = None) -> None:
         super().__init__(message)
         self.limit = limit
         """Its name in a tenant's limits, such as `requests_per_minute`."""
         self.retry_seconds = retry_seconds
-        """When it is worth asking again; None for never."""
+        """Time until a retry can succeed; None for never."""
 
 
 class RequestOverLimitError(LimitReachedError):
     """One request needs more than a limit of the tenant ever allows."""
 
-    code: ClassVar[str] = "request_over_limit"
-
 
 class BudgetUsedUpError(LimitReachedError):
     """The tenant's tokens of the day or the month are used up."""
 
-    code: ClassVar[str] = "insufficient_quota"
-
 
 class LimitsUnavailableError(ApplianceError):
-    """The database of limits cannot be reached, and this gateway holds nothing to go on with."""
+    """The database of limits cannot be reached, and this gateway has no leased share of them left."""
 
 
 class CostUnavailableError(ApplianceError):
-    """What engine time came to cannot be read from the database, or written to it."""
+    """The engine time of tenants cannot be read from the database, or written to it."""
 
 
 class WorkerFailedError(ApplianceError):
-    """A worker broke off, answered nonsense or could not be reached."""
+    """A worker broke off, sent an invalid answer or could not be reached."""
 
 
 class WorkerUnreachableError(WorkerFailedError):
-    """No connection to the worker could be opened, so it has not seen the request."""
+    """No connection to the worker could be opened, so it has not received the request."""
 
 
 class WorkerTimeoutError(WorkerFailedError):
@@ -160,7 +155,7 @@ class WorkerStartError(ApplianceError):
 
 
 class AuditError(ApplianceError):
-    """Base of what can go wrong with the audit log."""
+    """Base of the audit log's errors."""
 
 
 class AuditUnavailableError(AuditError):
@@ -192,27 +187,27 @@ class AuditKeyError(AuditError):
 
 
 class BundleError(ApplianceError):
-    """Base of what can go wrong with a bundle; what serves is untouched."""
+    """Base of the errors of bundles; the software in service is untouched."""
 
 
 class BundleRefusedError(BundleError):
-    """A bundle is not what a trusted key signed, or is malformed; nothing of it may be used."""
+    """A bundle is not what a trusted key signed, or is malformed; no part of it may be used."""
 
 
 class BundleRollbackError(BundleError):
-    """A bundle is older than what was loaded before, or needs a version in between."""
+    """A bundle is older than the installed one, or needs a version in between."""
 
 
 class BundleIncompleteError(BundleError):
-    """A bundle lacks what it must hold: an image that is named, or the base of a difference."""
+    """A bundle lacks something it must hold: an image that it names, or the base of a difference."""
 
 
 class BundleStorageError(BundleError):
-    """A bundle cannot be read, copied or delivered: a disk, an engine or a registry; a load can go on."""
+    """A bundle cannot be read, copied or delivered (disk, engine or registry); a load can be resumed."""
 
 
 class DraftError(ApplianceError):
-    """Base of what can go wrong with the life of a draft; the one in service is untouched."""
+    """Base of the errors of drafts; the draft in service is untouched."""
 
 
 class DraftNotFoundError(DraftError):
@@ -220,8 +215,119 @@ class DraftNotFoundError(DraftError):
 
 
 class DraftRefusedError(DraftError):
-    """A draft may not go on: lint, signature, evaluation or trial is against it; the message says why."""
+    """Lint, signature, evaluation or canary is against the draft; the message says why."""
 
 
 class DraftStorageError(DraftError):
-    """The draft registry cannot be read or written; asking again goes on where it stopped."""
+    """The draft registry cannot be read or written; run the command again to continue."""
+
+
+class Outcome(StrEnum):
+    """How a request ended; also the metric label, the log field and the audit field."""
+
+    COMPLETED = "completed"
+    CLIENT_GONE = "client_gone"
+    WORKER_FAILED = "worker_failed"
+    WORKER_REFUSED = "worker_refused"
+    TIMED_OUT = "timed_out"
+    NOT_ADMITTED = "not_admitted"
+    """No worker had room in time, or the queue was full."""
+    GATEWAY_STOPPED = "gateway_stopped"
+    """Logged as `request.aborted`, like `gateway_failed`: the gateway cannot vouch for the rest."""
+    GATEWAY_FAILED = "gateway_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorSpec:
+    """What one class of error means."""
+
+    status: HTTPStatus
+    kind: str
+    """OpenAI's `type` of an error."""
+    code: str
+    retryable: bool = False
+    """Whether the same request can succeed later; clients receive it either way."""
+    outcome: Outcome = Outcome.GATEWAY_FAILED
+    """How a request ends that a worker was chosen for."""
+
+
+def _rejected(
+    status: HTTPStatus, code: str, *, kind: str = "invalid_request_error", retryable: bool = False
+) -> ErrorSpec:
+    return ErrorSpec(status=status, kind=kind, code=code, retryable=retryable)
+
+
+def _failed(
+    code: str,
+    *,
+    status: HTTPStatus = HTTPStatus.SERVICE_UNAVAILABLE,
+    retryable: bool = True,
+    outcome: Outcome = Outcome.GATEWAY_FAILED,
+) -> ErrorSpec:
+    return ErrorSpec(status=status, kind="server_error", code=code, retryable=retryable, outcome=outcome)
+
+
+ERROR_TABLE: dict[type[ApplianceError], ErrorSpec] = {
+    InvalidRequestError: _rejected(HTTPStatus.BAD_REQUEST, "invalid_request"),
+    NeedsTargetOnlyWorkerError: _rejected(HTTPStatus.BAD_REQUEST, "needs_target_only_worker"),
+    BodyTooLargeError: _rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large"),
+    InvalidApiKeyError: _rejected(HTTPStatus.UNAUTHORIZED, "invalid_api_key", kind="authentication_error"),
+    HeadTooLargeError: _rejected(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large"),
+    RequestTooSlowError: _rejected(HTTPStatus.REQUEST_TIMEOUT, "request_too_slow", retryable=True),
+    TooManyConnectionsError: _failed("too_many_connections"),
+    ModelNotFoundError: _rejected(HTTPStatus.NOT_FOUND, "model_not_found"),
+    RouteNotFoundError: _rejected(HTTPStatus.NOT_FOUND, "route_not_found"),
+    WorkerNotFoundError: _rejected(HTTPStatus.NOT_FOUND, "worker_not_found"),
+    StoredFileNotFoundError: _rejected(HTTPStatus.NOT_FOUND, "file_not_found"),
+    BatchNotFoundError: _rejected(HTTPStatus.NOT_FOUND, "batch_not_found"),
+    BatchConflictError: _rejected(HTTPStatus.CONFLICT, "batch_conflict"),
+    StorageQuotaError: _rejected(HTTPStatus.FORBIDDEN, "storage_quota_exceeded"),
+    StorageUnavailableError: _failed("storage_unavailable"),
+    ControlRefusedError: _rejected(HTTPStatus.CONFLICT, "control_refused"),
+    ControlUnavailableError: _failed("control_unavailable"),
+    DraftNotFoundError: _rejected(HTTPStatus.NOT_FOUND, "draft_not_found"),
+    DraftRefusedError: _rejected(HTTPStatus.CONFLICT, "draft_refused"),
+    DraftStorageError: _failed("draft_storage"),
+    TenantNotFoundError: _rejected(HTTPStatus.NOT_FOUND, "tenant_not_found"),
+    TenantConflictError: _rejected(HTTPStatus.CONFLICT, "tenant_conflict"),
+    TenantsUnavailableError: _failed("tenants_unavailable"),
+    NoWorkerAvailableError: _failed("no_worker_available", outcome=Outcome.WORKER_FAILED),
+    AtCapacityError: ErrorSpec(
+        status=HTTPStatus.TOO_MANY_REQUESTS,
+        kind="rate_limit_error",
+        code="at_capacity",
+        retryable=True,
+        outcome=Outcome.NOT_ADMITTED,
+    ),
+    LimitReachedError: _rejected(
+        HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_exceeded", kind="rate_limit_error", retryable=True
+    ),
+    RequestOverLimitError: _rejected(
+        HTTPStatus.TOO_MANY_REQUESTS, "request_over_limit", kind="rate_limit_error"
+    ),
+    BudgetUsedUpError: _rejected(
+        HTTPStatus.TOO_MANY_REQUESTS, "insufficient_quota", kind="insufficient_quota"
+    ),
+    LimitsUnavailableError: _failed("limits_unavailable"),
+    WorkerFailedError: _failed("worker_failed", status=HTTPStatus.BAD_GATEWAY, outcome=Outcome.WORKER_FAILED),
+    WorkerTimeoutError: _failed(
+        "worker_timeout", status=HTTPStatus.GATEWAY_TIMEOUT, retryable=False, outcome=Outcome.TIMED_OUT
+    ),
+    AuditUnavailableError: _failed("audit_unavailable"),
+    AuditForkError: _failed("audit_unavailable", retryable=False),
+}
+"""Errors that a request can meet; the others stop a start or a command and never reach a client."""
+
+UNEXPECTED = _failed("internal_error", status=HTTPStatus.INTERNAL_SERVER_ERROR, retryable=False)
+"""An error without an entry in the table: a defect of ours."""
+
+
+def spec_of(error: ApplianceError) -> ErrorSpec:
+    """The entry of an error's class or of its nearest base."""
+    return next((ERROR_TABLE[kind] for kind in type(error).__mro__ if kind in ERROR_TABLE), UNEXPECTED)
+
+
+def code_of(error: ApplianceError) -> str:
+    """The `code` that a client receives."""
+    own = error.code if isinstance(error, InvalidRequestError) else None
+    return own or spec_of(error).code

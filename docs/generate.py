@@ -20,7 +20,6 @@ from typer.main import get_command
 
 from appliance import errors
 from appliance.api.document import openapi_document
-from appliance.api.errors import RENDERINGS
 from appliance.app.http_app import ROUTERS
 from appliance.app.worker import PLUGIN
 from appliance.audit.json_schema import json_schema_page
@@ -99,13 +98,13 @@ def errors_page() -> str:
         "| Code | Status | Type | Retry | Meaning |",
         "|---|---|---|---|---|",
     ]
-    for kind, rendering in RENDERINGS.items():
+    for kind, rendering in errors.ERROR_TABLE.items():
         meaning = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].replace("\n", " ")
         retry = "yes" if rendering.retryable else "no"
         lines.append(
             f"| `{rendering.code}` | {int(rendering.status)} | `{rendering.kind}` | {retry} | {meaning} |"
         )
-    assert errors.ApplianceError not in RENDERINGS  # noqa: S101 - the base has no meaning of its own
+    assert errors.ApplianceError not in errors.ERROR_TABLE  # noqa: S101 - the base has no meaning of its own
     return "\n".join(lines) + "\n"
 
 

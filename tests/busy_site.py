@@ -6,11 +6,10 @@ from itertools import product
 
 from prometheus_client import CollectorRegistry
 
-from appliance.api.errors import RENDERINGS
 from appliance.audit.registry import EntryType
-from appliance.drafts.promotion.promotion import Stage
+from appliance.drafts.promotion.promotion import PromotionStage
+from appliance.errors import ERROR_TABLE, Outcome
 from appliance.gateway.attribution import context_bucket
-from appliance.gateway.exchange import Outcome
 from appliance.infra.metrics import Metrics
 from appliance.infra.metrics.families import OFTEN
 from appliance.speculation.values import Reason, SpeculationMode, buckets_up_to
@@ -27,7 +26,7 @@ VALUES = {
     "kind": ("prompt", "completion"),
     "limit": tuple(Measure),
     "result": ("ok", "failed"),
-    "code": tuple({rendering.code for rendering in RENDERINGS.values()}),
+    "code": tuple({spec.code for spec in ERROR_TABLE.values()}),
     "type": tuple(EntryType),
     "worker": tuple(f"10.0.0.{number}:8000" for number in range(4)),
     "mode": tuple(SpeculationMode),
@@ -42,7 +41,7 @@ VALUES = {
     "context": tuple(sorted({context_bucket(tokens) for tokens in range(0, 2**18, 512)})),
     "draft_tokens": range(4),
     "health": ("up", "down"),
-    "stage": tuple(Stage),
+    "stage": tuple(PromotionStage),
     "bound": ("low", "high"),
     "of": ("worker_hour", "site_hour", "kwh"),
 }

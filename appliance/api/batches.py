@@ -10,11 +10,11 @@ from starlette.responses import JSONResponse, Response
 
 from appliance.api.auth import tenant_caller
 from appliance.api.body import read_members
-from appliance.api.errors import UNEXPECTED, UNEXPECTED_MESSAGE, error_response, render
+from appliance.api.errors import UNEXPECTED_MESSAGE, error_response, render
 from appliance.api.openai import address_class
 from appliance.api.paging import page, parse_window
 from appliance.api.services import Services
-from appliance.errors import ApplianceError, RouteNotFoundError
+from appliance.errors import UNEXPECTED, ApplianceError, RouteNotFoundError
 from appliance.gateway.batch.batch import Batch, BatchProblem
 from appliance.gateway.batch.batches import Batches
 from appliance.gateway.batch.order import parse_order

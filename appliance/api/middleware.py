@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from appliance.api.errors import Rendering, render, rendering_of
-from appliance.errors import ApplianceError, AtCapacityError, BodyTooLargeError
+from appliance.api.errors import render
+from appliance.errors import ApplianceError, AtCapacityError, BodyTooLargeError, ErrorSpec, spec_of
 from appliance.serving.dialects.routes import ANTHROPIC
 from appliance.tenancy import Tenant
 
@@ -83,7 +83,7 @@ class BodyLimit:
         app: ASGIApp,
         max_body_bytes: int,
         max_bodies_bytes: int,
-        count: Callable[[Rendering], None],
+        count: Callable[[ErrorSpec], None],
         larger: Mapping[str, int],
     ) -> None:
         """
@@ -129,7 +129,7 @@ class BodyLimit:
         self, error: ApplianceError, most: int, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer at once, and then read and drop some of what the client is still sending."""
-        self._count(rendering_of(error))
+        self._count(spec_of(error))
         response = render(error, scope["path"])
         response.headers["connection"] = "close"
         await send(

@@ -13,19 +13,17 @@ from starlette.routing import Match, Route
 from appliance.api import admin, batches, files, openai, ops
 from appliance.api.console import pages
 from appliance.api.console.headers import ConsoleHeaders
-from appliance.api.errors import (
-    RENDERINGS,
-    UNEXPECTED,
-    UNEXPECTED_MESSAGE,
-    WRONG_METHOD,
-    Rendering,
-    error_response,
-    render,
-    rendering_of,
-)
+from appliance.api.errors import UNEXPECTED_MESSAGE, WRONG_METHOD, error_response, render
 from appliance.api.middleware import BodyLimit, RequestIdentity
 from appliance.api.services import Services
-from appliance.errors import ApplianceError, RouteNotFoundError
+from appliance.errors import (
+    ERROR_TABLE,
+    UNEXPECTED,
+    ApplianceError,
+    ErrorSpec,
+    RouteNotFoundError,
+    spec_of,
+)
 from appliance.infra.metrics import Metrics
 from appliance.tenancy import Tenant
 
@@ -47,14 +45,14 @@ def create_app(services: Services) -> FastAPI:
     def limit_headers(tenant: Tenant, model: str | None) -> dict[str, str]:
         return services.gateway.limits.headers(tenant, model)
 
-    def count(rendering: Rendering) -> None:
+    def count(rendering: ErrorSpec) -> None:
         services.metrics.errors.labels(rendering.code).inc()
 
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApplianceError)  # noqa: S101 - registered for nothing else
-        if rendering_of(error) is UNEXPECTED:
+        if spec_of(error) is UNEXPECTED:
             return await on_bug(request, error)
-        count(rendering_of(error))
+        count(spec_of(error))
         return render(error, request.url.path)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
@@ -117,5 +115,5 @@ def _methods(app: FastAPI, request: Request) -> str:
 
 def _know_errors(metrics: Metrics) -> None:
     """Export an error that never came as 0: the first one of a new series would not be seen as a rise."""
-    for known in (*RENDERINGS.values(), UNEXPECTED, WRONG_METHOD):
+    for known in (*ERROR_TABLE.values(), UNEXPECTED, WRONG_METHOD):
         metrics.errors.labels(known.code)

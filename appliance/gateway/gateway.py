@@ -1,11 +1,11 @@
 """
-The data plane: one request from its audited intent, through a worker, to its audited outcome.
+The data plane: serves one request from its audited intent, through a worker, to its audited outcome.
 
     admit ─► audit intent ─► wait for a worker with room ─► relay ─► audit outcome
 
-Two promises bind the order of everything here.  No byte of an answer leaves before the intent is
-durable, and the last frame does not leave before the outcome is.  The worker is asked at once,
-while the intent is being committed, so the promise costs no time it need not.
+Two invariants fix the order: no byte of an answer is sent before the intent is durable, and the last frame
+is not sent before the outcome is.  The gateway forwards the request while the intent is being committed, so
+durability costs as little time as possible.
 
 It fails closed: if the audit log cannot take an entry, the client gets an error, not an answer.
 """
@@ -13,16 +13,15 @@ It fails closed: if the audit log cannot take an entry, the client gets an error
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from sys import getsizeof
 
 from appliance.errors import (
     ApplianceError,
-    AtCapacityError,
-    AuditError,
-    InvalidRequestError,
     LimitReachedError,
     ModelNotFoundError,
     NoWorkerAvailableError,
+    Outcome,
     WorkerFailedError,
     WorkerTimeoutError,
     WorkerUnreachableError,
@@ -30,29 +29,28 @@ from appliance.errors import (
 from appliance.gateway.admission import AdmissionControl, Asked, Lane, Slot
 from appliance.gateway.call import Call
 from appliance.gateway.cost.metering import NO_METERING, Metering
-from appliance.gateway.exchange import Exchange, Outcome
+from appliance.gateway.exchange import Exchange
 from appliance.gateway.recorder import Recorder
-from appliance.gateway.relay import EVENT_STREAM, NOT_IMPLEMENTED, OK, UNAVAILABLE, Relay
+from appliance.gateway.relay import EVENT_STREAM, Relay
 from appliance.gateway.reply import Reply
 from appliance.gateway.tracing.trace import Tracing
 from appliance.infra.metrics import Metrics
 from appliance.serving import sse
-from appliance.serving.client import WorkerClient
+from appliance.serving.client import ReadTimeouts, WorkerClient
 from appliance.serving.dialects.policy import may_call
-from appliance.serving.patience import Patience
+from appliance.serving.error_text import SERVER_ERROR
 from appliance.serving.pool import WorkerPool
-from appliance.serving.refusal import CLIENT_ERROR, SERVER_ERROR
 from appliance.serving.router import has_target_only
-from appliance.serving.worker import WorkerId
-from appliance.tenancy.limits.limiting import NO_LIMITS, Limiting
-from appliance.tenancy.limits.reservation import Reservation
+from appliance.serving.worker import ServedModel, WorkerId
+from appliance.tenancy.limits.limiting import NO_LIMITS, Limiting, Reservation
 
-TOO_MANY = 429
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a request whose client left; no client receives it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayPolicy:
-    """Times the relay keeps, in seconds, and the name receipts are found under."""
+    """Silence that the gateway tolerates, in seconds, and the log's origin, which receipts name."""
 
     keep_alive_seconds: float
     silence_seconds: float
@@ -60,7 +58,7 @@ class GatewayPolicy:
 
 
 class Gateway:
-    """Relays calls to workers under the audit log's promises."""
+    """Serves calls through the workers."""
 
     def __init__(
         self,
@@ -86,13 +84,13 @@ class Gateway:
         self._metrics = metrics
         self._clock = clock
         self._policy = policy
-        self._patience = Patience(
+        self._timeouts = ReadTimeouts(
             keep_alive_seconds=policy.keep_alive_seconds, silence_seconds=policy.silence_seconds
         )
         self._relay = Relay(
             recorder=recorder,
             pool=pool,
-            patience=self._patience,
+            timeouts=self._timeouts,
             metrics=metrics,
             clock=clock,
             origin=policy.origin,
@@ -100,55 +98,50 @@ class Gateway:
 
     @property
     def traces(self) -> bool:
-        """Whether requests are traced, so that what clients say of their own traces matters."""
+        """Whether requests are traced, so that the clients' own trace context is read."""
         return self._tracing is not None
 
     def admit(self, call: Call) -> None:
         """
-        Refuse what can be refused before anything is sent; a refusal is audited.
+        Refuse a call before anything is sent for it; a refusal is audited.
 
         Raises:
             ModelNotFoundError: no worker serves the model, or the key may not use it.
             NeedsTargetOnlyWorkerError: it must not be speculated, and every worker of the model speculates.
             NoWorkerAvailableError: no worker has come up yet, so no model is known.
-            InvalidRequestError: it asks for what no worker is asked for.
-            AtCapacityError: no worker has room for it, and neither has the queue.
+            InvalidRequestError: policy refuses one of its members.
+            AtCapacityError: every worker and the queue are full.
         """
         models = self.pool.models()
         if not models:
-            message = "No worker is ready yet. Try again in a moment."
-            raise NoWorkerAvailableError(message)
-        served = models.get(call.model)
+            raise NoWorkerAvailableError("No worker is ready yet. Try again in a moment.")
+        try:
+            self._check(call, models.get(call.model))
+        except ApplianceError as error:
+            self._recorder.deny(call, error)
+            raise
+
+    def _check(self, call: Call, served: ServedModel | None) -> None:
         if served is None or not may_call(call.caller, served):
-            self._recorder.deny(call, "model_not_found", status=404)
             message = f"The model `{call.model}` does not exist or you do not have access to it."
             raise ModelNotFoundError(message)
-        try:
-            call.check_policy()
-        except InvalidRequestError as error:
-            self._recorder.deny(call, error.code or "invalid_request", status=CLIENT_ERROR)
-            raise
-        forbidden_by = call.forbidden_by
-        if forbidden_by and not has_target_only(call.model, self.pool.snapshots):
-            self._recorder.deny(call, "needs_target_only_worker", status=400)
+        call.check_policy()
+        may_speculate = call.forbidden_by is None
+        if not may_speculate and not has_target_only(call.model, self.pool.snapshots):
             raise call.refusal()
-        try:
-            lane = Lane(call.model, forbidden_by is None)
-            self.admission.refuse_if_full(lane, call.caller.tenant.name, call.priority, getsizeof(call.text))
-        except AtCapacityError:
-            self._recorder.deny(call, "at_capacity", status=TOO_MANY)
-            raise
+        lane = Lane(call.model, may_speculate)
+        self.admission.refuse_if_full(lane, call.caller.tenant.name, call.priority, getsizeof(call.text))
 
     async def relay(self, call: Call, reply: Reply) -> None:
         """
         Answer one call.
 
         Cancelling this means that the client left or the gateway stops: the worker's connection is
-        closed, which makes it stop generating, and the log says which of the two it was.
+        closed, which makes it stop generating, and the log records which of the two it was.
 
         Raises:
-            ApplianceError: nothing was sent yet and the client is owed this error.  Once the head is
-                out, an error becomes the last frame instead.
+            ApplianceError: nothing was sent yet, and the caller sends this error.  Once the head is
+                sent, an error becomes the last frame instead.
         """
         started = self._clock()
         reservation = self.limits.take(call.caller.tenant, call.model, call.text, call.members)
@@ -166,89 +159,48 @@ class Gateway:
                     traceparent=call.traceparent,
                     started=started,
                 )
-            await self._see_through(call, exchange, reply)
+            await self._answer(exchange, reply)
         finally:
-            # The only place that gives back what was reserved, whatever happened.
-            reservation.settle(0 if exchange is None else exchange.used_tokens(call.text, call.members))
+            # The only place that releases the reservation, whatever happened.
+            reservation.settle(0 if exchange is None else exchange.charged_tokens)
 
     async def _wait_for_limits(self, call: Call) -> Reservation:
         try:
             return await self.limits.wait(call.caller.tenant, call.model, call.text, call.members)
         except LimitReachedError as error:
-            self._recorder.deny(call, error.code, status=TOO_MANY)
+            self._recorder.deny(call, error)
             raise
 
-    async def _see_through(self, call: Call, exchange: Exchange, reply: Reply) -> None:
+    async def _answer(self, exchange: Exchange, reply: Reply) -> None:
         """From the intent to the outcome."""
-        in_flight = self._metrics.requests_in_flight.labels(call.model)
+        in_flight = self._metrics.requests_in_flight.labels(exchange.call.model)
         in_flight.inc()
         try:
-            await self._answer(call, exchange, reply)
+            await self._attempt_workers(exchange, reply)
         except asyncio.CancelledError:
             left = Outcome.CLIENT_GONE if reply.client_left else Outcome.GATEWAY_STOPPED
-            exchange.ends(left)
+            exchange.end(left, CLIENT_CLOSED_REQUEST)
             raise
-        except WorkerTimeoutError:
-            exchange.ends(Outcome.TIMED_OUT)
-            raise
-        except WorkerFailedError:
-            exchange.ends(Outcome.WORKER_FAILED)
-            raise
-        except NoWorkerAvailableError:
-            exchange.ends(Outcome.WORKER_FAILED, status=UNAVAILABLE)
-            raise
-        except AtCapacityError:
-            exchange.ends(Outcome.NOT_ADMITTED)
-            raise
-        except AuditError:
-            exchange.fails(status=UNAVAILABLE)
-            raise
+        except ApplianceError as error:
+            if not exchange.head_sent:
+                exchange.fail(error)
+                raise
+            await self._relay.end_with_error(exchange, reply, error)
         finally:
             in_flight.dec()
             self._recorder.finish(exchange)
 
-    async def _answer(self, call: Call, exchange: Exchange, reply: Reply) -> None:
-        try:
-            await self._attempt_workers(call, exchange, reply)
-        except ApplianceError as error:
-            if not exchange.head_sent:
-                raise
-            # The head is out: the status can no longer say it, so the last frame does.
-            await self._relay.end_with_error(call, exchange, reply, error)
-
-    async def _wait(self, asked: Asked, call: Call, exchange: Exchange, reply: Reply) -> Slot:
-        """
-        Wait for a worker with room.
-
-        A stream that waits for long gets its head, so that neither proxy nor client gives up; from then
-        on only its frames can say what becomes of it.
-        """
-        began = self._clock()
-
-        async def keep_alive() -> None:
-            exchange.queued = self._clock() - began
-            if call.is_stream:
-                await self._relay.start(call, exchange, reply, OK, EVENT_STREAM)
-                exchange.capture.saw(sse.KEEP_ALIVE)
-                await reply.write(sse.KEEP_ALIVE)
-
-        try:
-            return await self.admission.wait(asked, keep_alive, self._policy.keep_alive_seconds)
-        finally:
-            exchange.queued = self._clock() - began
-            if exchange.trace is not None:
-                exchange.trace.waited(began, began + exchange.queued)
-
-    async def _attempt_workers(self, call: Call, exchange: Exchange, reply: Reply) -> None:
-        """Before the first byte of an answer another worker may be tried; after it, never."""
+    async def _attempt_workers(self, exchange: Exchange, reply: Reply) -> None:
+        """Forward the request; before the first byte of an answer it may be retried on another worker."""
+        call = exchange.call
         body = call.worker_body().encode()
         headers = {
             "Content-Type": "application/json",
             "Accept-Encoding": "identity",
             "X-Request-Id": call.request_id,
         }
-        asked, tried = _asked(call, exchange), set[WorkerId]()
-        slot = self.admission.enter(asked) or await self._wait(asked, call, exchange, reply)
+        asked, tried = _asked(call), set[WorkerId]()
+        slot = self.admission.enter(asked) or await self._wait(asked, exchange, reply)
         while True:
             worker, another = slot.snapshot.worker, None
             tried.add(worker.worker_id)
@@ -261,17 +213,17 @@ class Gateway:
                     worker, call.endpoint.worker_path, body, headers, self._policy.silence_seconds
                 ) as answer:
                     exchange.answered = self._clock()
-                    if answer.status < SERVER_ERROR or answer.status == NOT_IMPLEMENTED:
+                    if answer.status < SERVER_ERROR or answer.status == HTTPStatus.NOT_IMPLEMENTED:
                         slot.succeeded()
                     else:
                         slot.failed()
                         another = self._another(asked, exchange, tried)
                     if another is None:
-                        await self._relay.pass_on(call, exchange, answer, reply)
+                        await self._relay.relay_answer(exchange, answer, reply)
                         return
             except TimeoutError as error:
                 slot.failed()
-                raise self._patience.lost() from error
+                raise self._timeouts.lost() from error
             except WorkerTimeoutError:
                 raise
             except WorkerFailedError as error:
@@ -288,21 +240,43 @@ class Gateway:
                     exchange.trace.leave(self._clock(), goes_on=another is not None)
             slot = another
 
+    async def _wait(self, asked: Asked, exchange: Exchange, reply: Reply) -> Slot:
+        """
+        Wait for a worker with room.
+
+        A stream that waits for long gets its head, so that neither proxy nor client times out; from then
+        on only its frames can carry an error.
+        """
+        began = self._clock()
+
+        async def keep_alive() -> None:
+            exchange.queued = self._clock() - began
+            if exchange.call.is_stream:
+                await self._relay.send_head(exchange, reply, HTTPStatus.OK, EVENT_STREAM)
+                exchange.capture.saw(sse.KEEP_ALIVE)
+                await reply.write(sse.KEEP_ALIVE)
+
+        try:
+            return await self.admission.wait(asked, keep_alive, self._policy.keep_alive_seconds)
+        finally:
+            exchange.queued = self._clock() - began
+            if exchange.trace is not None:
+                exchange.trace.waited(began, began + exchange.queued)
+
     def _another(
         self, asked: Asked, exchange: Exchange, tried: set[WorkerId], *, is_free: bool = False
     ) -> Slot | None:
-        """A slot with a worker that was not tried yet, as long as no answer is being passed on."""
+        """A slot with a worker that was not tried yet; None once an answer is being relayed."""
         slot = None if exchange.is_relayed else self.admission.again(asked, tried, is_free=is_free)
         if slot is not None:
             exchange.retries += 1
-            self._metrics.retries.labels(exchange.model).inc()
+            self._metrics.retries.labels(exchange.call.model).inc()
         return slot
 
 
-def _asked(call: Call, exchange: Exchange) -> Asked:
-    """What admission has to know of a call."""
+def _asked(call: Call) -> Asked:
     return Asked(
-        lane=Lane(call.model, exchange.forbidden_by is None),
+        lane=Lane(call.model, call.forbidden_by is None),
         tenant=call.caller.tenant.name,
         priority=call.priority,
         size_bytes=getsizeof(call.text),

@@ -1,29 +1,36 @@
 """
-What the audit log, the metrics and the operator log are told of calls.
+Writes requests to the audit log, the metrics, the operator log, the cost meter and the trace.
 
-What a client waits for is confirmed before it gets on; what it does not is queued, since it also happens
-while a task is being cancelled.  What a crash loses of the queue, the log's own recovery closes at the next
-start.
+The gateway waits for an entry before it sends what depends on it.  Other entries are queued, because they
+are also written while a task is being cancelled.  Of the queue a crash loses what is not durable yet; at the
+next start the log's recovery closes those requests.
 """
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
 from appliance.audit.sink import AuditSink
-from appliance.errors import AuditError
+from appliance.errors import ApplianceError, AuditError, Outcome, code_of, spec_of
 from appliance.gateway.attribution import Attribution
 from appliance.gateway.call import Call
 from appliance.gateway.capture import Captures
 from appliance.gateway.cost.metering import NO_METERING, Metering
-from appliance.gateway.exchange import Exchange, Outcome
+from appliance.gateway.exchange import Exchange, RequestSummary, summarise
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 
+LOGGED = (
+    "request_id", "tenant", "key_id", "model", "route", "outcome", "status", "worker", "retries",
+    "prompt_tokens", "completion_tokens", "ttft_ms", "duration_ms", "acceptance_length",
+)  # fmt: skip
+"""Fields of the `request.outcome` entry that are in the operator log too."""
+
 
 class Recorder:
-    """Writes down what becomes of calls."""
+    """Records every request from its intent to its outcome."""
 
     def __init__(
         self,
@@ -45,36 +52,31 @@ class Recorder:
         self._costs = costs
 
     async def begin(self, call: Call, started: float) -> Exchange:
-        """Have the intent on its way, and what it names durable before it."""
+        """Submit the intent; content that it names is durable before."""
         capture = self._captures.begin(call.caller.tenant, call.request_id)
         content = await capture.keep_request(call.text) if capture.is_on else {}
         return Exchange(
-            request_id=call.request_id,
-            caller=call.caller,
-            route=call.route,
-            model=call.model,
+            call=call,
             started=started,
             template=self._attribution.template_of(call.route, call.members),
-            forbidden_by=call.forbidden_by,
             intent=self._audit.submit(EntryType.REQUEST_INTENT, **call.intent_fields(), **content),
             capture=capture,
-            verdicts=call.verdicts,
         )
 
     async def confirm_intent(self, exchange: Exchange) -> Receipt:
         """Wait until the intent is durable."""
         return await self._audit.confirm(exchange.intent)
 
-    def deny(self, call: Call, reason: str, *, status: int) -> None:
-        """Note that a call was refused before anything was sent."""
+    def deny(self, call: Call, error: ApplianceError) -> None:
+        """Record that a call was refused before anything was sent."""
         self._queue(
             EntryType.REQUEST_DENIED,
             request_id=call.request_id,
             tenant=call.caller.tenant.name,
             key_id=call.caller.key.key_id,
             route=call.route,
-            reason=reason,
-            status=status,
+            reason=code_of(error),
+            status=int(spec_of(error).status),
         )
 
     async def record(self, exchange: Exchange) -> None:
@@ -82,45 +84,93 @@ class Recorder:
         await self._audit.confirm(exchange.intent)
         if exchange.capture.is_on:
             exchange.content = await exchange.capture.keep_answer()
-        entry = self._audit.submit(EntryType.REQUEST_OUTCOME, **exchange.fields(self._clock()))
+        summary = summarise(exchange, self._clock())
+        entry = self._audit.submit(EntryType.REQUEST_OUTCOME, **summary.fields)
         exchange.recorded = True
         await self._audit.confirm(entry)
 
     def finish(self, exchange: Exchange) -> None:
-        """Count and log the request, and queue its outcome if it did not end the planned way."""
+        """Count and log the request, and queue its outcome if `record` did not submit it."""
         now = self._clock()
-        exchange.ends(Outcome.GATEWAY_FAILED)
+        exchange.end(Outcome.GATEWAY_FAILED, HTTPStatus.INTERNAL_SERVER_ERROR)
+        summary, trace = summarise(exchange, now), exchange.trace
         if not exchange.recorded and exchange.capture.is_on:
             self._captures.later(self._end_with_content(exchange, now))
         elif not exchange.recorded:
-            self._queue_end(exchange, now)
-        exchange.count(self._metrics, now)
-        exchange.attribute(self._attribution, self._metrics)
-        exchange.meter(self._costs)
-        self._logger.info("request_finished", **exchange.log_fields(now))
-        if exchange.trace is not None:
-            exchange.trace.finish(exchange.fields(now), now)
+            self._queue_end(exchange, summary)
+        count_request(summary, self._metrics, None if trace is None else trace.exemplar)
+        attribute_drafts(summary, self._attribution, self._metrics)
+        if summary.worker_id is not None:
+            self._costs.count(summary.worker_id, summary.tenant, summary.model, summary.usage)
+        logged = {name: summary.fields[name] for name in LOGGED if name in summary.fields}
+        if trace is not None and trace.sampled_id:
+            logged["trace_id"] = trace.sampled_id
+        self._logger.info("request_finished", **logged)
+        if trace is not None:
+            trace.finish(summary.fields, now)
 
     async def _end_with_content(self, exchange: Exchange, now: float) -> None:
         try:
             exchange.content = await exchange.capture.keep_answer()
         except AuditError as error:
-            # The client has what it has; the entry must not name what is not there.
+            # The answer was sent already; the entry must not name content that was not kept.
             exchange.content = {"payload_lost": True}
-            self._logger.warning("audit_content_lost", request_id=exchange.request_id, error=str(error))
-        self._queue_end(exchange, now)
+            self._logger.warning("audit_content_lost", request_id=exchange.call.request_id, error=str(error))
+        self._queue_end(exchange, summarise(exchange, now))
 
-    def _queue_end(self, exchange: Exchange, now: float) -> None:
+    def _queue_end(self, exchange: Exchange, summary: RequestSummary) -> None:
         # Queued without waiting: this also runs while the task is being cancelled, where an await
-        # may never come back.  The log writes its queue out before it closes.
+        # may never return.  The log writes its queue before it closes.
         if not exchange.intent_failed:
-            entry_type, fields = exchange.end_entry(now)
+            entry_type, fields = end_entry(summary)
             self._queue(entry_type, **fields)
 
     def _queue(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401
-        """Submit an entry nobody waits for: whoever it is about has gone or been refused already."""
+        """Submit an entry that no client waits for."""
         try:
             self._audit.submit(entry_type, **fields)
         except AuditError as error:
-            # A request it leaves open is closed by the log's own recovery at the next start.
+            # If this leaves a request open, the log's recovery closes it at the next start.
             self._logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
+
+
+def end_entry(summary: RequestSummary) -> tuple[EntryType, dict[str, Any]]:
+    """The entry that ends a request; a gateway that stopped or failed vouches only for the reason."""
+    if summary.outcome in {Outcome.GATEWAY_STOPPED, Outcome.GATEWAY_FAILED}:
+        reason = {"request_id": summary.fields["request_id"], "reason": str(summary.outcome)}
+        return EntryType.REQUEST_ABORTED, {**reason, **summary.content}
+    return EntryType.REQUEST_OUTCOME, dict(summary.fields)
+
+
+def count_request(summary: RequestSummary, metrics: Metrics, exemplar: dict[str, str] | None = None) -> None:
+    """Add a request to the metrics."""
+    tenant, model, usage = summary.tenant, summary.model, summary.usage
+    meters = metrics.meters(tenant, model, summary.route, str(summary.outcome))
+    meters.requests.inc()
+    meters.seconds.observe(summary.seconds, exemplar)
+    if summary.first_content_seconds is not None:
+        meters.first_byte_seconds.observe(summary.first_content_seconds, exemplar)
+        metrics.inter_token_seconds.labels(model).add(summary.gaps)
+    meters.prompt_tokens.inc(usage.prompt_tokens)
+    meters.completion_tokens.inc(usage.completion_tokens)
+    if usage.drafts:
+        metrics.drafts.labels(tenant, model).inc(usage.drafts)
+        metrics.draft_tokens.labels(tenant, model).inc(usage.draft_tokens or 0)
+        metrics.accepted_tokens.labels(tenant, model).inc(usage.accepted_tokens or 0)
+
+
+def attribute_drafts(summary: RequestSummary, attribution: Attribution, metrics: Metrics) -> None:
+    """Attribute the drafts of a request, if the worker reported any."""
+    usage = summary.usage
+    if summary.context is None or not usage.drafts:
+        return
+    counts: dict[str, Any] = {
+        "model": summary.model,
+        "template": summary.template,
+        "context": summary.context,
+        "drafts": usage.drafts,
+        "draft_tokens": usage.draft_tokens or 0,
+        "accepted_tokens": usage.accepted_tokens or 0,
+    }
+    attribution.record(tenant=summary.tenant, completion_tokens=usage.completion_tokens, **counts)
+    metrics.saw_drafts(**counts)

@@ -1,115 +1,109 @@
 """
-A worker's answer on its way to the client: whole, or frame by frame as it arrives.
+Relays a worker's answer to the client: whole, or frame by frame as it arrives.
 
-No byte leaves before the intent is durable, and the last frame does not leave before the outcome is.  Once
-the head is out, whatever goes wrong becomes the last frame.
+No byte is sent before the intent is durable, and the last frame is not sent before the outcome is.  Once
+the head is sent, an error becomes the last frame.
 """
 
 from collections.abc import Callable
+from http import HTTPStatus
 
 from appliance.audit.pending import Kept
-from appliance.errors import (
-    ApplianceError,
-    AtCapacityError,
-    NoWorkerAvailableError,
-    WorkerFailedError,
-    WorkerTimeoutError,
-)
-from appliance.gateway.call import Call
-from appliance.gateway.exchange import Exchange, Outcome
+from appliance.errors import ApplianceError, Outcome, WorkerFailedError, WorkerTimeoutError, code_of
+from appliance.gateway.exchange import Exchange
 from appliance.gateway.recorder import Recorder
 from appliance.gateway.reply import Head, Reply
 from appliance.infra.metrics import Metrics
 from appliance.serving import sse
-from appliance.serving.client import Answer
-from appliance.serving.error_text import ErrorText
-from appliance.serving.patience import Patience
+from appliance.serving.client import ReadTimeouts, WorkerAnswer
+from appliance.serving.error_text import CLIENT_ERROR, SERVER_ERROR, ErrorText, worker_error
 from appliance.serving.pool import WorkerPool
-from appliance.serving.refusal import CLIENT_ERROR, SERVER_ERROR, worker_error
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
-OK = 200
-UNAVAILABLE = 503
-NOT_IMPLEMENTED = 501
-PASSING = frozenset({408, 429})
-"""Refusals of a worker that say nothing about the request."""
+RETRYABLE = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+"""Client errors of a worker that the same request need not meet again."""
 
 
 class Relay:
-    """Passes answers on."""
+    """Relays answers."""
 
     def __init__(
         self,
         *,
         recorder: Recorder,
         pool: WorkerPool,
-        patience: Patience,
+        timeouts: ReadTimeouts,
         metrics: Metrics,
         clock: Callable[[], float],
         origin: str,
     ) -> None:
         self._recorder = recorder
         self._pool = pool
-        self._patience = patience
+        self._timeouts = timeouts
         self._metrics = metrics
         self._clock = clock
         self._origin = origin
 
-    async def pass_on(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
+    async def relay_answer(self, exchange: Exchange, answer: WorkerAnswer, reply: Reply) -> None:
         """
         Relay an answer to its end.
 
         Raises:
-            ApplianceError: it cannot be passed on, and nothing was sent yet.
+            ApplianceError: it cannot be relayed, and nothing was sent yet.
         """
-        if answer.content_type.startswith("text/event-stream"):
-            if not call.endpoint.dialect.streams:
-                raise WorkerFailedError("The worker streams where there is nothing to stream.")
-            await self.start(call, exchange, reply, answer.status, EVENT_STREAM)
-            exchange.is_relayed = True
-            try:
-                await self._relay_frames(call, exchange, answer, reply)
-            except ApplianceError as error:
-                # The head is out: the status can no longer say it, so the last frame does.
-                await self.end_with_error(call, exchange, reply, error)
+        dialect = exchange.call.endpoint.dialect
+        if not answer.content_type.startswith("text/event-stream"):
+            await self._relay_whole(exchange, answer, reply)
             return
-        dialect = call.endpoint.dialect
-        text = (await self._patience.read_all(answer)).decode("utf-8", "replace")
+        if not dialect.streams:
+            raise WorkerFailedError("The worker streams an answer on a route without streams.")
+        await self.send_head(exchange, reply, answer.status, EVENT_STREAM)
+        exchange.is_relayed = True
+        try:
+            await self._relay_frames(exchange, answer, reply)
+        except ApplianceError as error:
+            await self.end_with_error(exchange, reply, error)
+
+    async def _relay_whole(self, exchange: Exchange, answer: WorkerAnswer, reply: Reply) -> None:
+        call, dialect = exchange.call, exchange.call.endpoint.dialect
+        text = (await self._timeouts.read_all(answer)).decode("utf-8", "replace")
         exchange.answered = self._clock()
         if answer.status >= CLIENT_ERROR:
             refused = answer.status < SERVER_ERROR
-            exchange.ends(Outcome.WORKER_REFUSED if refused else Outcome.WORKER_FAILED, status=answer.status)
-            said = worker_error(text, answer.status)
-            text = dialect.error_body(said)
-            if exchange.head_sent:
-                # A stream that waited has its head already, so its last frame says it.
-                text = dialect.error_frame(said, after=b"").decode()
+            exchange.end(Outcome.WORKER_REFUSED if refused else Outcome.WORKER_FAILED, answer.status)
+            error = worker_error(text, answer.status)
+            # A stream that waited for a worker has its head already, so its last frame carries the error.
+            text = (
+                dialect.error_frame(error, after=b"").decode()
+                if exchange.head_sent
+                else dialect.error_body(error)
+            )
         elif exchange.head_sent:
-            message = "The worker answered in one piece where a stream was asked for."
-            raise WorkerFailedError(message)
+            raise WorkerFailedError("The worker answered in one piece, but the client requested a stream.")
         else:
             read = dialect.read_answer(text, wants_metrics=call.wants_metrics)
             text, exchange.usage, exchange.finish_reason = read.text, read.usage, read.finish_reason
-            exchange.ends(Outcome.COMPLETED, status=answer.status)
+            exchange.end(Outcome.COMPLETED, answer.status)
         body = text.encode()
         exchange.capture.saw(body)
         await self._recorder.record(exchange)
-        await self.start(call, exchange, reply, answer.status, "application/json", length=len(body))
+        await self.send_head(exchange, reply, answer.status, "application/json", length=len(body))
         await reply.end(body)
 
-    async def _relay_frames(self, call: Call, exchange: Exchange, answer: Answer, reply: Reply) -> None:
-        """Pass whole frames on as they arrive; hold back the ones that end the stream."""
+    async def _relay_frames(self, exchange: Exchange, answer: WorkerAnswer, reply: Reply) -> None:
+        """Relay whole frames as they arrive; hold back those that end the stream."""
         buffer, final, done = sse.FrameBuffer(), b"", False
-        saw, saw_pieces, dialect = exchange.capture.saw, exchange.gaps.saw, call.endpoint.dialect
+        call, dialect = exchange.call, exchange.call.endpoint.dialect
+        saw, saw_pieces = exchange.capture.saw, exchange.gaps.saw
 
         async def keep_alive() -> None:
             saw(sse.KEEP_ALIVE)
             await reply.write(sse.KEEP_ALIVE)
 
         while not done:
-            read = await self._patience.read(answer, keep_alive)
+            read = await self._timeouts.read(answer, keep_alive)
             if not read:
-                message = "The worker broke off before it had finished; what came so far is incomplete."
+                message = "The worker broke off before it had finished; the answer so far is incomplete."
                 raise WorkerFailedError(message)
             frames = buffer.feed(read)
             if dialect.needs_care(frames):
@@ -120,93 +114,66 @@ class Relay:
                 exchange.usage = found.usage or exchange.usage
                 exchange.finish_reason = found.finish_reason or exchange.finish_reason
                 if found.has_failed:
-                    exchange.ends(Outcome.WORKER_FAILED)
+                    exchange.end(Outcome.WORKER_FAILED, HTTPStatus.BAD_GATEWAY)
             if frames:
                 saw(frames)
                 await reply.write(frames)
-                # Only now: what is read here is for the record, and the client need not wait for it.
+                # After the write: the rest is for the record, and the client need not wait for it.
                 exchange.last_frames = frames
                 if pieces := dialect.count_pieces(frames):
                     saw_pieces(pieces, self._clock())
                 exchange.finish_reason = dialect.finish_reason(frames) or exchange.finish_reason
-        exchange.ends(Outcome.COMPLETED, status=answer.status)
+        exchange.end(Outcome.COMPLETED, answer.status)
         saw(final)
         await self._recorder.record(exchange)
         await reply.end(final)
 
-    async def end_with_error(
-        self, call: Call, exchange: Exchange, reply: Reply, error: ApplianceError
-    ) -> None:
-        """End a stream whose head is out with a frame that says what went wrong."""
-        code = "audit_unavailable"
-        if isinstance(error, WorkerTimeoutError):
-            code = "worker_timeout"
-            exchange.ends(Outcome.TIMED_OUT)
-        elif isinstance(error, WorkerFailedError):
-            code = "worker_failed"
-            exchange.ends(Outcome.WORKER_FAILED)
-            if exchange.worker is not None:
-                self._pool.report_unreachable(exchange.worker.worker.worker_id)
-        elif isinstance(error, AtCapacityError):
-            code = "at_capacity"
-            exchange.ends(Outcome.NOT_ADMITTED)
-        elif isinstance(error, NoWorkerAvailableError):
-            code = "no_worker_available"
-            exchange.ends(Outcome.WORKER_FAILED, status=UNAVAILABLE)
-        else:
-            exchange.fails(status=UNAVAILABLE)
+    async def end_with_error(self, exchange: Exchange, reply: Reply, error: ApplianceError) -> None:
+        """End a stream with an error frame: its head is sent, so the status cannot carry the error."""
+        exchange.fail(error)
+        code = code_of(error)
+        is_lost = isinstance(error, WorkerFailedError) and not isinstance(error, WorkerTimeoutError)
+        if is_lost and exchange.worker is not None:
+            self._pool.report_unreachable(exchange.worker.worker.worker_id)
         if not exchange.recorded:
-            exchange.capture.saw(_error_frame(call, exchange, str(error), code))
+            exchange.capture.saw(_error_frame(exchange, str(error), code))
             try:
                 await self._recorder.record(exchange)
-            except ApplianceError:
-                code = "audit_unavailable"
+            except ApplianceError as failure:
+                code = code_of(failure)
         self._metrics.errors.labels(code).inc()
-        await reply.end(_error_frame(call, exchange, str(error), code))
+        await reply.end(_error_frame(exchange, str(error), code))
 
-    async def start(
-        self,
-        call: Call,
-        exchange: Exchange,
-        reply: Reply,
-        status: int,
-        content_type: str,
-        *,
-        length: int | None = None,
+    async def send_head(
+        self, exchange: Exchange, reply: Reply, status: int, content_type: str, *, length: int | None = None
     ) -> None:
-        """Send the head, once the intent is durable and not before; nothing if it is out already."""
+        """Send the head once the intent is durable, unless it is sent already."""
         if exchange.head_sent:
             return
+        call = exchange.call
         receipt = await self._recorder.confirm_intent(exchange)
         overhead = exchange.overhead_seconds(self._clock())
         exemplar = None if exchange.trace is None else exchange.trace.exemplar
         self._metrics.overhead_seconds.labels(call.route).observe(overhead, exemplar)
         exchange.head_sent = True
-        await reply.start(
-            Head(
-                status=status,
-                content_type=content_type,
-                length=length,
-                headers={
-                    "x-request-id": call.client_request_id or call.request_id,
-                    # An entry that is not in the log has no index yet: say so, rather than guess one.
-                    **(
-                        {"x-appliance-audit": f"{self._origin}/{receipt.index}"}
-                        if receipt.kept is Kept.LOGGED
-                        else {"x-appliance-audit-kept": str(receipt.kept)}
-                    ),
-                    "x-appliance-overhead-ms": f"{overhead * 1000:.1f}",
-                    **({"x-should-retry": _should_retry(status)} if status >= CLIENT_ERROR else {}),
-                },
-            )
-        )
+        headers = {"x-request-id": call.client_request_id or call.request_id}
+        # An entry that is not in the log has no index yet, so no receipt can name one.
+        if receipt.kept is Kept.LOGGED:
+            headers["x-appliance-audit"] = f"{self._origin}/{receipt.index}"
+        else:
+            headers["x-appliance-audit-kept"] = str(receipt.kept)
+        headers["x-appliance-overhead-ms"] = f"{overhead * 1000:.1f}"
+        if status >= CLIENT_ERROR:
+            headers["x-should-retry"] = _should_retry(status)
+        await reply.start(Head(status=status, content_type=content_type, length=length, headers=headers))
 
 
-def _error_frame(call: Call, exchange: Exchange, message: str, code: str) -> bytes:
+def _error_frame(exchange: Exchange, message: str, code: str) -> bytes:
     error = ErrorText(status=exchange.status, kind="server_error", message=message, code=code)
-    return call.endpoint.dialect.error_frame(error, after=exchange.last_frames)
+    return exchange.call.endpoint.dialect.error_frame(error, after=exchange.last_frames)
 
 
 def _should_retry(status: int) -> str:
     """Whether a worker may answer the same request another time."""
-    return "true" if status in PASSING or (status >= SERVER_ERROR and status != NOT_IMPLEMENTED) else "false"
+    may_pass = status >= SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
+    return "true" if may_pass or status in RETRYABLE else "false"

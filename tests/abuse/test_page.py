@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.api.errors import RENDERINGS
+from appliance.errors import ERROR_TABLE
 from appliance.infra.settings import Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "limits-of-abuse.md"
@@ -31,7 +31,7 @@ def test_each_bound_is_what_the_page_says(row):
     """Its default, and the status and code of what lies beyond it."""
     assert default_of(row["bound"]) == float(row["default"])
     for status, code in re.findall(r"(\d{3}) `(\w+)`", row["beyond"]):
-        known = {(str(int(rendering.status)), rendering.code) for rendering in RENDERINGS.values()}
+        known = {(str(int(rendering.status)), rendering.code) for rendering in ERROR_TABLE.values()}
         assert (status, code) in known or code in {"invalid_json", "invalid_http"}, code
 
 

@@ -15,7 +15,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from appliance.api.errors import RENDERINGS, UNEXPECTED
+from appliance.errors import ERROR_TABLE, UNEXPECTED
 from deploy.monitoring.source.__main__ import ALL, rendered
 from tests.deploy.monitored_metrics import known_metrics, placeholders
 from tests.deploy.monitoring_files import DASHBOARDS, MONITORING, ROOT, alerts, rules, tool
@@ -200,8 +200,8 @@ def test_the_error_budget_counts_exactly_the_errors_that_are_ours():
     """What is answered with a status from 500 on, and requests nobody had room for."""
     expr = next(rule["expr"] for rule in rules() if rule.get("record") == "appliance:errors:rate1h")
     counted = re.compile(re.search(r'code=~"([^"]+)"', expr)[1])
-    ours = {each.code for each in (*RENDERINGS.values(), UNEXPECTED) if each.status >= OURS_TO_ANSWER_FOR}
-    every = {each.code for each in (*RENDERINGS.values(), UNEXPECTED)}
+    ours = {each.code for each in (*ERROR_TABLE.values(), UNEXPECTED) if each.status >= OURS_TO_ANSWER_FOR}
+    every = {each.code for each in (*ERROR_TABLE.values(), UNEXPECTED)}
     assert {code for code in every if counted.fullmatch(code)} == ours | {"at_capacity"}
 
 

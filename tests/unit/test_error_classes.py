@@ -7,16 +7,8 @@ from http import HTTPStatus
 import pytest
 
 from appliance import errors
-from appliance.api.errors import (
-    RENDERINGS,
-    RETRY_SECONDS,
-    UNEXPECTED,
-    UNEXPECTED_MESSAGE,
-    WRONG_METHOD,
-    error_response,
-    render,
-    rendering_of,
-)
+from appliance.api.errors import RETRY_SECONDS, UNEXPECTED_MESSAGE, WRONG_METHOD, error_response, render
+from appliance.errors import ERROR_TABLE, UNEXPECTED, spec_of
 
 CLASSES = [
     kind
@@ -46,7 +38,7 @@ NEVER_SHOWN = {
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_error_has_a_rendering_or_a_reason_not_to_need_one(kind: type[errors.ApplianceError]):
     """A new error class forces the question which status it has."""
-    assert (rendering_of(kind("x")) is UNEXPECTED) == (kind in NEVER_SHOWN)
+    assert (spec_of(kind("x")) is UNEXPECTED) == (kind in NEVER_SHOWN)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
@@ -100,11 +92,11 @@ def test_each_error_has_its_status_and_code(kind: type[errors.ApplianceError], s
     assert (response.status_code, json.loads(response.body)["error"]["code"]) == (status, code)
 
 
-@pytest.mark.parametrize("kind", RENDERINGS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", ERROR_TABLE, ids=lambda kind: kind.__name__)
 def test_a_client_is_told_whether_to_try_again(kind: type[errors.ApplianceError]):
     """`x-should-retry` is always there; with true comes a `Retry-After` within two minutes."""
     response = render(kind("x"))
-    if RENDERINGS[kind].retryable:
+    if ERROR_TABLE[kind].retryable:
         assert response.headers["x-should-retry"] == "true"
         assert 0 < int(response.headers["retry-after"]) == RETRY_SECONDS <= 120
         assert response.status_code in {408, 429, 502, 503}
@@ -150,5 +142,5 @@ def test_any_message_can_be_sent(message: str):
 
 def test_statuses_are_errors():
     """No error is rendered as a success."""
-    for rendering in (*RENDERINGS.values(), UNEXPECTED, WRONG_METHOD):
+    for rendering in (*ERROR_TABLE.values(), UNEXPECTED, WRONG_METHOD):
         assert rendering.status >= HTTPStatus.BAD_REQUEST

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from appliance.api.errors import rendering_of
 from appliance.api.http.protocol import BoundedProtocol, Limits
 from appliance.api.http.tls import Tls
-from appliance.errors import ApplianceError, ConfigurationError
+from appliance.errors import ApplianceError, ConfigurationError, spec_of
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings
 
@@ -80,7 +79,7 @@ class Server(uvicorn.Server):
 
     def _count(self, error: ApplianceError) -> None:
         if self._metrics is not None:
-            self._metrics.errors.labels(rendering_of(error).code).inc()
+            self._metrics.errors.labels(spec_of(error).code).inc()
 
 
 def make_server(

@@ -1,7 +1,8 @@
-"""The record of a request fits the audit log, whatever happened."""
+"""The summary of a request fits the audit log, whatever happened."""
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,15 +11,19 @@ from prometheus_client import CollectorRegistry
 
 from appliance.audit.entry import Entry, encode, new_entry_id
 from appliance.audit.registry import REGISTRY, EntryType
+from appliance.errors import AuditUnavailableError, Outcome, WorkerTimeoutError
 from appliance.gateway.attribution import Attribution, Offender
-from appliance.gateway.exchange import Exchange, Outcome
+from appliance.gateway.call import Call
+from appliance.gateway.exchange import Exchange, summarise
+from appliance.gateway.recorder import LOGGED, attribute_drafts, count_request, end_entry
+from appliance.infra.json_members import parse_members
 from appliance.infra.logs import ALLOWED
 from appliance.infra.metrics import Metrics
 from appliance.infra.metrics.cardinality import OTHER
 from appliance.serving.target_only import ForbiddenBy
 from appliance.serving.usage import Usage
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
-from appliance.tenancy import Caller, Tenant, make_key
+from appliance.tenancy import Caller, SpeculationPolicy, Tenant, make_key
 
 _, KEY = make_key(random.Random(5).randbytes(37))
 CALLER = Caller(tenant=Tenant(name="acme"), key=KEY)
@@ -49,16 +54,35 @@ KEPT = {
 }
 
 
-def exchange(**more: object) -> Exchange:
-    """Return a request that began at second 100."""
+OPTED_OUT = replace(CALLER, tenant=replace(CALLER.tenant, speculation=SpeculationPolicy.OFF))
+CALLS = {
+    None: ("{}", {}),
+    ForbiddenBy.HEADER: ("{}", {"speculation": SpeculationPolicy.OFF}),
+    ForbiddenBy.PARAMETER: ('{"min_p": 0.5}', {}),
+    ForbiddenBy.TENANT: ("{}", {"caller": OPTED_OUT}),
+}
+"""A body and members of a call, by what forbids to speculate on it."""
+
+
+def exchange(*, forbidden_by: ForbiddenBy | None = None, **more: object) -> Exchange:
+    """A request that began at second 100."""
     loop = asyncio.new_event_loop()
     intent = loop.create_future()
     loop.close()
-    fields = {
-        "request_id": "r", "route": "/v1/completions", "model": "demo", "started": 100.0,
-        "template": "raw-plain", **more,
-    }  # fmt: skip
-    return Exchange(caller=CALLER, intent=intent, **fields)
+    text, members = CALLS[forbidden_by]
+    call = Call(
+        request_id="r", client_request_id=None, route="/v1/completions", model="demo", text=text,
+        members=parse_members(text), is_stream=False, wants_usage=False, client="private",
+        **{"caller": CALLER, **members},
+    )  # fmt: skip
+    return Exchange(call=call, intent=intent, **{"started": 100.0, "template": "raw-plain", **more})
+
+
+def ended(*, outcome: Outcome = Outcome.COMPLETED, **more: object) -> Exchange:
+    """The same, ended."""
+    record = exchange(**more)
+    record.end(outcome, 200)
+    return record
 
 
 def leaf_of(entry_type: EntryType, fields: dict) -> bytes:
@@ -88,8 +112,9 @@ def leaf_of(entry_type: EntryType, fields: dict) -> bytes:
 def test_every_outcome_can_be_written_to_the_log(
     outcome, usage, served, first, finish, retries, seconds, forbidden_by, queued
 ):
-    """Whatever happened, the fields fit the schema: no request can end in an entry that is refused."""
-    record = exchange(
+    """Whatever happened, the fields fit the schema: the log refuses no request's last entry."""
+    record = ended(
+        outcome=outcome,
         usage=usage,
         worker=WORKER if served else None,
         finish_reason=finish,
@@ -99,41 +124,36 @@ def test_every_outcome_can_be_written_to_the_log(
     )
     if first is not None:
         record.gaps.saw(1, 100.0 + first)
-    record.ends(outcome, status=200)
-    assert leaf_of(EntryType.REQUEST_OUTCOME, record.fields(100.0 + seconds))
+    fields = summarise(record, 100.0 + seconds).fields
+    assert fields.get("speculation_forbidden") == forbidden_by
+    assert leaf_of(EntryType.REQUEST_OUTCOME, fields)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.GATEWAY_STOPPED, Outcome.GATEWAY_FAILED])
 @pytest.mark.parametrize("content", [{}, KEPT, {"payload_lost": True}], ids=["none", "kept", "lost"])
-def test_an_end_without_outcome_can_be_written_to_the_log(outcome: Outcome, content: dict):
+def test_an_aborted_request_can_be_written_to_the_log(outcome: Outcome, content: dict):
     """What the gateway cannot vouch for is recorded as aborted, with its reason and what was kept."""
-    record = exchange(content=content)
-    record.ends(outcome)
-    entry_type, fields = record.end_entry(101.0)
+    entry_type, fields = end_entry(summarise(ended(outcome=outcome, content=content), 101.0))
     assert (entry_type, fields["reason"]) == (EntryType.REQUEST_ABORTED, str(outcome))
     assert fields.items() >= content.items()
     assert leaf_of(entry_type, fields)
 
 
 @pytest.mark.parametrize("outcome", RECORDED)
-def test_an_end_names_the_content_that_was_kept(outcome: Outcome):
-    """In the outcome too."""
-    record = exchange(content=KEPT)
-    record.ends(outcome)
-    entry_type, fields = record.end_entry(101.0)
+def test_an_outcome_names_the_content_that_was_kept(outcome: Outcome):
+    entry_type, fields = end_entry(summarise(ended(outcome=outcome, content=KEPT), 101.0))
     assert (entry_type, fields["outcome"]) == (EntryType.REQUEST_OUTCOME, str(outcome))
     assert fields.items() >= KEPT.items()
     assert leaf_of(entry_type, fields)
 
 
-def test_an_outcome_says_how_long_the_request_waited_for_a_worker():
-    """Only where it did."""
-    assert "queued_ms" not in exchange().fields(101.0)
-    assert exchange(queued=1.5).fields(103.0)["queued_ms"] == 1500
+def test_an_outcome_has_the_time_in_the_queue_if_the_request_waited():
+    assert "queued_ms" not in summarise(ended(), 101.0).fields
+    assert summarise(ended(queued=1.5), 103.0).fields["queued_ms"] == 1500
 
 
 def test_every_outcome_is_in_the_registry():
-    """The audit log's closed sets and the gateway's words are the same."""
+    """The audit log's closed sets and the gateway's values are the same."""
     outcomes = REGISTRY[EntryType.REQUEST_OUTCOME].fields["outcome"].values
     reasons = REGISTRY[EntryType.REQUEST_ABORTED].fields["reason"].values
     assert set(Outcome) - set(outcomes) - set(reasons) == set()
@@ -141,34 +161,32 @@ def test_every_outcome_is_in_the_registry():
 
 
 def test_every_reason_not_to_speculate_is_in_the_registry():
-    """The audit log's closed set and the router's words are the same."""
+    """The audit log's closed set and the router's values are the same."""
     values = REGISTRY[EntryType.REQUEST_OUTCOME].fields["speculation_forbidden"].values
     assert set(values) == set(ForbiddenBy)
 
 
-def test_an_outcome_says_which_template_and_which_context_length_it_was():
-    """So that a failing draft can be traced to the traffic it fails on, from the log alone."""
-    record = exchange(usage=Usage(prompt_tokens=5000, completion_tokens=1), template="chat-00112233")
-    record.ends(Outcome.COMPLETED)
-    fields = record.fields(101.0)
+def test_an_outcome_has_template_and_context_length():
+    """So that the log alone shows on which traffic a draft fails."""
+    record = ended(usage=Usage(prompt_tokens=5000, completion_tokens=1), template="chat-00112233")
+    fields = summarise(record, 101.0).fields
     assert (fields["template"], fields["context_bucket"]) == ("chat-00112233", "4k-8k")
     assert "speculation_forbidden" not in fields
 
 
-def test_a_prompt_nobody_counted_has_no_context_length():
+def test_a_prompt_of_estimated_length_has_no_context_bucket():
     """An estimate of zero tokens is not a short prompt."""
     for usage in (None, Usage(estimated=True)):
-        record = exchange(usage=usage)
-        record.ends(Outcome.CLIENT_GONE)
-        assert "context_bucket" not in record.fields(101.0)
+        record = ended(usage=usage, outcome=Outcome.CLIENT_GONE)
+        assert "context_bucket" not in summarise(record, 101.0).fields
 
 
 def test_drafts_are_attributed_to_tenant_model_template_and_context():
-    """With the counts the worker gave."""
+    """With the counts the worker reported."""
     attribution = Attribution(label_key=bytes(16), clock=lambda: 0.0, min_drafts=1)
     usage = Usage(prompt_tokens=100, completion_tokens=10, drafts=4, draft_tokens=12, accepted_tokens=6)
     metrics = Metrics(CollectorRegistry())
-    exchange(usage=usage).attribute(attribution, metrics)
+    attribute_drafts(summarise(ended(usage=usage), 101.0), attribution, metrics)
     assert attribution.offenders(5) == (
         Offender(
             tenant="acme", model="demo", template="raw-plain", context="0-1k", requests=1,
@@ -186,72 +204,72 @@ def test_drafts_are_attributed_to_tenant_model_template_and_context():
 @pytest.mark.parametrize(
     "usage", [None, Usage(), Usage(drafts=0), Usage(drafts=3, draft_tokens=9, estimated=True)]
 )
-def test_requests_nobody_drafted_for_are_not_attributed(usage: Usage | None):
-    """A worker that decodes without a draft has no acceptance length to blame anybody for."""
+def test_requests_without_drafts_are_not_attributed(usage: Usage | None):
+    """A worker that decodes without a draft has no acceptance length to attribute."""
     attribution = Attribution(label_key=bytes(16), clock=lambda: 0.0)
     metrics = Metrics(CollectorRegistry())
-    exchange(usage=usage).attribute(attribution, metrics)
+    attribute_drafts(summarise(ended(usage=usage), 101.0), attribution, metrics)
     assert attribution.overall().requests == 0
     assert list(metrics.context_drafts.collect()[0].samples) == []
 
 
-def test_the_first_word_on_how_a_request_ended_counts():
-    """A worker's refusal is not turned into something else by what follows it."""
+def test_the_first_outcome_of_a_request_is_kept():
+    """What follows does not change a worker's refusal."""
     record = exchange()
-    record.ends(Outcome.WORKER_REFUSED, status=400)
-    record.ends(Outcome.GATEWAY_FAILED, status=500)
+    record.end(Outcome.WORKER_REFUSED, 400)
+    record.end(Outcome.GATEWAY_FAILED, 500)
+    record.fail(WorkerTimeoutError("x"))
     assert (record.outcome, record.status) == (Outcome.WORKER_REFUSED, 400)
 
 
-def test_a_broken_promise_of_the_gateway_outweighs_what_the_worker_did():
+def test_a_failed_audit_log_overrides_the_worker_s_outcome():
     """An answer that could not be recorded was not given."""
     record = exchange()
-    record.ends(Outcome.COMPLETED, status=200)
-    record.fails(status=503)
+    record.end(Outcome.COMPLETED, 200)
+    record.fail(AuditUnavailableError("x"))
     assert (record.outcome, record.status) == (Outcome.GATEWAY_FAILED, 503)
 
 
-def test_without_usage_frames_are_counted_as_an_estimate():
+def test_without_usage_the_pieces_sent_are_the_estimate():
     """An interrupted stream cost something."""
     record = exchange()
     record.gaps.saw(3, 101.0)
     record.gaps.saw(4, 102.0)
     assert record.final_usage == Usage(completion_tokens=7, estimated=True)
-    assert record.first_content == 101.0
+    record.end(Outcome.CLIENT_GONE, 499)
+    assert summarise(record, 103.0).first_content_seconds == 1.0
 
 
 def test_gaps_between_pieces_are_counted_when_the_request_ends():
     """By model, however it ended; an answer in one piece has none."""
     metrics = Metrics(CollectorRegistry())
     for times in ((101.0, 101.25, 104.25), (101.0,), ()):
-        record = exchange()
+        record = ended(outcome=Outcome.CLIENT_GONE)
         for now in times:
             record.gaps.saw(1, now)
-        record.ends(Outcome.CLIENT_GONE)
-        record.count(metrics, 105.0)
+        count_request(summarise(record, 105.0), metrics)
     value = metrics.registry.get_sample_value
     assert value("appliance_inter_token_seconds_count", {"model": "demo"}) == 2
     assert value("appliance_inter_token_seconds_sum", {"model": "demo"}) == pytest.approx(3.25)
     assert value("appliance_inter_token_seconds_bucket", {"model": "demo", "le": "0.3"}) == 1
 
 
-def test_a_prompt_that_is_known_and_an_answer_that_is_not_make_an_estimate():
-    """As Anthropic's streams count: the prompt at the beginning, the answer at the end."""
+def test_a_reported_prompt_and_an_estimated_answer_make_an_estimate():
+    """Anthropic's streams report the prompt at the beginning and the answer at the end."""
     record = exchange(usage=Usage(prompt_tokens=7, estimated=True))
     record.gaps.saw(3, 101.0)
     assert record.final_usage == Usage(prompt_tokens=7, completion_tokens=3, estimated=True)
-    assert record.used_tokens("", {}) == 10
+    assert record.charged_tokens == 10
 
 
-def test_what_the_worker_says_is_better_than_an_estimate():
-    """Usage wins over frames."""
+def test_reported_usage_overrides_the_estimate():
     record = exchange(usage=Usage(prompt_tokens=7, completion_tokens=10))
     record.gaps.saw(3, 101.0)
     assert record.final_usage == Usage(prompt_tokens=7, completion_tokens=10)
 
 
 def test_overhead_is_the_time_not_spent_waiting_for_the_worker():
-    """And never below zero, whatever the clock did."""
+    """It is never below zero, whatever the clock did."""
     assert exchange(dispatched=101.0, answered=108.0).overhead_seconds(110.0) == pytest.approx(3.0)
     assert exchange(dispatched=101.0, answered=120.0).overhead_seconds(110.0) == 0.0
     queued = exchange(dispatched=103.0, answered=108.0, queued=2.0)
@@ -259,19 +277,18 @@ def test_overhead_is_the_time_not_spent_waiting_for_the_worker():
 
 
 def test_the_log_line_has_only_fields_that_are_allowed():
-    """Nothing is dropped by the log's list, and nothing is in it that should be."""
-    record = exchange(worker=WORKER, usage=Usage(drafts=4, draft_tokens=12, accepted_tokens=6))
+    """The logger drops none of them, and each is a field of the outcome."""
+    record = ended(worker=WORKER, usage=Usage(drafts=4, draft_tokens=12, accepted_tokens=6))
     record.gaps.saw(1, 101.0)
-    record.ends(Outcome.COMPLETED, status=200)
-    assert set(record.log_fields(102.0)) <= ALLOWED
+    assert {*LOGGED, "trace_id"} <= ALLOWED
+    assert set(LOGGED) <= set(summarise(record, 102.0).fields)
 
 
 @given(USAGES, st.sampled_from(Outcome))
 def test_any_request_can_be_counted(usage: Usage, outcome: Outcome):
     """Metrics fail open: no usage makes them raise."""
-    record, metrics = exchange(usage=usage), Metrics(CollectorRegistry())
-    record.ends(outcome, status=200)
-    record.count(metrics, 101.0)
+    metrics = Metrics(CollectorRegistry())
+    count_request(summarise(ended(usage=usage, outcome=outcome), 101.0), metrics)
     value = metrics.registry.get_sample_value
     labels = {"tenant": "acme", "model": "demo"}
     assert value("appliance_tokens_total", {**labels, "kind": "prompt"}) == usage.prompt_tokens

@@ -4,7 +4,7 @@ However many tenants, a monitoring server can hold the series.
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from appliance.gateway.exchange import Outcome
+from appliance.errors import Outcome
 from appliance.infra.metrics import TENANT_SERIES, Metrics
 from appliance.infra.metrics.cardinality import OTHER, TenantSeries
 from appliance.infra.metrics.families import OFTEN, TEMPLATES
