@@ -30,8 +30,7 @@ from appliance.serving.pool import WorkerPool
 from appliance.serving.restart_request import WITH_DRAFT, RestartRequest
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
 from appliance.serving.worker_metrics import WorkerMetrics
-from appliance.speculation.state import Watch
-from appliance.speculation.values import NO_DRAFTS, Reason, SpeculationMode
+from appliance.speculation.values import NO_DRAFTS, Decision, Reason, SpeculationMode
 from tests.fakes import audit_fields
 from tests.unit.drafts.evaluation.bare_report import bare_report
 from tests.unit.drafts.promotion.drafting import Side
@@ -253,7 +252,7 @@ class Gateway:
             models=(ServedModel(name="demo", max_model_len=None, created=1),),
             metrics=metrics,
             reading=reading,
-            watch=Watch(mode=SpeculationMode.SPECULATIVE, verdict=engine.verdict),
+            decision=Decision(mode=SpeculationMode.SPECULATIVE, verdict=engine.verdict),
             seen_at=self.cluster.now,
         )
 
