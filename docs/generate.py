@@ -19,7 +19,6 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 from appliance import errors
-from appliance.api.document import openapi_document
 from appliance.app.http_app import ROUTERS
 from appliance.app.worker import PLUGIN
 from appliance.audit.json_schema import json_schema_page
@@ -32,6 +31,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import PREFIX, Settings
 from appliance.sovereignty.render import grafana_file, worker_file
 from docs.chart import packaged_files, values_page, values_schema
+from docs.openapi import openapi_document
 from tests.attacks.page import page as attacks_page
 from tests.clients.page import page as clients_page
 

@@ -48,15 +48,15 @@ async def status(request: Request, _caller: AdminCaller) -> Response:
 
 
 def _worker(snapshot: WorkerSnapshot, in_flight: int) -> dict[str, Any]:
-    window, metrics = snapshot.watch.window, snapshot.metrics
+    window, metrics = snapshot.figures.window, snapshot.metrics
     return {
         "worker": snapshot.worker.worker_id,
         "url": snapshot.worker.url,
         "healthy": snapshot.healthy,
         "models": [served.name for served in snapshot.models],
         "engine": snapshot.engine,
-        "mode": snapshot.watch.mode,
-        "reason": snapshot.watch.reason,
+        "mode": snapshot.decision.mode,
+        "reason": snapshot.decision.reason,
         "acceptance_length": round(window.acceptance_length, 3) if window.drafts else None,
         "acceptance_rate": round(window.acceptance_rate, 3) if window.drafts else None,
         "acceptance_rate_per_position": [

@@ -20,7 +20,6 @@ from appliance.api.services import Services
 from appliance.api.streaming import relay_call
 from appliance.errors import InvalidRequestError, ModelNotFoundError
 from appliance.gateway.call import PRIORITY_HEADER, SPECULATION_HEADER, Call
-from appliance.gateway.tracing import parent
 from appliance.infra.json_members import Member, parse_members
 from appliance.serving.dialects import routes
 from appliance.serving.dialects.policy import may_call
@@ -28,7 +27,7 @@ from appliance.serving.worker import ServedModel
 from appliance.tenancy import Caller, PriorityClass, SpeculationPolicy
 
 METRICS_HEADER = "X-Appliance-Metrics"
-TRACEPARENT = parent.HEADER.encode()
+TRACEPARENT = b"traceparent"
 
 router = APIRouter()
 TenantCaller = Annotated[Caller, Depends(tenant_caller)]

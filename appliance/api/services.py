@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.api.console.console import Console
-from appliance.api.control import Control
 from appliance.audit.content.retention import Retention
 from appliance.audit.durability.health import AuditHealth
 from appliance.audit.log import AuditLog
 from appliance.control.egress import EgressWatch
+from appliance.control.loop import ControlLoop
 from appliance.control.override import OverrideStore
 from appliance.control.tenants.registrar import Registrar
 from appliance.control.worker_list import WorkerList
@@ -42,7 +42,7 @@ class Services:
     audit: AuditLog
     """The log itself; requests are recorded by way of the gateway."""
     attribution: Attribution
-    control: Control
+    control: ControlLoop
     overrides: OverrideStore
     metrics: Metrics
     logger: Logger

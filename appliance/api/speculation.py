@@ -15,7 +15,6 @@ from starlette.responses import JSONResponse, Response
 
 from appliance.api.auth import admin_caller
 from appliance.api.body import read_members
-from appliance.api.control import BucketView, ControlView
 from appliance.api.services import Services
 from appliance.audit.entry import format_time
 from appliance.audit.registry import EntryType
@@ -28,6 +27,7 @@ from appliance.control.override import (
     parse_note,
     parse_override,
 )
+from appliance.control.view import BucketView, WorkerView
 from appliance.errors import ControlUnavailableError, InvalidRequestError, WorkerNotFoundError
 from appliance.gateway.attribution import Aspect, Attribution, Figures
 from appliance.serving.worker import WorkerId, WorkerSnapshot
@@ -153,8 +153,8 @@ def _known(services: Services, worker: str, *others: str) -> None:
         raise WorkerNotFoundError(message)
 
 
-def _worker(snapshot: WorkerSnapshot, view: ControlView | None, order: Override | None) -> dict[str, Any]:
-    window, reading = snapshot.watch.window, snapshot.reading
+def _worker(snapshot: WorkerSnapshot, view: WorkerView | None, order: Override | None) -> dict[str, Any]:
+    window, reading = snapshot.figures.window, snapshot.reading
     table = reading.table if reading else ()
     return {
         "worker": snapshot.worker.worker_id,
@@ -165,8 +165,8 @@ def _worker(snapshot: WorkerSnapshot, view: ControlView | None, order: Override 
         "speculates": snapshot.speculates,
         "controllable": view is not None and view.controllable,
         "problems": list(view.problems) if view else [],
-        "mode": snapshot.watch.mode,
-        "reason": snapshot.watch.reason,
+        "mode": snapshot.decision.mode,
+        "reason": snapshot.decision.reason,
         "since": _rounded(view.since if view else None),
         "table": [list(span) for span in table],
         "batch": reading.batch if reading else 0,

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from appliance.api.control import Control
+from appliance.control.loop import ControlLoop
 from appliance.infra.logs import Logger
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import WorkerSnapshot
@@ -37,7 +37,7 @@ class History:
     """Looks at all workers now and then, and remembers."""
 
     def __init__(
-        self, *, pool: WorkerPool, control: Control, clock: Callable[[], float], logger: Logger
+        self, *, pool: WorkerPool, control: ControlLoop, clock: Callable[[], float], logger: Logger
     ) -> None:
         self._pool, self._control, self._clock, self._logger = pool, control, clock, logger
         self._is_failing = False
@@ -75,12 +75,12 @@ class History:
                 del self.samples[worker]
 
     def _sample(self, snapshot: WorkerSnapshot, now: float) -> Sample:
-        window = snapshot.watch.window
+        window = snapshot.figures.window
         return Sample(
             at=now,
             length=window.acceptance_length if window.drafts else None,
             break_even=self.break_even(snapshot),
-            mode=snapshot.watch.mode,
+            mode=snapshot.decision.mode,
         )
 
     def break_even(self, snapshot: WorkerSnapshot) -> float | None:

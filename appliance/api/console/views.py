@@ -143,8 +143,8 @@ def warnings(services: Services) -> list[str]:
 
 
 def _worker(services: Services, console: Console, snapshot: WorkerSnapshot) -> dict[str, Any]:
-    window, metrics, reading = snapshot.watch.window, snapshot.metrics, snapshot.reading
-    mode, reason = MODES[snapshot.watch.mode], REASONS[snapshot.watch.reason]
+    window, metrics, reading = snapshot.figures.window, snapshot.metrics, snapshot.reading
+    mode, reason = MODES[snapshot.decision.mode], REASONS[snapshot.decision.reason]
     if not snapshot.speculates:
         mode, reason = MODES[snapshot.worker.mode.TARGET_ONLY], "It was started without a draft."
     return {

@@ -24,10 +24,11 @@ from opentelemetry.trace import (
     SpanContext,
     SpanKind,
     StatusCode,
-    TraceFlags,
     Tracer,
+    get_current_span,
     set_span_in_context,
 )
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from appliance.gateway.tracing.attributes import (
     answer_attributes,
@@ -37,13 +38,14 @@ from appliance.gateway.tracing.attributes import (
     request_attributes,
     worker_attributes,
 )
-from appliance.gateway.tracing.parent import HEADER, read_parent, write_parent
 from appliance.infra.settings import TracingSettings
 
 SERVICE = "sovereign-appliance-gateway"
 LONGEST_VALUE = 256
 """Characters of an attribute that are kept; none of ours is longer, and a text would be."""
 NANOSECONDS = 1_000_000_000
+PROPAGATOR = TraceContextTextMapPropagator()
+"""W3C Trace Context.  `tracestate` is neither read nor sent: it is free text, and nothing here uses it."""
 
 
 def make_provider(
@@ -90,7 +92,7 @@ class SpanTracing:
         started: float,
     ) -> "SpanTrace":
         """Begin the trace of one request."""
-        said = None if self._client_context == "ignore" else _span_context(traceparent)
+        said = None if self._client_context == "ignore" else read_parent(traceparent)
         context, links = Context(), list[Link]()
         if said is not None and self._client_context == "continue":
             context = set_span_in_context(NonRecordingSpan(said), context)
@@ -162,9 +164,10 @@ class SpanTrace:
             attributes=worker_attributes(route=self._route, model=self._model, url=url),
             start_time=self._at(now),
         )
-        own = self._asked.get_span_context()
-        # Also where it is not sampled: the worker would choose for itself otherwise.
-        return {HEADER: write_parent(own.trace_id, own.span_id, is_sampled=own.trace_flags.sampled)}
+        headers: dict[str, str] = {}
+        # Also if it is not sampled: otherwise the worker would choose for itself.
+        PROPAGATOR.inject(headers, set_span_in_context(self._asked, Context()))
+        return headers
 
     def leave(self, now: float, *, goes_on: bool) -> None:
         """End that span if another will follow; the last one waits for what the request came to."""
@@ -192,9 +195,9 @@ def _end(span: Span, attributes: Mapping[str, Any], fields: Mapping[str, Any], a
     span.end(at)
 
 
-def _span_context(traceparent: str | None) -> SpanContext | None:
-    parent = read_parent(traceparent)
-    if parent is None:
-        return None
-    flags = TraceFlags.SAMPLED if parent.is_sampled else TraceFlags.DEFAULT
-    return SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=TraceFlags(flags))
+def read_parent(traceparent: str | None) -> SpanContext | None:
+    """The span of the client that a `traceparent` header names; None if it names none."""
+    if traceparent is None or traceparent != traceparent.strip():
+        return None  # the propagator tolerates white space, the standard does not
+    parent = get_current_span(PROPAGATOR.extract({"traceparent": traceparent}, Context())).get_span_context()
+    return parent if parent.is_valid else None

@@ -1,4 +1,4 @@
-"""It tells of every operation, and of nothing else."""
+"""The OpenAPI document describes every operation and no other."""
 
 import json
 
@@ -6,17 +6,16 @@ import pytest
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 
-from appliance.api.document import OPEN, openapi_document
-from appliance.api.operations import OPERATIONS
 from appliance.app.http_app import ROUTERS
 from appliance.serving.dialects.routes import ROUTES
+from docs.openapi import OPEN, OPERATIONS, openapi_document
 
 WITHOUT_BODY = {
     ("post", "/v1/batches/{batch_id}/cancel"),
     ("post", "/admin/v1/workers/reload"),
     ("post", "/admin/v1/egress/check"),
 }
-"""Operations that change something and read nothing."""
+"""Operations that change state and read no body."""
 
 
 @pytest.fixture
@@ -40,8 +39,7 @@ def operations(document: dict) -> dict[tuple[str, str], dict]:
     }
 
 
-def test_every_route_is_described_and_nothing_else(app, document):
-    """A new route appears by itself."""
+def test_every_route_is_described_and_no_other(app, document):
     reachable = {
         (method.lower(), route.path.replace(":path}", "}"))
         for route in app.routes
@@ -50,13 +48,11 @@ def test_every_route_is_described_and_nothing_else(app, document):
     assert set(operations(document)) == reachable | {("post", path) for path in ROUTES}
 
 
-def test_what_is_said_of_operations_is_said_of_some_that_exist(document):
-    """A route that goes takes its description along."""
+def test_every_described_operation_exists(document):
     assert set(OPERATIONS) <= set(operations(document))
 
 
-def test_every_body_that_is_read_is_described(document):
-    """By a schema that is one."""
+def test_every_request_body_has_a_valid_schema(document):
     for (method, path), operation in operations(document).items():
         body = operation.get("requestBody")
         assert (body is None) == (method in {"get", "delete"} or (method, path) in WITHOUT_BODY), path
@@ -64,8 +60,8 @@ def test_every_body_that_is_read_is_described(document):
             Draft202012Validator.check_schema(content["schema"])
 
 
-def test_keys_and_errors_are_told_of(document):
-    """Everything but health and metrics asks for a key, and errors have their family's shape."""
+def test_operations_name_their_key_and_the_shape_of_their_errors(document):
+    """Only health and metrics need no key; errors have the shape of the route's family."""
     schemes = document["components"]["securitySchemes"]
     for (_, path), operation in operations(document).items():
         if path in OPEN:
@@ -79,7 +75,6 @@ def test_keys_and_errors_are_told_of(document):
         assert schema.rpartition("/")[2] in document["components"]["schemas"]
 
 
-def test_it_is_the_same_each_time(app, document):
-    """And plain JSON."""
+def test_the_document_is_deterministic_json(app, document):
     assert json.loads(json.dumps(openapi_document(app.routes, "1.2.3"))) == document
     assert document["info"]["version"] == "1.2.3"
