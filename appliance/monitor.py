@@ -1,17 +1,16 @@
 """
-Watch acceptance and goodput, and decide what a worker does: a reading in, a `Watch` out.
+Decide what a worker does about speculation: memory and a reading in, memory and a `Decision` out.
 
-`decide` is called once a tick with what the worker's plugin says.  The `Watch` it returns holds all
-that is remembered of the worker, and what the worker should do now: a mode with its reason, a
-draft-token table, and sometimes a probe.  `appliance.control.loop` makes it so.  There is no clock, socket
-or registry in here.
+`decide` is called once a tick with the answer of the worker's plugin.  `MonitorState` is what it remembers
+of the worker; the `Decision` is a mode with its reason, a draft-token table, and sometimes a probe, and
+`appliance.control.loop` applies it.  There is no clock, socket or registry in here.
 
-Two verdicts are kept apart.  *Collapsed*: hardly a draft token is accepted, compared with what is
-usual here; something is wrong with draft or traffic, and it is an alarm.  *Below break-even*:
-drafts work, but at this load a step with them costs more than it gives; that is normal.
+Two verdicts are kept apart.  *Collapsed*: hardly a draft token is accepted, compared with the baseline;
+something is wrong with draft or traffic, and it is an alarm.  *Below break-even*: drafts work, but at this
+load a step with them costs more than it gives; that is normal.
 
-It fails by holding still: a scrape that failed changes nothing but the reason, and counters of an
-engine that has restarted start the window anew.
+It fails static: a failed scrape changes nothing but the reason, and the counters of an engine that has
+restarted start a new window.
 """
 
 from dataclasses import replace
@@ -37,115 +36,156 @@ from appliance.speculation.goodput import (
     deepest,
     payoff,
 )
-from appliance.speculation.probes import PROBE_GROWTH, entry_of, learnt, probe_of, sweep_when_due, with_entry
+from appliance.speculation.probes import (
+    PROBE_GROWTH,
+    bucket_entry,
+    start_probe,
+    start_sweep_if_due,
+    with_bucket_entry,
+    with_measured_costs,
+)
 from appliance.speculation.state import (
     MonitorPolicy,
+    MonitorState,
     Probe,
-    Watch,
     collapse_limit,
-    joined,
+    follow,
     observe,
     span,
     tail,
+    total_of,
 )
-from appliance.speculation.values import NO_STEPS, EngineReading, Reason, SpeculationMode, bucket_of
+from appliance.speculation.values import (
+    NO_STEPS,
+    Decision,
+    EngineReading,
+    Reason,
+    SpeculationMode,
+    bucket_of,
+)
 
 PATIENCE = 2
-"""Ticks in a row that must say the same before speculation stops for not paying."""
+"""Consecutive ticks that must find a loss before speculation stops for not paying."""
 POOLED_WINDOWS = 4
-"""How many windows of drafts are kept of probes that have come to nothing yet."""
-USUAL_SHARE = 0.02
-"""Of what is usual, how much a tick that pays changes."""
+"""Maximum drafts kept of inconclusive probes, in windows."""
+BASELINE_EWMA_ALPHA = 0.02
+"""Weight of one paying tick in the baseline acceptance length."""
 
 
 def decide(
-    watch: Watch,
+    state: MonitorState,
     reading: EngineReading | None,
     policy: MonitorPolicy,
     now: float,
     *,
+    acting: bool = True,
     override: SpeculationMode | None = None,
     draft_tokens: int | None = None,
-) -> Watch:
+) -> tuple[MonitorState, Decision]:
     """
-    Take one reading, and decide what the worker does from now on.
+    Observe one reading, and decide what the worker does next.
 
     Args:
-        watch: what was known and decided before.
-        reading: what the worker says, or None when it could not be asked.
+        state: the memory of this worker, as the last call returned it.
+        reading: the worker's answer, or None if it did not answer.
         policy: window sizes, thresholds and times.
-        now: seconds, of one monotonic clock.
-        override: the mode an operator insists on.
-        draft_tokens: how many they insist on while drafting; None for the most there are.
+        now: seconds of one monotonic clock.
+        acting: False in a gateway that only follows what another one decides.
+        override: the mode of an operator's override.
+        draft_tokens: its draft tokens in speculative mode; None for the maximum.
     """
-    seen = observe(watch, reading, policy)
+    observed = observe(state, reading, policy)
     if reading is None:
-        return seen
-    # A mode that was found, not decided, counts like one that was: cool-down and back-off go on from it.
-    found, seen = seen.mode, replace(seen, mode=watch.mode, last=reading)
-    seen = _enter(seen, found, now)
+        after = observed
+    elif acting:
+        after = _judge_reading(state, observed, reading, policy, now, override, draft_tokens)
+    else:
+        after = follow(observed, reading)
+    return after, after.decision
+
+
+def _judge_reading(
+    before: MonitorState,
+    observed: MonitorState,
+    reading: EngineReading,
+    policy: MonitorPolicy,
+    now: float,
+    override: SpeculationMode | None,
+    draft_tokens: int | None,
+) -> MonitorState:
+    # A mode that was found, not decided, counts like one that was: cool-down and back-off continue from it.
+    state = _change_mode(replace(observed, mode=before.mode, last=reading), observed.mode, now)
     if not reading.controllable:
-        return _judge_from_outside(seen, watch.last, policy, now)
+        return _judge_from_outside(state, before.last, policy, now)
     if override is not None:
-        return _obey(seen, override, draft_tokens, now)
-    return _decide_freely(seen, watch.last, reading, policy, now)
+        return _apply_override(state, override, draft_tokens, now)
+    return _decide_freely(state, before.last, reading, policy, now)
 
 
 def _decide_freely(
-    watch: Watch, before: EngineReading | None, reading: EngineReading, policy: MonitorPolicy, now: float
-) -> Watch:
-    if watch.basis is Reason.OPERATOR_OVERRIDE:
-        watch = _relent(watch, now)
-    probe, bucket = watch.probe, _bucket_in_use(before, reading)
+    state: MonitorState,
+    before: EngineReading | None,
+    reading: EngineReading,
+    policy: MonitorPolicy,
+    now: float,
+) -> MonitorState:
+    if state.basis is Reason.OPERATOR_OVERRIDE:
+        state = _clear_override(state, now)
+    probe, bucket = state.probe, _bucket_in_use(before, reading)
     if probe is not None and not reading.is_probing:
-        watch = replace(learnt(watch, probe.base, reading, now), probe=None)
+        state = replace(with_measured_costs(state, probe.base, reading, now), probe=None)
         if probe.recovers:
-            return _conclude(watch, probe, reading, policy, now)
-    if bucket is None or (watch.probe is not None and watch.probe.recovers):
-        return watch
-    if watch.draft_tokens(bucket) == 0:
-        return _probe_when_due(watch, bucket, policy, now)
-    watch = _judge(watch, bucket, policy, now)
-    if watch.probe is None and watch.draft_tokens(bucket):
-        watch = sweep_when_due(watch, bucket, policy, now)
-    return watch
+            return _finish_probe(state, probe, reading, policy, now)
+    if bucket is None or (state.probe is not None and state.probe.recovers):
+        return state
+    if state.draft_tokens(bucket) == 0:
+        return _start_probe_if_due(state, bucket, policy, now)
+    state = _judge(state, bucket, policy, now)
+    if state.probe is None and state.draft_tokens(bucket):
+        state = start_sweep_if_due(state, bucket, policy, now)
+    return state
 
 
-def _obey(watch: Watch, override: SpeculationMode, draft_tokens: int | None, now: float) -> Watch:
-    """Do what an operator insists on; what was decided before is kept for the time after."""
-    kept = watch.kept if watch.basis is Reason.OPERATOR_OVERRIDE else replace(watch, kept=None)
-    most = max(watch.choices) if draft_tokens is None else draft_tokens
-    offered = [k for k in watch.choices if 0 < k <= most] or [k for k in watch.choices if k][:1]
-    watch = replace(
-        watch,
-        kept=kept,
-        ordered=0 if override is SpeculationMode.TARGET_ONLY else max(offered, default=0),
+def _apply_override(
+    state: MonitorState, override: SpeculationMode, draft_tokens: int | None, now: float
+) -> MonitorState:
+    """Set the mode of an override; the state before it is kept for the time after it."""
+    is_overridden = state.basis is Reason.OPERATOR_OVERRIDE
+    before = state.before_override if is_overridden else replace(state, before_override=None)
+    most = max(state.choices) if draft_tokens is None else draft_tokens
+    offered = [k for k in state.choices if 0 < k <= most] or [k for k in state.choices if k][:1]
+    state = replace(
+        state,
+        before_override=before,
+        override_draft_tokens=0 if override is SpeculationMode.TARGET_ONLY else max(offered, default=0),
         probe=None,
         verdict=None,
         basis=Reason.OPERATOR_OVERRIDE,
         reason=Reason.OPERATOR_OVERRIDE,
     )
-    return _turn(watch, override, now)
+    return _set_mode(state, override, now)
 
 
-def _relent(watch: Watch, now: float) -> Watch:
-    """Go on where the operator broke in."""
-    kept, latest = watch.kept, watch.samples[-1:]
-    freed = replace(watch, kept=None, ordered=None, samples=latest, history=latest, probed=())
-    if kept is None:
-        return _resume(_turn(freed, SpeculationMode.SPECULATIVE, now), Reason.TOO_FEW_DRAFTS, now)
-    # A probe that was under way then is over.
-    basis = (kept.verdict or Reason.COLLAPSED) if kept.mode is SpeculationMode.PROBING else kept.basis
-    freed = replace(freed, verdict=kept.verdict, basis=basis, reason=basis)
-    drafted = kept.mode is SpeculationMode.SPECULATIVE
-    return _turn(freed, kept.mode if drafted else SpeculationMode.TARGET_ONLY, now)
+def _clear_override(state: MonitorState, now: float) -> MonitorState:
+    """Resume from the state before the override."""
+    before, latest = state.before_override, state.samples[-1:]
+    state = replace(
+        state, before_override=None, override_draft_tokens=None, samples=latest, history=latest, probed=()
+    )
+    if before is None:
+        return _resume(_set_mode(state, SpeculationMode.SPECULATIVE, now), Reason.TOO_FEW_DRAFTS, now)
+    # A probe that was in flight then has ended.
+    basis = (before.verdict or Reason.COLLAPSED) if before.mode is SpeculationMode.PROBING else before.basis
+    state = replace(state, verdict=before.verdict, basis=basis, reason=basis)
+    drafted = before.mode is SpeculationMode.SPECULATIVE
+    return _set_mode(state, before.mode if drafted else SpeculationMode.TARGET_ONLY, now)
 
 
-def _resume(watch: Watch, reason: Reason, now: float) -> Watch:
-    """Draft again, at every batch size."""
-    latest = watch.samples[-1:]
+def _resume(state: MonitorState, reason: Reason, now: float) -> MonitorState:
+    """Resume speculation at every batch size."""
+    latest = state.samples[-1:]
     resumed = replace(
-        _with_most_drafts(watch),
+        _with_most_drafts(state),
         probe=None,
         verdict=None,
         basis=reason,
@@ -156,46 +196,46 @@ def _resume(watch: Watch, reason: Reason, now: float) -> Watch:
         history=latest,
         probed=(),
     )
-    return _enter(resumed, SpeculationMode.SPECULATIVE, now)
+    return _change_mode(resumed, SpeculationMode.SPECULATIVE, now)
 
 
-def _with_most_drafts(watch: Watch) -> Watch:
+def _with_most_drafts(state: MonitorState) -> MonitorState:
     buckets = {
-        name: replace(entry, draft_tokens=max(watch.choices), doubts=0)
-        for name, entry in watch.buckets.items()
+        name: replace(entry, draft_tokens=max(state.choices), doubts=0)
+        for name, entry in state.buckets.items()
     }
-    return replace(watch, buckets=MappingProxyType(buckets))
+    return replace(state, buckets=MappingProxyType(buckets))
 
 
-def _stop(watch: Watch, verdict: Reason, policy: MonitorPolicy, now: float) -> Watch:
-    """Serve the target alone from now on, and look again later."""
-    waiting = _wait_for_probe(watch, policy, now, verdict)
+def _stop(state: MonitorState, verdict: Reason, policy: MonitorPolicy, now: float) -> MonitorState:
+    """Stop speculation, and schedule a probe."""
+    waiting = _wait_for_probe(state, policy, now, verdict)
     stopped = replace(waiting, verdict=verdict, basis=verdict, reason=verdict)
-    return _enter(stopped, SpeculationMode.TARGET_ONLY, now)
+    return _change_mode(stopped, SpeculationMode.TARGET_ONLY, now)
 
 
-def _stop_bucket(watch: Watch, policy: MonitorPolicy, now: float) -> Watch:
-    """After one bucket stopped: stop altogether if that leaves none that drafts."""
-    if any(k for _first, _last, k in watch.table):
-        watch = replace(watch, basis=Reason.BELOW_BREAK_EVEN, reason=Reason.BELOW_BREAK_EVEN)
-        return _flip(_wait_for_probe(watch, policy, now, Reason.BELOW_BREAK_EVEN), now)
-    return _stop(watch, Reason.BELOW_BREAK_EVEN, policy, now)
+def _stop_bucket(state: MonitorState, policy: MonitorPolicy, now: float) -> MonitorState:
+    """After one bucket stopped: stop speculation if no other bucket drafts."""
+    if any(k for _first, _last, k in state.table):
+        state = replace(state, basis=Reason.BELOW_BREAK_EVEN, reason=Reason.BELOW_BREAK_EVEN)
+        return _record_flip(_wait_for_probe(state, policy, now, Reason.BELOW_BREAK_EVEN), now)
+    return _stop(state, Reason.BELOW_BREAK_EVEN, policy, now)
 
 
-def _wait_for_probe(watch: Watch, policy: MonitorPolicy, now: float, verdict: Reason) -> Watch:
+def _wait_for_probe(state: MonitorState, policy: MonitorPolicy, now: float, verdict: Reason) -> MonitorState:
     """
     Set the time of the first probe after speculation stopped.
 
-    Stopping again and again is the sign of a borderline: look less and less often.  Not where one kind
-    of traffic takes turns with another.
+    Repeated stops are the sign of a borderline, so each waits longer; not if one kind of traffic
+    alternates with another.
     """
-    takes_turns = verdict is Reason.COLLAPSED and not watch.dips
+    takes_turns = verdict is Reason.COLLAPSED and not state.dips
     longest = policy.probe_longest_seconds if takes_turns else policy.hold_longest_seconds
-    hold = min(longest, policy.probe_seconds * 2.0 ** len(watch.flips_lately(now)))
+    hold = min(longest, policy.probe_seconds * 2.0 ** len(state.recent_flips(now)))
     return replace(
-        watch,
+        state,
         probe=None,
-        stopped_for=recent_text(watch, policy, now) or watch.window,
+        stopped_for=recent_text(state, policy, now) or state.window,
         probed=(),
         probes_failed=0,
         unclear=0,
@@ -204,149 +244,153 @@ def _wait_for_probe(watch: Watch, policy: MonitorPolicy, now: float, verdict: Re
     )
 
 
-def _enter(watch: Watch, mode: SpeculationMode, now: float) -> Watch:
-    flips = mode is not watch.mode and SpeculationMode.SPECULATIVE in {mode, watch.mode}
-    entered = _turn(watch, mode, now)
-    return _flip(entered, now) if flips else entered
+def _change_mode(state: MonitorState, mode: SpeculationMode, now: float) -> MonitorState:
+    flips = mode is not state.mode and SpeculationMode.SPECULATIVE in {mode, state.mode}
+    entered = _set_mode(state, mode, now)
+    return _record_flip(entered, now) if flips else entered
 
 
-def _turn(watch: Watch, mode: SpeculationMode, now: float) -> Watch:
-    """Change the mode for a person: that tells nothing of the traffic, so it is not held against it."""
-    return watch if mode is watch.mode else replace(watch, mode=mode, since=now)
+def _set_mode(state: MonitorState, mode: SpeculationMode, now: float) -> MonitorState:
+    """Change the mode without a flip: an operator's change is no evidence about the traffic."""
+    return state if mode is state.mode else replace(state, mode=mode, since=now)
 
 
-def _flip(watch: Watch, now: float) -> Watch:
-    """Note that drafting stopped or started."""
-    return replace(watch, flips=(*watch.flips_lately(now), now))
+def _record_flip(state: MonitorState, now: float) -> MonitorState:
+    return replace(state, flips=(*state.recent_flips(now), now))
 
 
-def _may_flip(watch: Watch, policy: MonitorPolicy, now: float) -> bool:
-    return not watch.flips or now - watch.flips[-1] >= policy.cooldown_seconds
+def _may_flip(state: MonitorState, policy: MonitorPolicy, now: float) -> bool:
+    return not state.flips or now - state.flips[-1] >= policy.cooldown_seconds
 
 
-def _judge(watch: Watch, bucket: int, policy: MonitorPolicy, now: float) -> Watch:
+def _judge(state: MonitorState, bucket: int, policy: MonitorPolicy, now: float) -> MonitorState:
     """Stop, or choose the number of draft tokens for the batch bucket in use."""
-    costs = aged(watch.costs(bucket), now)
-    if is_useless(watch, costs, policy, now):
-        return _stop(watch, Reason.COLLAPSED, policy, now) if _may_flip(watch, policy, now) else watch
-    if not costs.is_known() or watch.window.drafts < policy.min_drafts:
-        return watch
-    entry = entry_of(watch, bucket)
-    # Whether the best choice loses is asked before it is made: more accepted tokens must never be
-    # what stops a worker.
-    doubts = entry.doubts + 1 if is_losing(watch, costs, policy, now) else 0
-    if doubts >= PATIENCE and _may_flip(watch, policy, now):
-        if has_collapsed(watch, policy):
-            return _stop(watch, Reason.COLLAPSED, policy, now)
-        return _stop_bucket(with_entry(watch, bucket, replace(entry, draft_tokens=0, doubts=0)), policy, now)
-    watch = _saw_it(watch, payoff(watch.window, costs, entry.draft_tokens), policy)
-    better = better_choice(watch, costs, entry.draft_tokens, policy)
-    most = max(watch.choices)
-    if better is None and now >= entry.try_at and entry.draft_tokens < most and is_worth_a_try(watch, policy):
+    costs = aged(state.costs(bucket), now)
+    if is_useless(state, costs, policy, now):
+        return _stop(state, Reason.COLLAPSED, policy, now) if _may_flip(state, policy, now) else state
+    if not costs.is_known() or state.window.drafts < policy.min_drafts:
+        return state
+    entry = bucket_entry(state, bucket)
+    # Check for a loss before the best choice is applied: more accepted tokens must never stop a worker.
+    doubts = entry.doubts + 1 if is_losing(state, costs, policy, now) else 0
+    if doubts >= PATIENCE and _may_flip(state, policy, now):
+        if has_collapsed(state, policy):
+            return _stop(state, Reason.COLLAPSED, policy, now)
+        return _stop_bucket(
+            with_bucket_entry(state, bucket, replace(entry, draft_tokens=0, doubts=0)), policy, now
+        )
+    state = _update_baseline(state, payoff(state.window, costs, entry.draft_tokens), policy)
+    better = better_choice(state, costs, entry.draft_tokens, policy)
+    most = max(state.choices)
+    if better is None and now >= entry.try_at and entry.draft_tokens < most and is_worth_a_try(state, policy):
         wait = min(policy.sweep_longest_seconds, policy.sweep_seconds * 2.0 ** min(entry.tries, 30))
         better, entry = most, replace(entry, tries=entry.tries + 1, try_at=now + wait)
     if better is not None:
-        watch = replace(watch, basis=Reason.HEALTHY, reason=Reason.HEALTHY)
+        state = replace(state, basis=Reason.HEALTHY, reason=Reason.HEALTHY)
     chosen = entry.draft_tokens if better is None else better
-    return with_entry(watch, bucket, replace(entry, draft_tokens=chosen, doubts=doubts))
+    return with_bucket_entry(state, bucket, replace(entry, draft_tokens=chosen, doubts=doubts))
 
 
-def _saw_it(watch: Watch, found: Estimate | None, policy: MonitorPolicy) -> Watch:
-    """Remember the acceptance length that pays."""
-    if found is None or found.mean <= policy.margin or watch.window.drafts < policy.window_drafts:
-        return watch
-    length = watch.window.acceptance_length
-    # What was seen to pay takes the place of what the draft's record promised.
-    usual = watch.usual_length if watch.has_paid and watch.usual_length is not None else length
-    return replace(watch, has_paid=True, usual_length=usual + USUAL_SHARE * (length - usual))
+def _update_baseline(state: MonitorState, found: Estimate | None, policy: MonitorPolicy) -> MonitorState:
+    """Update the acceptance length that pays."""
+    if found is None or found.mean <= policy.margin or state.window.drafts < policy.window_drafts:
+        return state
+    length = state.window.acceptance_length
+    # The first length that pays replaces the one that the draft's record promised.
+    before = state.baseline_length if state.has_paid and state.baseline_length is not None else length
+    return replace(state, has_paid=True, baseline_length=before + BASELINE_EWMA_ALPHA * (length - before))
 
 
-def _probe_when_due(watch: Watch, bucket: int, policy: MonitorPolicy, now: float) -> Watch:
-    """Draft for a few steps, to see whether it would pay."""
-    if watch.mode is SpeculationMode.SPECULATIVE:
-        watch = replace(watch, reason=Reason.BELOW_BREAK_EVEN)
-    if now < watch.next_probe_at or not _may_flip(watch, policy, now):
-        return watch
-    started = probe_of(watch, bucket, policy, now)
-    if started.probe is None or watch.mode is not SpeculationMode.TARGET_ONLY:
+def _start_probe_if_due(state: MonitorState, bucket: int, policy: MonitorPolicy, now: float) -> MonitorState:
+    """Draft for a few steps, to measure whether it would pay."""
+    if state.mode is SpeculationMode.SPECULATIVE:
+        state = replace(state, reason=Reason.BELOW_BREAK_EVEN)
+    if now < state.next_probe_at or not _may_flip(state, policy, now):
+        return state
+    started = start_probe(state, bucket, policy, now)
+    if started.probe is None or state.mode is not SpeculationMode.TARGET_ONLY:
         return started
-    return _enter(replace(started, basis=Reason.PROBING, reason=Reason.PROBING), SpeculationMode.PROBING, now)
+    return _change_mode(
+        replace(started, basis=Reason.PROBING, reason=Reason.PROBING), SpeculationMode.PROBING, now
+    )
 
 
-def _conclude(watch: Watch, probe: Probe, reading: EngineReading, policy: MonitorPolicy, now: float) -> Watch:
-    """Act on what a probe found."""
+def _finish_probe(
+    state: MonitorState, probe: Probe, reading: EngineReading, policy: MonitorPolicy, now: float
+) -> MonitorState:
+    """Resume, probe again, or wait, by the result of a probe."""
     drafts = reading.drafting.since(probe.base.drafting)
     bucket = _bucket_in_use(probe.base, reading)
     if drafts is None or not drafts.drafts or bucket is None:
-        # It was never made: nothing was learnt.
-        return _back_to_waiting(watch, now + policy.probe_seconds, now, watch.basis)
-    watch = replace(watch, probed=(*watch.probed, drafts))
-    while joined(watch.probed[1:]).drafts >= POOLED_WINDOWS * policy.window_drafts:
-        watch = replace(watch, probed=watch.probed[1:])
-    answer = would_pay(watch, bucket, policy, now)
-    if answer is None and watch.unclear < PROBE_GROWTH:
-        watch = replace(watch, unclear=watch.unclear + 1)
-        larger = probe_of(watch, bucket, policy, now)
-        return larger if larger.probe is not None else _back_to_waiting(watch, now, now, watch.basis)
-    if answer:
-        return _recover(watch, bucket, now)
-    stops_everywhere = watch.mode is SpeculationMode.SPECULATIVE and _may_flip(watch, policy, now)
-    if stops_everywhere and has_collapsed(watch, policy):
-        return _stop(watch, Reason.COLLAPSED, policy, now)
-    failed = watch.probes_failed + 1
-    hopeless = not watch.has_paid and watch.verdict is Reason.COLLAPSED
+        # The worker never ran it.
+        return _back_to_waiting(state, now + policy.probe_seconds, now, state.basis)
+    state = replace(state, probed=(*state.probed, drafts))
+    while total_of(state.probed[1:]).drafts >= POOLED_WINDOWS * policy.window_drafts:
+        state = replace(state, probed=state.probed[1:])
+    pays = would_pay(state, bucket, policy, now)
+    if pays is None and state.unclear < PROBE_GROWTH:
+        state = replace(state, unclear=state.unclear + 1)
+        larger = start_probe(state, bucket, policy, now)
+        return larger if larger.probe is not None else _back_to_waiting(state, now, now, state.basis)
+    if pays:
+        return _recover(state, bucket, now)
+    stops_everywhere = state.mode is SpeculationMode.SPECULATIVE and _may_flip(state, policy, now)
+    if stops_everywhere and has_collapsed(state, policy):
+        return _stop(state, Reason.COLLAPSED, policy, now)
+    failed = state.probes_failed + 1
+    hopeless = not state.has_paid and state.verdict is Reason.COLLAPSED
     longest = policy.probe_hopeless_seconds if hopeless else policy.probe_longest_seconds
-    wait = max(watch.hold_seconds, min(longest, policy.probe_seconds * 2.0 ** min(failed, 30)))
-    watch = replace(watch, probes_failed=failed, unclear=0)
-    return _back_to_waiting(watch, now + wait, now, Reason.PROBE_FAILED)
+    wait = max(state.hold_seconds, min(longest, policy.probe_seconds * 2.0 ** min(failed, 30)))
+    state = replace(state, probes_failed=failed, unclear=0)
+    return _back_to_waiting(state, now + wait, now, Reason.PROBE_FAILED)
 
 
-def _back_to_waiting(watch: Watch, probe_at: float, now: float, reason: Reason) -> Watch:
-    watch = replace(watch, next_probe_at=probe_at)
-    if watch.mode is not SpeculationMode.PROBING:
-        return watch
-    basis = (watch.verdict or Reason.COLLAPSED) if reason is Reason.PROBING else reason
-    return _enter(replace(watch, basis=basis, reason=basis), SpeculationMode.TARGET_ONLY, now)
+def _back_to_waiting(state: MonitorState, probe_at: float, now: float, reason: Reason) -> MonitorState:
+    state = replace(state, next_probe_at=probe_at)
+    if state.mode is not SpeculationMode.PROBING:
+        return state
+    basis = (state.verdict or Reason.COLLAPSED) if reason is Reason.PROBING else reason
+    return _change_mode(replace(state, basis=basis, reason=basis), SpeculationMode.TARGET_ONLY, now)
 
 
-def _recover(watch: Watch, bucket: int, now: float) -> Watch:
-    """Draft again, at each batch size as much as pays there by what the probes saw."""
-    was_in_part = watch.mode is SpeculationMode.SPECULATIVE
-    drafts, _is_new = evidence_of(watch)
-    watch = _resume(watch, Reason.RECOVERED, now)
-    watch = _flip(watch, now) if was_in_part else watch
-    buckets = {**watch.buckets, bucket: entry_of(watch, bucket)}
+def _recover(state: MonitorState, bucket: int, now: float) -> MonitorState:
+    """Resume speculation, with the draft tokens that pay at each batch size by the probes' evidence."""
+    was_in_part = state.mode is SpeculationMode.SPECULATIVE
+    drafts, _is_new = evidence_of(state)
+    state = _resume(state, Reason.RECOVERED, now)
+    state = _record_flip(state, now) if was_in_part else state
+    buckets = {**state.buckets, bucket: bucket_entry(state, bucket)}
     for name, entry in buckets.items():
-        best = best_choice(drafts, aged(watch.costs(name), now), watch.choices)
+        best = best_choice(drafts, aged(state.costs(name), now), state.choices)
         if best is not None:
             pays = name == bucket or best[1].upper(LIKELY) > 0
             buckets[name] = replace(entry, draft_tokens=best[0] if pays else 0)
-    return replace(watch, buckets=MappingProxyType(buckets))
+    return replace(state, buckets=MappingProxyType(buckets))
 
 
 def _judge_from_outside(
-    watch: Watch, before: EngineReading | None, policy: MonitorPolicy, now: float
-) -> Watch:
-    """A worker that cannot be told to stop can only be avoided."""
-    if before is not None and watch.samples[-1].drafts > before.drafting.drafts:
-        # Whatever it was told when it still could be: it drafts.
-        watch = _enter(watch, SpeculationMode.SPECULATIVE, now)
-    shown = replace(watch, basis=Reason.NOT_CONTROLLABLE, reason=Reason.NOT_CONTROLLABLE, probe=None)
-    latest = watch.samples[-1:]
-    if watch.avoid:
-        recent = span(tail(watch.samples, policy.probe_drafts))
+    state: MonitorState, before: EngineReading | None, policy: MonitorPolicy, now: float
+) -> MonitorState:
+    """Avoid a worker whose draft has collapsed, because it cannot be controlled."""
+    if before is not None and state.samples[-1].drafts > before.drafting.drafts:
+        # It drafts, whatever it was commanded while it was controllable.
+        state = _change_mode(state, SpeculationMode.SPECULATIVE, now)
+    shown = replace(state, basis=Reason.NOT_CONTROLLABLE, reason=Reason.NOT_CONTROLLABLE, probe=None)
+    latest = state.samples[-1:]
+    if state.avoid:
+        recent = span(tail(state.samples, policy.probe_drafts))
         depth = deepest(recent, policy.probe_drafts)
         length = acceptance_length(recent, depth)
-        if length is not None and length.lower(LIKELY) > collapse_limit(watch, policy, depth):
+        if length is not None and length.lower(LIKELY) > collapse_limit(state, policy, depth):
             return replace(shown, avoid=False, verdict=None, probes_failed=0)
-        if now < watch.next_probe_at:
+        if now < state.next_probe_at:
             return shown
-        # Its next drafts decide; what was seen until now has been judged.
+        # Its next drafts decide; those until now have been judged.
         return replace(shown, avoid=False, samples=latest, history=latest)
-    if not is_useless(watch, NO_COSTS, policy, now):
-        cleared = watch.verdict is not None and watch.window.drafts >= 4 * policy.min_drafts
+    if not is_useless(state, NO_COSTS, policy, now):
+        cleared = state.verdict is not None and state.window.drafts >= 4 * policy.min_drafts
         return replace(shown, verdict=None, probes_failed=0) if cleared else shown
-    failed = watch.probes_failed + (watch.verdict is not None)
+    failed = state.probes_failed + (state.verdict is not None)
     wait = min(policy.probe_hopeless_seconds, policy.probe_seconds * 2.0 ** min(failed, 30))
     return replace(
         shown,
@@ -360,7 +404,7 @@ def _judge_from_outside(
 
 
 def _bucket_in_use(before: EngineReading | None, reading: EngineReading) -> int | None:
-    """The batch bucket most steps fell into since a reading; None if there were none."""
+    """The batch bucket of most steps since a reading; None without steps."""
     if before is None or before.epoch != reading.epoch or before.step_count == reading.step_count:
         return None
     steps: dict[int, int] = {}

@@ -112,36 +112,36 @@ def measured(scenario: Scenario, seeds: int) -> Row:
         worst=min(shares),
         mean=sum(shares) / seeds,
         flips=max(run.flips for run in runs),
-        probed=max(run.watch.probed_steps / run.steps for run in runs),
+        probed=max(run.state.probed_steps / run.steps for run in runs),
     )
 
 
 def timeline(run: Run, width: int = 960, height: int = 240) -> str:
     """Draw tokens per second over time, on the colour of the mode."""
-    looks, left, bottom = run.looks, 50, height - 30
-    across = (width - left - 10) / looks[-1].at
-    rates = [(later.tokens - earlier.tokens) / (later.at - earlier.at) for earlier, later in pairwise(looks)]
+    polls, left, bottom = run.polls, 50, height - 30
+    across = (width - left - 10) / polls[-1].at
+    rates = [(later.tokens - earlier.tokens) / (later.at - earlier.at) for earlier, later in pairwise(polls)]
     up = (bottom - 30) / max(rates)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
         "<style>text {font: 12px sans-serif}</style>",
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
-    for earlier, later in pairwise(looks):
+    for earlier, later in pairwise(polls):
         x, wide = left + earlier.at * across, (later.at - earlier.at) * across
-        colour = COLOURS[earlier.watch.mode]
+        colour = COLOURS[earlier.state.mode]
         parts.append(
             f'<rect x="{x:.1f}" y="30" width="{wide + 0.5:.1f}" height="{bottom - 30}" '
             f'fill="{colour}" opacity="0.3"/>'
         )
     points = " ".join(
-        f"{left + look.at * across:.1f},{bottom - rate * up:.1f}"
-        for look, rate in zip(looks[1:], rates, strict=True)
+        f"{left + poll.at * across:.1f},{bottom - rate * up:.1f}"
+        for poll, rate in zip(polls[1:], rates, strict=True)
     )
     parts.append(f'<polyline points="{points}" fill="none" stroke="#1b2a41" stroke-width="1.5"/>')
     parts += [
         f'<text x="{left + second * across:.1f}" y="{height - 12}" text-anchor="middle">{second} s</text>'
-        for second in range(0, int(looks[-1].at) + 1, 30)
+        for second in range(0, int(polls[-1].at) + 1, 30)
     ]
     for share in (0.5, 1.0):
         rate = max(rates) * share

@@ -209,10 +209,10 @@ class Controlled:
     async def collapse(self) -> None:
         """Draft well for some time, then let nothing more be accepted until drafting stops."""
         await self.tick(8, accepted=2)
-        assert self.seen().watch.mode is SpeculationMode.SPECULATIVE
+        assert self.seen().decision.mode is SpeculationMode.SPECULATIVE
         for _ in range(10):
             await self.tick(accepted=0)
-            if self.seen().watch.verdict is Reason.COLLAPSED:
+            if self.seen().decision.verdict is Reason.COLLAPSED:
                 return
         pytest.fail("it did not stop")
 

@@ -1,10 +1,10 @@
 """
-A worker whose engine is arithmetic: what the monitor is told of hours of traffic, in milliseconds.
+A worker whose engine is arithmetic: the monitor's readings of hours of traffic, in milliseconds.
 
-Steps are drawn a block at a time: so many steps of one kind take and give what their sum would, with
-the right mean and spread.  Neighbours are alike, in time and in acceptance, as in a real engine.
-The rules of the plugin (`appliance.serving.vllm.steering`) are kept: a probe is worked off by count,
-only whole decode steps are measured, and long stalls are not.
+Steps are drawn a block at a time: the sum of a block has the right mean and spread.  Neighbours correlate,
+in time and in acceptance, as in a real engine.  The rules of the plugin
+(`appliance.serving.vllm.scheduler_control`) hold: a probe ends after its number of steps, only whole decode
+steps are measured, and long stalls are not.
 """
 
 import math
@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from appliance.monitor import decide
-from appliance.speculation.state import MonitorPolicy, Watch
+from appliance.speculation.state import MonitorPolicy, MonitorState
 from appliance.speculation.values import (
+    Decision,
     DraftTokenTable,
     EngineReading,
     Reason,
@@ -28,9 +29,9 @@ from appliance.speculation.values import (
 )
 
 ALIKE = 2
-"""So many neighbouring steps or drafts tell as much as one."""
+"""Neighbouring steps or drafts that are worth one independent one."""
 STALL = 10.0
-"""A step that takes so many times its mean is not measured by the plugin."""
+"""The plugin does not measure steps longer than this many times the mean."""
 
 Acceptance = tuple[float, ...]
 """For each position, the chance of a draft token whose predecessors were accepted."""
@@ -38,8 +39,6 @@ Acceptance = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What steps cost."""
-
     seconds: Callable[[int, int], float]
     """Mean seconds of a step, by batch size and draft tokens."""
     choices: tuple[int, ...] = (0, 1, 2, 3)
@@ -51,10 +50,10 @@ class Engine:
     prompts: float = 0.0
     """Share of steps that also process a prompt, which are not measured."""
     wander: float = 0.0
-    """How far the speed of the machine goes up and down with the minutes."""
+    """Amplitude of the machine's speed over minutes."""
 
     def mean_seconds(self, batch: int, k: int, now: float) -> float:
-        """Seconds of a step with everything that happens to steps, on average."""
+        """Mean seconds of a step, stalls included."""
         stalls = sum(share * (times - 1.0) for share, times in self.stalls)
         return self.seconds(batch, k) * self.speed(now) * (1.0 + stalls)
 
@@ -65,17 +64,16 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What the engine is asked, by seconds."""
+    """The engine's load by time."""
 
     acceptance: Callable[[float], Acceptance]
     batch: Callable[[float], int] = lambda _now: 1
     grain: float = 0.5
-    """Seconds that it may be taken to be constant for."""
+    """Seconds over which it is constant."""
     outages: tuple[tuple[float, float], ...] = ()
     """When the worker is away, from and until; it comes back as another engine."""
 
     def is_away(self, now: float) -> bool:
-        """Whether the worker is restarting."""
         return any(start <= now < end for start, end in self.outages)
 
 
@@ -124,7 +122,6 @@ class SimulatedWorker:
         self.restart()
 
     def restart(self) -> None:
-        """Forget everything, as an engine that was started again."""
         positions = max(self.engine.choices)
         self._starts += 1
         self._table: DraftTokenTable = ((1, self.engine.largest_batch, positions),)
@@ -143,12 +140,18 @@ class SimulatedWorker:
         reason: Reason,
         probe: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        """Do what the plugin does with a command."""
+        """Take a command, as the plugin does."""
         self._table, self._mode, self._reason = table, mode, reason
         self._probe = [list(part) for part in probe]
 
+    def apply(self, decision: Decision, reading: EngineReading) -> None:
+        """Send the decision unless the worker follows it, as `ControlLoop` does."""
+        is_followed = (reading.table, reading.mode) == (decision.table, decision.mode)
+        if decision.starts_probe or (not is_followed and not decision.probe):
+            self.steer(decision.table, decision.mode, decision.basis, decision.probe)
+
     def run_until(self, until: float) -> None:
-        """Let the engine work; a step that has begun is finished."""
+        """Let the engine work; a step in flight is finished."""
         while self.now < until:
             if self.traffic.is_away(self.now):
                 back = max(end for start, end in self.traffic.outages if start <= self.now < end)
@@ -209,7 +212,7 @@ class SimulatedWorker:
             cell.tokens += tokens * counted_steps // steps
 
     def _draft(self, drafts: int, k: int) -> int:
-        """Verify so many drafts, and count; the accepted tokens."""
+        """Verify and count this many drafts; returns the accepted tokens."""
         if not k:
             return 0
         self.drafts_made += drafts
@@ -244,7 +247,7 @@ class SimulatedWorker:
             successes += 1
 
     def reading(self) -> EngineReading | None:
-        """What a look at the worker gives; None while it is away."""
+        """The answer to a poll; None while the worker is away."""
         if self.traffic.is_away(self.now):
             return None
         steps = {
@@ -279,7 +282,7 @@ class SimulatedWorker:
         )
 
     def answer(self) -> dict[str, Any]:
-        """The same as the plugin would write it."""
+        """The same as the plugin's JSON."""
         reading = self.reading()
         assert reading is not None
         drafting = reading.drafting
@@ -311,65 +314,60 @@ class SimulatedWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Poll:
     """One tick of a controlled run."""
 
     at: float
-    watch: Watch
+    state: MonitorState
     tokens: int
     drafts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A worker under control, from start to end."""
-
-    looks: tuple[Look, ...] = field(repr=False)
+    polls: tuple[Poll, ...] = field(repr=False)
     tokens: int
     steps: int
-    watch: Watch
+    state: MonitorState
 
     @property
-    def changes(self) -> list[Look]:
-        """The looks at which mode or table changed, the first apart."""
+    def changes(self) -> list[Poll]:
+        """The polls at which mode or table changed, without the first."""
         return [
-            look
-            for before, look in zip(self.looks, self.looks[1:], strict=False)
-            if (before.watch.mode, before.watch.table) != (look.watch.mode, look.watch.table)
+            poll
+            for before, poll in zip(self.polls, self.polls[1:], strict=False)
+            if (before.state.mode, before.state.table) != (poll.state.mode, poll.state.table)
         ]
 
     @property
     def flips(self) -> int:
-        """How often drafting stopped or started, anywhere."""
+        """How often drafting stopped or started at any batch size."""
         return sum(
-            _drafts_at(before.watch) != _drafts_at(look.watch)
-            for before, look in zip(self.looks, self.looks[1:], strict=False)
+            _drafts_at(before.state) != _drafts_at(poll.state)
+            for before, poll in zip(self.polls, self.polls[1:], strict=False)
         )
 
-    def first(self, condition: Callable[[Watch], bool], *, after: float = 0.0) -> Look | None:
-        """The first look after a time that shows this."""
-        return next((look for look in self.looks if look.at > after and condition(look.watch)), None)
+    def first(self, condition: Callable[[MonitorState], bool], *, after: float = 0.0) -> Poll | None:
+        """The first poll after a time whose state satisfies the condition."""
+        return next((poll for poll in self.polls if poll.at > after and condition(poll.state)), None)
 
 
-def _drafts_at(watch: Watch) -> tuple[bool, ...]:
-    return tuple(watch.draft_tokens(bucket) > 0 for bucket in (1, 2, 4, 8, 16, 32, 64))
+def _drafts_at(state: MonitorState) -> tuple[bool, ...]:
+    return tuple(state.draft_tokens(bucket) > 0 for bucket in (1, 2, 4, 8, 16, 32, 64))
 
 
-def looks(
+def polls(
     worker: SimulatedWorker, policy: MonitorPolicy, until: float, *, tick: float = 1.0
-) -> Iterator[Look]:
-    """Control a worker as `appliance.control.loop` does, and show every tick."""
-    watch, count = Watch(mode=SpeculationMode.SPECULATIVE), 0
+) -> Iterator[Poll]:
+    """Control a worker as `appliance.control.loop` does, and yield every poll."""
+    state, count = MonitorState(mode=SpeculationMode.SPECULATIVE), 0
     while (count := count + 1) * tick <= until:
         worker.run_until(count * tick)
         reading = worker.reading()
-        watch = decide(watch, reading, policy, count * tick)
+        state, decision = decide(state, reading, policy, count * tick)
         if reading is not None:
-            told = (reading.table, reading.mode) == (watch.table, watch.mode)
-            if watch.starts_probe or (not told and watch.probe is None):
-                probe = watch.probe.parts if watch.probe is not None else ()
-                worker.steer(watch.table, watch.mode, watch.basis, probe)
-        yield Look(at=count * tick, watch=watch, tokens=worker.tokens, drafts=worker.drafts_made)
+            worker.apply(decision, reading)
+        yield Poll(at=count * tick, state=state, tokens=worker.tokens, drafts=worker.drafts_made)
 
 
 def controlled(
@@ -381,13 +379,12 @@ def controlled(
     tick: float = 1.0,
     seed: int = 1,
 ) -> Run:
-    """Run a worker under control."""
     worker = SimulatedWorker(engine, traffic, seed=seed)
-    shown = tuple(looks(worker, policy, until, tick=tick))
+    shown = tuple(polls(worker, policy, until, tick=tick))
     reading = worker.reading()
     return Run(
-        looks=shown,
+        polls=shown,
         tokens=worker.tokens,
         steps=reading.step_count if reading is not None else 0,
-        watch=shown[-1].watch,
+        state=shown[-1].state,
     )

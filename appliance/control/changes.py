@@ -1,9 +1,9 @@
 """
-A change of what a worker does about speculation, told everywhere in the same words.
+Changes of what a worker does about speculation, reported everywhere with the same reason.
 
-Audit log, metrics, operator log and the list that the admin API shows are all written here and
-nowhere else, so that they cannot disagree about a reason.  A change that the audit log cannot take
-is still made and still logged: it alters how fast tokens come, never which.
+Audit log, metrics, operator log and the admin API's list of events are written here only, so that they
+cannot disagree.  A change that the audit log cannot take is still made and still logged: it alters how fast
+tokens come, never which.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ KEPT = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationChange:
-    """One change, as shown to people."""
+    """One change, for display."""
 
     sequence: int
     """Counts from 1 since this process started."""
@@ -43,20 +43,11 @@ class SpeculationChange:
 
 
 class ChangeLog:
-    """Tells of changes, and keeps the latest of them."""
+    """Reports changes, and keeps the latest `KEPT` of them."""
 
     def __init__(
         self, *, audit: AuditSink, metrics: Metrics, logger: Logger, clock: Callable[[], float]
     ) -> None:
-        """
-        Keep nothing yet.
-
-        Args:
-            audit: where changes are made evidence.
-            metrics: where they are counted.
-            logger: the operator log.
-            clock: Unix time.
-        """
         self._audit = audit
         self._metrics = metrics
         self._logger = logger
@@ -65,16 +56,16 @@ class ChangeLog:
         self._sequence = 0
 
     def since(self, sequence: int) -> tuple[SpeculationChange, ...]:
-        """The changes after a sequence number, oldest first, as far as they are still kept."""
+        """The kept changes after a sequence number, oldest first."""
         return tuple(change for change in self._changes if change.sequence > sequence)
 
     def record(self, before: WorkerSnapshot, after: WorkerSnapshot) -> None:
-        """Tell of what changed between two looks at a worker, if anything did."""
-        old, new = before.watch, after.watch
+        """Report the change between two polls of a worker, if there is one."""
+        old, new = before.decision, after.decision
         if (old.mode, old.avoid) == (new.mode, new.avoid) and _same_table(old.table, new.table):
             return
         self._sequence += 1
-        judged = new.window if new.window.drafts else old.window
+        judged = after.figures.window if after.figures.window.drafts else before.figures.window
         change = SpeculationChange(
             sequence=self._sequence,
             time=datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds"),
@@ -107,7 +98,7 @@ class ChangeLog:
 
 
 def show_table(table: DraftTokenTable) -> tuple[str, ...]:
-    """A draft-token table for people: batch sizes and the draft tokens of each range."""
+    """A draft-token table for display: batch sizes and the draft tokens of each range."""
     return tuple(
         f"{first}-{last}: {draft_tokens}" if first != last else f"{first}: {draft_tokens}"
         for first, last, draft_tokens in table
@@ -115,7 +106,7 @@ def show_table(table: DraftTokenTable) -> tuple[str, ...]:
 
 
 def _same_table(old: DraftTokenTable, new: DraftTokenTable) -> bool:
-    """Whether nothing changed that was decided: an engine seen for the first time is no decision."""
+    """Whether no table was decided: the first table of an engine was not."""
     return not old or not new or old == new
 
 

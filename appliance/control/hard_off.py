@@ -1,10 +1,9 @@
 """
 When a worker is restarted without its draft, and when with it again.
 
-A soft-off leaves the draft in memory and still costs a little at each step.  A draft that has not
-paid for long is worth a restart without it, and, since nobody can see any more whether it would
-pay, another one later to try it again.  This only decides; `appliance.control.recycle` does it, and refuses
-where no other worker could serve meanwhile.
+A soft-off leaves the draft in memory and still costs a little at each step.  A draft that has not paid for
+long is worth a restart without it, and, since that also ends the probes, another one later to try it again.
+This only decides; `appliance.control.recycle` restarts, and refuses if no other worker could serve meanwhile.
 """
 
 import math
@@ -15,104 +14,102 @@ from types import MappingProxyType
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.speculation.values import Reason
 
-UNSTEERED_SECONDS = 60.0
-"""A worker that cannot be told to stop goes on wasting steps, so it waits no longer than this."""
+UNCONTROLLABLE_SECONDS = 60.0
+"""Maximum wait of a worker that cannot be controlled, because it keeps wasting steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
-    """Since when what has been so, in monotonic seconds."""
+class RestartHistory:
+    """Monotonic time of each worker's last collapse, restart without draft, and refusal."""
 
     collapsed: Mapping[WorkerId, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Workers whose draft has not paid since then."""
     without_draft: Mapping[WorkerId, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Workers that were restarted without it."""
     refused: Mapping[WorkerId, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Workers that could not be restarted when they were last asked to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardOffPolicy:
-    """How long is long."""
+    """Thresholds for switching speculation off by restart."""
 
     after_seconds: float | None
-    """None: never."""
+    """From a collapse to the restart without draft; None: never."""
     retry_seconds: float
+    """From that restart to one with the draft, and from a refusal to the next attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """A restart that is due."""
-
     worker_id: WorkerId
     with_draft: bool
     reason: Reason
 
 
-def note_collapses(ledger: Ledger, snapshots: Iterable[WorkerSnapshot], now: float) -> Ledger:
-    """Take one look at the workers into the ledger."""
+def note_collapses(
+    history: RestartHistory, snapshots: Iterable[WorkerSnapshot], now: float
+) -> RestartHistory:
+    """Record the collapses that the latest poll shows."""
     seen = {snapshot.worker.worker_id: snapshot for snapshot in snapshots}
     collapsed = {
-        worker_id: ledger.collapsed.get(worker_id, now)
+        worker_id: history.collapsed.get(worker_id, now)
         for worker_id, snapshot in seen.items()
-        if snapshot.speculates and snapshot.watch.verdict is Reason.COLLAPSED
+        if snapshot.speculates and snapshot.decision.verdict is Reason.COLLAPSED
     }
-    # One that drafts again, whoever started it so, is not waiting for its draft any more.
+    # A worker that drafts again needs no restart with its draft.
     without = {
         worker_id: since
-        for worker_id, since in ledger.without_draft.items()
+        for worker_id, since in history.without_draft.items()
         if worker_id in seen and not (seen[worker_id].takes_requests and seen[worker_id].speculates)
     }
-    return replace(ledger, collapsed=MappingProxyType(collapsed), without_draft=MappingProxyType(without))
+    return replace(history, collapsed=MappingProxyType(collapsed), without_draft=MappingProxyType(without))
 
 
-def note_restart(ledger: Ledger, restart: Restart, now: float) -> Ledger:
-    """Take a restart that has begun into the ledger."""
-    left = forget(ledger, restart.worker_id)
+def note_restart(history: RestartHistory, restart: Restart, now: float) -> RestartHistory:
+    """Record that a restart has begun."""
+    left = forget(history, restart.worker_id)
     if restart.with_draft:
         return left
     without = {**left.without_draft, restart.worker_id: now}
     return replace(left, without_draft=MappingProxyType(without))
 
 
-def note_refusal(ledger: Ledger, worker_id: WorkerId, now: float) -> Ledger:
-    """Take into the ledger that a worker could not be restarted, which will hardly change soon."""
-    left = forget(ledger, worker_id)
+def note_refusal(history: RestartHistory, worker_id: WorkerId, now: float) -> RestartHistory:
+    """Record that a worker could not be restarted, so that the retry waits."""
+    left = forget(history, worker_id)
     return replace(left, refused=MappingProxyType({**left.refused, worker_id: now}))
 
 
-def forget(ledger: Ledger, worker_id: WorkerId) -> Ledger:
-    """Count anew for a worker."""
+def forget(history: RestartHistory, worker_id: WorkerId) -> RestartHistory:
+    """Drop a worker's times, so that they count from its next event."""
 
     def others(times: Mapping[WorkerId, float]) -> Mapping[WorkerId, float]:
         return MappingProxyType({name: since for name, since in times.items() if name != worker_id})
 
-    return Ledger(
-        collapsed=others(ledger.collapsed),
-        without_draft=others(ledger.without_draft),
-        refused=others(ledger.refused),
+    return RestartHistory(
+        collapsed=others(history.collapsed),
+        without_draft=others(history.without_draft),
+        refused=others(history.refused),
     )
 
 
 def due(
-    ledger: Ledger, snapshots: Iterable[WorkerSnapshot], policy: HardOffPolicy, now: float
+    history: RestartHistory, snapshots: Iterable[WorkerSnapshot], policy: HardOffPolicy, now: float
 ) -> tuple[Restart, ...]:
-    """The restarts whose time has come, the longest due first."""
+    """The restarts that are due, the longest due first."""
     if policy.after_seconds is None:
         return ()
     seen = {snapshot.worker.worker_id: snapshot for snapshot in snapshots}
     waits: list[tuple[float, Restart]] = []
-    for worker_id, since in ledger.collapsed.items():
-        unsteered = seen[worker_id].watch.basis is Reason.NOT_CONTROLLABLE
-        wait = min(UNSTEERED_SECONDS, policy.after_seconds) if unsteered else policy.after_seconds
+    for worker_id, since in history.collapsed.items():
+        uncontrollable = seen[worker_id].decision.basis is Reason.NOT_CONTROLLABLE
+        wait = min(UNCONTROLLABLE_SECONDS, policy.after_seconds) if uncontrollable else policy.after_seconds
         restart = Restart(worker_id=worker_id, with_draft=False, reason=Reason.COLLAPSED)
         waits.append((since + wait, restart))
-    for worker_id, since in ledger.without_draft.items():
+    for worker_id, since in history.without_draft.items():
         restart = Restart(worker_id=worker_id, with_draft=True, reason=Reason.PROBING)
         waits.append((since + policy.retry_seconds, restart))
     waits.sort(key=lambda pair: pair[0])
     return tuple(
         restart
         for when, restart in waits
-        if when <= now and now >= ledger.refused.get(restart.worker_id, -math.inf) + policy.retry_seconds
+        if when <= now and now >= history.refused.get(restart.worker_id, -math.inf) + policy.retry_seconds
     )

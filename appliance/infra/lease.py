@@ -19,9 +19,10 @@ from typing import Protocol
 from sqlalchemy import BigInteger, Column, Connection, Double, MetaData, Table, Text, case, insert, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from appliance.infra.database import first_line, open_database
+from appliance.errors import ControlRefusedError
+from appliance.infra.database import Database, SqlStore, first_line
 
-BUSY_SECONDS = 2.0
+LEASE_BUSY_SECONDS = 2.0
 NOBODY = ""
 NEVER = float("-inf")
 
@@ -52,19 +53,31 @@ class Lease(Protocol):
 class SoleLease:
     """A lease with nobody to share it with: always held."""
 
-    async def hold(self) -> bool:  # noqa: D102 - see the protocol
+    async def hold(self) -> bool:
         return True
 
-    async def release(self) -> None:  # noqa: D102
+    async def release(self) -> None:
         return
 
 
-class SqlLease:
+def require_lease(*, is_held: bool) -> None:
+    """
+    Check that this gateway may act.
+
+    Raises:
+        ControlRefusedError: it does not hold the control lease.
+    """
+    if not is_held:
+        message = "This gateway does not hold the control lease: ask the one that does, or see monitor.control."
+        raise ControlRefusedError(message)
+
+
+class SqlLease(SqlStore):
     """
     A lease in a SQL database, shared by all who name it alike.
 
     Args:
-        url: SQLAlchemy URL of a SQLite file or of PostgreSQL; the table is made if it is missing.
+        database: where the table is; it is made if it is missing.
         name: what the lease is for.
         holder: names this process and this start of it; no two may ever be the same.
         seconds: how long it lasts from each renewal.
@@ -75,9 +88,15 @@ class SqlLease:
     """
 
     def __init__(
-        self, url: str, *, name: str, holder: str, seconds: float, clock: Callable[[], float]
+        self,
+        database: Database | str,
+        *,
+        name: str,
+        holder: str,
+        seconds: float,
+        clock: Callable[[], float],
     ) -> None:
-        self._engine = open_database(url, busy_seconds=min(BUSY_SECONDS, seconds / 4))
+        super().__init__(database, busy_seconds=min(LEASE_BUSY_SECONDS, seconds / 4))
         self._name = name
         self._holder = holder
         self._seconds = seconds
@@ -111,10 +130,6 @@ class SqlLease:
     async def release(self) -> None:
         """Give it up; where the database cannot be told, it expires."""
         await asyncio.to_thread(self._release)
-
-    def close(self) -> None:
-        """Give back every connection; a lease still held expires."""
-        self._engine.dispose()
 
     def _hold(self) -> bool:
         with self._turn:

@@ -1,14 +1,13 @@
 """
-The workers the gateway may choose from, and what was last seen of each.
+The workers that the gateway may choose from, with the latest snapshot of each.
 
-Owned by one event loop: the control loop writes snapshots, the gateway counts its own requests and
-reports a worker it could not reach.  A worker nobody has looked at yet counts as unhealthy.
+Owned by one event loop: the control loop writes snapshots; the gateway counts its requests and reports
+workers it could not reach.  A worker that was never scraped counts as unhealthy.
 
-Whether a worker is admitted, avoided, drained or leaving is set here and nowhere else: neither a look at
-it nor its restart changes that, so what is being drained or tried out gets no request by accident.
+Only this module sets whether a worker is admitted, avoided, drained or leaving: neither a scrape nor a
+restart changes that, so a worker that is drained or under test receives no request by accident.
 
-Whoever waits for a worker is told of every change that may have made room, synchronously, so that no
-wake-up is lost.
+The capacity callback runs synchronously on every change that may free a slot, so no wake-up is lost.
 """
 
 import asyncio
@@ -16,40 +15,33 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from appliance.serving.worker import Admission, ServedModel, Worker, WorkerId, WorkerSnapshot
-from appliance.speculation.state import Watch
+from appliance.speculation.values import Decision
 
 
 class WorkerPool:
-    """A registry of workers with their latest snapshots."""
-
     def __init__(self, *, on_gone: Callable[[WorkerId], None] | None = None) -> None:
-        """
-        Begin without workers.
-
-        Args:
-            on_gone: called with each worker that has left the pool.
-        """
+        """`on_gone` is called with each worker that has left the pool."""
         self._on_gone = on_gone
         self._snapshots: dict[WorkerId, WorkerSnapshot] = {}
         self._in_flight: dict[WorkerId, int] = {}
         self._idle: dict[WorkerId, asyncio.Event] = {}
         self._became_healthy = asyncio.Event()
-        self._on_room: Callable[[], None] | None = None
+        self._on_capacity: Callable[[], None] | None = None
         self.version = 0
-        """Changes whenever a snapshot does; whoever keeps something made of them compares it."""
+        """Changes with every snapshot; callers that cache derived values compare it."""
 
-    def tell_of_room(self, on_room: Callable[[], None]) -> None:
-        """Have `on_room` called after every change that may let a request through."""
-        self._on_room = on_room
+    def on_capacity(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after every change that may let a request through."""
+        self._on_capacity = callback
 
     def add(self, worker: Worker) -> None:
         """
-        Take a worker in, unhealthy until it is looked at; one with the same id is replaced.
+        Add a worker, unhealthy until its first scrape; it replaces one with the same id.
 
-        The names its predecessor served stay known: during a restart a client is told to wait, not
-        that the model does not exist.
+        The model names of its predecessor stay known: during a restart a client is told to wait, not that
+        the model does not exist.
         """
-        snapshot = WorkerSnapshot(worker=worker, watch=Watch(mode=worker.mode))
+        snapshot = WorkerSnapshot(worker=worker, decision=Decision(mode=worker.mode))
         before = self._snapshots.get(worker.worker_id)
         if before is not None:
             snapshot = _kept(replace(snapshot, models=before.models), before)
@@ -57,54 +49,54 @@ class WorkerPool:
         self._put(snapshot)
 
     def update(self, snapshot: WorkerSnapshot) -> None:
-        """Store what a look at a worker showed, unless the worker has left meanwhile."""
+        """Store the result of a scrape, unless the worker has left meanwhile."""
         current = self._snapshots.get(snapshot.worker.worker_id)
         if current is not None:
             self._put(_kept(snapshot, current))
 
     def report_unreachable(self, worker_id: WorkerId) -> None:
-        """Leave a worker out of routing until the next successful look."""
+        """Exclude a worker from routing until its next successful scrape."""
         snapshot = self._snapshots.get(worker_id)
         if snapshot is not None and snapshot.healthy:
             self._put(replace(snapshot, healthy=False))
 
     def set_admission(self, worker_id: WorkerId, admission: Admission) -> None:
-        """Say whether a worker gets requests, whatever its health; one that has left stays away."""
+        """Set whether a worker receives requests, whatever its health; ignored if it has left."""
         snapshot = self._snapshots.get(worker_id)
         if snapshot is not None:
             self._put(replace(snapshot, admission=admission))
 
     def set_avoided(self, worker_id: WorkerId, avoided: bool) -> None:  # noqa: FBT001 - the new value
-        """Say whether any other worker is to be taken first; one that has left stays away."""
+        """Set whether any other worker is preferred; ignored if it has left."""
         snapshot = self._snapshots.get(worker_id)
         if snapshot is not None:
             self._put(replace(snapshot, avoided=avoided))
 
     def set_drained(self, worker_id: WorkerId, drained: bool) -> None:  # noqa: FBT001 - the new value
-        """Say whether an operator keeps requests away from a worker; what it has is finished."""
+        """Set whether an operator keeps requests away from a worker; it finishes those in flight."""
         snapshot = self._snapshots.get(worker_id)
         if snapshot is not None:
             self._put(replace(snapshot, drained=drained))
 
     def leave(self, worker_id: WorkerId) -> None:
-        """Send a worker nothing more, and forget it once it has answered what this gateway gave it."""
+        """Send a worker no more requests, and forget it once those of this gateway are finished."""
         snapshot = self._snapshots.get(worker_id)
         if snapshot is not None:
             self._put(replace(snapshot, leaving=True))
             self._forget_if_gone(worker_id)
 
     def stay(self, worker_id: WorkerId) -> None:
-        """Take back that a worker leaves; one that has left stays away."""
+        """Cancel `leave`; ignored if the worker has left."""
         snapshot = self._snapshots.get(worker_id)
         if snapshot is not None:
             self._put(replace(snapshot, leaving=False))
 
     async def drain(self, worker_id: WorkerId) -> None:
         """
-        Send a worker nothing more, and return once it has answered what this gateway gave it.
+        Send a worker no more requests, and return once those of this gateway are finished.
 
-        Whoever waits sets the limit: a stream may go on for as long as its client reads.  The worker
-        stays as it is, draining, also where the wait is given up.
+        The caller sets the time limit: a stream lasts as long as its client reads.  The worker stays
+        `draining` if the caller cancels.
         """
         self.set_admission(worker_id, Admission.DRAINING)
         while self._in_flight.get(worker_id, 0):
@@ -112,16 +104,15 @@ class WorkerPool:
 
     @property
     def snapshots(self) -> tuple[WorkerSnapshot, ...]:
-        """Every worker's latest snapshot, in the order they were added."""
+        """In the order in which the workers were added."""
         return tuple(self._snapshots.values())
 
     def snapshot(self, worker_id: WorkerId) -> WorkerSnapshot | None:
-        """One worker's latest snapshot, or None when it is not in the pool."""
         return self._snapshots.get(worker_id)
 
     @property
     def in_flight(self) -> dict[WorkerId, int]:
-        """Requests this gateway has with each worker now."""
+        """Requests that this gateway has in flight, by worker."""
         return self._in_flight
 
     def begin(self, worker_id: WorkerId) -> None:
@@ -129,21 +120,20 @@ class WorkerPool:
         self._in_flight[worker_id] = self._in_flight.get(worker_id, 0) + 1
 
     def end(self, worker_id: WorkerId) -> None:
-        """Count a request as in flight no longer."""
         left = self._in_flight[worker_id] = self._in_flight[worker_id] - 1
         if not left:
             if worker_id in self._idle:
                 self._idle.pop(worker_id).set()
             self._forget_if_gone(worker_id)
-        if self._on_room is not None:
-            self._on_room()
+        if self._on_capacity is not None:
+            self._on_capacity()
 
     def models(self) -> dict[str, ServedModel]:
-        """Every model name some worker serves, healthy or not, so that a restart hides nothing."""
+        """Every model name that some worker serves, healthy or not, so that a restart hides none."""
         return {served.name: served for snapshot in self._snapshots.values() for served in snapshot.models}
 
     async def wait_healthy(self) -> None:
-        """Return once a worker could take a request for the first time."""
+        """Return once a worker has been able to take requests for the first time."""
         await self._became_healthy.wait()
 
     def any_healthy(self) -> bool:
@@ -155,8 +145,8 @@ class WorkerPool:
         self.version += 1
         if snapshot.takes_requests:
             self._became_healthy.set()
-            if self._on_room is not None:
-                self._on_room()
+            if self._on_capacity is not None:
+                self._on_capacity()
 
     def _forget_if_gone(self, worker_id: WorkerId) -> None:
         snapshot = self._snapshots.get(worker_id)
@@ -169,7 +159,7 @@ class WorkerPool:
 
 
 def _kept(snapshot: WorkerSnapshot, before: WorkerSnapshot) -> WorkerSnapshot:
-    """A new snapshot with what only the pool decides."""
+    """The new snapshot, with the state that only the pool sets."""
     return replace(
         snapshot,
         admission=before.admission,

@@ -1,5 +1,5 @@
 """
-What is known about one worker, as frozen values.
+A worker, and the latest snapshot of its state, as frozen values.
 """
 
 from dataclasses import dataclass, field
@@ -7,42 +7,42 @@ from enum import StrEnum
 from typing import NewType
 
 from appliance.serving.worker_metrics import WorkerMetrics
-from appliance.speculation.state import Watch
-from appliance.speculation.values import EngineReading, Reason, SpeculationMode
+from appliance.speculation.goodput import SpeculationFigures
+from appliance.speculation.values import Decision, EngineReading, Reason, SpeculationMode
 
 WorkerId = NewType("WorkerId", str)
 
 
 class Admission(StrEnum):
-    """Whether a worker gets requests, apart from its health."""
+    """Whether a worker receives requests, apart from its health."""
 
     ADMITTED = "admitted"
     DRAINING = "draining"
-    """It finishes what it has, then it is restarted."""
+    """It finishes its requests; then it is restarted."""
     CANARY = "canary"
-    """It has restarted and has to answer a request of ours before it gets any other."""
+    """It has restarted, and must answer a canary request before it receives others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One vLLM server process: its name here, and where it listens."""
+    """One vLLM server process."""
 
     worker_id: WorkerId
     url: str
     """Base URL without a trailing slash."""
     weights: str = ""
-    """Content digest of the target's weights where we started the worker, else empty."""
+    """Content digest of the target's weights if this process started the worker, else empty."""
     draft: str = ""
     """Content digest of the draft's weights; empty without a draft."""
     mode: SpeculationMode = SpeculationMode.SPECULATIVE
     """The mode it was started in."""
     reason: Reason | None = None
-    """Why it was started without a draft, where that was not what the settings asked for."""
+    """Why it was started without the draft that the settings name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One name a worker answers to."""
+    """One model name that a worker serves."""
 
     name: str
     max_model_len: int | None
@@ -50,12 +50,12 @@ class ServedModel:
     created: int
     """Unix time, as the worker reports it."""
     parent: str | None = None
-    """Model it adapts; None for one that is no LoRA adapter."""
+    """The base model; None unless this is a LoRA adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSnapshot:
-    """What the last look at a worker showed."""
+    """Result of the latest scrape of a worker."""
 
     worker: Worker
     healthy: bool = False
@@ -63,22 +63,23 @@ class WorkerSnapshot:
     engine: str = ""
     """The engine and its version, such as `vllm 0.32.0`."""
     metrics: WorkerMetrics | None = None
-    watch: Watch = field(default_factory=lambda: Watch(mode=SpeculationMode.SPECULATIVE))
+    decision: Decision = field(default_factory=lambda: Decision(mode=SpeculationMode.SPECULATIVE))
+    figures: SpeculationFigures = field(default_factory=SpeculationFigures)
     tokens_per_second: float = 0.0
-    """Generated tokens per second between the last two looks."""
+    """Generated tokens per second between the last two scrapes."""
     seen_at: float = 0.0
-    """Clock reading of the last successful look."""
+    """Clock reading of the last successful scrape."""
     missed: int = 0
-    """Looks that failed since then."""
+    """Failed scrapes since then."""
     reading: EngineReading | None = None
-    """What the plugin in the worker said; None where there is none or no token for it."""
+    """The plugin's reading; None without a plugin or without a token for it."""
     admission: Admission = Admission.ADMITTED
     avoided: bool = False
-    """Set where drafts do not pay and cannot be switched off: any other worker is taken first."""
+    """Set if drafts do not pay and cannot be switched off: any other worker is preferred."""
     drained: bool = False
     """Set while an operator keeps requests away from it."""
     leaving: bool = False
-    """Set once it is listed no longer: it finishes what it has, then it is forgotten."""
+    """Set once it is no longer listed: it finishes its requests, then the pool forgets it."""
 
     @property
     def speculates(self) -> bool:
@@ -89,7 +90,7 @@ class WorkerSnapshot:
 
     @property
     def weights(self) -> str:
-        """Content digest of the target: its supervisor's word here, else its own; empty if neither says."""
+        """Content digest of the target, from the supervisor or else from the worker; empty if unknown."""
         return self.worker.weights or (self.reading.target if self.reading is not None else "")
 
     @property
@@ -101,9 +102,7 @@ class WorkerSnapshot:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the gateway may send it a request."""
         return self.healthy and self.admission is Admission.ADMITTED and not self.drained and not self.leaving
 
     def serves(self, model: str) -> bool:
-        """Whether the worker answers to this model name."""
         return any(served.name == model for served in self.models)

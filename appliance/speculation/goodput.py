@@ -6,8 +6,8 @@ instead of S(0).  So K pays iff AL(K) > S(K) / S(0), the *break-even* acceptance
 of AL(K) * S(0) / S(K) is called the *payoff* here: 0.1 is about a tenth more tokens per second.
 
 Acceptance depends on the text and moves quickly; it is counted in drafts.  Costs depend on batch
-size, context length and machine, and move slowly; they are only ever compared within one short span
-of steps, so that growing contexts or a busy machine do not pass for a cost of drafting.
+size, context length and machine, and move slowly; they are only compared within one short span
+of steps, so that growing contexts or a busy machine are not taken for a cost of drafting.
 """
 
 import math
@@ -15,16 +15,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from appliance.speculation.values import SpecDecodeCounters, StepCounters
+from appliance.speculation.values import NO_DRAFTS, SpecDecodeCounters, StepCounters
 
 CORRELATED = 2.0
-"""Neighbouring drafts, and neighbouring steps, are alike: n of them tell as much as n/2 would."""
+"""Neighbouring drafts, and neighbouring steps, correlate: n of them are worth n/2 independent ones."""
 DRIFT_PER_SECOND = 0.03**2 / 600
-"""Variance a cost gains with time: it may move by 3 % in ten minutes."""
+"""Variance that a cost gains: it may move by 3 % in ten minutes."""
 LEAST_STEPS = 4
-"""Fewer steps than this of one kind measure nothing."""
+"""Minimum steps of one kind for a measurement."""
 LEAST_SPANS = 4
-"""Fewer spans than this do not tell how much they differ."""
+"""Minimum spans for the variance between them."""
 UNKNOWN_SPREAD = 0.25**2
 """Variance of a cost that was only measured at another batch size."""
 
@@ -37,11 +37,10 @@ class Estimate:
     variance: float
 
     def lower(self, z: float) -> float:
-        """The bound it is above with the confidence of so many standard deviations."""
+        """Lower confidence bound, z standard deviations below the mean."""
         return self.mean - z * math.sqrt(self.variance)
 
     def upper(self, z: float) -> float:
-        """The bound it is below, likewise."""
         return self.mean + z * math.sqrt(self.variance)
 
 
@@ -52,27 +51,55 @@ class Costs:
     ratios: Mapping[int, Estimate] = field(default_factory=lambda: MappingProxyType({}))
     measured_at: float = 0.0
     seconds_per_token: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Engine seconds for each token delivered, by K, when last measured; for people to look at."""
+    """Engine seconds for each token delivered, by K, when last measured; for display only."""
 
     def is_known(self) -> bool:
-        """Whether any K was compared with none."""
         return bool(self.ratios)
 
     def are_certain(self, choices: Iterable[int], spread: float) -> bool:
-        """Whether every K above 0 was measured to within so much of S(K)/S(0), one standard deviation."""
+        """Whether every K above 0 was measured with at most this standard deviation of log S(K)/S(0)."""
         return all(k in self.ratios and self.ratios[k].variance <= spread**2 for k in choices if k)
 
     def exactly(self) -> "Costs":
-        """The costs as if their means were known to be right."""
-        ratios = {k: Estimate(mean=ratio.mean, variance=0.0) for k, ratio in self.ratios.items()}
+        """The costs without uncertainty."""
+        ratios = {k: replace(ratio, variance=0.0) for k, ratio in self.ratios.items()}
         return replace(self, ratios=MappingProxyType(ratios))
 
     def break_even(self, k: int) -> float | None:
-        """Acceptance length above which K draft tokens pay, or None where it was not measured."""
+        """Acceptance length above which K draft tokens pay, or None if their cost was not measured."""
         return math.exp(self.ratios[k].mean) if k in self.ratios else None
 
 
 NO_COSTS = Costs()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationFigures:
+    """What the control loop measured of one worker, for those who show or count it."""
+
+    window: SpecDecodeCounters = NO_DRAFTS
+    """The latest drafts."""
+    since: float = 0.0
+    """Monotonic time of the last change of mode."""
+    choices: tuple[int, ...] = (0,)
+    draft_tokens: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Draft tokens in force, by known batch bucket."""
+    costs: Mapping[int, Costs] = field(default_factory=lambda: MappingProxyType({}))
+    """By known batch bucket."""
+    probes_failed: int = 0
+    probed_steps: int = 0
+    next_probe_at: float | None = None
+    """Monotonic time of the next probe; None if speculation is stopped at no batch size."""
+
+
+def costs_at(costs: Mapping[int, Costs], bucket: int) -> Costs:
+    """Costs at a batch bucket, or the nearest measured one's as a guess."""
+    known = {name: found for name, found in costs.items() if found.is_known()}
+    if bucket in known:
+        return known[bucket]
+    if not known:
+        return NO_COSTS
+    return borrowed(known[min(known, key=lambda name: (abs(name - bucket), name))])
 
 
 def acceptance_length(counters: SpecDecodeCounters, k: int) -> Estimate | None:
@@ -80,14 +107,14 @@ def acceptance_length(counters: SpecDecodeCounters, k: int) -> Estimate | None:
     Mean tokens per draft that K draft tokens would give, from drafts of K or more.
 
     A draft is a chain: whether its first K tokens are accepted does not depend on how many follow.
-    None where no draft was that long.
+    None if no draft was that long.
     """
     reached = _reached(counters)
-    # A worker that reports fewer positions of one kind than of the other is read as far as both go.
+    # A worker may report fewer positions of one kind than of the other: use those that both have.
     pairs = list(zip(counters.accepted_per_position, reached, strict=False))[: max(0, k)]
     if not pairs or len(pairs) < k or min(drafts for _accepted, drafts in pairs) <= 0:
         return None
-    # Half a success and half a failure more: none in thirty is no proof that there will never be one.
+    # Half a success and half a failure more: none in thirty does not prove a rate of zero.
     safe = [(accepted + 0.5) / (drafts + 1) for accepted, drafts in pairs]
     mean = sum(safe)
     square = sum((2 * position + 1) * rate for position, rate in enumerate(safe))
@@ -97,7 +124,7 @@ def acceptance_length(counters: SpecDecodeCounters, k: int) -> Estimate | None:
 
 
 def payoff(counters: SpecDecodeCounters, costs: Costs, k: int) -> Estimate | None:
-    """The payoff of K draft tokens, or None where acceptance or cost of it is unknown."""
+    """The payoff of K draft tokens, or None if its acceptance or cost is unknown."""
     length = acceptance_length(counters, k)
     if length is None or k not in costs.ratios:
         return None
@@ -111,7 +138,7 @@ def payoff(counters: SpecDecodeCounters, costs: Costs, k: int) -> Estimate | Non
 def payoffs(
     counters: SpecDecodeCounters, costs: Costs, choices: Iterable[int], *, least_drafts: int = 1
 ) -> dict[int, Estimate]:
-    """The payoff of every K above 0 of which it is known and that so many drafts reached."""
+    """The known payoffs of every K above 0 that at least `least_drafts` drafts reached."""
     known = {k: payoff(counters, costs, k) for k in choices if 0 < k <= deepest(counters, least_drafts)}
     return {k: estimate for k, estimate in known.items() if estimate is not None}
 
@@ -119,13 +146,13 @@ def payoffs(
 def best_choice(
     counters: SpecDecodeCounters, costs: Costs, choices: Iterable[int], *, least_drafts: int = 1
 ) -> tuple[int, Estimate] | None:
-    """The K above 0 with the highest mean payoff, or None where none can be told."""
+    """The K above 0 with the highest mean payoff, or None if no payoff is known."""
     known = payoffs(counters, costs, choices, least_drafts=least_drafts)
     return max(known.items(), key=lambda pair: pair[1].mean, default=None)
 
 
 def deepest(counters: SpecDecodeCounters, drafts: int) -> int:
-    """The most draft tokens that so many drafts had."""
+    """The largest number of draft tokens that at least this many drafts had."""
     return sum(count >= drafts for count in _reached(counters))
 
 
@@ -133,7 +160,7 @@ def gain(counters: SpecDecodeCounters, costs: Costs, k: int, instead_of: int) ->
     """
     The payoff of one K over that of another.
 
-    They share the first draft tokens and the steps without any, and that noise cancels: all of the
+    They share the first draft tokens and the steps at K=0, and that noise cancels: all of the
     shorter one's acceptance, and half of a cost, since K=0 was measured in as many steps as K.
     """
     mine, other = payoff(counters, costs, k), payoff(counters, costs, instead_of)
@@ -150,7 +177,7 @@ def rise(counters: SpecDecodeCounters, earlier: SpecDecodeCounters, k: int) -> f
     """
     How much higher AL(K) is than it was, in standard deviations of drafts of the earlier text.
 
-    Of the earlier, because few drafts of which none was accepted look more certain than they are.
+    Of the earlier, because a few drafts without an accepted token look more certain than they are.
     """
     now, then = acceptance_length(counters, k), acceptance_length(earlier, k)
     if now is None or then is None:
@@ -159,8 +186,8 @@ def rise(counters: SpecDecodeCounters, earlier: SpecDecodeCounters, k: int) -> f
     return (now.mean - then.mean) / math.sqrt(then.variance * (1.0 + more))
 
 
-def jump(earlier: SpecDecodeCounters, later: SpecDecodeCounters) -> float | None:
-    """By how much AL differs between two spans, squared, in variances; None where that cannot be told."""
+def squared_z_score(earlier: SpecDecodeCounters, later: SpecDecodeCounters) -> float | None:
+    """Squared difference of AL between two spans, in variances; None if either is unknown."""
     least = max(1, min(earlier.drafts, later.drafts) // 2)
     k = min(deepest(earlier, least), deepest(later, least))
     then, now = acceptance_length(earlier, k), acceptance_length(later, k)
@@ -169,11 +196,11 @@ def jump(earlier: SpecDecodeCounters, later: SpecDecodeCounters) -> float | None
     return (now.mean - then.mean) ** 2 / (then.variance + now.variance)
 
 
-def unevenness(spans: Iterable[SpecDecodeCounters], k: int) -> float:
+def between_window_variance(spans: Iterable[SpecDecodeCounters], k: int) -> float:
     """
-    Variance of the mean of log AL(K) over equally long spans, as they really differ.
+    Variance of the mean of log AL(K) over equally long spans, as measured between them.
 
-    Requests differ more than chance would have it, and drafts of one request are alike.
+    Requests differ more than by chance, and drafts of one request are alike.
     """
     lengths = [math.log(length.mean) for span in spans if (length := acceptance_length(span, k)) is not None]
     if len(lengths) < LEAST_SPANS:
@@ -182,14 +209,11 @@ def unevenness(spans: Iterable[SpecDecodeCounters], k: int) -> float:
     return sum((length - mean) ** 2 for length in lengths) / (len(lengths) - 1) / len(lengths)
 
 
-def learn(costs: Costs, steps: Mapping[int, StepCounters], now: float) -> Costs:
+def update_costs(costs: Costs, steps: Mapping[int, StepCounters], now: float) -> Costs:
     """
-    Take one span of steps at one batch size into the costs.
+    Add one span of steps at one batch size, by K, to the costs; without K=0 nothing can be compared.
 
-    Args:
-        costs: what was known.
-        steps: what each K gave and took within the span; without K=0 nothing can be compared.
-        now: seconds, of the clock that `costs.measured_at` is of.
+    `now` is of the same clock as `costs.measured_at`.
     """
     none = steps.get(0)
     if none is None or not _is_measured(none):
@@ -207,7 +231,7 @@ def learn(costs: Costs, steps: Mapping[int, StepCounters], now: float) -> Costs:
     ratios = dict(aged(costs, now).ratios)
     for k, found in seen.items():
         known = ratios.get(k, found)
-        # Weighted by certainty; a first measurement is taken as it is.
+        # Weighted by certainty; a first measurement counts in full.
         weight = known.variance / (known.variance + found.variance) if k in ratios else 1.0
         ratios[k] = Estimate(
             mean=known.mean + weight * (found.mean - known.mean),
@@ -222,9 +246,8 @@ def learn(costs: Costs, steps: Mapping[int, StepCounters], now: float) -> Costs:
 
 
 def aged(costs: Costs, now: float) -> Costs:
-    """The costs as uncertain as they have become since they were measured."""
-    extra = DRIFT_PER_SECOND * max(0.0, now - costs.measured_at)
-    return _spread(costs, extra)
+    """The costs with the uncertainty gained since they were measured."""
+    return _spread(costs, DRIFT_PER_SECOND * max(0.0, now - costs.measured_at))
 
 
 def borrowed(costs: Costs) -> Costs:
@@ -233,16 +256,8 @@ def borrowed(costs: Costs) -> Costs:
 
 
 def _spread(costs: Costs, variance: float) -> Costs:
-    return Costs(
-        ratios=MappingProxyType(
-            {
-                k: Estimate(mean=ratio.mean, variance=ratio.variance + variance)
-                for k, ratio in costs.ratios.items()
-            }
-        ),
-        measured_at=costs.measured_at,
-        seconds_per_token=costs.seconds_per_token,
-    )
+    ratios = {k: replace(ratio, variance=ratio.variance + variance) for k, ratio in costs.ratios.items()}
+    return replace(costs, ratios=MappingProxyType(ratios))
 
 
 def _reached(counters: SpecDecodeCounters) -> tuple[int, ...]:
@@ -255,7 +270,7 @@ def _is_measured(taken: StepCounters) -> bool:
 
 
 def _relative_variance(taken: StepCounters) -> float:
-    """Variance of the mean seconds of a step, relative to its square; never quite nothing."""
+    """Variance of the mean seconds of a step, relative to its square; never zero."""
     mean = taken.seconds_per_step
     spread = max(0.0, taken.seconds_squared / taken.steps - mean**2) / mean**2
     return (spread + 0.02**2) / taken.steps

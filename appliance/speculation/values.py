@@ -1,8 +1,8 @@
 """
-The words of speculation: modes, reasons, draft-token tables, and what is counted of a worker's steps.
+The values of speculation: modes, reasons, draft-token tables, counters of a worker's steps, decisions.
 
-Values only.  `appliance.serving.plugin_client` reads them from a worker, `appliance.monitor` decides
-on them, `appliance.control.loop` acts on what was decided.
+`appliance.serving.plugin_client` reads them from a worker, `appliance.monitor` makes a `Decision` of them,
+and `appliance.control.loop` applies it.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,6 @@ from types import MappingProxyType
 
 
 class SpeculationMode(StrEnum):
-    """What a worker does at each step."""
-
     SPECULATIVE = "speculative"
     PROBING = "probing"
     TARGET_ONLY = "target_only"
@@ -36,8 +34,8 @@ class Reason(StrEnum):
     DRAFT_LINT_FAILED = "draft_lint_failed"
 
 
-MOST_DRAFT_TOKENS = 1024
-"""More draft tokens than this no draft was ever measured at: a record that says so is wrong."""
+MAXIMUM_DRAFT_TOKENS = 1024
+"""A record that claims more draft tokens than this is wrong."""
 ALL_TRAFFIC = "all"
 """Name of the expectation of every kind of traffic together, in a draft's record."""
 
@@ -46,23 +44,17 @@ DraftTokenTable = tuple[tuple[int, int, int], ...]
 
 
 def bucket_of(batch: int) -> int:
-    """The batch bucket a batch size falls into, named by its largest: 1, 2, 4, 8 and so on."""
+    """The batch bucket of a batch size, named by its largest: 1, 2, 4, 8 and so on."""
     return 1 << max(0, batch - 1).bit_length()
 
 
 def buckets_up_to(largest_batch: int) -> tuple[int, ...]:
-    """Every bucket of a worker that decodes at most so many requests together."""
+    """Every bucket of a worker that decodes at most this many requests together."""
     return tuple(1 << exponent for exponent in range(bucket_of(largest_batch).bit_length()))
 
 
 def table_of(draft_tokens: Mapping[int, int], largest_batch: int) -> DraftTokenTable:
-    """
-    Write a choice of draft tokens for each bucket as ranges; equal neighbours become one range.
-
-    Args:
-        draft_tokens: bucket to draft tokens, for every bucket of `buckets_up_to(largest_batch)`.
-        largest_batch: most requests decoded together; the last range ends there.
-    """
+    """Draft tokens of all `buckets_up_to(largest_batch)` as ranges; equal neighbours are merged."""
     spans: list[tuple[int, int, int]] = []
     first = 1
     for bucket in buckets_up_to(largest_batch):
@@ -76,7 +68,7 @@ def table_of(draft_tokens: Mapping[int, int], largest_batch: int) -> DraftTokenT
 
 
 def draft_tokens_at(table: DraftTokenTable, batch: int) -> int:
-    """Draft tokens the table gives a batch size; beyond its end, what its last range says."""
+    """Draft tokens the table gives a batch size; beyond its end, those of its last range."""
     for _first, last, draft_tokens in table:
         if batch <= last:
             return draft_tokens
@@ -92,12 +84,12 @@ class SpecDecodeCounters:
     accepted_tokens: int
     accepted_per_position: tuple[int, ...]
     drafted_per_position: tuple[int, ...] = ()
-    """Drafts that reached each position; empty where the worker does not say."""
+    """Drafts that reached each position; empty if the worker does not report it."""
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens per draft with the bonus token: 1 + accepted / drafts; 1.0 for no drafts."""
-        return 1.0 + self.accepted_tokens / self.drafts if self.drafts else 1.0
+        """Mean tokens per draft with the bonus token; 1.0 for no drafts."""
+        return acceptance_length_of(self.drafts, self.accepted_tokens)
 
     @property
     def acceptance_rate(self) -> float:
@@ -109,7 +101,7 @@ class SpecDecodeCounters:
         """
         For each draft position, accepted tokens per draft that reached it, 0..1.
 
-        Where the worker does not say how many drafts reached a position (stock vLLM), all are taken
+        If the worker does not report how many drafts reached a position (stock vLLM), all are assumed
         to have, and once drafts differ in length the later positions read too low.
         """
         reached = self.drafted_per_position or tuple(self.drafts for _ in self.accepted_per_position)
@@ -119,7 +111,7 @@ class SpecDecodeCounters:
         )
 
     def since(self, earlier: "SpecDecodeCounters") -> "SpecDecodeCounters | None":
-        """What was counted after `earlier`, or None where a counter went backwards."""
+        """The counts after `earlier`, or None if a counter went backwards."""
         if len(self.accepted_per_position) != len(earlier.accepted_per_position) or len(
             self.drafted_per_position
         ) != len(earlier.drafted_per_position):
@@ -139,6 +131,11 @@ class SpecDecodeCounters:
         return None if min(counts) < 0 else difference
 
 
+def acceptance_length_of(drafts: int, accepted_tokens: int) -> float:
+    """Mean tokens per draft with the bonus token: 1 + accepted / drafts; 1.0 for no drafts."""
+    return 1.0 + accepted_tokens / drafts if drafts else 1.0
+
+
 NO_DRAFTS = SpecDecodeCounters(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_position=())
 
 
@@ -148,8 +145,8 @@ class StepCounters:
     Cumulative measurements of one kind of step: one batch bucket, one number of draft tokens.
 
     Only whole decode steps count: no prompt was processed, and every request verified exactly that
-    many draft tokens.  What a step took reaches from the end of the one before to its own end, so
-    that everything between two steps is in it.
+    many draft tokens.  The time of a step reaches from the end of the one before to its own end, so
+    that it includes everything between two steps.
     """
 
     steps: int = 0
@@ -159,15 +156,14 @@ class StepCounters:
     requests: int = 0
     """Sum of batch sizes."""
     tokens: int = 0
-    """Tokens given to requests."""
+    """Tokens delivered to requests."""
 
     @property
     def seconds_per_step(self) -> float:
-        """Mean seconds of a step; 0.0 for none."""
         return self.seconds / self.steps if self.steps else 0.0
 
     def since(self, earlier: "StepCounters") -> "StepCounters":
-        """What was measured after `earlier`, of the same engine."""
+        """The measurements after `earlier`, of the same engine."""
         return StepCounters(
             steps=self.steps - earlier.steps,
             seconds=self.seconds - earlier.seconds,
@@ -177,7 +173,7 @@ class StepCounters:
         )
 
     def plus(self, other: "StepCounters") -> "StepCounters":
-        """What was measured by either; of several engines, or of spans that do not overlap."""
+        """The sum of both: of several engines, or of spans that do not overlap."""
         return StepCounters(
             steps=self.steps + other.steps,
             seconds=self.seconds + other.seconds,
@@ -192,7 +188,7 @@ NO_STEPS = StepCounters()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """What the GPUs of a worker took since their driver was loaded."""
+    """Energy that a worker's GPUs have used since their driver was loaded."""
 
     gpus: int
     millijoules: int
@@ -200,7 +196,7 @@ class Energy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """Acceptance that a draft showed."""
+    """Acceptance that a draft's record promises."""
 
     acceptance_length: float
     """Mean tokens per draft, the bonus token included: 1.0 for none accepted."""
@@ -209,20 +205,20 @@ class Expectation:
 
     def at(self, draft_tokens: int) -> float:
         """
-        The least acceptance length that this means for another K, on the same text.
+        The minimum acceptance length that this implies for another K, on the same text.
 
         A draft is a chain: no position is accepted more often than the one before it.  So the first K
-        positions have at least their share of what all of them gave, and more draft tokens never give less.
+        positions have at least their share of all accepted tokens, and more draft tokens never give less.
         """
         share = min(1.0, max(0, draft_tokens) / self.draft_tokens)
         return 1.0 + share * (self.acceptance_length - 1.0)
 
 
-def parse_expectation(said: object) -> Expectation | None:
-    """Read an expectation from JSON; None for anything that no draft can have shown."""
-    length = said.get("acceptance_length") if isinstance(said, dict) else None
-    tokens = said.get("draft_tokens") if isinstance(said, dict) else None
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= MOST_DRAFT_TOKENS:
+def parse_expectation(value: object) -> Expectation | None:
+    """Read an expectation from JSON; None for anything that no draft can have reached."""
+    length = value.get("acceptance_length") if isinstance(value, dict) else None
+    tokens = value.get("draft_tokens") if isinstance(value, dict) else None
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= MAXIMUM_DRAFT_TOKENS:
         return None
     if not isinstance(length, int | float) or isinstance(length, bool) or not 1 <= length <= 1 + tokens:
         return None
@@ -231,23 +227,23 @@ def parse_expectation(said: object) -> Expectation | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReading:
-    """What the plugin in a worker says about its engine."""
+    """One answer of the plugin in a worker."""
 
     controllable: bool
-    """Whether the table can be changed; if not, `problems` says why."""
+    """Whether the table can be changed; if not, `problems` gives the reasons."""
     problems: tuple[str, ...] = ()
     epoch: str
-    """Changes with every start of the engine: counters of two epochs have nothing to do with each other."""
+    """Changes with every start of the engine: counters of two epochs cannot be compared."""
     largest_batch: int = 1
-    """Most requests decoded together."""
+    """Maximum requests decoded together."""
     choices: tuple[int, ...] = (0,)
     """Numbers of draft tokens the engine is prepared for, ascending."""
     table: DraftTokenTable = ()
     mode: SpeculationMode | None = None
-    """The mode whoever set the table last said it was for; None when nobody has yet."""
+    """The mode that came with the table; None until a gateway sets one."""
     reason: Reason | None = None
     is_probing: bool = False
-    """Whether a probe is under way; the table is in force again when it ends."""
+    """Whether a probe is in flight; the table is in force again when it ends."""
     batch: int = 0
     """Size of the last step's batch; 0 while idle."""
     step_count: int = 0
@@ -256,16 +252,37 @@ class EngineReading:
     """Measurements by (batch bucket, draft tokens)."""
     drafting: SpecDecodeCounters = NO_DRAFTS
     busy_seconds: float | None = None
-    """Time the engine worked since its start; None where nothing measures it."""
+    """Time the engine worked since its start; None if nothing measures it."""
     energy: Energy | None = None
-    """What its GPUs took; None where nothing measures it."""
+    """None if nothing measures it."""
     target: str = ""
-    """Content digest of the target it was started with; empty where the worker does not say."""
+    """Content digest of the target it was started with; empty if the worker does not report it."""
     draft: str = ""
-    """Likewise of the draft; also empty where it was started without one."""
+    """Likewise of the draft; also empty if it was started without one."""
     expected_length: float | None = None
-    """Acceptance length that the draft's record promises with the most draft tokens there are here, at least;
-    None where no record says."""
+    """Minimum acceptance length that the draft's record promises with the most draft tokens of this worker;
+    None without a record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the monitor decided for one worker; the control loop applies it."""
+
+    mode: SpeculationMode
+    reason: Reason = Reason.TOO_FEW_DRAFTS
+    """Why the worker is in this mode, or why this tick gave no evidence."""
+    basis: Reason = Reason.TOO_FEW_DRAFTS
+    """The reason of the last change."""
+    verdict: Reason | None = None
+    """`collapsed` or `below_break_even` while speculation is stopped for it, through all its probes."""
+    table: DraftTokenTable = ()
+    """Empty if no table can be set."""
+    probe: tuple[tuple[int, int], ...] = ()
+    """Draft tokens and steps of each part of the probe or sweep in flight; the table would end it."""
+    starts_probe: bool = False
+    """Whether the worker has to start the probe now."""
+    avoid: bool = False
+    """Whether the router should prefer other workers: drafts do not pay here and cannot be switched off."""
 
 
 def _subtract(later: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ...]:

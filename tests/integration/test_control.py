@@ -12,7 +12,7 @@ import pytest
 from appliance.control.override import EVERY_WORKER, Override
 from appliance.control.recycle import RecycleResult
 from appliance.errors import ControlRefusedError, WorkerFailedError
-from appliance.serving.plugin_client import Steer
+from appliance.serving.plugin_client import SpeculationCommand
 from appliance.serving.supervise import free_port
 from appliance.serving.worker import Worker
 from appliance.speculation.values import Reason, SpeculationMode
@@ -71,7 +71,7 @@ async def test_drafting_comes_back_by_itself_once_it_pays_again(controlled):
     await controlled.collapse()
     for _ in range(60):
         await controlled.tick(accepted=2)
-        if controlled.seen().watch.mode is SpeculationMode.SPECULATIVE:
+        if controlled.seen().decision.mode is SpeculationMode.SPECULATIVE:
             break
     await controlled.tick(accepted=2)
     assert worker.scheduler.dynamic_sd_lookup[1] == 3
@@ -89,7 +89,7 @@ async def test_a_worker_that_does_not_take_what_it_is_told_is_told_again(control
     await controlled.tick(3)
     assert len(worker.puts) == 3
     assert controlled.seen().healthy
-    assert len(controlled.logged("worker_not_steered")) == 3
+    assert len(controlled.logged("decision_not_applied")) == 3
     worker.put_status = 200
     await controlled.tick(3)
     assert len(worker.puts) == 4
@@ -104,7 +104,7 @@ async def test_a_stop_that_did_not_arrive_is_told_again(controlled):
     worker.put_status = 500
     for _ in range(10):
         await controlled.tick(accepted=0)
-        if controlled.seen().watch.mode is SpeculationMode.TARGET_ONLY:
+        if controlled.seen().decision.mode is SpeculationMode.TARGET_ONLY:
             break
     await controlled.tick(2, accepted=0)
     assert [told["table"] for told in worker.puts[-3:]] == [NOWHERE] * 3
@@ -153,7 +153,7 @@ async def test_a_worker_that_cannot_be_told_is_avoided_while_its_drafts_fail(con
     await controlled.start(worker, **PATIENT)
     await controlled.tick()
     seen = controlled.seen()
-    assert (seen.healthy, seen.avoided, seen.watch.reason) == (True, False, Reason.NOT_CONTROLLABLE)
+    assert (seen.healthy, seen.avoided, seen.decision.reason) == (True, False, Reason.NOT_CONTROLLABLE)
     assert seen.reading.problems == (problem,)
     worker.metrics = page(300, 200)
     await controlled.tick()
@@ -180,7 +180,7 @@ async def test_a_plugin_that_took_its_hooks_out_is_seen_to_be_out_of_control(con
     worker.decode(1, accepted=0)
     await controlled.tick(2)
     seen = controlled.seen()
-    assert seen.watch.reason is Reason.NOT_CONTROLLABLE
+    assert seen.decision.reason is Reason.NOT_CONTROLLABLE
     assert seen.reading.problems == ("the scheduler does not follow its draft-token table",)
     assert len(worker.puts) == told
 
@@ -191,13 +191,15 @@ async def test_a_loop_without_the_lease_steers_nobody_and_shows_what_the_worker_
     await controlled.start(worker)
     controlled.lease.is_held = False
     await controlled.tick(2, accepted=2)
-    assert controlled.seen().watch.mode is SpeculationMode.SPECULATIVE
+    assert controlled.seen().decision.mode is SpeculationMode.SPECULATIVE
     assert controlled.sample("control_acting") == 0
-    steer = Steer(table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.BELOW_BREAK_EVEN)
+    steer = SpeculationCommand(
+        table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.BELOW_BREAK_EVEN
+    )
     worker.steering.command(json.dumps(steer.body()), "by another")
     await controlled.tick(20, accepted=0)
-    watch = controlled.seen().watch
-    assert (watch.mode, watch.reason) == (SpeculationMode.TARGET_ONLY, Reason.BELOW_BREAK_EVEN)
+    decision = controlled.seen().decision
+    assert (decision.mode, decision.reason) == (SpeculationMode.TARGET_ONLY, Reason.BELOW_BREAK_EVEN)
     assert controlled.sample("speculation_mode", worker="w1", mode="target_only") == 1
     assert (worker.puts, controlled.loop.events(0)) == ([], ())
 
@@ -206,14 +208,16 @@ async def test_whoever_takes_the_lease_over_goes_on_from_what_the_worker_was_tol
     """A worker that was stopped stays stopped until a probe says otherwise; one that lost it is silent."""
     worker = EngineWorker()
     await controlled.start(worker, probe_seconds=3.0, probe_share=0.2)
-    steer = Steer(table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED)
+    steer = SpeculationCommand(
+        table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED
+    )
     worker.steering.command(json.dumps(steer.body()), "by another")
     controlled.lease.is_held = False
     await controlled.tick(3, accepted=0)
     controlled.lease.is_held = True
     await controlled.tick(10, accepted=0)
     assert controlled.loop.is_acting
-    assert controlled.seen().watch.mode is not SpeculationMode.SPECULATIVE
+    assert controlled.seen().decision.mode is not SpeculationMode.SPECULATIVE
     assert {json.dumps(told["table"]) for told in worker.puts} == {json.dumps(NOWHERE)}
     told = len(worker.puts)
     assert told
@@ -242,7 +246,7 @@ async def test_a_defect_in_one_look_stops_neither_the_loop_nor_another_worker(co
     assert (controlled.seen(W1).healthy, controlled.seen(W2).healthy) == (False, True)
     assert len(controlled.workers[1].puts) == 1
     assert controlled.sample("control_failures_total") == 2
-    line = controlled.logged("control_look_failed")[0]
+    line = controlled.logged("control_poll_failed")[0]
     assert (line["worker"], line["error"]) == ("w1", "LookupError")
     assert line["exception"].endswith("LookupError")
     controlled.client.broken = None
@@ -294,7 +298,7 @@ async def test_an_override_is_obeyed_until_it_ends(controlled):
     controlled.wall.advance(60)
     await controlled.tick(2, accepted=2)
     assert (worker.puts[-1]["table"], worker.puts[-1]["mode"]) == (EVERYWHERE, "speculative")
-    assert controlled.seen().watch.basis is not Reason.OPERATOR_OVERRIDE
+    assert controlled.seen().decision.basis is not Reason.OPERATOR_OVERRIDE
 
 
 async def test_an_override_keeps_a_failing_draft_drafting(controlled):
@@ -320,7 +324,7 @@ async def test_an_order_stands_while_the_place_it_is_kept_cannot_be_read(control
     controlled.overrides.is_broken = True
     await controlled.tick(3, accepted=2)
     assert worker.scheduler.dynamic_sd_lookup[1] == 0
-    assert controlled.seen().watch.reason is Reason.OPERATOR_OVERRIDE
+    assert controlled.seen().decision.reason is Reason.OPERATOR_OVERRIDE
 
 
 async def test_a_probe_somebody_asked_for_is_made_at_the_next_look(controlled):
@@ -365,9 +369,9 @@ async def test_who_does_not_steer_refuses_what_an_operator_asks_of_the_one_that_
     await controlled.start(worker)
     controlled.lease.is_held = False
     await controlled.tick()
-    with pytest.raises(ControlRefusedError, match="does not steer"):
+    with pytest.raises(ControlRefusedError, match="does not hold the control lease"):
         controlled.loop.request_probe(W1)
-    with pytest.raises(ControlRefusedError, match="does not steer"):
+    with pytest.raises(ControlRefusedError, match="does not hold the control lease"):
         controlled.loop.request_recycle(W1, with_draft=True, note="", actor="operator/key")
     controlled.lease.is_held = True
     await controlled.tick(5, accepted=2)
@@ -441,9 +445,9 @@ async def test_a_worker_that_restarts_is_judged_anew(controlled):
     worker.scheduler, worker.steering = again.scheduler, again.steering
     told = len(worker.puts)
     await controlled.tick()
-    assert controlled.seen().watch.reason is Reason.COUNTER_RESET
+    assert controlled.seen().decision.reason is Reason.COUNTER_RESET
     assert len(worker.puts) == told + 1
-    assert controlled.seen().watch.window.drafts == 0
+    assert controlled.seen().figures.window.drafts == 0
 
 
 async def test_tokens_by_engine_second_are_exported_as_the_engine_counts_them(controlled):
@@ -493,9 +497,9 @@ async def test_a_worker_that_cannot_be_scraped_keeps_what_it_was_told(controlled
     for _ in range(3):
         await controlled.tick(accepted=0)
         health.append(controlled.seen().healthy)
-    watch = controlled.seen().watch
+    decision = controlled.seen().decision
     assert health == [True, True, False]
-    assert (watch.mode, watch.reason) == (SpeculationMode.TARGET_ONLY, Reason.SCRAPE_FAILED)
+    assert (decision.mode, decision.reason) == (SpeculationMode.TARGET_ONLY, Reason.SCRAPE_FAILED)
     assert controlled.loop.events(0) == changes
     assert {json.dumps(told["table"]) for told in worker.puts[told:]} <= {json.dumps(NOWHERE)}
 
@@ -506,7 +510,7 @@ async def test_a_plugin_that_answers_nonsense_takes_no_worker_out_of_routing(con
     await controlled.start(worker)
     await controlled.tick(3)
     seen = controlled.seen()
-    assert (seen.healthy, seen.reading, seen.watch.reason) == (True, None, Reason.SCRAPE_FAILED)
+    assert (seen.healthy, seen.reading, seen.decision.reason) == (True, None, Reason.SCRAPE_FAILED)
     assert controlled.sample("control_failures_total") == 0
     assert worker.puts == []
 
@@ -531,7 +535,7 @@ async def test_a_worker_started_without_a_draft_is_told_nothing(controlled):
     await controlled.start(worker)
     await controlled.tick(3)
     seen = controlled.seen()
-    assert (seen.healthy, seen.speculates, seen.watch.mode) == (True, False, SpeculationMode.TARGET_ONLY)
+    assert (seen.healthy, seen.speculates, seen.decision.mode) == (True, False, SpeculationMode.TARGET_ONLY)
     assert worker.puts == []
 
 
@@ -540,14 +544,16 @@ async def test_a_client_reads_and_steers_over_http(controlled):
     worker = EngineWorker()
     await controlled.start(worker)
     known = controlled.seen().worker
-    steer = Steer(table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED)
-    told = await controlled.speculation.steer(known, steer, 1.0)
+    steer = SpeculationCommand(
+        table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED
+    )
+    told = await controlled.speculation.apply(known, steer, 1.0)
     assert (told.table, told.mode, told.reason) == (steer.table, steer.mode, steer.reason)
     assert await controlled.speculation.read(known, 1.0) == told
     with pytest.raises(WorkerFailedError, match=r"answered 400: .*are not among"):
-        await controlled.speculation.steer(known, replace(steer, table=((1, LARGEST, 2),)), 1.0)
+        await controlled.speculation.apply(known, replace(steer, table=((1, LARGEST, 2),)), 1.0)
     with pytest.raises(WorkerFailedError, match="did not take the draft-token table"):
-        await controlled.speculation.steer(known, replace(steer, table=((1, 2, 3),)), 1.0)
+        await controlled.speculation.apply(known, replace(steer, table=((1, 2, 3),)), 1.0)
 
 
 async def test_a_worker_that_is_gone_or_silent_is_a_failure(controlled):

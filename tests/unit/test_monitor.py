@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from appliance.monitor import decide
 from appliance.speculation.probes import FREE_SWEEPS, SWEEP_STEPS
-from appliance.speculation.state import Watch
+from appliance.speculation.state import MonitorState
 from appliance.speculation.values import (
     EngineReading,
     Reason,
@@ -20,9 +20,9 @@ from appliance.speculation.values import (
     draft_tokens_at,
 )
 from tests.scenarios import CODE, CPU, HEX, POLICY, WARM, at_payoff, in_turn
-from tests.simulated_worker import Acceptance, Engine, SimulatedWorker, Traffic, looks
+from tests.simulated_worker import Acceptance, Engine, SimulatedWorker, Traffic, polls
 
-START = Watch(mode=SpeculationMode.SPECULATIVE)
+START = MonitorState(mode=SpeculationMode.SPECULATIVE)
 SPECULATIVE, PROBING, TARGET_ONLY = SpeculationMode
 ENGINE = replace(CPU, largest_batch=48)
 """Slow enough for a few hundred steps a second; its largest batch is no power of two."""
@@ -64,9 +64,9 @@ class Tick:
     """One call of `decide`, with what went in and what came out."""
 
     now: float
-    before: Watch
+    before: MonitorState
     reading: EngineReading | None
-    after: Watch
+    after: MonitorState
     worker: SimulatedWorker
     override: SpeculationMode | None
 
@@ -75,25 +75,18 @@ def live(seconds: list[Second], *, engine: Engine = ENGINE, seed: int = 0) -> It
     """Let a worker live through this under control."""
     current = [Second(CODE, 1, "", None)]
     traffic = Traffic(acceptance=lambda _now: current[0].text, batch=lambda _now: current[0].batch)
-    worker, watch = SimulatedWorker(engine, traffic, seed=seed), START
+    worker, state = SimulatedWorker(engine, traffic, seed=seed), START
     for count, second in enumerate(seconds, start=1):
         current[0] = second
         if second.mishap == "restart":
             worker.restart()
         worker.run_until(float(count))
         reading = spoilt(worker.reading(), second.mishap)
-        before, watch = watch, decide(watch, reading, POLICY, float(count), override=second.override)
-        yield Tick(float(count), before, reading, watch, worker, second.override)
+        before = state
+        state, decision = decide(state, reading, POLICY, float(count), override=second.override)
+        yield Tick(float(count), before, reading, state, worker, second.override)
         if reading is not None and second.mishap != "untold":
-            tell(worker, watch, reading)
-
-
-def tell(worker: SimulatedWorker, watch: Watch, reading: EngineReading) -> None:
-    """Have the worker do what was decided, as the control loop does."""
-    told = (reading.table, reading.mode) == (watch.table, watch.mode)
-    if watch.starts_probe or (not told and watch.probe is None):
-        probe = watch.probe.parts if watch.probe is not None else ()
-        worker.steer(watch.table, watch.mode, watch.basis, probe)
+            worker.apply(decision, reading)
 
 
 def spoilt(reading: EngineReading | None, mishap: str) -> EngineReading | None:
@@ -121,9 +114,9 @@ def spoilt(reading: EngineReading | None, mishap: str) -> EngineReading | None:
     return replace(reading, drafting=drafting)
 
 
-def drafts_by_bucket(watch: Watch) -> dict[int, bool]:
+def drafts_by_bucket(state: MonitorState) -> dict[int, bool]:
     """Return at which batch sizes the worker is to draft."""
-    return {bucket: watch.draft_tokens(bucket) > 0 for bucket in buckets_up_to(48)}
+    return {bucket: state.draft_tokens(bucket) > 0 for bucket in buckets_up_to(48)}
 
 
 def after(seconds: list[Second], *, engine: Engine = ENGINE, seed: int = 0) -> Tick:
@@ -158,18 +151,18 @@ def test_drafting_never_stops_or_starts_twice_within_the_cooldown(seconds: list[
 def test_no_reading_leads_to_nonsense(seconds: list[Second], seed: int):
     """Windows hold no negative counts, the table covers every batch with choices of this engine."""
     for tick in live(seconds, seed=seed):
-        watch = tick.after
-        for window in (watch.window, watch.long_window, *watch.probed, watch.stopped_for):
+        state = tick.after
+        for window in (state.window, state.long_window, *state.probed, state.stopped_for):
             assert min(window.drafts, window.draft_tokens, window.accepted_tokens) >= 0
             assert all(count >= 0 for count in window.accepted_per_position)
-        if watch.last is not None:
-            ranges = watch.table
+        if state.last is not None:
+            ranges = state.table
             assert [first for first, _, _ in ranges] == [1, *(last + 1 for _, last, _ in ranges[:-1])]
-            assert ranges[-1][1] == watch.largest_batch
-            assert {k for _, _, k in ranges} <= set(watch.choices)
-        assert watch.starts_probe <= (watch.probe is not None)
-        if watch.probe is not None:
-            assert {k for k, _steps in watch.probe.parts} <= set(watch.choices)
+            assert ranges[-1][1] == state.largest_batch
+            assert {k for _, _, k in ranges} <= set(state.choices)
+        assert state.starts_probe <= (state.probe is not None)
+        if state.probe is not None:
+            assert {k for k, _steps in state.probe.parts} <= set(state.choices)
 
 
 @given(HISTORIES, st.integers(0, 99))
@@ -178,11 +171,11 @@ def test_probes_and_sweeps_stay_within_their_share(seconds: list[Second], seed: 
     """A fiftieth of all steps, and besides a first probe and the first sweeps of each batch bucket."""
     sweep = 2 * SWEEP_STEPS * len(ENGINE.choices)
     for tick in live(seconds, seed=seed):
-        watch = tick.after
-        if watch.last is not None:
-            free = sweep * sum(min(entry.sweeps, FREE_SWEEPS) for entry in watch.buckets.values())
+        state = tick.after
+        if state.last is not None:
+            free = sweep * sum(min(entry.sweeps, FREE_SWEEPS) for entry in state.buckets.values())
             free += 1 + POLICY.probe_drafts
-            assert watch.probed_steps <= POLICY.probe_share * watch.last.step_count + free
+            assert state.probed_steps <= POLICY.probe_share * state.last.step_count + free
 
 
 @given(HISTORIES, SECONDS, st.integers(0, 99))
@@ -190,9 +183,9 @@ def test_probes_and_sweeps_stay_within_their_share(seconds: list[Second], seed: 
 def test_an_outage_changes_nothing_but_the_reason(seconds: list[Second], following: Second, seed: int):
     """And the decision after it is the one that would have been made without it."""
     tick = after([*seconds, following], seed=seed)
-    missed = decide(tick.before, None, POLICY, tick.now - 0.5)
+    missed, _decision = decide(tick.before, None, POLICY, tick.now - 0.5)
     assert missed == replace(tick.before, reason=Reason.SCRAPE_FAILED, starts_probe=False)
-    assert decide(missed, tick.reading, POLICY, tick.now) == tick.after
+    assert decide(missed, tick.reading, POLICY, tick.now) == (tick.after, tick.after.decision)
 
 
 @given(HISTORIES, st.sampled_from(TEXTS), st.integers(1, 6), st.floats(0, 1), st.integers(0, 99))
@@ -208,7 +201,7 @@ def test_more_accepted_tokens_never_stop_a_worker(
         if tick.reading is None or tick.before.last is None or tick.before.mode is not SPECULATIVE:
             continue
         better = with_more_accepted(tick.before.last, tick.reading, share)
-        then = decide(tick.before, better, POLICY, tick.now)
+        then, _decision = decide(tick.before, better, POLICY, tick.now)
         for bucket, drafts in drafts_by_bucket(tick.after).items():
             assert drafts_by_bucket(then)[bucket] >= drafts
 
@@ -238,7 +231,7 @@ def test_the_examples_of_monotony_do_contain_a_stop():
     assert stopped.reading is not None
     assert stopped.before.last is not None
     better = with_more_accepted(stopped.before.last, stopped.reading, 0.5)
-    assert decide(stopped.before, better, POLICY, stopped.now).mode is SPECULATIVE
+    assert decide(stopped.before, better, POLICY, stopped.now)[1].mode is SPECULATIVE
 
 
 @given(HISTORIES, st.integers(0, 99))
@@ -249,7 +242,7 @@ def test_a_control_process_that_starts_anew_adopts_what_the_worker_was_told(seco
         reading = tick.worker.reading()
         if reading is None or reading.mode is None:
             continue
-        adopted = decide(START, reading, POLICY, tick.now)
+        adopted, _decision = decide(START, reading, POLICY, tick.now)
         assert adopted.table == reading.table
         assert adopted.mode is (TARGET_ONLY if reading.mode is PROBING else reading.mode)
         if adopted.mode is TARGET_ONLY:
@@ -270,7 +263,7 @@ def test_an_override_is_obeyed_at_once_and_left_cleanly(seconds: list[Second], s
             assert {k > 0 for _, _, k in tick.after.table} == {tick.override is SPECULATIVE}
             continue
         assert tick.after.basis is not Reason.OPERATOR_OVERRIDE
-        assert (tick.after.kept, tick.after.ordered) == (None, None)
+        assert (tick.after.before_override, tick.after.override_draft_tokens) == (None, None)
         if not started:
             assert (tick.after.mode is not SPECULATIVE) == was_stopped
             assert (tick.after.verdict is not None) == was_stopped
@@ -293,8 +286,10 @@ def test_an_operators_changes_of_mode_are_not_held_against_the_traffic():
 def test_an_operator_may_insist_on_a_number_of_draft_tokens(asked: int | None, given: int):
     """As many as the engine is prepared for; at every batch size, whatever was measured."""
     tick = after(constant(WARM, 20))
-    watch = decide(tick.after, tick.reading, POLICY, tick.now, override=SPECULATIVE, draft_tokens=asked)
-    assert watch.table == ((1, 48, given),)
+    state, _decision = decide(
+        tick.after, tick.reading, POLICY, tick.now, override=SPECULATIVE, draft_tokens=asked
+    )
+    assert state.table == ((1, 48, given),)
 
 
 def waits(ticks: list[Tick]) -> list[float]:
@@ -316,7 +311,7 @@ def test_a_draft_that_never_paid_is_probed_less_and_less():
 
 
 def test_a_draft_that_has_paid_is_probed_again_and_again():
-    """It is worth a look every twenty seconds, because text changes back."""
+    """It is worth a poll every twenty seconds, because text changes back."""
     ticks = list(live([*constant(CODE, 60), *constant(HEX, 300)]))
     assert ticks[-1].after.has_paid
     assert waits(ticks)[:2] == pytest.approx([10, 20])
@@ -354,7 +349,7 @@ BUSY = replace(
 
 @pytest.mark.parametrize("seed", range(16))
 def test_a_collapse_is_seen_on_a_machine_that_is_too_busy_to_measure_costs(seed: int):
-    """Drafts that look as if they paid are not left running until there is a budget for another look."""
+    """Drafts that poll as if they paid are not left running until there is a budget for another poll."""
     code, noise = Second(CODE, 2, "", None), Second((0.15, 0.05, 0.02), 2, "", None)
     stopped = (
         tick.now for tick in live([code] * 12 + [noise] * 60, engine=BUSY, seed=seed)
@@ -402,34 +397,34 @@ def test_a_draft_that_is_cheap_enough_may_pay_with_little():
     assert (last.after.mode, last.after.verdict) == (SPECULATIVE, None)
 
 
-def outside(traffic: Traffic, seconds: int, *, seed: int = 1) -> list[Watch]:
+def outside(traffic: Traffic, seconds: int, *, seed: int = 1) -> list[MonitorState]:
     """Return what is thought of a worker that can only be looked at; it drafts while it is not avoided."""
     asked = [True]
     seen_by_avoidance = replace(traffic, batch=lambda now: traffic.batch(now) if asked[0] else 0)
-    worker, watch, shown = SimulatedWorker(ENGINE, seen_by_avoidance, seed=seed), START, []
+    worker, state, shown = SimulatedWorker(ENGINE, seen_by_avoidance, seed=seed), START, []
     for second in range(1, seconds + 1):
-        asked[0] = not watch.avoid
+        asked[0] = not state.avoid
         worker.run_until(float(second))
         reading = worker.reading()
         assert reading is not None
         counted = EngineReading(controllable=False, epoch="outside", drafting=reading.drafting)
-        watch = decide(watch, counted, POLICY, float(second))
-        shown.append(watch)
+        state, _decision = decide(state, counted, POLICY, float(second))
+        shown.append(state)
     return shown
 
 
 def test_a_worker_that_cannot_be_told_is_avoided_when_it_collapses_and_tried_again():
     """Less and less often while it is no better; and for good once it is."""
     shown = outside(Traffic(acceptance=in_turn((20, CODE), (700, HEX), (0, CODE))), 1600)
-    assert {watch.mode for watch in shown} == {SPECULATIVE}
-    assert {watch.reason for watch in shown} == {Reason.NOT_CONTROLLABLE}
-    assert {watch.table for watch in shown} == {()}
+    assert {state.mode for state in shown} == {SPECULATIVE}
+    assert {state.reason for state in shown} == {Reason.NOT_CONTROLLABLE}
+    assert {state.table for state in shown} == {()}
     starts = [second for second, (one, other) in enumerate(pairwise(shown)) if other.avoid and not one.avoid]
     pauses = [later - earlier for earlier, later in pairwise(starts)]
     assert 19 <= starts[0] <= 22
     assert pauses == sorted(pauses)
     assert pauses[-1] > 150
-    assert not any(watch.avoid for watch in shown[-100:])
+    assert not any(state.avoid for state in shown[-100:])
     assert (shown[-1].verdict, shown[-1].probes_failed) == (None, 0)
 
 
@@ -447,8 +442,8 @@ def test_a_worker_that_can_no_longer_be_told_is_taken_to_draft_if_it_does():
         drafted_per_position=tuple(count + 100 for count in drafting.drafted_per_position),
     )
     withdrawn = replace(tick.reading, controllable=False, problems=("a hook failed",), drafting=more)
-    watch = decide(tick.after, withdrawn, POLICY, tick.now + 1)
-    assert (watch.mode, watch.reason, watch.table) == (SPECULATIVE, Reason.NOT_CONTROLLABLE, ())
+    state, _decision = decide(tick.after, withdrawn, POLICY, tick.now + 1)
+    assert (state.mode, state.reason, state.table) == (SPECULATIVE, Reason.NOT_CONTROLLABLE, ())
 
 
 def test_a_load_at_which_nothing_pays_stops_only_that_load():
@@ -481,5 +476,5 @@ def test_what_does_not_pay_at_a_large_batch_is_not_held_against_a_smaller_one():
 def test_the_simulated_control_loop_and_this_one_agree():
     """The runs of the simulation tests are made by the same rules as the lives here."""
     worker = SimulatedWorker(ENGINE, Traffic(acceptance=lambda _now: CODE), seed=3)
-    simulated = [look.watch for look in looks(worker, POLICY, 30.0)]
+    simulated = [poll.state for poll in polls(worker, POLICY, 30.0)]
     assert simulated == [tick.after for tick in live(constant(CODE, 30), seed=3)]

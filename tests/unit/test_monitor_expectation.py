@@ -9,13 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.monitor import decide
-from appliance.speculation.state import MonitorPolicy, Watch, collapse_limit, observe
+from appliance.speculation.state import MonitorPolicy, MonitorState, collapse_limit, observe
 from appliance.speculation.values import EngineReading, Expectation, Reason, SpeculationMode
 from tests.scenarios import CODE, CPU, GPU, HEX, POLICY, WARM, at_length
 from tests.simulated_worker import Acceptance, Engine, SimulatedWorker, Traffic, length_of
 
 SPECULATIVE = SpeculationMode.SPECULATIVE
-START = Watch(mode=SPECULATIVE)
+START = MonitorState(mode=SPECULATIVE)
 FIRST_WINDOW = 400
 """Drafts of a window, by default."""
 WEAK = at_length(1.3)
@@ -31,30 +31,28 @@ def live(
     seed: int = 1,
     policy: MonitorPolicy = POLICY,
     outside: bool = False,
-) -> Iterator[tuple[SimulatedWorker, Watch]]:
+) -> Iterator[tuple[SimulatedWorker, MonitorState]]:
     """A worker under control, second by second, whose draft's record promises that much."""
     asked = [True]
     traffic = Traffic(acceptance=lambda _now: text, batch=lambda _now: int(asked[0]))
-    worker, watch = SimulatedWorker(engine, traffic, seed=seed), START
+    worker, state = SimulatedWorker(engine, traffic, seed=seed), START
     for second in range(1, seconds + 1):
-        asked[0] = not watch.avoid
+        asked[0] = not state.avoid
         worker.run_until(float(second))
         reading = worker.reading()
         assert reading is not None
         reading = replace(reading, expected_length=expected, controllable=not outside)
-        watch = decide(watch, reading, policy, float(second))
-        yield worker, watch
-        told = (reading.table, reading.mode) == (watch.table, watch.mode)
-        if not outside and (watch.starts_probe or (not told and watch.probe is None)):
-            probe = watch.probe.parts if watch.probe is not None else ()
-            worker.steer(watch.table, watch.mode, watch.basis, probe)
+        state, decision = decide(state, reading, policy, float(second))
+        yield worker, state
+        if not outside:
+            worker.apply(decision, reading)
 
 
-def collapse(lives: Iterator[tuple[SimulatedWorker, Watch]]) -> tuple[int, Watch] | None:
+def collapse(lives: Iterator[tuple[SimulatedWorker, MonitorState]]) -> tuple[int, MonitorState] | None:
     """Drafts it took to call the draft collapsed, and what is known then; None where it never was."""
-    for worker, watch in lives:
-        if watch.verdict is Reason.COLLAPSED:
-            return worker.drafts_made, watch
+    for worker, state in lives:
+        if state.verdict is Reason.COLLAPSED:
+            return worker.drafts_made, state
     return None
 
 
@@ -63,9 +61,9 @@ def test_a_draft_that_shows_little_of_what_was_promised_has_collapsed(seed: int)
     """1.25 against a recorded 2.7; and it counts as one that never paid."""
     found = collapse(live(at_length(1.25), 2.7, 90, seed=seed))
     assert found is not None
-    _drafts, watch = found
-    assert not watch.has_paid
-    assert watch.mode is SpeculationMode.TARGET_ONLY
+    _drafts, state = found
+    assert not state.has_paid
+    assert state.mode is SpeculationMode.TARGET_ONLY
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -95,10 +93,10 @@ def test_a_draft_that_accepts_almost_nothing_is_called_so_at_once():
 
 def test_one_that_cannot_be_told_to_stop_is_avoided():
     """There is nothing else to be done about it."""
-    promised = [watch for _worker, watch in live(WEAK, 2.9, 60, outside=True) if watch.avoid]
+    promised = [state for _worker, state in live(WEAK, 2.9, 60, outside=True) if state.avoid]
     assert promised
-    assert {watch.verdict for watch in promised} == {Reason.COLLAPSED}
-    assert not any(watch.avoid for _worker, watch in live(WEAK, None, 60, outside=True))
+    assert {state.verdict for state in promised} == {Reason.COLLAPSED}
+    assert not any(state.avoid for _worker, state in live(WEAK, None, 60, outside=True))
 
 
 PROMISES = st.integers(1, 3).flatmap(
@@ -121,11 +119,11 @@ def test_a_draft_that_performs_as_recorded_is_never_collapsed_because_of_it(
     recorded = Expectation(acceptance_length=length_of(text, len(text)), draft_tokens=len(text))
     text = (*text, *(0.0,) * (3 - len(text)))
     promised = recorded.at(max(engine.choices))
-    for _worker, watch in live(text, promised, 20, engine=engine, seed=seed):
-        if watch.has_paid:
+    for _worker, state in live(text, promised, 20, engine=engine, seed=seed):
+        if state.has_paid:
             break
         for k in (1, 2, 3):
-            limit = collapse_limit(watch, POLICY, k)
+            limit = collapse_limit(state, POLICY, k)
             assert limit == POLICY.collapsed_below or limit <= length_of(text, k)
     # What was said of it was said without the promise, too.
     alone = collapse(live(text, None, 20, engine=engine, seed=seed))
@@ -145,17 +143,17 @@ def test_the_limit_of_a_promise_never_reaches_what_keeps_it(rates: list[float], 
     depth = min(depth, most)
     recorded = Expectation(acceptance_length=1.0 + sum(rates), draft_tokens=len(rates))
     reading = reading_of(recorded.at(most), choices=(0, *range(1, most + 1)))
-    watch = observe(START, reading, POLICY)
+    state = observe(START, reading, POLICY)
     shown = 1.0 + sum(rates[:depth])
-    limit = collapse_limit(watch, POLICY, depth)
+    limit = collapse_limit(state, POLICY, depth)
     assert limit == POLICY.collapsed_below or limit <= shown
 
 
 @given(st.floats(1, 17), st.integers(0, 16))
 def test_a_promise_only_ever_raises_the_limit(promised: float, depth: int):
     """A record that promises nothing, or next to nothing, cannot keep an alarm down."""
-    watch = observe(START, reading_of(promised), POLICY)
-    assert collapse_limit(watch, POLICY, depth) >= POLICY.collapsed_below
+    state = observe(START, reading_of(promised), POLICY)
+    assert collapse_limit(state, POLICY, depth) >= POLICY.collapsed_below
 
 
 def reading_of(promised: float | None, *, epoch: str = "one", choices: tuple[int, ...] = (0, 1, 2, 3)) -> Any:
@@ -166,11 +164,11 @@ def reading_of(promised: float | None, *, epoch: str = "one", choices: tuple[int
 @given(st.sampled_from((CODE, HEX, WARM, WEAK)), st.integers(0, 99))
 @settings(max_examples=15)
 def test_a_worker_that_promises_nothing_is_judged_as_ever(text: Acceptance, seed: int):
-    """To the last bit: the watch is the one of a monitor that never heard of promises."""
-    for _worker, watch in live(text, None, 30, seed=seed):
-        assert (watch.usual_length is None) is (not watch.has_paid)
-        if not watch.has_paid:
-            assert collapse_limit(watch, POLICY, 3) == POLICY.collapsed_below
+    """To the last bit: the state is the one of a monitor that never heard of promises."""
+    for _worker, state in live(text, None, 30, seed=seed):
+        assert (state.baseline_length is None) is (not state.has_paid)
+        if not state.has_paid:
+            assert collapse_limit(state, POLICY, 3) == POLICY.collapsed_below
 
 
 class TestWhatWasLearnt:
@@ -179,42 +177,46 @@ class TestWhatWasLearnt:
     def test_the_promise_stands_until_the_draft_has_paid(self):
         """And then what it showed takes its place at once."""
         told, learnt = [], []
-        for _worker, watch in live(CODE, 3.9, 30):
-            (learnt if watch.has_paid else told).append(watch.usual_length)
+        for _worker, state in live(CODE, 3.9, 30):
+            (learnt if state.has_paid else told).append(state.baseline_length)
         assert set(told) == {3.9}
         assert learnt
         assert max(learnt) < length_of(CODE, 3) + 0.3
 
     def test_a_restart_keeps_what_was_learnt(self):
         """The draft is the same, and its record has nothing new to say."""
-        *_, (_worker, watch) = live(CODE, 3.9, 30)
-        again = observe(watch, reading_of(3.9, epoch="two"), POLICY)
-        assert (again.has_paid, again.usual_length) == (True, watch.usual_length)
+        *_, (_worker, state) = live(CODE, 3.9, 30)
+        again = observe(state, reading_of(3.9, epoch="two"), POLICY)
+        assert (again.has_paid, again.baseline_length) == (True, state.baseline_length)
 
     def test_a_restart_before_anything_was_learnt_takes_the_new_promise(self):
         """It may be another draft."""
         first = observe(START, reading_of(2.7), POLICY)
         first = replace(first, last=reading_of(2.7))
-        assert first.usual_length == 2.7
+        assert first.baseline_length == 2.7
         for promised in (1.9, None):
-            assert observe(first, reading_of(promised, epoch="two"), POLICY).usual_length == promised
+            assert observe(first, reading_of(promised, epoch="two"), POLICY).baseline_length == promised
 
     def test_another_draft_has_everything_to_prove(self):
         """What the one before it gave says nothing about it; a restart without any draft changes nothing."""
-        *_, (_worker, watch) = live(CODE, None, 30)
-        watch = replace(watch, draft="sha256:one")
+        *_, (_worker, state) = live(CODE, None, 30)
+        state = replace(state, draft="sha256:one")
         alone = replace(reading_of(None, epoch="alone"), controllable=False)
-        watch = replace(observe(watch, alone, POLICY), last=alone)
-        back = observe(watch, replace(reading_of(2.7, epoch="two"), draft="sha256:one"), POLICY)
-        assert (back.has_paid, back.usual_length, back.draft) == (True, watch.usual_length, "sha256:one")
-        other = observe(watch, replace(reading_of(2.7, epoch="two"), draft="sha256:two"), POLICY)
-        assert (other.has_paid, other.usual_length, other.draft) == (False, 2.7, "sha256:two")
-        assert (other.jumps, other.dips, other.flips) == ((), (), ())
+        state = replace(observe(state, alone, POLICY), last=alone)
+        back = observe(state, replace(reading_of(2.7, epoch="two"), draft="sha256:one"), POLICY)
+        assert (back.has_paid, back.baseline_length, back.draft) == (
+            True,
+            state.baseline_length,
+            "sha256:one",
+        )
+        other = observe(state, replace(reading_of(2.7, epoch="two"), draft="sha256:two"), POLICY)
+        assert (other.has_paid, other.baseline_length, other.draft) == (False, 2.7, "sha256:two")
+        assert (other.squared_z_scores, other.dips, other.flips) == ((), (), ())
 
     def test_a_wild_promise_is_got_over(self):
         """Traffic here may be nothing like the maker's: a probe that pays brings the draft back for good."""
-        *_, (_worker, watch) = live(at_length(1.5), 4.0, 240, engine=GPU)
-        assert watch.has_paid
-        assert watch.mode is SPECULATIVE
-        assert watch.usual_length is not None
-        assert watch.usual_length < 1.6
+        *_, (_worker, state) = live(at_length(1.5), 4.0, 240, engine=GPU)
+        assert state.has_paid
+        assert state.mode is SPECULATIVE
+        assert state.baseline_length is not None
+        assert state.baseline_length < 1.6

@@ -29,7 +29,7 @@ from tests.simulated_worker import (
     controlled,
     fixed_tokens,
     length_of,
-    looks,
+    polls,
 )
 from tests.trace import encode_line, replay
 
@@ -61,12 +61,12 @@ def test_a_collapse_is_seen_at_once_and_its_end_soon(engine):
     stopped, resumed = [], []
     for seed in SEEDS:
         run = controlled(engine, traffic, POLICY, 180.0, seed=seed)
-        before = [look for look in run.looks if look.at <= 60.0][-1]
-        stop = run.first(lambda watch: watch.mode is not SpeculationMode.SPECULATIVE, after=60.0)
-        back = run.first(lambda watch: watch.mode is SpeculationMode.SPECULATIVE, after=120.0)
+        before = [poll for poll in run.polls if poll.at <= 60.0][-1]
+        stop = run.first(lambda state: state.mode is not SpeculationMode.SPECULATIVE, after=60.0)
+        back = run.first(lambda state: state.mode is SpeculationMode.SPECULATIVE, after=120.0)
         assert stop is not None
         assert back is not None
-        assert stop.watch.verdict is Reason.COLLAPSED
+        assert stop.state.verdict is Reason.COLLAPSED
         is_quick = stop.drafts - before.drafts <= 64
         stopped.append(0.0 if is_quick else stop.at - 60.0)
         resumed.append(back.at - 120.0)
@@ -83,8 +83,8 @@ def test_a_mixture_of_requests_is_judged_as_a_mixture(engine, weights):
     for seed in range(5, 9):
         traffic = Traffic(acceptance=mixed(seed, weights, 0.5))
         run = controlled(engine, traffic, POLICY, 720.0, seed=seed)
-        looks = [look for look in run.looks if look.at > 120.0]
-        states = [look.watch.draft_tokens(1) > 0 for look in looks]
+        polls = [poll for poll in run.polls if poll.at > 120.0]
+        states = [poll.state.draft_tokens(1) > 0 for poll in polls]
         flips = sum(one is not other for one, other in pairwise(states))
         assert flips <= 2, seed
 
@@ -95,12 +95,12 @@ def test_a_damaged_draft_is_called_collapsed_from_the_first_token_on(engine):
     run = controlled(
         engine, Traffic(acceptance=steady((0.02, 0.0, 0.0)), grain=2.0), POLICY, 3600.0, tick=2.0
     )
-    stop = run.first(lambda watch: watch.mode is not SpeculationMode.SPECULATIVE)
+    stop = run.first(lambda state: state.mode is not SpeculationMode.SPECULATIVE)
     assert stop is not None
     assert stop.drafts <= 64 or stop.at <= 6.0
-    assert {look.watch.verdict for look in run.looks if look.at >= stop.at} == {Reason.COLLAPSED}
-    assert run.watch.next_probe_at - run.watch.since == pytest.approx(POLICY.probe_hopeless_seconds, rel=0.01)
-    probed = [look.at for look in run.looks if look.watch.starts_probe and look.watch.probe.recovers]
+    assert {poll.state.verdict for poll in run.polls if poll.at >= stop.at} == {Reason.COLLAPSED}
+    assert run.state.next_probe_at - run.state.since == pytest.approx(POLICY.probe_hopeless_seconds, rel=0.01)
+    probed = [poll.at for poll in run.polls if poll.state.starts_probe and poll.state.probe.recovers]
     gaps = [later - earlier for earlier, later in pairwise(probed)]
     assert gaps[-1] > 20 * gaps[0]
 
@@ -109,7 +109,7 @@ def test_an_idle_worker_is_left_alone():
     """Nothing is probed, swept or decided without traffic."""
     traffic = Traffic(acceptance=steady(HEX), batch=lambda now: int(now < 10))
     run = controlled(CPU, traffic, POLICY, 600.0)
-    assert not any(look.watch.starts_probe for look in run.looks if look.at > 11)
+    assert not any(poll.state.starts_probe for poll in run.polls if poll.at > 11)
     assert run.changes[-1].at <= 11
 
 
@@ -120,9 +120,9 @@ def test_a_probe_waits_for_traffic_and_still_tells():
         acceptance=in_turn((300, HEX), (0, perfect)), batch=lambda now: int(now % 60 < 0.6), grain=0.2
     )
     run = controlled(CPU, traffic, POLICY, 1200.0)
-    back = run.first(lambda watch: watch.reason is Reason.RECOVERED, after=300.0)
+    back = run.first(lambda state: state.reason is Reason.RECOVERED, after=300.0)
     assert back is not None
-    assert run.watch.mode is SpeculationMode.SPECULATIVE
+    assert run.state.mode is SpeculationMode.SPECULATIVE
 
 
 def test_the_simulation_gives_what_arithmetic_says():
@@ -155,24 +155,24 @@ def test_texts_are_made_to_measure():
 def test_the_simulated_worker_speaks_like_the_plugin():
     """Its answer, read as the control loop reads it, is its reading."""
     worker = SimulatedWorker(CPU, Traffic(acceptance=steady(CODE)))
-    for _look in looks(worker, POLICY, 20.0):
+    for _look in polls(worker, POLICY, 20.0):
         assert parse_reading(OK, json.dumps(worker.answer())) == worker.reading()
 
 
 def test_a_recorded_trace_leads_to_the_decisions_it_was_recorded_with(tmp_path: Path):
-    """A replay of what a worker said is the run itself, failed looks included."""
+    """A replay of what a worker said is the run itself, failed polls included."""
     worker = SimulatedWorker(CPU, Traffic(acceptance=in_turn((20, CODE), (40, HEX), (0, CODE))), seed=4)
     lines, decided = [], []
-    run = looks(worker, POLICY, 70.0)
+    run = polls(worker, POLICY, 70.0)
     for second in range(1, 71):
         worker.run_until(float(second))
         lines.append(encode_line(float(second), worker.answer()))
-        decided.append(next(run).watch)
+        decided.append(next(run).state)
     trace = tmp_path / "speculation-simulated.jsonl"
     trace.write_text("\n".join(lines), encoding="utf-8")
     replayed = list(replay(trace.read_text(encoding="utf-8").splitlines(), POLICY))
-    assert [watch for _at, watch in replayed] == decided
-    assert {watch.mode for watch in decided} == set(SpeculationMode)
+    assert [state for _at, state in replayed] == decided
+    assert {state.mode for state in decided} == set(SpeculationMode)
     gap = list(replay([*lines[:5], encode_line(5.5, None), *lines[5:]], POLICY))
     assert gap[5][1].reason is Reason.SCRAPE_FAILED
     assert gap[-1] == replayed[-1]
@@ -180,12 +180,12 @@ def test_a_recorded_trace_leads_to_the_decisions_it_was_recorded_with(tmp_path: 
 
 @pytest.mark.parametrize("trace", RECORDED, ids=lambda path: path.stem)
 def test_what_a_real_worker_said_leads_to_what_it_was_told(trace: Path):
-    """The replay drafts when the real worker did, but for a few looks: its own probes fall elsewhere."""
+    """The replay drafts when the real worker did, but for a few polls: its own probes fall elsewhere."""
     replayed = list(replay(trace.read_text(encoding="utf-8").splitlines(), POLICY))
     drafts = [
-        (watch.mode is SpeculationMode.SPECULATIVE, watch.last.mode is SpeculationMode.SPECULATIVE)
-        for _at, watch in replayed
-        if watch.last is not None
+        (state.mode is SpeculationMode.SPECULATIVE, state.last.mode is SpeculationMode.SPECULATIVE)
+        for _at, state in replayed
+        if state.last is not None
     ]
     assert {told for _decided, told in drafts} == {True, False}, "a trace in which nothing happens"
     differing = sum(decided is not told for decided, told in drafts)

@@ -20,13 +20,13 @@ from appliance.gateway.cost.prices import HOURS_PER_MONTH, capital_per_hour
 from appliance.gateway.cost.rows import Book, Period, ShareKey, WorkerKey
 from appliance.gateway.cost.slots import SLOT_SECONDS, slot_of
 from appliance.gateway.cost.store import CostStore
+from appliance.infra.database import Database
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import CostSettings
 from appliance.serving.usage import Usage
 from appliance.serving.worker import WorkerId, WorkerSnapshot
-from appliance.speculation.goodput import Costs, aged, borrowed
-from appliance.speculation.state import Watch
+from appliance.speculation.goodput import Costs, aged, borrowed, costs_at
 
 MICRO, MILLI = 1e6, 1e3
 DAY = 86400.0
@@ -219,22 +219,22 @@ def _costs(snapshot: WorkerSnapshot, now: float) -> dict[int, Costs]:
     found: dict[int, Costs] = {}
     for bucket, k in snapshot.reading.steps:
         if k:
-            costs = found.get(bucket) or aged(snapshot.watch.costs(bucket), now)
-            found[bucket] = costs if k in costs.ratios else _with_guess(costs, snapshot.watch, bucket, k, now)
+            costs = found.get(bucket) or aged(costs_at(snapshot.figures.costs, bucket), now)
+            found[bucket] = costs if k in costs.ratios else _with_guess(costs, snapshot, bucket, k, now)
     return found
 
 
-def _with_guess(costs: Costs, watch: Watch, bucket: int, k: int, now: float) -> Costs:
+def _with_guess(costs: Costs, snapshot: WorkerSnapshot, bucket: int, k: int, now: float) -> Costs:
     """
     The costs with those of one more K, from the nearest batch bucket where it was measured, if it was.
 
     A sweep while requests come and go may measure one K here and another one there.  Without a guess the
     steps of the others would wait for one that comes by chance.
     """
-    known = [name for name, entry in watch.buckets.items() if k in entry.costs.ratios]
+    known = {name: found for name, found in snapshot.figures.costs.items() if k in found.ratios}
     if not known:
         return costs
-    nearest = watch.buckets[min(known, key=lambda name: (abs(name - bucket), name))].costs
+    nearest = known[min(known, key=lambda name: (abs(name - bucket), name))]
     guess = aged(borrowed(nearest), now).ratios[k]
     return replace(costs, ratios=MappingProxyType({**costs.ratios, k: guess}))
 
@@ -242,7 +242,7 @@ def _with_guess(costs: Costs, watch: Watch, bucket: int, k: int, now: float) -> 
 @asynccontextmanager
 async def open_costs(
     *,
-    database_url: str,
+    database: Database | str,
     gateway: str,
     start: str,
     settings: CostSettings,
@@ -256,7 +256,7 @@ async def open_costs(
     A meter over the log's database until the block ends; `CostMeter.run` must run meanwhile.
 
     Args:
-        database_url: of the audit log, with its tables.
+        database: the audit log's, with its tables.
         gateway: this gateway's name.
         start: names this start of it; no two are ever the same.
         settings: the `cost` section.
@@ -266,7 +266,7 @@ async def open_costs(
         metrics: told what is counted.
         logger: told when the database is lost and found.
     """
-    store = CostStore(database_url)
+    store = CostStore(database)
     meter = CostMeter(
         store=store,
         gateway=gateway,

@@ -28,7 +28,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings, AuditSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId
-from appliance.speculation.state import Watch
+from appliance.speculation.state import MonitorState
 from appliance.speculation.values import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.identity.authenticator import Authenticator
@@ -146,12 +146,13 @@ def seen(admin: Admin) -> None:
     nothing = SpecDecodeCounters(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_position=(0, 0, 0))
     snapshot = admin.pool.snapshot(WorkerId("w1"))
     assert snapshot is not None
-    watch = Watch(mode=SpeculationMode.SPECULATIVE, reason=Reason.HEALTHY, samples=(nothing, counters))
+    state = MonitorState(mode=SpeculationMode.SPECULATIVE, reason=Reason.HEALTHY, samples=(nothing, counters))
     reading = EngineReading(
         controllable=True, epoch="e", largest_batch=64, table=((1, 4, 3), (5, 64, 0)), batch=6
     )
     models = (ServedModel(name="demo", max_model_len=None, created=1),)
-    admin.pool.update(replace(snapshot, healthy=True, models=models, watch=watch, reading=reading))
+    snapshot = replace(snapshot, decision=state.decision, figures=state.figures)
+    admin.pool.update(replace(snapshot, healthy=True, models=models, reading=reading))
     admin.control.views["w1"] = FakeView()
 
 

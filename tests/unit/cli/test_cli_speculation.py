@@ -35,8 +35,14 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId
-from appliance.speculation.state import Watch
-from appliance.speculation.values import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
+from appliance.speculation.goodput import SpeculationFigures
+from appliance.speculation.values import (
+    Decision,
+    EngineReading,
+    Reason,
+    SpecDecodeCounters,
+    SpeculationMode,
+)
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.identity.authenticator import Authenticator
 from tests.fakes import FakeControl, FakeView, audit_fields
@@ -132,14 +138,16 @@ def observe(pool: WorkerPool, control: FakeControl) -> None:
     """Let control have seen the worker."""
     snapshot = pool.snapshot(WorkerId("w1"))
     assert snapshot is not None
-    none = SpecDecodeCounters(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_position=(0,))
-    some = SpecDecodeCounters(drafts=100, draft_tokens=100, accepted_tokens=67, accepted_per_position=(67,))
+    counters = SpecDecodeCounters(
+        drafts=100, draft_tokens=100, accepted_tokens=67, accepted_per_position=(67,)
+    )
     pool.update(
         replace(
             snapshot,
             healthy=True,
             models=(ServedModel(name="demo", max_model_len=None, created=1),),
-            watch=Watch(mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED, samples=(none, some)),
+            decision=Decision(mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED),
+            figures=SpeculationFigures(window=counters),
             reading=EngineReading(controllable=True, epoch="e", table=((1, 4, 3), (5, 5, 1), (6, 64, 0))),
         )
     )

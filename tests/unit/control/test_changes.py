@@ -18,7 +18,8 @@ from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
-from appliance.speculation.state import Bucket, Watch
+from appliance.speculation.goodput import SpeculationFigures
+from appliance.speculation.state import Bucket, MonitorState
 from appliance.speculation.values import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 from tests.fakes import audit_fields
 
@@ -79,11 +80,12 @@ def counters(drafts: int, accepted: int) -> SpecDecodeCounters:
 
 def snapshot(mode: SpeculationMode = SpeculationMode.SPECULATIVE, **more: Any) -> WorkerSnapshot:
     """A worker in a mode, seen by control."""
-    watch = Watch(mode=mode, last=READING, largest_batch=8, choices=(0, 1, 3))
+    state = MonitorState(**{"mode": mode, "last": READING, "largest_batch": 8, "choices": (0, 1, 3)} | more)
     return WorkerSnapshot(
         worker=Worker(worker_id=WorkerId("w1"), url="http://127.0.0.1:1"),
         models=(ServedModel(name="demo", max_model_len=None, created=1),),
-        watch=replace(watch, **more),
+        decision=state.decision,
+        figures=state.figures,
     )
 
 
@@ -159,15 +161,13 @@ def test_another_mode_another_table_and_being_avoided_are_changes(told, after):
     """Each of them changes how tokens are made or where."""
     told.changes.record(snapshot(), after)
     (change,) = told.changes.since(0)
-    assert (change.mode, change.reason) == (after.watch.mode, after.watch.basis)
-    assert (change.avoided, change.table) == (after.watch.avoid, show_table(after.watch.table))
+    assert (change.mode, change.reason) == (after.decision.mode, after.decision.basis)
+    assert (change.avoided, change.table) == (after.decision.avoid, show_table(after.decision.table))
 
 
 def test_the_window_that_was_judged_is_told_where_a_new_one_has_begun(told):
     """A decision starts the window anew; what it rested on is in the one before."""
-    told.changes.record(
-        DRAFTING, replace(STOPPED, watch=replace(STOPPED.watch, samples=(counters(500, 104),)))
-    )
+    told.changes.record(DRAFTING, replace(STOPPED, figures=SpeculationFigures()))
     (change,) = told.changes.since(0)
     assert (change.drafts, change.acceptance_length) == (400, 1.06)
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from appliance.control.hard_off import (
-    UNSTEERED_SECONDS,
+    UNCONTROLLABLE_SECONDS,
     HardOffPolicy,
-    Ledger,
     Restart,
+    RestartHistory,
     due,
     forget,
     note_collapses,
@@ -15,8 +15,7 @@ from appliance.control.hard_off import (
 )
 from appliance.serving.worker import Admission, ServedModel, Worker, WorkerId, WorkerSnapshot
 from appliance.serving.worker_metrics import WorkerMetrics
-from appliance.speculation.state import Watch
-from appliance.speculation.values import NO_DRAFTS, Reason, SpeculationMode
+from appliance.speculation.values import NO_DRAFTS, Decision, Reason, SpeculationMode
 
 ONE, TWO = WorkerId("w1"), WorkerId("w2")
 POLICY = HardOffPolicy(after_seconds=3600.0, retry_seconds=20000.0)
@@ -46,43 +45,43 @@ def snapshot(
         healthy=True,
         models=(ServedModel(name="demo", max_model_len=None, created=0),),
         metrics=metrics,
-        watch=Watch(mode=SpeculationMode.TARGET_ONLY, verdict=verdict, basis=basis),
+        decision=Decision(mode=SpeculationMode.TARGET_ONLY, verdict=verdict, basis=basis),
     )
 
 
-def noted(*looks: tuple[float, WorkerSnapshot], ledger: Ledger | None = None) -> Ledger:
-    """Return the ledger after these looks."""
-    ledger = ledger or Ledger()
+def noted(*looks: tuple[float, WorkerSnapshot], history: RestartHistory | None = None) -> RestartHistory:
+    """Return the history after these looks."""
+    history = history or RestartHistory()
     for now, seen in looks:
-        ledger = note_collapses(ledger, [seen], now)
-    return ledger
+        history = note_collapses(history, [seen], now)
+    return history
 
 
 def test_a_draft_is_left_out_after_so_long_without_paying_and_not_before():
     """The time counts from the first look that found it collapsed, through all its probes."""
-    ledger = noted((10.0, snapshot()), (2000.0, snapshot()))
-    assert due(ledger, [snapshot()], POLICY, 3609.0) == ()
-    assert due(ledger, [snapshot()], POLICY, 3610.0) == (OFF,)
+    history = noted((10.0, snapshot()), (2000.0, snapshot()))
+    assert due(history, [snapshot()], POLICY, 3609.0) == ()
+    assert due(history, [snapshot()], POLICY, 3610.0) == (OFF,)
 
 
 def test_a_draft_that_paid_in_between_starts_from_zero():
     """One good look ends the count."""
-    ledger = noted((0.0, snapshot()), (3000.0, snapshot(verdict=None)), (3001.0, snapshot()))
-    assert due(ledger, [snapshot()], POLICY, 3700.0) == ()
+    history = noted((0.0, snapshot()), (3000.0, snapshot(verdict=None)), (3001.0, snapshot()))
+    assert due(history, [snapshot()], POLICY, 3700.0) == ()
 
 
 def test_what_does_not_pay_at_this_load_is_no_reason_to_restart():
     """Below break-even is normal: only a collapse counts."""
-    ledger = noted((0.0, snapshot(verdict=Reason.BELOW_BREAK_EVEN)))
-    assert due(ledger, [snapshot()], POLICY, 10**6) == ()
+    history = noted((0.0, snapshot(verdict=Reason.BELOW_BREAK_EVEN)))
+    assert due(history, [snapshot()], POLICY, 10**6) == ()
 
 
 def test_a_worker_that_cannot_be_steered_waits_a_minute():
     """It goes on wasting steps meanwhile."""
     seen = snapshot(basis=Reason.NOT_CONTROLLABLE)
-    ledger = noted((0.0, seen))
-    assert due(ledger, [seen], POLICY, UNSTEERED_SECONDS - 1) == ()
-    assert due(ledger, [seen], POLICY, UNSTEERED_SECONDS) == (OFF,)
+    history = noted((0.0, seen))
+    assert due(history, [seen], POLICY, UNCONTROLLABLE_SECONDS - 1) == ()
+    assert due(history, [seen], POLICY, UNCONTROLLABLE_SECONDS) == (OFF,)
 
 
 def test_never_means_never():
@@ -94,37 +93,37 @@ def test_never_means_never():
 def test_the_draft_is_tried_again_later():
     """A worker without its draft gets it back when its time has come."""
     without = snapshot(speculates=False, verdict=None)
-    ledger = noted((4000.0, without), ledger=note_restart(noted((0.0, snapshot())), OFF, 3600.0))
-    assert due(ledger, [without], POLICY, 23599.0) == ()
+    history = noted((4000.0, without), history=note_restart(noted((0.0, snapshot())), OFF, 3600.0))
+    assert due(history, [without], POLICY, 23599.0) == ()
     back = Restart(worker_id=ONE, with_draft=True, reason=Reason.PROBING)
-    assert due(ledger, [without], POLICY, 23600.0) == (back,)
-    assert due(note_restart(ledger, back, 23600.0), [without], POLICY, 10**6) == ()
+    assert due(history, [without], POLICY, 23600.0) == (back,)
+    assert due(note_restart(history, back, 23600.0), [without], POLICY, 10**6) == ()
 
 
 def test_a_worker_that_drafts_again_is_not_waiting_for_its_draft():
     """Whoever restarted it; one that is only being restarted still is."""
-    ledger = note_restart(Ledger(), OFF, 0.0)
+    history = note_restart(RestartHistory(), OFF, 0.0)
     draining = replace(snapshot(verdict=None), admission=Admission.DRAINING)
-    assert noted((1.0, draining), ledger=ledger).without_draft == {ONE: 0.0}
-    assert noted((2.0, snapshot(verdict=None)), ledger=ledger).without_draft == {}
+    assert noted((1.0, draining), history=history).without_draft == {ONE: 0.0}
+    assert noted((2.0, snapshot(verdict=None)), history=history).without_draft == {}
 
 
 def test_the_one_that_has_been_due_longest_comes_first():
     """With two of them, the order is by time."""
     looks = [snapshot(ONE), snapshot(TWO)]
-    ledger = note_collapses(note_collapses(Ledger(), [looks[1]], 0.0), looks, 5.0)
-    assert [restart.worker_id for restart in due(ledger, looks, POLICY, 10**4)] == [TWO, ONE]
+    history = note_collapses(note_collapses(RestartHistory(), [looks[1]], 0.0), looks, 5.0)
+    assert [restart.worker_id for restart in due(history, looks, POLICY, 10**4)] == [TWO, ONE]
 
 
 def test_a_worker_that_could_not_be_restarted_is_left_alone_for_long():
     """Draining it again each minute would help nobody."""
     seen = snapshot(basis=Reason.NOT_CONTROLLABLE)
-    ledger = noted((100.0, seen), ledger=note_refusal(noted((0.0, seen)), ONE, 60.0))
-    assert due(ledger, [seen], POLICY, 60.0 + POLICY.retry_seconds - 1) == ()
-    assert due(ledger, [seen], POLICY, 60.0 + POLICY.retry_seconds) == (OFF,)
+    history = noted((100.0, seen), history=note_refusal(noted((0.0, seen)), ONE, 60.0))
+    assert due(history, [seen], POLICY, 60.0 + POLICY.retry_seconds - 1) == ()
+    assert due(history, [seen], POLICY, 60.0 + POLICY.retry_seconds) == (OFF,)
 
 
 def test_an_operator_who_decides_starts_the_count_anew():
     """What control had in mind with the worker is forgotten."""
-    ledger = forget(note_refusal(note_restart(noted((0.0, snapshot())), OFF, 1.0), ONE, 2.0), ONE)
-    assert ledger == Ledger()
+    history = forget(note_refusal(note_restart(noted((0.0, snapshot())), OFF, 1.0), ONE, 2.0), ONE)
+    assert history == RestartHistory()

@@ -49,7 +49,7 @@ def test_a_new_worker_is_unhealthy_until_it_is_looked_at(pool: WorkerPool):
 
 def test_a_new_worker_is_in_the_mode_it_was_started_in(pool: WorkerPool):
     """The first snapshot knows what the start said."""
-    assert pool.snapshot(A.worker_id).watch.mode is SpeculationMode.TARGET_ONLY
+    assert pool.snapshot(A.worker_id).decision.mode is SpeculationMode.TARGET_ONLY
 
 
 def test_workers_keep_the_order_they_came_in(pool: WorkerPool):
@@ -246,7 +246,7 @@ def test_a_worker_that_is_listed_again_stays(pool: WorkerPool):
 def test_every_change_that_may_make_room_is_told(pool: WorkerPool):
     """A request that ended, a worker that came, was let in, or was seen healthy again."""
     told: list[str] = []
-    pool.tell_of_room(lambda: told.append(now))
+    pool.on_capacity(lambda: told.append(now))
     changes = {
         "seen": lambda: looked_at(pool, A),
         "ended": lambda: (pool.begin(A.worker_id), pool.end(A.worker_id)),

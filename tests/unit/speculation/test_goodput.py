@@ -13,14 +13,14 @@ from appliance.speculation.goodput import (
     acceptance_length,
     aged,
     best_choice,
+    between_window_variance,
     borrowed,
     deepest,
     gain,
-    learn,
     payoff,
     payoffs,
     rise,
-    unevenness,
+    update_costs,
 )
 from appliance.speculation.values import NO_DRAFTS, SpecDecodeCounters, StepCounters
 
@@ -94,7 +94,7 @@ def test_no_counters_make_the_arithmetic_fail(k: int, accepted: list[int], reach
 
 def test_break_even_is_the_ratio_of_step_times():
     """A step with three draft tokens that takes twice as long pays above two tokens a draft."""
-    costs = learn(NO_COSTS, {0: steps(100, 0.010), 3: steps(100, 0.020)}, now=5.0)
+    costs = update_costs(NO_COSTS, {0: steps(100, 0.010), 3: steps(100, 0.020)}, now=5.0)
     assert costs.break_even(3) == pytest.approx(2.0)
     assert costs.break_even(1) is None
     assert costs.seconds_per_token[3] == pytest.approx(0.010)
@@ -118,27 +118,27 @@ def test_break_even_is_the_ratio_of_step_times():
 )
 def test_nothing_is_learnt_without_both_sides_of_a_comparison(span: dict[int, StepCounters]):
     """Steps of one kind only, too few of them, or counters gone backwards compare nothing."""
-    assert learn(NO_COSTS, span, now=1.0) is NO_COSTS
+    assert update_costs(NO_COSTS, span, now=1.0) is NO_COSTS
 
 
 def test_what_is_measured_again_is_weighed_by_certainty():
-    """A second look as long as the first counts as much; both together are surer than either."""
-    first = learn(NO_COSTS, {0: steps(50, 0.010, 0.001), 3: steps(50, 0.020, 0.002)}, now=0.0)
-    second = learn(first, {0: steps(50, 0.010, 0.001), 3: steps(50, 0.022, 0.0022)}, now=0.0)
+    """A second poll as long as the first counts as much; both together are surer than either."""
+    first = update_costs(NO_COSTS, {0: steps(50, 0.010, 0.001), 3: steps(50, 0.020, 0.002)}, now=0.0)
+    second = update_costs(first, {0: steps(50, 0.010, 0.001), 3: steps(50, 0.022, 0.0022)}, now=0.0)
     assert second.ratios[3].mean == pytest.approx((math.log(2.0) + math.log(2.2)) / 2, abs=0.01)
     assert second.ratios[3].variance == pytest.approx(first.ratios[3].variance / 2, rel=0.1)
 
 
 def test_a_machine_that_got_slower_altogether_changes_no_cost():
     """Costs are only compared within a span, so twice the seconds on both sides are the same ratio."""
-    first = learn(NO_COSTS, {0: steps(50, 0.010), 3: steps(50, 0.020)}, now=0.0)
-    second = learn(first, {0: steps(50, 0.020), 3: steps(50, 0.040)}, now=0.0)
+    first = update_costs(NO_COSTS, {0: steps(50, 0.010), 3: steps(50, 0.020)}, now=0.0)
+    second = update_costs(first, {0: steps(50, 0.020), 3: steps(50, 0.040)}, now=0.0)
     assert second.break_even(3) == pytest.approx(2.0)
 
 
 def test_costs_grow_uncertain_with_time_and_with_distance():
     """Three per cent in ten minutes; and those of another batch size are hardly more than a guess."""
-    costs = learn(NO_COSTS, {0: steps(100, 0.010), 3: steps(100, 0.020)}, now=0.0)
+    costs = update_costs(NO_COSTS, {0: steps(100, 0.010), 3: steps(100, 0.020)}, now=0.0)
     fresh, later = costs.ratios[3].variance, aged(costs, 600.0).ratios[3].variance
     assert later - fresh == pytest.approx(0.03**2)
     assert borrowed(costs).ratios[3].variance > 0.05
@@ -148,7 +148,9 @@ def test_costs_grow_uncertain_with_time_and_with_distance():
 def test_a_cost_that_was_not_measured_again_stays_as_old_as_it_is():
     """Measuring one number of draft tokens makes no other one fresh."""
     both = {0: steps(100, 0.01), 1: steps(100, 0.012), 3: steps(100, 0.02)}
-    costs = learn(learn(NO_COSTS, both, now=0.0), {0: steps(100, 0.01), 3: steps(100, 0.02)}, now=600.0)
+    costs = update_costs(
+        update_costs(NO_COSTS, both, now=0.0), {0: steps(100, 0.01), 3: steps(100, 0.02)}, now=600.0
+    )
     assert costs.ratios[1].variance > 0.03**2 > costs.ratios[3].variance
 
 
@@ -201,11 +203,11 @@ def test_uneven_spans_tell_how_little_is_known_of_their_mean():
     """Requests that alternate between two texts have a mean that chance alone would not make so vague."""
     even = [drafted(400, 200, 100)] * 8
     uneven = [drafted(400, 380, 360), drafted(400, 20, 2)] * 4
-    assert unevenness(even, 2) == pytest.approx(0.0)
-    assert math.sqrt(unevenness(uneven, 2)) == pytest.approx(
+    assert between_window_variance(even, 2) == pytest.approx(0.0)
+    assert math.sqrt(between_window_variance(uneven, 2)) == pytest.approx(
         math.log(2.85 / 1.055) / 2 / math.sqrt(7), rel=0.01
     )
-    assert unevenness(uneven[:3], 2) == 0.0
+    assert between_window_variance(uneven[:3], 2) == 0.0
 
 
 def test_costs_are_certain_once_every_choice_is_known_well_enough():

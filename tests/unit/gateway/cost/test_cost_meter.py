@@ -17,8 +17,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import CostSettings, LogSettings
 from appliance.serving.usage import Usage
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
-from appliance.speculation.state import Bucket, Watch
-from appliance.speculation.values import SpeculationMode
+from appliance.speculation.goodput import SpeculationFigures
 from tests.unit.gateway.cost.readings import cell, costs, reading
 
 ZONE = ZoneInfo("Asia/Kolkata")
@@ -183,9 +182,10 @@ async def test_workers_that_are_gone_are_forgotten(site):
 async def test_what_drafting_saved_is_exported_with_its_bounds(site):
     """A third of the engine time, give or take what was measured: low, mean and high in their order."""
     drafted = {(1, 3): cell(steps=100, seconds=2.0, requests=100, tokens=300)}
-    known = Bucket(draft_tokens=3, costs=costs(k3=(math.log(1.5), 0.01)))
-    watch = Watch(mode=SpeculationMode.SPECULATIVE, buckets={1: known})
-    snapshot = WorkerSnapshot(worker=Worker(worker_id=W, url="http://w"), reading=reading(0.0), watch=watch)
+    figures = SpeculationFigures(costs={1: costs(k3=(math.log(1.5), 0.01))})
+    snapshot = WorkerSnapshot(
+        worker=Worker(worker_id=W, url="http://w"), reading=reading(0.0), figures=figures
+    )
     site.meter.saw(snapshot, acting=True)
     site.pass_(3.0)
     site.meter.saw(replace(snapshot, reading=reading(2.0, steps=drafted)), acting=True)
@@ -202,12 +202,14 @@ async def test_what_drafting_saved_is_exported_with_its_bounds(site):
 async def test_a_number_of_drafts_never_tried_at_a_batch_size_is_guessed_from_the_nearest(site):
     """Within wide bounds, rather than left out for good; one that was tried nowhere waits."""
     known = {
-        1: Bucket(draft_tokens=3, costs=costs(k1=(math.log(9.0), 0.0))),
-        2: Bucket(draft_tokens=3, costs=costs(k1=(math.log(1.5), 0.0), k3=(math.log(2.0), 0.0))),
-        4: Bucket(draft_tokens=3, costs=costs(k3=(math.log(1.0), 0.0))),
+        1: costs(k1=(math.log(9.0), 0.0)),
+        2: costs(k1=(math.log(1.5), 0.0), k3=(math.log(2.0), 0.0)),
+        4: costs(k3=(math.log(1.0), 0.0)),
     }
-    watch = Watch(mode=SpeculationMode.SPECULATIVE, buckets=known)
-    snapshot = WorkerSnapshot(worker=Worker(worker_id=W, url="http://w"), reading=reading(0.0), watch=watch)
+    figures = SpeculationFigures(costs=known)
+    snapshot = WorkerSnapshot(
+        worker=Worker(worker_id=W, url="http://w"), reading=reading(0.0), figures=figures
+    )
     site.meter.saw(snapshot, acting=True)
     site.pass_(3.0)
     steps = {

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.monitor import decide
 from appliance.speculation.goodput import Costs, Estimate
 from appliance.speculation.state import (
-    DIPS_REMEMBERED,
-    WINDOWS_REMEMBERED,
+    DIPS_KEPT,
+    WINDOWS_KEPT,
     Bucket,
     MonitorPolicy,
-    Watch,
-    follow,
-    joined,
+    MonitorState,
     observe,
     tail,
+    total_of,
 )
 from appliance.speculation.values import (
     DraftTokenTable,
@@ -31,7 +31,7 @@ from appliance.speculation.values import (
 )
 
 POLICY = MonitorPolicy(window_drafts=100, min_drafts=10, collapsed_below=1.2)
-START = Watch(mode=SpeculationMode.SPECULATIVE)
+START = MonitorState(mode=SpeculationMode.SPECULATIVE)
 K = 3
 
 
@@ -69,13 +69,15 @@ def reading(
     )
 
 
-def seen(*readings: EngineReading | None, policy: MonitorPolicy = POLICY, start: Watch = START) -> Watch:
+def seen(
+    *readings: EngineReading | None, policy: MonitorPolicy = POLICY, start: MonitorState = START
+) -> MonitorState:
     """Return what is known after these readings, as `decide` would keep it."""
-    watch = start
-    for look in readings:
-        watch = observe(watch, look, policy)
-        watch = watch if look is None else replace(watch, last=look)
-    return watch
+    state = start
+    for poll in readings:
+        state = observe(state, poll, policy)
+        state = state if poll is None else replace(state, last=poll)
+    return state
 
 
 STEPS = st.lists(
@@ -109,14 +111,14 @@ def readings_of(steps: list) -> list[EngineReading | None]:
 
 
 def test_a_window_is_the_difference_between_its_ends():
-    """What a worker counted before the first look is not in the window."""
+    """What a worker counted before the first poll is not in the window."""
     window = seen(reading(1000, (900, 800, 700)), reading(1050, (940, 830, 720))).window
     assert (window.drafts, window.accepted_tokens) == (50, 90)
     assert window.acceptance_length == pytest.approx(1 + 90 / 50)
 
 
 def test_the_window_is_counted_in_drafts_not_in_looks():
-    """A hundred idle looks do not push evidence out of the window, nor take memory."""
+    """A hundred idle polls do not push evidence out of the window, nor take memory."""
     busy = seen(reading(0), reading(60, (30, 0, 0)))
     idle = seen(*[reading(60, (30, 0, 0))] * 100, start=busy)
     assert (idle.window, idle.samples) == (busy.window, busy.samples)
@@ -124,16 +126,16 @@ def test_the_window_is_counted_in_drafts_not_in_looks():
 
 def test_old_drafts_leave_the_window_but_not_the_long_one():
     """A window of 100 drafts forgets what came before them; eight windows are remembered besides."""
-    watch = seen(reading(0), reading(100, (100, 100, 100)), reading(200, (100, 100, 100)))
-    assert (watch.window.drafts, watch.window.acceptance_length) == (100, 1.0)
-    assert (watch.long_window.drafts, watch.long_window.acceptance_length) == (200, 2.5)
-    assert [window.acceptance_length for window in watch.windows] == [4.0, 1.0]
+    state = seen(reading(0), reading(100, (100, 100, 100)), reading(200, (100, 100, 100)))
+    assert (state.window.drafts, state.window.acceptance_length) == (100, 1.0)
+    assert (state.long_window.drafts, state.long_window.acceptance_length) == (200, 2.5)
+    assert [window.acceptance_length for window in state.windows] == [4.0, 1.0]
 
 
 def test_the_newest_drafts_are_found_in_whichever_window_holds_so_many():
     """Few in the last readings, many in the long window, and more than were seen nowhere."""
-    watch = seen(*(reading(drafts) for drafts in range(0, 500, 40)))
-    found = [watch.newest(drafts) for drafts in (1, 41, 100, 300, 10_000)]
+    state = seen(*(reading(drafts) for drafts in range(0, 500, 40)))
+    found = [state.newest(drafts) for drafts in (1, 41, 100, 300, 10_000)]
     assert [counted and counted.drafts for counted in found] == [40, 80, 120, 480, None]
 
 
@@ -163,20 +165,20 @@ def test_a_failed_scrape_changes_nothing_but_the_reason():
 @pytest.mark.parametrize("after", [reading(10, (5, 5, 5)), reading(60, (39, 30, 30)), reading(60, (40, 20))])
 def test_counters_that_went_backwards_empty_the_windows(after: EngineReading):
     """No number is made of two lives of a worker."""
-    watch = seen(reading(0), reading(50, (40, 20, 5)), after)
-    assert watch.reason is Reason.COUNTER_RESET
-    assert (watch.window.drafts, watch.long_window.drafts) == (0, 0)
-    assert (watch.samples, watch.history) == ((after.drafting,), (after.drafting,))
-    assert seen(replace(after, drafting=after.drafting), start=watch).reason is Reason.TOO_FEW_DRAFTS
+    state = seen(reading(0), reading(50, (40, 20, 5)), after)
+    assert state.reason is Reason.COUNTER_RESET
+    assert (state.window.drafts, state.long_window.drafts) == (0, 0)
+    assert (state.samples, state.history) == ((after.drafting,), (after.drafting,))
+    assert seen(replace(after, drafting=after.drafting), start=state).reason is Reason.TOO_FEW_DRAFTS
 
 
 def test_another_engine_is_started_on_anew_with_what_is_known_of_the_draft():
     """Costs and probes were the old engine's; what is usual for the draft is still so."""
-    old = replace(seen(reading(500)), has_paid=True, usual_length=2.7, probed_steps=9, flips=(1.0,))
-    watch = seen(reading(3, epoch="two"), start=old)
-    assert watch.reason is Reason.COUNTER_RESET
-    assert (watch.has_paid, watch.usual_length, watch.flips) == (True, 2.7, (1.0,))
-    assert (watch.probed_steps, watch.window.drafts, watch.mode) == (0, 0, SpeculationMode.SPECULATIVE)
+    old = replace(seen(reading(500)), has_paid=True, baseline_length=2.7, probed_steps=9, flips=(1.0,))
+    state = seen(reading(3, epoch="two"), start=old)
+    assert state.reason is Reason.COUNTER_RESET
+    assert (state.has_paid, state.baseline_length, state.flips) == (True, 2.7, (1.0,))
+    assert (state.probed_steps, state.window.drafts, state.mode) == (0, 0, SpeculationMode.SPECULATIVE)
 
 
 @pytest.mark.parametrize(
@@ -199,26 +201,28 @@ def test_who_starts_anew_goes_on_from_what_the_worker_was_told(
     mode: SpeculationMode | None, reason: Reason | None, adopted: SpeculationMode, verdict: Reason | None
 ):
     """The worker kept the mode that another control process had set."""
-    watch = seen(reading(10, mode=mode, reason=reason))
-    assert (watch.mode, watch.verdict) == (adopted, verdict)
+    state = seen(reading(10, mode=mode, reason=reason))
+    assert (state.mode, state.verdict) == (adopted, verdict)
 
 
 @pytest.mark.parametrize(
     "table", [((1, 64, 2),), ((1, 32, 3), (33, 64, 1)), ((1, 1, 3), (2, 8, 1), (9, 64, 0))]
 )
 def test_the_table_a_worker_was_told_is_adopted_as_it_is(table: DraftTokenTable):
-    """By who starts anew, and by who only looks on."""
+    """By who starts anew, and by who only polls on."""
     told = reading(mode=SpeculationMode.SPECULATIVE, reason=Reason.HEALTHY, table=table)
     assert seen(told).table == table
-    assert follow(seen(reading()), told, POLICY).table == table
+    followed, decision = decide(seen(reading()), told, POLICY, 0.0, acting=False)
+    assert followed.table == decision.table == table
 
 
 def test_who_looks_on_shows_what_the_worker_says():
     """Mode and reason are another's decision."""
     told = reading(20, mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED)
-    watch = follow(seen(reading()), told, POLICY)
-    assert (watch.mode, watch.reason, watch.last) == (SpeculationMode.TARGET_ONLY, Reason.COLLAPSED, told)
-    assert follow(watch, None, POLICY).reason is Reason.SCRAPE_FAILED
+    state, decision = decide(seen(reading()), told, POLICY, 0.0, acting=False)
+    assert (state.mode, state.reason, state.last) == (SpeculationMode.TARGET_ONLY, Reason.COLLAPSED, told)
+    assert (decision.mode, decision.reason) == (state.mode, state.reason)
+    assert decide(state, None, POLICY, 0.0, acting=False)[1].reason is Reason.SCRAPE_FAILED
 
 
 def test_there_is_no_table_for_a_worker_that_cannot_be_told():
@@ -230,32 +234,32 @@ def test_there_is_no_table_for_a_worker_that_cannot_be_told():
 def test_a_larger_batch_than_was_measured_does_as_the_nearest_smaller_one():
     """The larger the batch, the less a draft is worth; nothing larger can be inferred from it."""
     buckets = MappingProxyType({4: Bucket(draft_tokens=2), 16: Bucket(draft_tokens=0)})
-    watch = replace(seen(reading()), buckets=buckets)
-    assert [watch.draft_tokens(bucket) for bucket in buckets_up_to(64)] == [3, 3, 2, 2, 0, 0, 0]
-    assert watch.table == ((1, 2, 3), (3, 8, 2), (9, 64, 0))
-    stopped = replace(watch, mode=SpeculationMode.TARGET_ONLY)
+    state = replace(seen(reading()), buckets=buckets)
+    assert [state.draft_tokens(bucket) for bucket in buckets_up_to(64)] == [3, 3, 2, 2, 0, 0, 0]
+    assert state.table == ((1, 2, 3), (3, 8, 2), (9, 64, 0))
+    stopped = replace(state, mode=SpeculationMode.TARGET_ONLY)
     assert stopped.table == ((1, 64, 0),)
 
 
 def test_unknown_costs_are_guessed_from_the_nearest_batch():
     """With so little certainty that the first measurement outweighs the guess."""
     costs = Costs(ratios={3: Estimate(mean=0.5, variance=0.0001)})
-    watch = replace(START, buckets=MappingProxyType({8: Bucket(draft_tokens=3, costs=costs)}))
-    assert watch.costs(8) is costs
-    guessed = watch.costs(64).ratios[3]
+    state = replace(START, buckets=MappingProxyType({8: Bucket(draft_tokens=3, costs=costs)}))
+    assert state.costs(8) is costs
+    guessed = state.costs(64).ratios[3]
     assert (guessed.mean, guessed.variance > 0.05) == (0.5, True)
     assert not START.costs(1).is_known()
 
 
 def test_flips_are_forgotten_after_a_while():
     """What a worker did this morning says nothing about how steady it is now."""
-    watch = replace(START, flips=(0.0, 1000.0, 2000.0))
-    assert watch.flips_lately(2100.0) == (1000.0, 2000.0)
+    state = replace(START, flips=(0.0, 1000.0, 2000.0))
+    assert state.recent_flips(2100.0) == (1000.0, 2000.0)
 
 
 def test_spans_of_one_engine_add_up():
     """Position by position."""
-    total = joined([counters(10, (5, 4, 3)), counters(20, (6, 5, 4))])
+    total = total_of([counters(10, (5, 4, 3)), counters(20, (6, 5, 4))])
     assert (total.drafts, total.accepted_per_position) == (30, (11, 9, 7))
     assert total.drafted_per_position == (30, 30, 30)
 
@@ -278,10 +282,10 @@ def test_a_tail_spans_enough_and_no_reading_more_than_it_must(more: list[int], d
 @given(STEPS)
 def test_no_sequence_of_readings_leaves_the_possible_range(steps: list):
     """Whatever comes, nothing raises, and no count in any window is negative."""
-    watch = START
-    for look in readings_of(steps):
-        watch = seen(look, start=watch)
-        for window in (watch.window, watch.long_window, *watch.windows):
+    state = START
+    for poll in readings_of(steps):
+        state = seen(poll, start=state)
+        for window in (state.window, state.long_window, *state.windows):
             counts = (window.drafts, window.draft_tokens, window.accepted_tokens)
             assert min(*counts, *window.accepted_per_position, *window.drafted_per_position) >= 0
             assert 1.0 <= window.acceptance_length <= 1 + K
@@ -291,60 +295,60 @@ def test_no_sequence_of_readings_leaves_the_possible_range(steps: list):
 def test_the_windows_span_what_they_should(steps: list, size: int):
     """One window as soon as so many drafts were seen; the long one eight times as many, and not ten times."""
     policy = replace(POLICY, window_drafts=size)
-    watch, since_reset = START, []
-    for look in readings_of(steps):
-        watch = seen(look, policy=policy, start=watch)
-        if look is None:
+    state, since_reset = START, []
+    for poll in readings_of(steps):
+        state = seen(poll, policy=policy, start=state)
+        if poll is None:
             continue
-        if watch.reason is Reason.COUNTER_RESET:
+        if state.reason is Reason.COUNTER_RESET:
             since_reset = []
-        since_reset.append(look.drafting.drafts)
+        since_reset.append(poll.drafting.drafts)
         available = since_reset[-1] - since_reset[0]
-        assert watch.window.drafts >= min(size, available)
-        assert watch.long_window.drafts >= min(WINDOWS_REMEMBERED * size, available)
+        assert state.window.drafts >= min(size, available)
+        assert state.long_window.drafts >= min(WINDOWS_KEPT * size, available)
         largest = max((later - earlier for earlier, later in pairwise(since_reset)), default=0)
-        assert watch.long_window.drafts <= (WINDOWS_REMEMBERED + 1) * (size + largest)
+        assert state.long_window.drafts <= (WINDOWS_KEPT + 1) * (size + largest)
 
 
 @given(STEPS)
 def test_memory_is_bounded_by_the_size_of_the_window(steps: list):
     """A reading is only kept if something was counted, so there are never many more than drafts."""
-    watch = START
-    for look in readings_of(steps):
-        watch = seen(look, start=watch)
-        assert len(watch.samples) <= POLICY.window_drafts + 2
-        assert len(watch.history) <= WINDOWS_REMEMBERED + 1
+    state = START
+    for poll in readings_of(steps):
+        state = seen(poll, start=state)
+        assert len(state.samples) <= POLICY.window_drafts + 2
+        assert len(state.history) <= WINDOWS_KEPT + 1
 
 
 @given(st.integers(1, 100), st.data())
 def test_the_table_covers_every_batch_with_choices_only(largest: int, data: st.DataObject):
     """From 1 to the largest batch, without a gap, whatever is known of which bucket."""
     known = data.draw(st.dictionaries(st.sampled_from(buckets_up_to(largest)), st.sampled_from((0, 1, 3))))
-    watch = replace(
+    state = replace(
         START,
         last=reading(),
         largest_batch=largest,
         choices=(0, 1, 3),
         buckets=MappingProxyType({bucket: Bucket(draft_tokens=k) for bucket, k in known.items()}),
     )
-    assert [first for first, _, _ in watch.table] == [1, *(last + 1 for _, last, _ in watch.table[:-1])]
-    assert watch.table[-1][1] == largest
-    assert {draft_tokens_at(watch.table, batch) for batch in range(1, largest + 1)} <= {0, 1, 3}
+    assert [first for first, _, _ in state.table] == [1, *(last + 1 for _, last, _ in state.table[:-1])]
+    assert state.table[-1][1] == largest
+    assert {draft_tokens_at(state.table, batch) for batch in range(1, largest + 1)} <= {0, 1, 3}
 
 
 GOOD, DEAD = (1.6, 0.4), (0.0, 0.0)
 """Mean accepted tokens of a draft, and how much they vary from tick to tick."""
 
 
-def ticks(*texts: tuple[tuple[float, float], int], start: Watch = START) -> Watch:
+def ticks(*texts: tuple[tuple[float, float], int], start: MonitorState = START) -> MonitorState:
     """Return what is known after ticks of 20 full drafts, a short window each, of one text after another."""
-    drafts, accepted, looks = 0, 0.0, [reading()]
+    drafts, accepted, polls = 0, 0.0, [reading()]
     for (mean, spread), count in texts:
         for number in range(count):
             drafts += 20
             accepted += 20 * (mean + spread * (1 if number % 2 else -1) / 4)
-            looks.append(reading(drafts, (int(accepted / 2), int(accepted / 3), int(accepted / 6))))
-    return seen(*looks, start=start)
+            polls.append(reading(drafts, (int(accepted / 2), int(accepted / 3), int(accepted / 6))))
+    return seen(*polls, start=start)
 
 
 def test_a_dip_that_ends_by_itself_is_remembered_with_its_length():
@@ -365,29 +369,29 @@ def test_a_dip_in_which_drafting_was_stopped_did_not_end_by_itself():
 
 def test_only_so_many_dips_are_remembered():
     """Traffic of last month says little."""
-    watch = ticks(*((GOOD, 1), (DEAD, 1)) * 40)
-    assert len(watch.dips) == DIPS_REMEMBERED
+    state = ticks(*((GOOD, 1), (DEAD, 1)) * 40)
+    assert len(state.dips) == DIPS_KEPT
 
 
 def test_one_kind_of_traffic_is_like_itself():
     """And little of it says nothing either way."""
-    assert ticks((GOOD, 40)).unlikeness == 1.0
-    assert ticks((GOOD, 1), (DEAD, 1), (GOOD, 1)).unlikeness == 1.0
+    assert ticks((GOOD, 40)).overdispersion == 1.0
+    assert ticks((GOOD, 1), (DEAD, 1), (GOOD, 1)).overdispersion == 1.0
 
 
 def test_several_kinds_at_once_are_not_alike():
     """Every short window differs from the next."""
-    assert ticks(*((GOOD, 1), (DEAD, 1)) * 20).unlikeness > 4
+    assert ticks(*((GOOD, 1), (DEAD, 1)) * 20).overdispersion > 4
 
 
 def test_one_kind_after_the_other_is_like_itself():
     """A change now and then is no mixture."""
-    assert ticks((GOOD, 15), (DEAD, 15), (GOOD, 15)).unlikeness == 1.0
+    assert ticks((GOOD, 15), (DEAD, 15), (GOOD, 15)).overdispersion == 1.0
 
 
 def test_what_is_known_of_traffic_outlives_the_engine():
     """It is the same traffic that the next one gets."""
-    watch = ticks(*((GOOD, 1), (DEAD, 1)) * 20)
-    restarted = observe(watch, reading(epoch="two"), POLICY)
-    assert (restarted.dips, restarted.jumps) == (watch.dips, watch.jumps)
+    state = ticks(*((GOOD, 1), (DEAD, 1)) * 20)
+    restarted = observe(state, reading(epoch="two"), POLICY)
+    assert (restarted.dips, restarted.squared_z_scores) == (state.dips, state.squared_z_scores)
     assert (restarted.dip, restarted.marks) == (0, ())
