@@ -147,7 +147,7 @@ async def run(url: str, gateway: str, file: str, seed: int) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     async with open_limits(
-        database_url=url,
+        database=url,
         gateway=gateway,
         settings=SETTINGS,
         renew_seconds=RENEW_SECONDS,

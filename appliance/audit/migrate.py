@@ -24,9 +24,9 @@ from appliance.errors import (
     AuditVerificationError,
     ConfigurationError,
 )
-from appliance.infra.database import first_line, open_database
+from appliance.infra.database import first_line
 from appliance.infra.schema import UPGRADE_SECONDS
-from appliance.tenancy.limits.tables import limit_books
+from appliance.tenancy.limits.store import limit_books
 from appliance.tenancy.tables import api_keys, tenancy_generation, tenants
 
 ROWS = 200
@@ -63,11 +63,8 @@ def copy_log(
     with ExitStack() as stack:
         source = stack.enter_context(closing(SqlAuditStore(source_url)))
         target = stack.enter_context(closing(SqlAuditStore(target_url)))
-        opened = open_database(source_url, busy_seconds=UPGRADE_SECONDS)
-        writer = open_database(target_url, busy_seconds=UPGRADE_SECONDS)
-        stack.callback(opened.dispose)
-        stack.callback(writer.dispose)
-        reader = opened.execution_options(writes=False)
+        reader = source.database.engine(UPGRADE_SECONDS).execution_options(writes=False)
+        writer = target.database.engine(UPGRADE_SECONDS)
         try:
             beside = (*_BESIDE, *also)
             _require_empty(target, writer, beside)

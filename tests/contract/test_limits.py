@@ -9,13 +9,13 @@ from sqlalchemy import create_engine
 from appliance.errors import LimitsUnavailableError
 from appliance.infra.schema import upgrade_database
 from appliance.tenancy.allowances import Limits
-from appliance.tenancy.limits.book import Report, Terms, decode_book
-from appliance.tenancy.limits.ledger import Asked, SqlLedger
+from appliance.tenancy.limits.ledger import LeaseTerms, UsageReport, decode_ledger
 from appliance.tenancy.limits.quota import quotas_of
+from appliance.tenancy.limits.store import ExchangeRequest, SqlLedgerStore
 from tests.limits_process import LEASE_SECONDS, LIMITS, LimitsProcess
 from tests.postgres import private_postgres
 
-TERMS = Terms(lease_seconds=LEASE_SECONDS, renew_seconds=0.2, zone=ZoneInfo("UTC"))
+TERMS = LeaseTerms(lease_seconds=LEASE_SECONDS, renew_seconds=0.2, zone=ZoneInfo("UTC"))
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def ledger(url, open_store):
     made = []
 
     def make(name):
-        made.append(SqlLedger(url, gateway=name, terms=TERMS, clock=time.time))  # noqa: TID251 - a root
+        made.append(SqlLedgerStore(url, gateway=name, terms=TERMS, clock=time.time))  # noqa: TID251 - a root
         return made[-1]
 
     yield make
@@ -35,7 +35,7 @@ def ledger(url, open_store):
 
 def ask(limits, sequence=1, *needs, **told):
     quotas = {quota.key: quota for quota in quotas_of(limits)}
-    return Asked(quotas=quotas, report=Report(sequence=sequence, waiting=needs, **told))
+    return ExchangeRequest(quotas=quotas, report=UsageReport(sequence=sequence, waiting=needs, **told))
 
 
 def read_book(url, tenant):
@@ -45,7 +45,7 @@ def read_book(url, tenant):
             f"SELECT book FROM limit_books WHERE tenant = '{tenant}'"
         ).scalar_one()
     engine.dispose()
-    return decode_book(book)
+    return decode_ledger(book)
 
 
 def test_what_one_gateway_holds_another_cannot_have(ledger):
@@ -73,7 +73,7 @@ def test_several_tenants_are_asked_for_at_once_and_kept_apart(ledger):
 def test_a_database_that_does_not_answer_is_an_error_of_ours(tmp_path):
     """In one line; nothing was handed out."""
     url = f"sqlite:///{tmp_path / 'nowhere' / 'audit.db'}"
-    broken = SqlLedger(url, gateway="one", terms=TERMS, clock=time.time)  # noqa: TID251 - a root
+    broken = SqlLedgerStore(url, gateway="one", terms=TERMS, clock=time.time)  # noqa: TID251 - a root
     with pytest.raises(LimitsUnavailableError, match="cannot be reached") as caught:
         broken.exchange({"acme": ask(Limits(requests_per_minute=1))})
     assert "\n" not in str(caught.value)
@@ -145,7 +145,7 @@ def test_a_database_that_was_killed_is_found_again():
     limits, need = Limits(requests_per_minute=10), {"requests_per_minute": 1}
     with private_postgres() as server:
         upgrade_database(server.url)
-        ledger = SqlLedger(server.url, gateway="one", terms=TERMS, clock=time.time)  # noqa: TID251 - a root
+        ledger = SqlLedgerStore(server.url, gateway="one", terms=TERMS, clock=time.time)  # noqa: TID251 - a root
         ledger.exchange({"acme": ask(limits, 1, need)})
         server.kill()
         with pytest.raises(LimitsUnavailableError):

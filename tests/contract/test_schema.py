@@ -20,7 +20,7 @@ from appliance.gateway.batch import tables as batch
 from appliance.gateway.cost import tables as cost
 from appliance.infra import lease, migrations, schema
 from appliance.tenancy import tables as tenancy
-from appliance.tenancy.limits import tables as limits
+from appliance.tenancy.limits import store as limits
 from tests.grower import Grower
 
 READ = EntryType.AUDIT_READ

@@ -16,12 +16,12 @@ from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings
 from appliance.tenancy.allowances import Limits
-from appliance.tenancy.limits.book import Terms
-from appliance.tenancy.limits.ledger import MemoryLedger
+from appliance.tenancy.limits.ledger import LeaseTerms
 from appliance.tenancy.limits.limiter import Limiter
 from tests.fakes import USAGE, FakeWorker, chat, until
+from tests.memory_ledgers import MemoryLedgerStore
 
-TERMS = Terms(lease_seconds=10.0, renew_seconds=0.1, zone=ZoneInfo("UTC"))
+TERMS = LeaseTerms(lease_seconds=10.0, renew_seconds=0.1, zone=ZoneInfo("UTC"))
 BUDGET = 100_000
 USED = USAGE["total_tokens"]
 
@@ -59,7 +59,7 @@ async def limited(serve):
     running = await serve(FakeWorker())
     gateway = running.server.config.app.state.services.gateway
     limiter = gateway.limits = LimitedTenants(
-        ledger=MemoryLedger(gateway="one", terms=TERMS, clock=time.time),  # noqa: TID251 - a root
+        store=MemoryLedgerStore(gateway="one", terms=TERMS, clock=time.time),  # noqa: TID251 - a root
         terms=TERMS,
         guess_tokens=512,
         clock=time.monotonic,

@@ -1,8 +1,8 @@
 """
-How many tokens a request is reserved for before anybody has counted them.
+How many tokens are reserved for a request before they are counted.
 
-The guess is on the high side, because what turns out to be too much is given back at once, and what
-turns out to be too little was spent before it could be refused.
+The estimate is high on purpose: what turns out to be too much is returned at once, but what turns out
+to be too little was used before it could be refused.
 """
 
 import re
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from appliance.infra.json_members import Member
 
 BYTES_PER_TOKEN = 3
-"""English and code have about four bytes to a token, most other scripts about three."""
+"""English and code have about four bytes per token, most other scripts about three."""
 MEDIA_TOKENS = 1024
-"""For each picture or sound in the body, whose bytes say nothing about its tokens."""
+"""For each picture or sound in the body, whose bytes do not tell its tokens."""
 MOST_TOKENS = 2**40
-"""Whatever a client asks for, arithmetic stays small."""
+"""Caps what clients ask for, so that sums stay small."""
 _MEDIA = re.compile(r'"data:[^"]*"')
 _COMPLETION = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _ANSWERS = ("n", "best_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Tokens a request may come to."""
+class TokenEstimate:
+    """Tokens a request may use."""
 
     prompt: int
     completion: int
     is_guess: bool = False
-    """Whether the client named no bound for the answer: what is reserved for it may then be less."""
+    """Whether the client set no maximum for the answer: the reservation for it may then be reduced."""
 
     @property
     def total(self) -> int:
@@ -37,14 +37,14 @@ class Estimate:
         return self.prompt + self.completion
 
 
-def estimate_tokens(text: str, members: Mapping[str, Member], *, guess: int) -> Estimate:
+def estimate_tokens(text: str, members: Mapping[str, Member], *, guess: int) -> TokenEstimate:
     """
-    Guess what a request comes to.
+    Estimate the tokens of a request.
 
     Args:
         text: its body.
         members: the body's members.
-        guess: tokens of an answer whose length the client does not bound.
+        guess: tokens of an answer for which the client sets no maximum.
     """
     size, media = len(text), 0
     if size > BYTES_PER_TOKEN * MEDIA_TOKENS and ";base64," in text:
@@ -55,7 +55,7 @@ def estimate_tokens(text: str, members: Mapping[str, Member], *, guess: int) -> 
     bounds = [bound for name in _COMPLETION if (bound := _number(members, name)) is not None]
     answers = max((number for name in _ANSWERS if (number := _number(members, name)) is not None), default=1)
     completion = max(bounds) if bounds else guess
-    return Estimate(
+    return TokenEstimate(
         prompt=-(-size // BYTES_PER_TOKEN) + media * MEDIA_TOKENS,
         completion=min(MOST_TOKENS, completion * max(1, answers)),
         is_guess=not bounds,
@@ -63,7 +63,7 @@ def estimate_tokens(text: str, members: Mapping[str, Member], *, guess: int) -> 
 
 
 def _number(members: Mapping[str, Member], name: str) -> int | None:
-    """A member that is a count; whether it may be another thing is the worker's to judge."""
+    """A member if it is a count; other values are left for the worker to reject."""
     value = members[name].value if name in members else None
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         return None

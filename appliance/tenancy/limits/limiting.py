@@ -1,47 +1,80 @@
 """
-What the gateway asks about limits, and the answer where nobody has any.
+What the gateway calls to apply limits: reservations, and the case without limits.
 """
 
-# ruff: noqa: ARG002 - who lets everybody in looks at nothing
+# ruff: noqa: ARG002 - `NoLimits` uses no argument
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from appliance.infra.json_members import Member
-from appliance.tenancy.limits.reservation import UNLIMITED, Reservation
+from appliance.tenancy.limits.holding import Holding, TakenUnits
 from appliance.tenancy.tenant import Tenant
 
 
+class Reservation(Protocol):
+    """Held by a request from before it is sent to a worker until it has ended."""
+
+    def settle(self, tokens: int) -> None:
+        """
+        Report what the request used, however it ended; the rest is released.
+
+        Only the first call counts.  After a crash before it, what was reserved counts as used, except
+        for the request's concurrency unit, which is released when the gateway's lease ends.
+        """
+
+
+class Unlimited:
+    """The reservation of a tenant without limits."""
+
+    def settle(self, tokens: int) -> None: ...
+
+
+UNLIMITED = Unlimited()
+
+
+class HeldReservation:
+    """Units of several holdings, taken at once by `TenantShare.take`."""
+
+    __slots__ = ("_taken",)
+
+    def __init__(self, taken: Sequence[tuple[Holding, int, TakenUnits]]) -> None:
+        self._taken = taken
+
+    def settle(self, tokens: int) -> None:
+        """Release, or charge, the difference."""
+        taken, self._taken = self._taken, ()
+        for holding, units, interval in taken:
+            holding.settle(interval, units, tokens)
+
+
 class Limiting(Protocol):
-    """Holds tenants to their limits; `appliance.tenancy.limits.limiter` does."""
+    """Enforces tenants' limits; see `appliance.tenancy.limits.limiter`."""
 
     def take(
         self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]
     ) -> Reservation | None:
-        """Let a request in, or return None if that takes a `wait`."""
+        """Admit a request; None if it has to `wait`."""
 
     async def wait(self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]) -> Reservation:
-        """Let a request in as soon as it may; raises LimitReachedError and LimitsUnavailableError."""
+        """Admit a request as soon as possible; raises LimitReachedError and LimitsUnavailableError."""
 
     def headers(self, tenant: Tenant, model: str | None = None) -> dict[str, str]:
-        """What an answer to this tenant says about its limits."""
+        """Rate-limit headers of an answer to this tenant."""
 
 
 class NoLimits:
-    """Lets everybody in."""
+    """Admits every request."""
 
     def take(
         self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]
     ) -> Reservation | None:
-        """Let it in."""
         return UNLIMITED
 
     async def wait(self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]) -> Reservation:
-        """Let it in."""
         return UNLIMITED
 
     def headers(self, tenant: Tenant, model: str | None = None) -> dict[str, str]:
-        """Say nothing."""
         return {}
 
 

@@ -1,5 +1,5 @@
 """
-The limits a request falls under, each with what it is measured in.
+The limits that apply to a request, and what each one measures.
 """
 
 from collections.abc import Iterator
@@ -20,18 +20,13 @@ class Measure(StrEnum):
 
     @property
     def is_tokens(self) -> bool:
-        """Whether a request takes as many units as it has tokens, and not one."""
+        """Whether a request takes one unit per token; otherwise it takes one unit."""
         return self in {Measure.TOKENS, Measure.DAY, Measure.MONTH}
 
     @property
     def is_budget(self) -> bool:
-        """Whether it begins anew by the calendar."""
+        """Whether it resets by the calendar."""
         return self in {Measure.DAY, Measure.MONTH}
-
-    @property
-    def is_per_minute(self) -> bool:
-        """Whether it is counted over the last minute."""
-        return self in {Measure.REQUESTS, Measure.TOKENS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +35,13 @@ class Quota:
 
     measure: Measure
     limit: int
-    """Most units at once, in a minute or in a period."""
+    """Maximum units at once, in a minute or in a period."""
     model: str | None = None
-    """The model it is about; None for all of them together."""
+    """The model it applies to; None for all models together."""
 
     @property
     def key(self) -> str:
-        """Its name in the tenant's book."""
+        """Its name in the tenant's ledger."""
         return str(self.measure) if self.model is None else f"{self.measure}/{self.model}"
 
 

@@ -1,28 +1,28 @@
 """
-What one gateway holds of one tenant's limits, all of them together.
+What one gateway holds of all limits of one tenant.
 
-A request takes units of every limit it falls under, or of none.  Nothing here waits or does I/O:
-the limiter sends the reports and enters the replies.
+A request takes units of every limit that applies to it, or of none.  Nothing here waits or does I/O:
+the limiter sends the reports and applies the replies.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from appliance.tenancy.allowances import Limits
-from appliance.tenancy.limits.book import Reply, Report
-from appliance.tenancy.limits.estimate import Estimate
-from appliance.tenancy.limits.holding import Holding, Told
+from appliance.tenancy.limits.calendar import slot_at
+from appliance.tenancy.limits.estimate import TokenEstimate
+from appliance.tenancy.limits.holding import Holding, ReportDraft
+from appliance.tenancy.limits.ledger import LedgerReply, UsageReport
+from appliance.tenancy.limits.limiting import HeldReservation
 from appliance.tenancy.limits.quota import Quota, quotas_of
-from appliance.tenancy.limits.reservation import HeldReservation
-from appliance.tenancy.limits.window import slot_at
 
 NEVER = float("-inf")
 
 Need = Sequence[tuple[Holding, int]]
-"""What a request takes of each limit it falls under."""
+"""Units a request takes of each limit that applies to it."""
 
 
-class Share:
+class TenantShare:
     """One tenant's limits, as one gateway holds them."""
 
     def __init__(self, limits: Limits) -> None:
@@ -34,14 +34,14 @@ class Share:
         self._of_all: list[Holding] = []
         self._by_model: dict[str, list[Holding]] = {}
         self._sequence = 0
-        self._until = NEVER  # of the lease, by the book's clock
+        self._until = NEVER  # of the lease, by the ledger's clock
         self._is_pressed = False
         self._changes = self._changes_sent = 0
-        self._sent: Report | None = None
+        self._sent: UsageReport | None = None
         self.change(limits)
 
     def change(self, limits: Limits) -> None:
-        """Go on with other limits; what is used of those that stay is kept."""
+        """Replace the limits; usage of those that stay is kept."""
         self.limits = limits
         self.quotas = {quota.key: quota for quota in quotas_of(limits)}
         known, self.holdings = self.holdings, {}
@@ -53,7 +53,7 @@ class Share:
             model: [each for each in self.holdings.values() if each.quota.model in {None, model}]
             for model in limits.by_model
         }
-        # Nothing is let in until all was given back and the book was seen with the new limits.
+        # Nothing is admitted until all units were returned and exchanged under the new limits.
         self.valid_until = NEVER
         self._changes += 1
 
@@ -61,7 +61,7 @@ class Share:
         """What requests for a model take from."""
         return self._by_model.get(model, self._of_all)
 
-    def need(self, model: str, estimate: Estimate) -> Need:
+    def need(self, model: str, estimate: TokenEstimate) -> Need:
         """What a request takes."""
         return [
             (holding, _units(holding, estimate) if holding.is_tokens else 1)
@@ -79,7 +79,7 @@ class Share:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the book need not be told anything."""
+        """Whether there is nothing to report."""
         return self._sent is None and all(holding.is_idle for holding in self.holdings.values())
 
     @property
@@ -87,11 +87,11 @@ class Share:
         """Whether another gateway waits for what this one holds."""
         return self._is_pressed
 
-    def report(self, waiting: Sequence[Need], *, leaves: bool = False) -> Report:
+    def report(self, waiting: Sequence[Need], *, leaves: bool = False) -> UsageReport:
         """
-        The next report; one that was sent before and not answered is sent again as it was.
+        The next report; an unanswered one is sent again unchanged.
 
-        With somebody waiting, all that is free goes back to the book first and is handed out again from
+        If requests wait, all free units are returned to the ledger first and allocated again from
         there, in order: else two gateways could each hold half of what a request needs.
         """
         needs = tuple({holding.key: units for holding, units in need} for need in waiting)
@@ -99,31 +99,31 @@ class Share:
         if self._sent is not None:
             self._sent = replace(self._sent, is_resent=True, waiting=needs, busy=busy)
             return self._sent
-        told = Told()
-        all_of_it = leaves or self._is_pressed or bool(waiting) or self._changes != self._changes_sent
+        draft = ReportDraft()
+        return_all = leaves or self._is_pressed or bool(waiting) or self._changes != self._changes_sent
         self._changes_sent = self._changes
         for holding in self.holdings.values():
-            holding.report(told, all_of_it=all_of_it)
+            holding.report(draft, return_all=return_all)
         self._sequence += 1
-        self._sent = Report(
+        self._sent = UsageReport(
             sequence=self._sequence,
-            spent=told.spent,
-            over=told.over,
-            refunds=told.refunds,
-            returned=told.returned,
+            spent=draft.spent,
+            over=draft.over,
+            refunds=draft.refunds,
+            returned=draft.returned,
             busy=busy,
             waiting=needs,
-            target={} if leaves else told.target,
+            target={} if leaves else draft.target,
         )
         return self._sent
 
-    def enter(self, reply: Reply, *, asked: float, now: float) -> None:
+    def apply_reply(self, reply: LedgerReply, *, asked: float, now: float) -> None:
         """
-        Take over what the book says.
+        Apply the answer to the last report.
 
         Args:
-            reply: to the last report.
-            asked: monotonic time at which it was sent, so that a slow answer makes for a short lease.
+            reply: the answer.
+            asked: monotonic time at which the report was sent, so that a slow answer shortens the lease.
             now: monotonic time.
         """
         sent, self._sent = self._sent, None
@@ -131,21 +131,21 @@ class Share:
             if key not in reply.held:
                 continue  # new since the report
             if reply.is_new:
-                # Of a report in doubt nobody knows whether it came before the lease ran out or after.
+                # A resent report may have been applied before the lease expired or after.
                 returned = sent.returned.get(key, 0) if sent and not sent.is_resent else 0
-                reaped = str(slot_at(self._until)) if self._until > NEVER else ""
-                holding.lose(reply, now, reaped=reaped, returned=returned)
+                expired_slot = str(slot_at(self._until)) if self._until > NEVER else ""
+                holding.apply_new_lease(reply, now, expired_slot=expired_slot, returned=returned)
             else:
-                holding.enter(reply, now)
+                holding.apply_reply(reply, now)
         ends = [reply.until, *(period.ends for period in reply.periods.values())]
         is_outdated = self._changes != self._changes_sent
         self.valid_until = NEVER if is_outdated else asked + min(ends) - reply.now
         self._until, self._is_pressed = reply.until, reply.is_pressed
 
 
-def _units(holding: Holding, estimate: Estimate) -> int:
+def _units(holding: Holding, estimate: TokenEstimate) -> int:
     total = estimate.prompt + estimate.completion
     if estimate.is_guess and total > holding.quota.limit:
-        # Nobody asked for a long answer: what is guessed must not be what is refused.
+        # The client did not ask for a long answer: a guess must not be the reason for a refusal.
         return max(estimate.prompt, holding.quota.limit)
     return total

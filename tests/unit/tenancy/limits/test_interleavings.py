@@ -14,14 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.tenancy.allowances import Limits
-from appliance.tenancy.limits.book import Book, Reply, Terms, decode_book, encode_book, exchange
-from appliance.tenancy.limits.estimate import Estimate
-from appliance.tenancy.limits.reservation import Reservation
-from appliance.tenancy.limits.share import Share
+from appliance.tenancy.limits.estimate import TokenEstimate
+from appliance.tenancy.limits.ledger import (
+    LeaseTerms,
+    LedgerReply,
+    TenantLedger,
+    decode_ledger,
+    encode_ledger,
+    exchange,
+)
+from appliance.tenancy.limits.limiting import Reservation
+from appliance.tenancy.limits.share import TenantShare
 
 DAY = 86400
 MIDNIGHT = 20_410.0 * DAY
-TERMS = Terms(lease_seconds=4.0, renew_seconds=0.5, zone=ZoneInfo("UTC"))
+TERMS = LeaseTerms(lease_seconds=4.0, renew_seconds=0.5, zone=ZoneInfo("UTC"))
 LIMITS = Limits(
     requests_per_minute=7,
     tokens_per_minute=60,
@@ -54,9 +61,9 @@ class SimulatedGateway:
     name: str
     skew: float
     """Its monotonic clock starts somewhere else than others'; none is ever compared with another."""
-    share: Share
+    share: TenantShare
     asked: float = 0.0
-    reply: Reply | None = None
+    reply: LedgerReply | None = None
     waiting: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -67,13 +74,13 @@ class Simulation:
         self.random, self.limits = random.Random(seed), limits
         # No event falls on midnight itself, which two clocks can read as either day.
         self.now = MIDNIGHT - self.random.choice([2.003, 6.003, 60.003])
-        self.starts, self.book = 0, Book()
+        self.starts, self.ledger = 0, TenantLedger()
         self.requests: list[Request] = []
         self.gateways = [self.start_gateway() for _ in range(self.random.randint(1, 3))]
         self.busiest = (0, 0)
         steps: dict[Callable[[], None], int] = {
             self.wait_a_little: 8, self.wait_long: 1, self.ask: 8, self.settle: 6, self.report: 10,
-            self.hear: 10, self.kill: 1,
+            self.receive: 10, self.kill: 1,
         }  # fmt: skip
         for step in self.random.choices(list(steps), list(steps.values()), k=STEPS):
             step()
@@ -83,7 +90,7 @@ class Simulation:
     def start_gateway(self) -> SimulatedGateway:
         self.starts += 1
         skew = self.random.uniform(-50, 50)
-        return SimulatedGateway(name=f"g{self.starts}", skew=skew, share=Share(self.limits))
+        return SimulatedGateway(name=f"g{self.starts}", skew=skew, share=TenantShare(self.limits))
 
     def clock(self, gateway: SimulatedGateway) -> float:
         return self.now - MIDNIGHT + gateway.skew
@@ -105,10 +112,10 @@ class Simulation:
         return self.random.choice(["small", "big"]), self.random.randint(1, 30)
 
     def ask(self) -> None:
-        self.let_in(self.random.choice(self.gateways), *self.request_at_random())
+        self.admit(self.random.choice(self.gateways), *self.request_at_random())
 
-    def let_in(self, gateway: SimulatedGateway, model: str, tokens: int) -> None:
-        need = gateway.share.need(model, Estimate(prompt=tokens, completion=0))
+    def admit(self, gateway: SimulatedGateway, model: str, tokens: int) -> None:
+        need = gateway.share.need(model, TokenEstimate(prompt=tokens, completion=0))
         if (reservation := gateway.share.take(need, self.clock(gateway))) is not None:
             self.requests.append(Request(gateway, model, self.now, tokens, reservation))
 
@@ -127,25 +134,25 @@ class Simulation:
             return
         gateway.waiting = [self.request_at_random() for _ in range(self.random.choice([0, 0, 1, 2, 9]))]
         needs = [
-            gateway.share.need(model, Estimate(prompt=tokens, completion=0))
+            gateway.share.need(model, TokenEstimate(prompt=tokens, completion=0))
             for model, tokens in gateway.waiting
         ]
         gateway.asked = self.clock(gateway)
         report = gateway.share.report(tuple(needs))
         if self.random.random() < 0.9:
-            self.book = decode_book(encode_book(self.book))
+            self.ledger = decode_ledger(encode_ledger(self.ledger))
             gateway.reply = exchange(
-                self.book, gateway.share.quotas, gateway.name, report, now=self.now, terms=TERMS
+                self.ledger, gateway.share.quotas, gateway.name, report, now=self.now, terms=TERMS
             )
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """The answer comes, late perhaps, or never; who waited is let in."""
         gateway = self.random.choice(self.gateways)
         reply, gateway.reply = gateway.reply, None
         if reply is not None and self.random.random() < 0.9:
-            gateway.share.enter(reply, asked=gateway.asked, now=self.clock(gateway))
+            gateway.share.apply_reply(reply, asked=gateway.asked, now=self.clock(gateway))
             for model, tokens in gateway.waiting:
-                self.let_in(gateway, model, tokens)
+                self.admit(gateway, model, tokens)
 
     def kill(self) -> None:
         """A gateway dies with all its requests, and another one starts, which knows nothing."""
@@ -168,8 +175,8 @@ class Simulation:
 
     def round(self, gateway: SimulatedGateway, *, leaves: bool = False) -> None:
         report = gateway.share.report((), leaves=leaves)
-        reply = exchange(self.book, gateway.share.quotas, gateway.name, report, now=self.now, terms=TERMS)
-        gateway.share.enter(reply, asked=self.clock(gateway), now=self.clock(gateway))
+        reply = exchange(self.ledger, gateway.share.quotas, gateway.name, report, now=self.now, terms=TERMS)
+        gateway.share.apply_reply(reply, asked=self.clock(gateway), now=self.clock(gateway))
 
 
 def fullest(requests: list[Request]) -> tuple[int, int, int]:

@@ -14,19 +14,19 @@ from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings
 from appliance.tenancy.allowances import Limits
-from appliance.tenancy.limits.book import Terms
-from appliance.tenancy.limits.ledger import MemoryLedger
 from appliance.tenancy.limits.limiter import Limiter
-from appliance.tenancy.limits.reservation import UNLIMITED
+from appliance.tenancy.limits.limiting import UNLIMITED
+from appliance.tenancy.limits.store import LeaseTerms
 from appliance.tenancy.tenant import Tenant
 from tests.fakes import until
+from tests.memory_ledgers import MemoryLedgerStore
 
-TERMS = Terms(lease_seconds=2.0, renew_seconds=0.05, zone=ZoneInfo("UTC"))
+TERMS = LeaseTerms(lease_seconds=2.0, renew_seconds=0.05, zone=ZoneInfo("UTC"))
 BODY = '{"max_tokens": 10}'
 MEMBERS = parse_members(BODY)
 
 
-class FailingLedger(MemoryLedger):
+class FailingStore(MemoryLedgerStore):
     """Fails when it is told to, before or after it has entered a report."""
 
     def __init__(self, **options):
@@ -34,11 +34,11 @@ class FailingLedger(MemoryLedger):
         self.is_away = self.loses_answers = False
         self.exchanges = 0
 
-    def exchange(self, asked):
+    def exchange(self, requests):
         self.exchanges += 1
         if self.is_away:
             raise LimitsUnavailableError("away")
-        replies = super().exchange(asked)
+        replies = super().exchange(requests)
         if self.loses_answers:
             raise LimitsUnavailableError("cut off")
         return replies
@@ -47,10 +47,10 @@ class FailingLedger(MemoryLedger):
 class Gateway:
     """A limiter, and one tenant's requests to it."""
 
-    def __init__(self, ledger, limits):
-        self.ledger, self.metrics = ledger, Metrics(CollectorRegistry())
+    def __init__(self, store, limits):
+        self.store, self.metrics = store, Metrics(CollectorRegistry())
         self.limiter = Limiter(
-            ledger=ledger,
+            store=store,
             terms=TERMS,
             guess_tokens=20,
             clock=time.monotonic,
@@ -68,7 +68,7 @@ class Gateway:
 
     @property
     def share(self):
-        return self.limiter._lanes["acme"].share
+        return self.limiter._tenants["acme"].share
 
     @property
     def page(self):
@@ -77,13 +77,13 @@ class Gateway:
 
 @pytest.fixture
 async def gateway():
-    """Start a gateway whose tenant has these limits, on a ledger of its own or another's."""
+    """Start a gateway whose tenant has these limits, on a store of its own or another's."""
     running = []
 
     @asynccontextmanager
-    async def open_(ledger=None, **limits):
+    async def open_(store=None, **limits):
         made = Gateway(
-            ledger or FailingLedger(gateway="g", terms=TERMS, clock=time.time),  # noqa: TID251 - as above
+            store or FailingStore(gateway="g", terms=TERMS, clock=time.time),  # noqa: TID251 - as above
             Limits(**limits),
         )
         task = asyncio.create_task(made.limiter.run())
@@ -101,12 +101,12 @@ async def gateway():
 
 
 async def test_a_tenant_without_limits_costs_nothing(gateway):
-    """No reservation is made, no header told, no book opened."""
+    """No reservation is made, no header told, no ledger opened."""
     async with gateway() as one:
         assert one.take() is UNLIMITED
         assert one.limiter.headers(one.tenant, "demo") == {}
         await asyncio.sleep(3 * TERMS.renew_seconds)
-        assert one.ledger.exchanges == 0
+        assert one.store.exchanges == 0
 
 
 async def test_as_many_are_let_in_as_the_limit_says(gateway):
@@ -121,13 +121,13 @@ async def test_as_many_are_let_in_as_the_limit_says(gateway):
 
 
 async def test_who_is_refused_again_and_again_costs_the_database_nothing(gateway):
-    """It is asked once in a while, not for each of them."""
+    """It is requests once in a while, not for each of them."""
     async with gateway(requests_per_minute=1) as one:
         await one.let_in()
         for _ in range(200):
             with pytest.raises(LimitReachedError):
                 await one.let_in()
-        assert one.ledger.exchanges < 50
+        assert one.store.exchanges < 50
 
 
 async def test_a_place_that_is_left_is_taken_at_once(gateway):
@@ -149,7 +149,7 @@ async def test_a_request_larger_than_the_limit_is_told_so(gateway):
 
 
 async def test_whoever_is_cancelled_while_waiting_leaves_nothing_behind(gateway):
-    """At whatever moment it happens: before, while and after the book was asked."""
+    """At whatever moment it happens: before, while and after the ledger was requests."""
     async with gateway(concurrent_requests=50, tokens_per_minute=100_000) as one:
         for number in range(150):
             waiting = [asyncio.create_task(one.let_in()) for _ in range(3)]
@@ -173,13 +173,13 @@ async def test_without_the_database_it_goes_on_with_what_it_holds_and_then_refus
             await one.let_in()
         holding = one.share.holdings["requests_per_minute"]
         await until(lambda: holding.free > 0)
-        one.ledger.is_away = True
+        one.store.is_away = True
         held = holding.free
         assert [one.take() is not None for _ in range(held)] == [True] * held
         with pytest.raises(LimitsUnavailableError):
             await one.let_in()
         assert "appliance_limits_failing 1.0" in one.page
-        one.ledger.is_away = False
+        one.store.is_away = False
         await until(lambda: "appliance_limits_failing 0.0" in one.page)
         assert await one.let_in()
 
@@ -189,7 +189,7 @@ async def test_what_is_held_cannot_be_used_once_the_lease_has_run_out(gateway):
     async with gateway(requests_per_minute=1000) as one:
         await one.let_in()
         await until(lambda: one.share.holdings["requests_per_minute"].free > 0)
-        one.ledger.is_away = True
+        one.store.is_away = True
         await until(lambda: time.monotonic() >= one.share.valid_until)
         assert one.share.holdings["requests_per_minute"].free > 0
         assert one.take() is None
@@ -200,31 +200,31 @@ async def test_an_answer_that_was_lost_loses_nothing(gateway):
     async with gateway(requests_per_minute=1000) as one:
         let_in = 0
         for number in range(60):
-            one.ledger.loses_answers = number % 3 == 0
+            one.store.loses_answers = number % 3 == 0
             try:
                 await one.let_in()
                 let_in += 1
             except LimitsUnavailableError:
                 pass
             await asyncio.sleep(0.01)
-        one.ledger.loses_answers = False
+        one.store.loses_answers = False
         await one.limiter.close()
-        book = one.ledger.books["acme"]
-        assert sum(book.spent["requests_per_minute"].values()) == let_in
+        ledger = one.store.ledgers["acme"]
+        assert sum(ledger.spent["requests_per_minute"].values()) == let_in
 
 
 async def test_two_gateways_share_a_limit_to_the_last_unit(gateway):
     """Neither refuses while the other holds something it does not need."""
     books = {}
 
-    def ledger(name):
-        made = MemoryLedger(gateway=name, terms=TERMS, clock=time.time)  # noqa: TID251 - as above
-        made.books = books
+    def store(name):
+        made = MemoryLedgerStore(gateway=name, terms=TERMS, clock=time.time)  # noqa: TID251 - as above
+        made.ledgers = books
         return made
 
     async with (
-        gateway(ledger("a"), requests_per_minute=100) as one,
-        gateway(ledger("b"), requests_per_minute=100) as other,
+        gateway(store("a"), requests_per_minute=100) as one,
+        gateway(store("b"), requests_per_minute=100) as other,
     ):
         for _ in range(10):
             await one.let_in()
@@ -239,7 +239,7 @@ async def test_closing_gives_back_what_is_held(gateway):
         for _ in range(10):
             (await one.let_in()).settle(5)
         await one.limiter.close()
-        held = one.ledger.books["acme"].leases["g"].held
+        held = one.store.ledgers["acme"].leases["g"].held
         assert set(held.values()) == {0}
 
 

@@ -5,11 +5,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from appliance.errors import BudgetUsedUpError, LimitReachedError, RequestOverLimitError
-from appliance.tenancy.limits.book import Decision, Verdict
-from appliance.tenancy.limits.headers import render_headers, spell_seconds
 from appliance.tenancy.limits.holding import Holding
+from appliance.tenancy.limits.ledger import LimitDecision, LimitVerdict
 from appliance.tenancy.limits.quota import Measure, Quota
-from appliance.tenancy.limits.refusal import refusal
+from appliance.tenancy.limits.refusal import refusal, render_headers, spell_seconds
 
 UTC = ZoneInfo("UTC")
 NOON = 1_763_726_400.0  # 2025-11-21
@@ -63,7 +62,7 @@ def test_what_was_just_used_resets_in_a_minute():
 
 def refused(measure, seconds, *, model=None):
     quota = Quota(measure=measure, limit=60, model=model)
-    return refusal(quota, Decision(Verdict.REFUSED, quota.key, seconds), 70, now=NOON, zone=UTC)
+    return refusal(quota, LimitDecision(LimitVerdict.REFUSED, quota.key, seconds), 70, now=NOON, zone=UTC)
 
 
 def test_a_refusal_names_the_limit_and_when_to_come_back():
@@ -76,7 +75,7 @@ def test_a_refusal_names_the_limit_and_when_to_come_back():
 
 def test_a_refusal_by_a_models_limit_names_the_model():
     """So that another one may be tried."""
-    assert "60 requests at once of the model `demo`" in str(refused(Measure.CONCURRENT, 1.0, model="demo"))
+    assert "60 concurrent requests of the model `demo`" in str(refused(Measure.CONCURRENT, 1.0, model="demo"))
 
 
 def test_a_budget_that_is_used_up_names_its_period():
@@ -84,7 +83,7 @@ def test_a_budget_that_is_used_up_names_its_period():
     error = refused(Measure.DAY, 3600.0)
     assert type(error) is BudgetUsedUpError
     assert str(error) == (
-        "Your limit of 60 tokens per day is used up for 2025-11-21 (UTC). It begins anew in 1h0m0s."
+        "Your limit of 60 tokens per day is used up for 2025-11-21 (UTC). It resets in 1h0m0s."
     )
 
 
