@@ -51,6 +51,13 @@ def test_every_page_is_reachable_from_the_index():
     assert not pages - found
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=lambda path: path.name)
+def test_how_tos_begin_with_the_result_and_what_is_needed(page):
+    opening = page.read_text(encoding="utf-8").split("\n## ")[0]
+    assert "**Result:**" in opening
+    assert "**You need:**" in opening
+
+
 @pytest.mark.parametrize("page", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_in_code_blocks_exist(page):
     """Every `make` target, and every `appliance` command with its options."""
