@@ -15,11 +15,10 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.recipe import TrainingRecipe, learning_rate
 from appliance.drafts.training.shape import HeadShape
 from appliance.drafts.training.small.files import load_head, new_head, save_head
 from appliance.drafts.training.small.loop import Trainer, plain_batch
-from appliance.drafts.training.small.schedule import learning_rate
 from appliance.drafts.training.small.target import FrozenTarget
 from demo.training.corpus import load_corpus
 from demo.training.on_policy import OnPolicyRecipe, mixed, write_continuations
@@ -64,7 +63,7 @@ def build_draft(
     """Train the draft round by round; it is written after each."""
     config = json.loads((target_at / "config.json").read_text(encoding="utf-8"))
     frozen = FrozenTarget(target.float(), options.device)
-    seed = Recipe().seed
+    seed = TrainingRecipe().seed
     torch.manual_seed(seed)
     stored = new_head(config, frozen.output) if options.from_round <= 1 else None
     if stored is None:
@@ -73,7 +72,7 @@ def build_draft(
     for number, peak_rate in enumerate(PEAK_RATES, start=1):
         if number < options.from_round:
             continue
-        recipe = Recipe(steps=options.draft_steps, window=WINDOW, rate=peak_rate, seed=seed)
+        recipe = TrainingRecipe(steps=options.draft_steps, window=WINDOW, rate=peak_rate, seed=seed)
         batches = windows(ids, batch=recipe.batch, window=recipe.window, seed=seed + number - 1)
         if number > 1:
             own = OnPolicyRecipe(rounds=options.on_policy_rounds, seed=seed + number - 1)

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from appliance.drafts.training.small.precision import mixed_precision
-from appliance.drafts.training.small.schedule import learning_rate
+from appliance.drafts.training.recipe import learning_rate
+from appliance.drafts.training.small.target import mixed_precision
 from demo.training.corpus import Corpus
 from demo.training.tokenizer import ASSISTANT, BEGIN, END, USER, VOCABULARY
 

@@ -29,10 +29,10 @@ from appliance.cli.draft import train as command
 from appliance.drafts.harvest.sample import Sample
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.registry.opening import open_registry
+from appliance.drafts.training.job import sample_lines
 from appliance.drafts.training.launch import train
 from appliance.drafts.training.progress import Point, read_points
-from appliance.drafts.training.recipe import Recipe
-from appliance.drafts.training.samples import sample_lines
+from appliance.drafts.training.recipe import TrainingRecipe
 from appliance.drafts.training.speculators.plan import Setup, server_command
 from appliance.errors import DraftRefusedError
 from appliance.infra.data_directory import locate
@@ -240,7 +240,7 @@ def carry_out(run: Path, target: Path, hear: Callable[[Point], None] = lambda _:
         lambda: sample_lines(dataset),
         log=run / "log.txt",
         environment=dict([*process_environment().items(), ONE_THREAD]),
-        hear=hear,
+        observe=hear,
     )
 
 
@@ -328,7 +328,7 @@ def test_vllm_understands_the_arguments_of_the_server():
         parent=None,
         layers=(2, 4, 5),
         depth=8,
-        recipe=Recipe(steps=5),
+        recipe=TrainingRecipe(steps=5),
         tokens=1000,
         scratch=Path("/dev/shm/x"),
         checkpoints=Path("/runs/x"),

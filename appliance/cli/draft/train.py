@@ -1,8 +1,8 @@
 """
-`appliance draft train`: a new draft out of a data set of this site.
+`appliance draft train`: trains a draft on a data set of this site.
 
-It can be stopped and killed at any time; the same command goes on.  A training that is done changes nothing
-when it is asked for again.
+It can be stopped or killed at any time; the same command resumes.  Repeating a finished training changes
+nothing.
 """
 
 import hashlib
@@ -21,27 +21,26 @@ from appliance.drafts.harvest.dataset import Dataset, open_dataset
 from appliance.drafts.registry.opening import open_registry, site_signer
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.training.backend import choose_backend
-from appliance.drafts.training.job import Job
+from appliance.drafts.training.job import Job, sample_lines
 from appliance.drafts.training.launch import train
 from appliance.drafts.training.origin import choose_parent
 from appliance.drafts.training.progress import Point, ProgressLine, read_points
 from appliance.drafts.training.publish import publish, refuse_erased
-from appliance.drafts.training.recipe import STEPS, Backend, Recipe, usual_rate
+from appliance.drafts.training.recipe import STEPS, Backend, TrainingRecipe, default_rate
 from appliance.drafts.training.run_directory import RunDirectory, run_directory
-from appliance.drafts.training.samples import sample_lines
 from appliance.drafts.training.shape import text_config
 from appliance.drafts.training.speculators.carry_out import train_with_speculators
 from appliance.drafts.training.speculators.scratch import sweep_scratch
 from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.settings import Settings, process_environment
-from appliance.serving.devices import look
+from appliance.serving.devices import detect_hardware
 from appliance.serving.weights import Weights, load_weights
 from appliance.sovereignty.environment import refuse_ways_out
 
 STOPPED = 130
-"""Exit code of a training that was stopped."""
+"""Exit code of a stopped training."""
 
-DatasetOption = Annotated[str, typer.Option("--dataset", help="Digest of a data set, or how it begins.")]
+DatasetOption = Annotated[str, typer.Option("--dataset", help="Digest of a data set, or a prefix of it.")]
 TargetOption = Annotated[
     Path | None, typer.Option("--target", help="Directory of the target; default: worker.model.")
 ]
@@ -49,33 +48,35 @@ FromOption = Annotated[
     str | None,
     typer.Option(
         "--from",
-        help="Draft to start from: a registered one or a directory; default: the one in service.",
+        help="Draft to start from: a registered one or a directory; default: the draft in service.",
         metavar="DRAFT",
     ),
 ]
-ScratchOption = Annotated[bool, typer.Option("--from-scratch", help="Start from nothing, with EAGLE 3.1.")]
+ScratchOption = Annotated[bool, typer.Option("--from-scratch", help="Train an EAGLE 3.1 head from scratch.")]
 RunOption = Annotated[
-    str | None, typer.Option("--run", help="Name of the run; default: made of what is trained.")
+    str | None, typer.Option("--run", help="Name of the run; default: derived from its inputs.")
 ]
 StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help=f"Steps; default: {STEPS}.")]
-MinutesOption = Annotated[float | None, typer.Option("--minutes", help="Minutes, in place of --steps.")]
+MinutesOption = Annotated[
+    float | None, typer.Option("--minutes", help="Minutes of training, instead of --steps.")
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 BackendOption = Annotated[str, typer.Option("--backend", help="auto, small or speculators.")]
-BatchOption = Annotated[int, typer.Option("--batch", help="Windows of one step.")]
-WindowOption = Annotated[int, typer.Option("--window", help="Most tokens seen at once.")]
+BatchOption = Annotated[int, typer.Option("--batch", help="Windows per step.")]
+WindowOption = Annotated[int, typer.Option("--window", help="Maximum tokens per window.")]
 UnrollOption = Annotated[int, typer.Option("--unroll", help="Draft tokens trained in a row.")]
 DecayOption = Annotated[
-    float, typer.Option("--decay", help="Weight of a draft token over the one before it.")
+    float, typer.Option("--decay", help="Weight of a draft token relative to the previous one's.")
 ]
 RateOption = Annotated[
-    float | None, typer.Option("--rate", help="Highest learning rate; default: by the width of the draft.")
+    float | None, typer.Option("--rate", help="Peak learning rate; default: by the width of the draft.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Start of what is left to chance.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Random seed.")]
 CorpusOption = Annotated[
     Path | None, typer.Option("--corpus", help="File of general text (UTF-8) to mix in.")
 ]
 ShareOption = Annotated[
-    float, typer.Option("--corpus-share", help="Share of a step's windows that are general text.")
+    float, typer.Option("--corpus-share", help="Share of a step's windows taken from general text.")
 ]
 PythonOption = Annotated[
     Path | None,
@@ -85,7 +86,7 @@ PythonOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What a command was asked to train, with everything looked up."""
+    """The checked arguments of the command."""
 
     settings: Settings
     registry: DraftRegistry
@@ -118,15 +119,15 @@ def train_draft(
     data: DataOption = None,
 ) -> None:
     """
-    Train a draft on a data set, and register it; it serves nobody yet.
+    Train a draft on a data set and register it; it serves no traffic yet.
 
-    It starts from the draft in service and keeps that one's kind; --from-scratch makes EAGLE 3.1.  Killed at
-    any moment, the same command goes on where it was.  Ctrl-C stops it with a checkpoint.
+    By default training starts from the draft in service and keeps its kind; --from-scratch makes EAGLE
+    3.1.  After a crash the same command resumes.  Ctrl-C writes a checkpoint and stops.
     """
     if device not in {"auto", "cpu", "cuda"}:
         raise ConfigurationError("--device is auto, cpu or cuda")
     if parent is not None and from_scratch:
-        raise ConfigurationError("say --from or --from-scratch, not both")
+        raise ConfigurationError("give --from or --from-scratch, not both")
     refuse_ways_out(process_environment())
     settings = settings_from(config, data)
     registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
@@ -136,10 +137,10 @@ def train_draft(
     if opened.manifest.target != weights.digest:
         raise DraftRefusedError(
             f"the data set was harvested for the target {opened.manifest.target}, and {weights.path} is "
-            f"{weights.digest}: harvest again, or name the right --target"
+            f"{weights.digest}: harvest again, or give the right --target"
         )
     start = None if from_scratch else choose_parent(settings, registry, weights, parent)
-    recipe = Recipe(
+    recipe = TrainingRecipe(
         steps=STEPS if steps is None and minutes is None else steps,
         minutes=minutes,
         batch=batch,
@@ -172,20 +173,19 @@ def train_draft(
         run=where,
     )
     sweep_scratch(registry.directory)
-    chosen = choose_backend(backend, device, weights, look())
+    chosen = choose_backend(backend, device, weights, detect_hardware())
     with where.locked():
         _carry_out(asked, chosen, python or Path(sys.executable))
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"train": train_draft}
-"""By name below `appliance draft`."""
 
 
 def _carry_out(asked: _Asked, backend: Backend, python: Path) -> None:
     run = asked.run
     run.refuse_changed(asked.job.identity)
     if run.published is not None:
-        typer.echo(f"{run.published} was trained by this run already, nothing was changed")
+        typer.echo(f"{run.published} is already trained by this run; nothing changed")
         return
     if not run.draft.exists():
         _say(f"training with the backend {backend} in {run.path}")
@@ -195,9 +195,9 @@ def _carry_out(asked: _Asked, backend: Backend, python: Path) -> None:
         finally:
             line.close()
         if asked.dataset.withheld:
-            _say(f"{asked.dataset.withheld} samples were left out: their tenants allow it no more")
+            _say(f"{asked.dataset.withheld} samples were excluded: their tenants no longer allow training")
         if not finished:
-            _say("stopped with a checkpoint: the same command goes on")
+            _say("stopped with a checkpoint: run the same command to resume")
             sys.exit(STOPPED)
     refuse_erased(run.draft, asked.dataset)
     digest = publish(
@@ -211,11 +211,11 @@ def _carry_out(asked: _Asked, backend: Backend, python: Path) -> None:
     run.publish(digest)
     _summarise(run)
     typer.echo(f"report in {run.draft / 'report.html'}")
-    typer.echo(f"{digest} is registered; `appliance draft evaluate` tells what it is worth")
+    typer.echo(f"{digest} is registered; measure it with `appliance draft evaluate`")
 
 
 def _train(asked: _Asked, backend: Backend, python: Path, line: ProgressLine) -> bool:
-    def hear(point: Point) -> None:
+    def observe(point: Point) -> None:
         line.show(point, steps=asked.job.recipe.steps)
 
     if backend is Backend.SPECULATORS:
@@ -228,26 +228,26 @@ def _train(asked: _Asked, backend: Backend, python: Path, line: ProgressLine) ->
         lambda: sample_lines(asked.dataset),
         log=asked.run.log,
         environment=process_environment(),
-        hear=hear,
+        observe=observe,
     )
 
 
 def _summarise(run: RunDirectory) -> None:
-    """Say how good it is on what it was not trained on, if that was measured."""
+    """Print acceptance on held-out samples, if it was measured."""
     measured = [point for point in read_points(run.progress) if point.held_out]
     if measured and measured[-1].acceptance_length is not None:
         shares = " ".join(f"{share:.2f}" for share in measured[-1].held_out or ())
         typer.echo(
             f"on held-out samples: agreement {shares}, acceptance length "
-            f"{measured[-1].acceptance_length:.2f} if verification were greedy"
+            f"{measured[-1].acceptance_length:.2f} with greedy verification"
         )
 
 
 def _rate(target: Weights, *, is_refresh: bool) -> float:
     width = text_config(target.config).get("hidden_size")
     if not isinstance(width, int) or width < 1:
-        raise ConfigurationError(f"{target.path}/config.json does not say its hidden_size: say --rate")
-    return usual_rate(width, is_refresh=is_refresh)
+        raise ConfigurationError(f"{target.path}/config.json has no hidden_size: give --rate")
+    return default_rate(width, is_refresh=is_refresh)
 
 
 def _digest(file: Path) -> str:

@@ -11,7 +11,7 @@ from appliance.drafts.lint.architectures import Family
 from appliance.drafts.lint.layers import Expected
 from appliance.drafts.lint.pair import Pair
 from appliance.drafts.lint.rules import Finding, Rule
-from appliance.drafts.lint.shape import AUX_IDS, Size
+from appliance.drafts.lint.shape import AUX_IDS, Size, default_aux_layers
 from appliance.drafts.record import is_count
 
 INPUT_NORM = "input_norm.weight"
@@ -94,7 +94,8 @@ def _absent_or_misshapen(pair: Pair, names: list[str], width: Size) -> str:
 
 def _layer_problems(pair: Pair) -> Iterator[Finding]:
     first, second = pair.shape.aux_layers(AUX_IDS), pair.shape.aux_layers("layer_ids")
-    default, named = default_layers(pair), first or second
+    depth, named = pair.target_size("num_hidden_layers"), first or second
+    default = default_aux_layers(depth)
     if not named and pair.record.aux_layers != default:
         message = "it names no eagle_aux_hidden_state_layer_ids, so vLLM picks layers by itself"
         yield Finding(Rule.AUX_LAYERS_MISSING, message)
@@ -102,7 +103,7 @@ def _layer_problems(pair: Pair) -> Iterator[Finding]:
         where = "eagle_config.eagle_aux_hidden_state_layer_ids" if first else "eagle_config.layer_ids"
         message = f"it names its aux layers only in {where}, and one of vLLM's runners would take {default}"
         yield Finding(Rule.AUX_LAYERS_NESTED, message)
-    used, depth = named or default, pair.target_size("num_hidden_layers")
+    used = named or default
     shown = ", ".join(str(layer) for layer in used)
     if not used:
         return
@@ -112,27 +113,15 @@ def _layer_problems(pair: Pair) -> Iterator[Finding]:
     if len(set(used)) != pair.shape.aux_count:
         message = f"its aux layers are {shown}, where it fuses {pair.shape.aux_count} different ones"
         yield Finding(Rule.AUX_LAYERS_COUNT, message)
-    elif named and list(map(str, named)) != list(map(str, taken_layers(pair))):
-        message = f"its aux layers are {shown}, and vLLM hands them over in ascending order"
+    elif named and list(map(str, named)) != list(map(str, pair.shape.captured_layers(depth))):
+        message = f"its aux layers are {shown}, and vLLM passes them in ascending order"
         yield Finding(Rule.AUX_LAYERS_ORDER, message)
-
-
-def default_layers(pair: Pair) -> tuple[int, ...]:
-    """The layers vLLM takes if no config names any; empty if the target's depth is unknown."""
-    depth = pair.target_size("num_hidden_layers")
-    return () if depth is None else (2, depth // 2, depth - 3)
-
-
-def taken_layers(pair: Pair) -> tuple[int, ...]:
-    """The layers that reach `fc`, in vLLM's order: ascending, each once."""
-    named = pair.shape.aux_layers(AUX_IDS) or pair.shape.aux_layers("layer_ids") or default_layers(pair)
-    return tuple(sorted({layer for layer in named if isinstance(layer, int)}))
 
 
 def _record_problems(pair: Pair) -> Iterator[Finding]:
     shape, record = pair.shape, pair.record
     if pair.malformed:
-        message = f"its training.json says nothing that can be used as {', '.join(pair.malformed)}"
+        message = f"its training.json has invalid values of {', '.join(pair.malformed)}"
         yield Finding(Rule.TRAINING_RECORD_MALFORMED, message)
     flags = (
         ("norm_output", Rule.TRAINING_NORM_OUTPUT, shape.flag("norm_output"), record.norm_output),
@@ -143,7 +132,8 @@ def _record_problems(pair: Pair) -> Iterator[Finding]:
         if was is not None and was != flag:
             message = f"its config says {name}: {json.dumps(flag)}, its training.json {json.dumps(was)}"
             yield Finding(rule, message)
-    if record.aux_layers is not None and shape.fuses and record.aux_layers != taken_layers(pair):
-        told, taken = (", ".join(map(str, layers)) for layers in (record.aux_layers, taken_layers(pair)))
-        message = f"its training.json says it was trained on layers {told}, and vLLM would hand it {taken}"
+    captured = shape.captured_layers(pair.target_size("num_hidden_layers"))
+    if record.aux_layers is not None and shape.fuses and record.aux_layers != captured:
+        trained, served = (", ".join(map(str, layers)) for layers in (record.aux_layers, captured))
+        message = f"its training.json says it was trained on layers {trained}; vLLM would pass it {served}"
         yield Finding(Rule.TRAINING_AUX_LAYERS, message)

@@ -99,10 +99,20 @@ class DraftShape:
                 return tuple(layers) if isinstance(layers, list) else (layers,)
         return ()
 
+    def captured_layers(self, target_depth: Size) -> tuple[int, ...]:
+        """The layers that reach `fc`, in vLLM's order: ascending, each once."""
+        named = self.aux_layers(AUX_IDS) or self.aux_layers("layer_ids") or default_aux_layers(target_depth)
+        return tuple(sorted({layer for layer in named if isinstance(layer, int)}))
+
     @property
     def depth(self) -> int:
         depth = self.size("num_hidden_layers")
         return 1 if depth is None else depth
+
+
+def default_aux_layers(target_depth: Size) -> tuple[int, ...]:
+    """The layers vLLM captures if no config names any; empty if the target's depth is unknown."""
+    return () if target_depth is None else (2, target_depth // 2, target_depth - 3)
 
 
 def read_shape(config: Mapping[str, Any]) -> DraftShape:

@@ -1,6 +1,6 @@
 """
-Training a draft on this site's own data.
+Trains a draft on this site's own data.
 
-`torch` and `transformers` are imported by the modules that the process `python -m appliance.drafts.training`
-runs, and by no other; what a command needs is in the modules that do without.
+Only the modules that `python -m appliance.drafts.training` runs import `torch` and `transformers`; commands
+import the others.
 """

@@ -1,7 +1,7 @@
 """
-The process that trains: `python -m appliance.drafts.training`; see `appliance.drafts.training.small.child`.
+The training process: `python -m appliance.drafts.training`; see `appliance.drafts.training.small.child`.
 
-Before anything that starts threads is imported, the kernel is asked to refuse it every TCP connection.
+The kernel denies it every TCP connection before anything that starts threads is imported.
 """
 
 import json
@@ -11,42 +11,40 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from appliance.drafts.training.job import Job, read_given
+from appliance.drafts.training.job import Job, read_samples
 from appliance.drafts.training.progress import Point
 from appliance.errors import ApplianceError
 from appliance.sovereignty.landlock import allow_connections
 
 
-class Stop:
-    """Whether somebody asked it to end."""
-
+class StopRequest:
     def __init__(self) -> None:
         self.asked = False
 
     def __call__(self, *_signal: object) -> None:
-        """Note it: the step under way is finished first."""
+        """Take a signal; the current step still finishes."""
         self.asked = True
 
 
 def main() -> int:
-    """Train what standard input says; the exit status says only whether it went as it should."""
-    stop = Stop()
-    # Interrupts of a terminal reach the command, which says SIGTERM to this process.
+    """Train the job on standard input; errors go to standard output as an event."""
+    stop = StopRequest()
+    # Ctrl-C reaches the command, which sends SIGTERM to this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, stop)
-    with suppress(OSError):  # where the kernel cannot, the environment has to do
+    with suppress(OSError):  # kernels without it: the offline environment remains
         allow_connections(())
     try:
         return _train(stop)
     except ApplianceError as error:
         return _failed(str(error))
     except BrokenPipeError:
-        # Nobody is left to hear of it; the last checkpoint is what there is.
+        # The parent is gone; the last checkpoint is on disk.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as error:
         return _failed(f"{error.name} is not installed here: train where a worker runs")
-    except Exception as error:  # libraries raise what they like, and the operator has to hear
+    except Exception as error:  # libraries raise anything, and the operator needs a message
         first = str(error).strip().partition("\n")[0]
         if "out of memory" in first:
             return _failed("the device is out of memory: choose a smaller --batch or --window")
@@ -54,10 +52,10 @@ def main() -> int:
         raise
 
 
-def _train(stop: Stop) -> int:
+def _train(stop: StopRequest) -> int:
     job = Job.from_json(json.loads(sys.stdin.readline()))
-    given = read_given(sys.stdin)
-    _say({"event": "loading", "samples": len(given.samples), "missing": given.missing})
+    given = read_samples(sys.stdin)
+    _emit({"event": "loading", "samples": len(given.samples), "missing": given.missing})
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415 - takes seconds
 
     from appliance.drafts.training.small.child import Training  # noqa: PLC0415 - imports torch
@@ -65,19 +63,19 @@ def _train(stop: Stop) -> int:
     disable_progress_bar()  # type: ignore[no-untyped-call]
 
     def report(point: Point) -> None:
-        _say({"event": "step", **point.to_json()})
+        _emit({"event": "step", **point.to_json()})
 
     ended = Training(job, given, report=report, is_stopped=lambda: stop.asked).run()
-    _say({"event": "finished" if ended.finished else "stopped", "step": ended.step})
+    _emit({"event": "finished" if ended.finished else "stopped", "step": ended.step})
     return 0
 
 
 def _failed(message: str) -> int:
-    _say({"event": "failed", "message": message})
+    _emit({"event": "failed", "message": message})
     return 1
 
 
-def _say(content: dict[str, Any]) -> None:
+def _emit(content: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(content, separators=(",", ":")) + "\n")
     sys.stdout.flush()
 

@@ -1,24 +1,24 @@
 """
-Which backend trains: pure but for what it is told of the machine.
+Chooses the training backend.
 """
 
 from appliance.drafts.training.recipe import Backend
 from appliance.errors import ConfigurationError
-from appliance.serving.devices import Machine
+from appliance.serving.devices import Hardware
 from appliance.serving.weights import Weights
 
 LARGE_BYTES = 8 * 2**30
-"""A target from this size on is left to a server of its own, if there is a GPU."""
+"""With a GPU, targets from this size on get a server of their own."""
 BYTES_OF = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
-"""Bytes of a number, by the name a safetensors header has for its type; anything else is counted as 1."""
+"""Bytes of a number by its type in a safetensors header; other types count as 1."""
 
 
-def choose_backend(asked: str, device: str, target: Weights, machine: Machine) -> Backend:
+def choose_backend(asked: str, device: str, target: Weights, machine: Hardware) -> Backend:
     """
-    Choose a backend, or check the one that was asked for.
+    Choose a backend, or check the requested one.
 
     Raises:
-        ConfigurationError: there is none of this name, or it needs a GPU and there is none.
+        ConfigurationError: unknown name, or it needs a GPU and there is none.
     """
     if asked == "auto":
         is_large = device != "cpu" and machine.gpus > 0 and target_bytes(target) >= LARGE_BYTES
@@ -27,13 +27,12 @@ def choose_backend(asked: str, device: str, target: Weights, machine: Machine) -
         raise ConfigurationError("--backend is auto, small or speculators")
     if asked == Backend.SPECULATORS and (device == "cpu" or machine.gpus == 0):
         raise ConfigurationError(
-            "the backend speculators needs NVIDIA GPUs, and none can be used here: say --backend small"
+            "the backend speculators needs NVIDIA GPUs, and this machine has none: use --backend small"
         )
     return Backend(asked)
 
 
 def target_bytes(target: Weights) -> int:
-    """Bytes of a model's tensors."""
     total = 0
     for info in target.tensors.values():
         size = BYTES_OF.get(info.dtype, 1)

@@ -1,9 +1,8 @@
 """
-What the process that trains is told, and the samples it is handed: lines of JSON on its standard input.
+The input of the training process: lines of JSON on its standard input.
 
-The first line is the job, then comes one line for each sample, and the last says how many there were; a
-stream that ends before is no data set.  The process that trains never sees the audit database, the keys to
-kept content or the settings.
+The first line is the job, then one line per sample, and the last holds their count; a stream that ends early
+is rejected.  The training process never has access to the audit database, content keys or settings.
 """
 
 import json
@@ -12,35 +11,27 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.recipe import TrainingRecipe
 from appliance.drafts.training.windows import Text
 from appliance.errors import DraftRefusedError
 
 
 class SampleLike(Text, Protocol):
-    """A sample of a data set, as far as training reads it."""
-
     @property
-    def request_id(self) -> str:
-        """Of the request it was."""
-        ...
+    def request_id(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One training."""
-
     run: str
-    """Directory of the run."""
     target: str
-    """Directory of the target."""
     target_digest: str
     parent: str | None
-    """Directory of the draft to start from; None to start from nothing."""
+    """Directory of the draft to start from; None to start from scratch."""
     parent_digest: str | None
     dataset: str
     """Digest of the data set's manifest."""
-    recipe: Recipe
+    recipe: TrainingRecipe
     device: str = "auto"
     corpus: str | None = None
     """File of general text."""
@@ -48,7 +39,7 @@ class Job:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What may not change between two runs of the same training: neither directories nor the device."""
+        """What must not change when a run resumes: everything but directories and device."""
         return {
             "target": self.target_digest,
             "parent": self.parent_digest,
@@ -58,58 +49,47 @@ class Job:
         }
 
     def in_directory(self, run: Path) -> Self:
-        """The same job, with the directory of its run."""
         return replace(self, run=str(run))
 
     def to_json(self) -> dict[str, Any]:
-        """The job as JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Read it back."""
-        return cls(**{**content, "recipe": Recipe.from_json(content["recipe"])})
+        return cls(**{**content, "recipe": TrainingRecipe.from_json(content["recipe"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenSample:
-    """A sample as the process that trains has it."""
-
+class JobSample:
     request_id: str
     digest: str
-    """Of its canonical form, as the manifest has it."""
+    """Of its canonical form, as in the manifest."""
     held_out: bool
-    """Whether it is only measured on."""
+    """Whether it is only for measurement."""
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """All there is to train on."""
-
-    samples: tuple[GivenSample, ...]
+class TrainingSet:
+    samples: tuple[JobSample, ...]
     missing: int
-    """Requests of the data set that have been erased since it was made."""
+    """Requests of the data set that were erased since it was made."""
 
     @property
-    def training(self) -> tuple[GivenSample, ...]:
-        """What is learnt from."""
+    def training(self) -> tuple[JobSample, ...]:
         return tuple(sample for sample in self.samples if not sample.held_out)
 
     @property
-    def held_out(self) -> tuple[GivenSample, ...]:
-        """What is only measured on."""
+    def held_out(self) -> tuple[JobSample, ...]:
         return tuple(sample for sample in self.samples if sample.held_out)
 
 
 def job_line(job: Job) -> str:
-    """The first line."""
     return _line(job.to_json())
 
 
 def sample_line(sample: SampleLike, *, digest: str, held_out: bool) -> str:
-    """One sample as a line."""
     return _line(
         {
             "request_id": sample.request_id,
@@ -122,30 +102,29 @@ def sample_line(sample: SampleLike, *, digest: str, held_out: bool) -> str:
 
 
 def end_line(*, samples: int, missing: int) -> str:
-    """The last line."""
     return _line({"samples": samples, "missing": missing})
 
 
-def read_given(lines: Iterable[str]) -> Given:
+def read_samples(lines: Iterable[str]) -> TrainingSet:
     """
-    Read what follows the first line.
+    Read what follows the job's line.
 
     Raises:
-        DraftRefusedError: whoever sent it stopped halfway.
+        DraftRefusedError: the sender stopped early.
     """
-    samples: list[GivenSample] = []
-    for content in _contents(lines):
+    samples: list[JobSample] = []
+    for content in _objects(lines):
         if "samples" in content:
             if content["samples"] == len(samples):
-                return Given(samples=tuple(samples), missing=int(content["missing"]))
+                return TrainingSet(samples=tuple(samples), missing=int(content["missing"]))
             break
         mask = tuple(sign == "1" for sign in content.pop("loss_mask"))
         token_ids = tuple(content.pop("token_ids"))
-        samples.append(GivenSample(token_ids=token_ids, loss_mask=mask, **content))
-    raise DraftRefusedError("the samples did not arrive whole; nothing was trained")
+        samples.append(JobSample(token_ids=token_ids, loss_mask=mask, **content))
+    raise DraftRefusedError("the samples are incomplete; nothing was trained")
 
 
-def _contents(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         if not line.endswith("\n"):
             return
@@ -154,3 +133,47 @@ def _contents(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def _line(content: Mapping[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+class EntryLike(Protocol):
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+
+
+class ManifestLike(Protocol):
+    @property
+    def samples(self) -> Iterable[EntryLike]: ...
+
+
+class DatasetLike(Protocol):
+    """An open data set."""
+
+    @property
+    def manifest(self) -> ManifestLike: ...
+    @property
+    def missing(self) -> int:
+        """Samples found erased while it was read."""
+        ...
+
+    def read(self, held_out: bool) -> Iterator[SampleLike]:  # noqa: FBT001 - the data set's own signature
+        ...
+
+
+def sample_lines(dataset: DatasetLike) -> Iterator[str]:
+    """
+    Encode every sample that still exists, and their count last.
+
+    Each sample is decrypted here and passed on through a pipe: none of them is written to disk.
+
+    Raises:
+        DraftRefusedError: a sample differs from the manifest.
+    """
+    digests = {entry.request_id: entry.digest for entry in dataset.manifest.samples}
+    count = 0
+    for held_out in (False, True):
+        for sample in dataset.read(held_out):
+            yield sample_line(sample, digest=digests[sample.request_id], held_out=held_out)
+            count += 1
+    yield end_line(samples=count, missing=dataset.missing)

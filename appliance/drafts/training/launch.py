@@ -1,9 +1,8 @@
 """
-Starting the process that trains, handing it its samples, and hearing how it goes.
+Starts the training process, sends it the samples and follows its progress.
 
-The process gets an environment that opens no way out and lives in a session of its own, so that an interrupt
-on the terminal reaches it only through here: it then writes a checkpoint and ends.  It ends as well when
-this process dies, at the next thing it has to say.
+The process runs in an offline environment and a session of its own, so that Ctrl-C reaches it only through
+this module: it then writes a checkpoint and exits.  If this process dies, the child exits at its next write.
 """
 
 import json
@@ -11,21 +10,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from appliance.drafts.training.job import Job, job_line
 from appliance.drafts.training.progress import Point
-from appliance.drafts.training.signals import answering
 from appliance.errors import DraftRefusedError, DraftStorageError
 from appliance.sovereignty.environment import offline_environment
 
 MODULE = "appliance.drafts.training"
 STOP_SECONDS = 120.0
-"""How long it may take to write a checkpoint and end."""
-LONGEST_LINE = 200
-"""Characters of the log's last line that are shown."""
+"""Maximum time to write a checkpoint and exit."""
+MAX_LINE_CHARACTERS = 200
+"""Maximum characters of the log's last line in a message."""
 
 
 def train(
@@ -34,22 +33,22 @@ def train(
     *,
     log: Path,
     environment: Mapping[str, str],
-    hear: Callable[[Point], None],
+    observe: Callable[[Point], None],
 ) -> bool:
     """
-    Train until it is done; False where it was stopped before.
+    Train until done; False if it was stopped.
 
     Args:
         job: what to train.
         lines: makes the lines that follow the job's own.
-        log: gets what libraries print; it is replaced.
+        log: receives the libraries' output; it is replaced.
         environment: of this process.
-        hear: is told of every step.
+        observe: called for every step.
 
     Raises:
         DraftRefusedError: it cannot be trained; the message says why.
         DraftStorageError: the log cannot be written.
-        ConfigurationError: the environment points outside.
+        ConfigurationError: the environment allows egress.
     """
     try:
         output = log.open("w", encoding="utf-8")
@@ -65,20 +64,20 @@ def train(
             env=offline_environment(environment),
             start_new_session=True,
         )
-    with process, answering(_asking(process)):
+    with process, on_interrupt(_terminator(process)):
         try:
-            _hand_over(process, job, lines)
-            return _listen(process, log, hear)
+            _send(process, job, lines)
+            return _follow(process, log, observe)
         finally:
-            # Whatever went wrong here, nothing is left behind.
+            # No process survives an error here.
             _end(process)
 
 
-def _hand_over(process: subprocess.Popen[str], job: Job, lines: Callable[[], Iterable[str]]) -> None:
+def _send(process: subprocess.Popen[str], job: Job, lines: Callable[[], Iterable[str]]) -> None:
     stdin = process.stdin
     if stdin is None:  # pragma: no cover - it was asked for
         return
-    # It may have ended already, and then says why on its way out.
+    # It may have exited already; its last event says why.
     with suppress(BrokenPipeError):
         stdin.write(job_line(job))
         for line in lines():
@@ -87,24 +86,24 @@ def _hand_over(process: subprocess.Popen[str], job: Job, lines: Callable[[], Ite
         stdin.close()
 
 
-def _listen(process: subprocess.Popen[str], log: Path, hear: Callable[[Point], None]) -> bool:
-    for said in _said(process):
-        event = said.pop("event")
+def _follow(process: subprocess.Popen[str], log: Path, observe: Callable[[Point], None]) -> bool:
+    for content in _events(process):
+        event = content.pop("event")
         if event == "step":
-            hear(Point.from_json(said))
+            observe(Point.from_json(content))
         elif event == "failed":
-            raise DraftRefusedError(str(said["message"]))
+            raise DraftRefusedError(str(content["message"]))
         elif event in {"finished", "stopped"}:
             return bool(event == "finished")
     status = process.wait()
-    if status == -signal.SIGTERM:  # it was asked before it could listen
+    if status == -signal.SIGTERM:  # stopped before its handler was installed
         return False
     raise DraftRefusedError(
-        f"the process that trains ended with status {status}{_last_line(log)}: the same command goes on"
+        f"the training process ended with status {status}{_last_line(log)}: run the same command to resume"
     )
 
 
-def _said(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     for line in process.stdout or ():
         with suppress(ValueError):
             content = json.loads(line)
@@ -117,18 +116,16 @@ def _last_line(log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
         for line in reversed(lines):
             if line.strip():
-                return f" ({line.strip()[:LONGEST_LINE]})"
+                return f" ({line.strip()[:MAX_LINE_CHARACTERS]})"
     return ""
 
 
-def _asking(process: subprocess.Popen[str]) -> Callable[[], None]:
-    """What asks the process to end; it says when it has."""
-
-    def ask() -> None:
+def _terminator(process: subprocess.Popen[str]) -> Callable[[], None]:
+    def terminate() -> None:
         with suppress(ProcessLookupError):
             process.terminate()
 
-    return ask
+    return terminate
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -144,3 +141,22 @@ def _end(process: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, a service manager, and a closed terminal."""
+
+
+@contextmanager
+def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on each of these signals instead of ending; restore the handlers afterwards."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        stop()
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

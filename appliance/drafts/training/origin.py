@@ -1,5 +1,5 @@
 """
-What a training starts from: the draft in service unless told otherwise.
+Finds the draft that a training starts from: by default the draft in service.
 """
 
 from dataclasses import dataclass
@@ -15,45 +15,41 @@ from appliance.serving.weights import Weights, inspect_weights, load_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parent:
-    """A draft to start from."""
-
+class ParentDraft:
     path: Path
     digest: str
 
 
-def choose_parent(settings: Settings, registry: DraftRegistry, target: Weights, named: str | None) -> Parent:
+def choose_parent(
+    settings: Settings, registry: DraftRegistry, target: Weights, named: str | None
+) -> ParentDraft:
     """
-    Find the draft to start from: the named one, or the one in service for the target.
+    Find the named draft, or the one in service for the target.
 
-    Args:
-        settings: where the draft in service is told.
-        registry: of this site.
-        target: with its digest.
-        named: a directory, or a registered draft's digest, or how it begins; None for the one in service.
+    `named` is a directory, or a registered draft's digest or its prefix; None means the draft in service.
 
     Raises:
-        DraftNotFoundError: there is none of this name.
-        DraftRefusedError: none serves the target, or it does not fit it.
+        DraftNotFoundError: no draft has this name.
+        DraftRefusedError: no draft serves the target, or it does not fit the target.
         ConfigurationError: its files are missing or broken.
     """
     if named is not None and Path(named).is_dir():
         weights = load_weights(Path(named))
-        parent = Parent(path=weights.path, digest=weights.digest)
+        parent = ParentDraft(path=weights.path, digest=weights.digest)
     else:
         digest = named or read_standing(registry.directory, target.digest).draft
         if digest is None:
             parent = _settings_draft(settings)
         else:
             revision = registry.find(digest)
-            parent = Parent(path=registry.weights(revision), digest=revision.digest)
+            parent = ParentDraft(path=registry.weights(revision), digest=revision.digest)
     refuse_misfit(target, parent.path)
     return parent
 
 
 def refuse_misfit(target: Weights, draft: Path, *, context: int | None = None) -> None:
     """
-    See that vLLM would serve a draft with its target.
+    Check that vLLM would serve a draft with its target.
 
     Raises:
         DraftRefusedError: it would not; the message has the first reason.
@@ -66,12 +62,12 @@ def refuse_misfit(target: Weights, draft: Path, *, context: int | None = None) -
         )
 
 
-def _settings_draft(settings: Settings) -> Parent:
+def _settings_draft(settings: Settings) -> ParentDraft:
     draft = settings.worker.draft
     if draft is None or settings.worker.method != "eagle3":
-        raise DraftRefusedError("no draft serves this target: name one with --from, or say --from-scratch")
+        raise DraftRefusedError("no draft serves this target: give one with --from, or use --from-scratch")
     try:
         weights = load_weights(draft)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error}; name a draft with --from, or say --from-scratch") from error
-    return Parent(path=weights.path, digest=weights.digest)
+        raise ConfigurationError(f"{error}; give a draft with --from, or use --from-scratch") from error
+    return ParentDraft(path=weights.path, digest=weights.digest)

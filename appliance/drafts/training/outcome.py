@@ -1,5 +1,5 @@
 """
-What a finished training says about itself beside the weights: `training.json` and `used.txt`.
+The files a finished training adds to the weights: `training.json`, `used.txt`, `report.html`.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.drafts.training.job import Given, GivenSample, Job
+from appliance.drafts.training.job import Job, JobSample, TrainingSet
 from appliance.drafts.training.page import render_page
 from appliance.drafts.training.progress import Point
 from appliance.drafts.training.run_directory import used_lines
@@ -21,7 +21,7 @@ REPORT = "report.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What has no weights and decides acceptance."""
+    """Settings without weights that decide acceptance."""
 
     fc_norm: bool
     norm_output: bool
@@ -29,7 +29,6 @@ class Flags:
     aux_layers: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The flags as they stand in a training record."""
         return {
             "fc_norm": self.fc_norm,
             "norm_output": self.norm_output,
@@ -39,25 +38,22 @@ class Flags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A training that is done."""
-
+class TrainingOutcome:
     flags: Flags
     tool: str
-    """What trained it, with its version."""
+    """Name and version."""
     longest: int
-    """Most tokens it saw at once."""
+    """Maximum tokens it saw at once."""
     steps: int
-    used: tuple[GivenSample, ...]
-    """Samples it learnt from."""
+    used: tuple[JobSample, ...]
+    """The training samples that were used."""
     details: Mapping[str, Any]
-    """What else the recipe should say."""
+    """Other members of the recipe."""
     acceptance_length: float | None = None
-    """On held-out samples, if verification were greedy; None where nothing was measured."""
+    """On held-out samples with greedy verification; None if not measured."""
 
 
-def training_record(job: Job, given: Given, outcome: Outcome) -> dict[str, Any]:
-    """The content of `training.json`."""
+def training_record(job: Job, given: TrainingSet, outcome: TrainingOutcome) -> dict[str, Any]:
     used = "".join(used_lines(outcome.used))
     record: dict[str, Any] = {
         **outcome.flags.to_json(),
@@ -86,8 +82,10 @@ def training_record(job: Job, given: Given, outcome: Outcome) -> dict[str, Any]:
     return {name: value for name, value in record.items() if value is not None}
 
 
-def write_outcome(directory: Path, job: Job, given: Given, outcome: Outcome, points: Sequence[Point]) -> None:
-    """Write record, list of samples and report beside the weights; raises OSError."""
+def write_outcome(
+    directory: Path, job: Job, given: TrainingSet, outcome: TrainingOutcome, points: Sequence[Point]
+) -> None:
+    """Write the record, the list of samples and the report; raises OSError."""
     record = training_record(job, given, outcome)
     (directory / TRAINING_RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     (directory / USED).write_text("".join(used_lines(outcome.used)), encoding="utf-8")

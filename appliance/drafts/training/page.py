@@ -1,7 +1,3 @@
-"""
-The report of a training: `report.html`.
-"""
-
 from collections.abc import Sequence
 from typing import Any
 

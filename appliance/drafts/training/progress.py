@@ -1,5 +1,5 @@
 """
-How a training goes: `progress.jsonl` for programs, one line for people.
+Training progress: `progress.jsonl` for programs, one line for people.
 """
 
 import json
@@ -10,36 +10,33 @@ from typing import Any, Self, TextIO
 
 CLEAR_LINE = "\r\x1b[K"
 PLAIN_PARTS = 20
-"""Lines in all where the output is no terminal."""
+"""Maximum lines if the output is not a terminal."""
 SECONDS_PER_MINUTE = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Where a training stood after a step."""
+    """Progress after a step."""
 
     step: int
     elapsed: float
     """Seconds of training so far."""
     done: float
-    """Share of the whole, 0 to 1."""
+    """Share of the training, 0 to 1."""
     loss: float
     agreement: tuple[float, ...]
-    """Of each draft token, how often it is the target's first choice; smoothed, on what is trained on."""
+    """Smoothed share, per draft token, of agreement with the target's first choice on training samples."""
     rate: float
-    """Learning rate."""
     held_out: tuple[float, ...] | None = None
-    """The same agreement on samples that are not trained on, where it was measured."""
+    """Agreement on held-out samples, if measured at this step."""
     acceptance_length: float | None = None
-    """Mean tokens per draft on these, if verification were greedy."""
+    """Mean tokens per draft on held-out samples with greedy verification."""
 
     def to_json(self) -> dict[str, Any]:
-        """The point as JSON."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Self:
-        """Read it back."""
         held_out = content.get("held_out")
         fields = {
             "agreement": tuple(content["agreement"]),
@@ -49,18 +46,18 @@ class Point:
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left, if it goes on as it went; None before anything is known."""
+        """Estimated seconds left; None before the first step."""
         return self.elapsed / self.done * (1 - self.done) if self.done > 0 else None
 
 
 def append_point(path: Path, point: Point) -> None:
-    """Add a line; raises OSError.  It may be lost or torn in a crash, which `read_points` forgives."""
+    """Append a line; raises OSError.  A crash may lose or tear it; `read_points` skips torn lines."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(point.to_json(), separators=(",", ":")) + "\n")
 
 
 def read_points(path: Path) -> list[Point]:
-    """Every whole line, in order; the last word on a step counts.  None where there is no file."""
+    """Every whole line, in order; a later line replaces one of the same step.  Empty without a file."""
     points: dict[int, Point] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -75,8 +72,8 @@ def read_points(path: Path) -> list[Point]:
     return list(points.values())
 
 
-def forget_after(path: Path, step: int) -> None:
-    """Drop what was noted after a step: a training that goes on from there comes by again."""
+def drop_after(path: Path, step: int) -> None:
+    """Drop the lines after a step: training resumes from there and writes them again."""
     kept = [point for point in read_points(path) if point.step <= step]
     text = "".join(json.dumps(point.to_json(), separators=(",", ":")) + "\n" for point in kept)
     partial = path.with_name(f".{path.name}")
@@ -85,7 +82,7 @@ def forget_after(path: Path, step: int) -> None:
 
 
 class ProgressLine:
-    """One line, rewritten on a terminal, and printed now and then elsewhere."""
+    """One line, rewritten on a terminal and printed at intervals elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._terminal = stream, stream.isatty()
@@ -93,7 +90,6 @@ class ProgressLine:
         self._open = False
 
     def show(self, point: Point, *, steps: int | None) -> None:
-        """Show where the training stands."""
         part = int(point.done * PLAIN_PARTS)
         line = describe(point, steps=steps)
         if self._terminal:
@@ -105,7 +101,7 @@ class ProgressLine:
         self._stream.flush()
 
     def close(self) -> None:
-        """End the line, so that what comes next has one of its own."""
+        """End the line on a terminal."""
         if self._open:
             self._stream.write("\n")
             self._stream.flush()
@@ -113,7 +109,6 @@ class ProgressLine:
 
 
 def describe(point: Point, *, steps: int | None) -> str:
-    """Put a point into one line."""
     where = f"step {point.step}" if steps is None else f"step {point.step}/{steps}"
     agreement = " ".join(f"{share:.2f}" for share in point.agreement)
     left = "" if point.left is None else f", {_span(point.left)} left"
@@ -127,4 +122,3 @@ def _span(seconds: float) -> str:
 
 
 Report = Callable[[Point], None]
-"""Hears of every step."""

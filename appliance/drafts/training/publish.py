@@ -1,5 +1,5 @@
 """
-A finished draft enters the registry, and the audit log says that it was trained here.
+Registers a finished draft and records its training in the audit log.
 """
 
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from appliance.audit.entry import JSON
 from appliance.audit.registry import EntryType
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.source import DraftSource, read_source
+from appliance.drafts.training.job import DatasetLike
 from appliance.drafts.training.origin import refuse_misfit
 from appliance.drafts.training.outcome import USED
-from appliance.drafts.training.samples import DatasetLike
 from appliance.errors import DraftRefusedError, DraftStorageError
 from appliance.serving.weights import Weights
 
 Journal = Callable[[EntryType, dict[str, JSON | None]], int]
-"""Writes one entry of the audit log."""
+"""Writes one audit entry."""
 
 
 def publish(
@@ -30,17 +30,12 @@ def publish(
     context: int | None = None,
 ) -> str:
     """
-    Register a draft that was trained here, once it is in the audit log; returns its digest.
+    Register a draft that was trained here, after its audit entries are durable; returns its digest.
 
-    What cannot be recorded is not registered.  After a crash in between, the entries are written again.
+    A draft that cannot be recorded is not registered.  After a crash in between, the entries are written
+    again.
 
-    Args:
-        draft: directory of the finished draft.
-        target: its target, with digest.
-        registry: of this site.
-        signer: opens the site's key, where it is needed.
-        journal: writes an entry of the audit log.
-        context: longest context the worker serves.
+    `context` is the longest context the worker serves.
 
     Raises:
         DraftRefusedError: vLLM would not serve it.
@@ -66,13 +61,11 @@ def publish(
 
 def refuse_erased(draft: Path, dataset: DatasetLike) -> None:
     """
-    See that everything a draft learnt from may still be learnt from now.
-
-    Content can be erased while a training lasts; what is erased may be in no draft that is made after it.
+    Check that no training sample was erased during the training.
 
     Raises:
-        DraftRefusedError: something was erased meanwhile; the draft has to be trained again without it.
-        DraftStorageError: the list of what was used cannot be read.
+        DraftRefusedError: a sample was erased; the draft must be trained again without it.
+        DraftStorageError: the list of used samples cannot be read.
     """
     try:
         used = {line.split()[0] for line in (draft / USED).read_text(encoding="utf-8").splitlines()}
@@ -81,7 +74,7 @@ def refuse_erased(draft: Path, dataset: DatasetLike) -> None:
     there = {sample.request_id for sample in dataset.read(held_out=False)}
     if gone := used - there:
         raise DraftRefusedError(
-            f"{len(gone)} of the {len(used)} samples were erased while the draft was trained, so it is not "
+            f"{len(gone)} of the {len(used)} samples were erased during the training, so the draft is not "
             "registered: train again with another --run"
         )
 

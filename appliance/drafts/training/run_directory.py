@@ -1,14 +1,14 @@
 """
-The directory of one training: what it is a training of, how far it is, and what came of it.
+The directory of a training run.
 
-    run.json        what may not change while it lasts, written before the first step
-    checkpoint.pt   where it stands
-    progress.jsonl  how it went, one line now and then
-    log.txt         what the libraries print
+    run.json        identity of the run, written before the first step; it must not change
+    checkpoint.pt   the last checkpoint
+    progress.jsonl  progress
+    log.txt         output of the libraries
     draft/          the finished draft; it appears whole
     published.json  its digest, once it is registered and in the audit log
 
-No content of a data set is in any of them.
+None of these files holds content of a data set.
 """
 
 import errno
@@ -22,22 +22,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.drafts.training.job import Given, Job
+from appliance.drafts.training.job import Job, TrainingSet
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError
 from appliance.infra.files import open_locked, write_private
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 DRAFT = "draft"
 PARTIAL = "draft.partial"
-SPENT = ("checkpoint.pt", "checkpoints", "parent")
-"""What a finished training has no use for: as large as the draft several times over."""
-MADE_NAME = 12
-"""Hex digits in the name of a run that was given none."""
-WHAT = {
+OBSOLETE = ("checkpoint.pt", "checkpoints", "parent")
+"""Files a finished training no longer needs: several times as large as the draft."""
+NAME_DIGITS = 12
+"""Hex digits of a generated run name."""
+INPUTS = {
     "target": "the target's weights",
     "parent": "the draft it starts from",
     "dataset": "the data set",
-    "samples": "what is left of the data set, because content was erased or came back",
+    "samples": "the remaining samples, because content was erased or restored",
     "corpus": "the general text",
     "recipe": "the recipe",
 }
@@ -45,28 +45,24 @@ WHAT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDirectory:
-    """Paths of one training."""
-
     path: Path
 
     @property
     def draft(self) -> Path:
-        """The finished draft, if it is finished."""
+        """The finished draft; absent until then."""
         return self.path / DRAFT
 
     @property
     def partial(self) -> Path:
-        """Where the finished draft is put together."""
+        """Where the finished draft is assembled."""
         return self.path / PARTIAL
 
     @property
     def progress(self) -> Path:
-        """One line of JSON now and then."""
         return self.path / "progress.jsonl"
 
     @property
     def log(self) -> Path:
-        """What the libraries print."""
         return self.path / "log.txt"
 
     @property
@@ -77,16 +73,16 @@ class RunDirectory:
 
     def publish(self, digest: str) -> None:
         """
-        Note that the draft is registered and recorded, and drop what was only needed to go on.
+        Record that the draft is registered, and remove the checkpoints.
 
-        A crash before leads to asking the registry again, which knows it by then.
+        After a crash before this, the next run finds the draft in the registry.
 
         Raises:
             DraftStorageError: it cannot be written.
         """
         try:
             write_private(self.path / "published.json", json.dumps({"draft": digest}) + "\n")
-            for name in SPENT:
+            for name in OBSOLETE:
                 path = self.path / name
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -97,10 +93,10 @@ class RunDirectory:
 
     def refuse_changed(self, identity: Mapping[str, Any]) -> bool:
         """
-        See that the run is one of this identity, as far as both say; returns whether it has begun.
+        Check that the run has this identity as far as both state it; returns whether it has begun.
 
         Raises:
-            DraftRefusedError: something is not as it was when the run began; the message says what.
+            DraftRefusedError: the message names what changed since the run began.
         """
         before = _read(self.path / "run.json")
         if before is None:
@@ -108,17 +104,17 @@ class RunDirectory:
         changed = [name for name in identity if name in before and before[name] != identity[name]]
         if changed:
             raise DraftRefusedError(
-                f"the run {self.path.name} cannot go on, for {WHAT[changed[0]]} changed since it began: "
+                f"the run {self.path.name} cannot resume: {INPUTS[changed[0]]} changed since it began; "
                 "start another with --run"
             )
         return True
 
-    def claim(self, job: Job, given: Given) -> None:
+    def claim(self, job: Job, given: TrainingSet) -> None:
         """
-        Make the run this job's, or see that it is.
+        Bind the run to this job, or check that it is bound to it.
 
         Raises:
-            DraftRefusedError: something is not as it was when the run began; the message says what.
+            DraftRefusedError: the message names what changed since the run began.
             DraftStorageError: it cannot be written.
         """
         identity = {**job.identity, "samples": samples_digest(given)}
@@ -132,17 +128,17 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """
-        Keep every other process out of the run; the kernel lets go when this one ends, however it does.
+        Lock the run against other processes; the kernel releases the lock when this process ends.
 
         Raises:
-            DraftRefusedError: another process is at it.
+            DraftRefusedError: another process has the lock.
             DraftStorageError: the directory cannot be made.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = open_locked(self.path / "lock")
         except BlockingIOError as error:
-            raise DraftRefusedError(f"the run {self.path.name} is under way in another process") from error
+            raise DraftRefusedError(f"the run {self.path.name} is in use by another process") from error
         except OSError as error:
             raise storage_error(self.path, error) from error
         with lock:
@@ -151,33 +147,32 @@ class RunDirectory:
 
 def run_directory(drafts: Path, job_identity: Mapping[str, Any], name: str | None) -> RunDirectory:
     """
-    Where a training lives; one that has no name is named after what it is a training of.
+    The directory of a run; an unnamed run is named after its identity.
 
     Raises:
-        ConfigurationError: the name is none for a directory.
+        ConfigurationError: the name is invalid.
     """
     if name is None:
         canonical = json.dumps(job_identity, sort_keys=True).encode()
-        name = hashlib.sha256(canonical).hexdigest()[:MADE_NAME]
+        name = hashlib.sha256(canonical).hexdigest()[:NAME_DIGITS]
     if not NAME.fullmatch(name):
-        raise ConfigurationError("--run is a name of small letters, digits, dots, dashes: at most 64")
+        raise ConfigurationError("--run must be at most 64 lower-case letters, digits, dots and dashes")
     return RunDirectory(path=drafts / "runs" / name)
 
 
-def samples_digest(given: Given) -> str:
-    """SHA-256 (hex) over which samples there are."""
+def samples_digest(given: TrainingSet) -> str:
+    """SHA-256 (hex) of the list of samples."""
     return hashlib.sha256("".join(sorted(used_lines(given.samples))).encode()).hexdigest()
 
 
 def used_lines(samples: Iterable[Any]) -> list[str]:
-    """One line `<request_id> <digest>` for each sample, sorted: what `used.txt` holds."""
+    """The lines of `used.txt`: `<request_id> <digest>` per sample, sorted."""
     return sorted(f"{sample.request_id} {sample.digest}\n" for sample in samples)
 
 
 def storage_error(path: Path, error: OSError) -> DraftStorageError:
-    """Return what to say when a run's files could not be written."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return DraftStorageError(f"the disk is full at {path}: make room, and the same command goes on")
+        return DraftStorageError(f"the disk is full at {path}: free space and run the same command to resume")
     return DraftStorageError(f"cannot write {path}: {error.strerror}")
 
 

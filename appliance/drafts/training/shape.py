@@ -1,8 +1,8 @@
 """
-The shape of a draft head, read from its config.json, and the config of one that is trained from nothing.
+The shape of a draft head, read from its config.json, and the config of a new head.
 
-Pure.  A config is read as vLLM reads it (`appliance.drafts.lint.shape`), so that what is trained here is
-what will be served.
+Pure.  A config is read as vLLM reads it (`appliance.drafts.lint.shape`), so that the trained head is the
+served head.
 """
 
 from collections.abc import Mapping
@@ -10,75 +10,66 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.drafts.lint.architectures import Family
-from appliance.drafts.lint.shape import AUX_IDS, DraftShape, read_shape
+from appliance.drafts.lint.shape import AUX_IDS, DraftShape, default_aux_layers, read_shape
 from appliance.errors import DraftRefusedError
 
-OTHER_BACKEND = "train it with --backend speculators, or say --from-scratch"
+OTHER_BACKEND = "train it with --backend speculators, or use --from-scratch"
 ROPE_THETA = 10000.0
-FEWEST_LAYERS = 3
+MIN_LAYERS = 3
 DENSE_RATIO = 3
-"""Width of the inner layer over that of the head, where a target of experts has none to copy."""
+"""Inner width over head width, if a mixture-of-experts target has no inner width to copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """Sizes and switches of one Llama layer that drafts."""
+    """Sizes and flags of a draft head with one Llama layer."""
 
     width: int
     target_width: int
-    """Width of the target's hidden states."""
     inner: int
     heads: int
     kv_heads: int
     head_dim: int
     vocabulary: int
-    """Tokens of the target."""
     drafted: int
     """Tokens the head can propose."""
     epsilon: float
     positions: int
-    """Longest context it claims to serve."""
+    """Maximum position embeddings."""
     aux_layers: tuple[int, ...]
-    """Layers of the target whose inputs it takes, ascending, as vLLM hands them over."""
+    """Layers of the target whose inputs it takes, ascending, as vLLM passes them."""
     fc_norm: bool
-    """A norm on each hidden state before they are fused: the first half of EAGLE 3.1."""
+    """A norm on each hidden state before they are fused (EAGLE 3.1)."""
     norm_output: bool
-    """Its normed output goes into its next step: the other half."""
+    """Its normed output is the input of its next step (EAGLE 3.1)."""
     norm_before_fc: bool = False
     norm_before_residual: bool = False
     logit_scale: float = 1.0
     rope: Mapping[str, Any] = field(default_factory=dict)
-    """Rotary embedding, as `rope_parameters` of transformers 5."""
+    """As `rope_parameters` in transformers 5."""
     sliding_window: int | None = None
-    """Most tokens back it may look; None for all."""
-
-    @property
-    def is_eagle31(self) -> bool:
-        """Whether it is EAGLE 3.1 and not the plain 3."""
-        return self.fc_norm and self.norm_output
+    """Maximum attention distance in tokens; None for unlimited."""
 
 
 def head_shape(config: Mapping[str, Any], target: Mapping[str, Any]) -> HeadShape:
     """
-    Read the shape of a draft that our own loop can train.
+    Read the shape of a draft that the built-in loop can train.
 
-    Args:
-        config: the draft's config.json; a pair that `lint_pair` finds no error in.
-        target: the target's config.json.
+    `config` is the config.json of a draft without lint errors.
 
     Raises:
-        DraftRefusedError: it is none of ours; the message says why and what can train it.
+        DraftRefusedError: the loop cannot train it; the message says why and what can.
     """
     shape = read_shape(config)
     fields = shape.fields
     _refuse(shape)
     width, heads = _size(shape, "hidden_size"), _size(shape, "num_attention_heads")
     depth = text_config(target).get("num_hidden_layers")
-    layers = _aux_layers(shape, depth if isinstance(depth, int) else 0)
+    layers = shape.captured_layers(depth if isinstance(depth, int) else None)
     if not layers or layers[-1] >= (depth or 0):
         raise DraftRefusedError(
-            f"the draft takes layers {', '.join(map(str, layers)) or 'none'} of a target with {depth}, and "
-            f"the last one's output is not captured here: {OTHER_BACKEND}"
+            f"the draft reads layers {', '.join(map(str, layers)) or 'none'} of a target with {depth}, and "
+            f"the output of the last layer is not captured: {OTHER_BACKEND}"
         )
     slides = fields.get("layer_types") == ["sliding_attention"]
     return HeadShape(
@@ -105,17 +96,17 @@ def head_shape(config: Mapping[str, Any], target: Mapping[str, Any]) -> HeadShap
 
 def new_config(target: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Make the config.json of an EAGLE 3.1 head for a target, in the plain layout vLLM reads.
+    Make the config.json of an EAGLE 3.1 head for a target, in the plain layout.
 
     Raises:
-        DraftRefusedError: the target's config does not say enough.
+        DraftRefusedError: the target's config lacks a size.
     """
     text = text_config(target)
     try:
         width, depth = int(text["hidden_size"]), int(text["num_hidden_layers"])
         heads, vocabulary = int(text["num_attention_heads"]), int(text["vocab_size"])
     except (KeyError, TypeError, ValueError) as error:
-        raise DraftRefusedError(f"the target's config.json does not say its {error}") from error
+        raise DraftRefusedError(f"the target's config.json has no {error}") from error
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -146,38 +137,33 @@ def new_config(target: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def default_layers(depth: int) -> tuple[int, ...]:
-    """The layers whose inputs vLLM captures where no config names any: low, middle, high."""
-    return 2, depth // 2, depth - 3
-
-
 def _spread_layers(depth: int) -> tuple[int, ...]:
-    """Three layers to capture: those vLLM would take, but for targets too shallow for that."""
-    usual = default_layers(depth)
+    """The layers vLLM takes by default, or others if the target is too shallow."""
+    usual = default_aux_layers(depth)
     if len(set(usual)) == len(usual) and usual[-1] < depth and usual[0] < usual[1] < usual[2]:
         return usual
-    if depth < FEWEST_LAYERS:
-        raise DraftRefusedError(f"the target has {depth} layers, and a draft reads {FEWEST_LAYERS} of them")
-    return tuple(sorted({depth // 3, depth // 2, depth - 1})) if depth > FEWEST_LAYERS else (0, 1, 2)
+    if depth < MIN_LAYERS:
+        raise DraftRefusedError(f"the target has {depth} layers, and a draft reads {MIN_LAYERS} of them")
+    return tuple(sorted({depth // 3, depth // 2, depth - 1})) if depth > MIN_LAYERS else (0, 1, 2)
 
 
 def head_layers(config: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[int, ...]:
-    """The layers a draft takes the inputs of, ascending, as vLLM hands them over."""
+    """The layers a draft takes the inputs of, ascending, as vLLM passes them."""
     depth = text_config(target).get("num_hidden_layers")
-    return _aux_layers(read_shape(config), depth if isinstance(depth, int) else 0)
+    return read_shape(config).captured_layers(depth if isinstance(depth, int) else None)
 
 
 def text_config(target: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a target's config that is about text, which one that also sees pictures keeps apart."""
+    """The text part of a multimodal target's config."""
     nested = target.get("text_config")
     return nested if isinstance(nested, dict) else target
 
 
 def _refuse(shape: DraftShape) -> None:
-    """Raise DraftRefusedError for what the loop of ours has no code for."""
+    """Raise DraftRefusedError for what the built-in loop does not implement."""
     fields = shape.fields
     unlike = {
-        f"its layer is {shape.family or 'of no known kind'}, not llama": shape.family is not Family.LLAMA,
+        f"its layer is {shape.family or 'of unknown kind'}, not llama": shape.family is not Family.LLAMA,
         f"it has {shape.depth} layers": shape.depth != 1,
         "its weights are quantized": shape.quantized,
         "it takes no auxiliary hidden states": not shape.fuses,
@@ -190,13 +176,8 @@ def _refuse(shape: DraftShape) -> None:
             raise DraftRefusedError(f"the small backend cannot train this draft, {what}: {OTHER_BACKEND}")
 
 
-def _aux_layers(shape: DraftShape, depth: int) -> tuple[int, ...]:
-    named = shape.aux_layers(AUX_IDS) or shape.aux_layers("layer_ids") or default_layers(depth)
-    return tuple(sorted({layer for layer in named if isinstance(layer, int)}))
-
-
 def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary embedding a config asks for, in whichever of the ways of writing it."""
+    """The rotary embedding, from any of the three notations."""
     named = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     found = dict(named) if isinstance(named, dict) else {}
     found["rope_theta"] = found.get("rope_theta") or fields.get("rope_theta") or ROPE_THETA
@@ -207,5 +188,5 @@ def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _size(shape: DraftShape, name: str) -> int:
     size = shape.size(name)
     if not size:
-        raise DraftRefusedError(f"the draft's config.json does not say its {name}")
+        raise DraftRefusedError(f"the draft's config.json has no {name}")
     return size

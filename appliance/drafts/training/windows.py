@@ -1,9 +1,9 @@
 """
-Which tokens are trained on in which step: pure, and the same for the same seed.
+The tokens that each step trains on.  Pure: the same seed gives the same steps.
 
-A text longer than a window is cut into pieces.  Each piece is trained on once in a pass over the data and
-has text of a quarter of a window before it, which is seen but not trained on again.  In every pass but the
-first the cuts fall elsewhere.  Windows of similar length share a step, so that little of it is padding.
+A text longer than a window is cut into pieces.  Each piece is trained on once per pass and is preceded by a
+quarter of a window of context that is not trained on again.  Every later pass shifts the cuts.  Windows of
+similar length share a step, to reduce padding.
 """
 
 import random
@@ -14,20 +14,16 @@ from typing import Protocol
 from appliance.errors import DraftRefusedError
 
 LEAD = 4
-"""The text before a piece is one part in so many of a window."""
+"""The context before a piece is this fraction of a window."""
 GROUP = 16
-"""Steps whose windows are sorted by length among themselves."""
+"""Steps whose windows are sorted by length together."""
 FIRST_PREDICTED = 2
 """A draft reads the target's state at one token and the next token itself; it predicts the one after."""
 
 
 class Text(Protocol):
-    """What is trained on: an exchange, or general text."""
-
     @property
-    def token_ids(self) -> Sequence[int]:
-        """Prompt and answer."""
-        ...
+    def token_ids(self) -> Sequence[int]: ...
 
     @property
     def loss_mask(self) -> Sequence[bool]:
@@ -36,70 +32,63 @@ class Text(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TextWindow:
     """A part of one text."""
 
     text: int
-    """Which one."""
+    """Index of the text."""
     start: int
-    """Place of its first token in the text, which is also the token's position when it is served."""
+    """Index of its first token in the text, which is also the token's position when served."""
     stop: int
-    """Place after its last token."""
+    """Index after its last token."""
     first: int
-    """Place of the first token that is trained on."""
+    """Index of the first token that is trained on."""
 
     @property
     def length(self) -> int:
-        """Tokens seen."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a feed stands."""
-
+class FeedPosition:
     epoch: int = 0
-    """Passes over the data that are done."""
+    """Completed passes over the data."""
     index: int = 0
-    """Steps of the present one that are done."""
+    """Completed steps of the current pass."""
 
 
-def cut(text: Text, number: int, *, window: int, shift: int = 0) -> list[Window]:
+def cut(text: Text, number: int, *, window: int, shift: int = 0) -> list[TextWindow]:
     """
     Cut one text into windows that together train on each answer token once.
 
-    Args:
-        text: any text; one without an answer gives no window.
-        number: which text it is.
-        window: most tokens of a window.
-        shift: by how much the cuts move towards the beginning, less than the length of a piece.
+    `shift` moves the cuts towards the beginning, by less than the length of a piece.
     """
     answer = [place for place, counts in enumerate(text.loss_mask) if counts and place >= FIRST_PREDICTED]
     if not answer:
         return []
     end, piece = answer[-1] + 1, window - window // LEAD
     if end <= window:
-        return [Window(number, 0, end, 0)]
+        return [TextWindow(number, 0, end, 0)]
     found = []
     for first in range(max(0, answer[0] - shift), end, piece):
         stop = min(first + piece, end)
         if any(text.loss_mask[max(first, FIRST_PREDICTED) : stop]):
-            found.append(Window(number, max(0, stop - window), stop, first))
+            found.append(TextWindow(number, max(0, stop - window), stop, first))
     return found
 
 
 def plan_epoch(
     texts: Sequence[Text], *, batch: int, window: int, seed: int, epoch: int
-) -> list[tuple[Window, ...]]:
-    """Plan one pass over the data, as the steps it takes; each has up to `batch` windows."""
+) -> list[tuple[TextWindow, ...]]:
+    """One pass over the data, as steps of up to `batch` windows."""
     chance = random.Random(f"{seed}/{epoch}")  # noqa: S311 - it has to come out the same again
     piece = window - window // LEAD
-    windows: list[Window] = []
+    windows: list[TextWindow] = []
     for number, text in enumerate(texts):
         shift = chance.randrange(piece)
         windows.extend(cut(text, number, window=window, shift=shift if epoch else 0))
     chance.shuffle(windows)
-    steps: list[tuple[Window, ...]] = []
+    steps: list[tuple[TextWindow, ...]] = []
     for begin in range(0, len(windows), GROUP * batch):
         group = sorted(windows[begin : begin + GROUP * batch], key=lambda found: found.length)
         steps.extend(tuple(group[at : at + batch]) for at in range(0, len(group), batch))
@@ -108,36 +97,35 @@ def plan_epoch(
 
 
 class Feed:
-    """Endless steps over some texts, from wherever an earlier process stopped."""
+    """Endless steps over some texts, resumable at a position."""
 
     def __init__(
-        self, texts: Sequence[Text], *, batch: int, window: int, seed: int, place: Place | None = None
+        self, texts: Sequence[Text], *, batch: int, window: int, seed: int, place: FeedPosition | None = None
     ) -> None:
         """
-        Start at `place`, which is one that a feed of the same texts and numbers has given.
+        Start at `place`, a position of a feed of the same texts and numbers.
 
         Raises:
-            DraftRefusedError: nothing in the texts can be trained on.
+            DraftRefusedError: no text has a token to train on.
         """
         self._texts, self._batch, self._window, self._seed = texts, batch, window, seed
-        self._place = place or Place()
+        self._place = place or FeedPosition()
         self._steps = self._plan(self._place.epoch)
         if not self._steps:
             raise DraftRefusedError("no sample has an answer to learn from: harvest more")
 
     @property
-    def place(self) -> Place:
-        """Where it stands: what `next_step` has not given yet begins there."""
+    def place(self) -> FeedPosition:
+        """Position of the next step."""
         return self._place
 
-    def next_step(self) -> tuple[Window, ...]:
-        """Return the windows of the next step."""
+    def next_step(self) -> tuple[TextWindow, ...]:
         epoch, index = self._place.epoch, self._place.index
         if index == len(self._steps):
             epoch, index = epoch + 1, 0
             self._steps = self._plan(epoch)
-        self._place = Place(epoch=epoch, index=index + 1)
+        self._place = FeedPosition(epoch=epoch, index=index + 1)
         return self._steps[index]
 
-    def _plan(self, epoch: int) -> list[tuple[Window, ...]]:
+    def _plan(self, epoch: int) -> list[tuple[TextWindow, ...]]:
         return plan_epoch(self._texts, batch=self._batch, window=self._window, seed=self._seed, epoch=epoch)

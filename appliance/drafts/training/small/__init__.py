@@ -1,1 +1,3 @@
-"""The built-in trainer: an EAGLE head trained by one process."""
+"""
+The built-in trainer: trains an EAGLE head in one process.
+"""

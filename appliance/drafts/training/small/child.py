@@ -1,9 +1,8 @@
 """
-The training itself, in a process of its own: `python -m appliance.drafts.training`.
+The training loop with its checkpoints: what `python -m appliance.drafts.training` runs.
 
-It reads a job and its samples from standard input and says on standard output, one line of JSON each, how
-far it is and how it ended.  It can be ended at any moment: by SIGTERM, which it answers with a checkpoint,
-or by anything else, after which the same job goes on from the last checkpoint.
+It can end at any moment: SIGTERM makes it write a checkpoint; after anything else the same job resumes from
+the last checkpoint.
 """
 
 import json
@@ -16,65 +15,72 @@ from typing import Any
 
 import torch
 
-from appliance.audit.keys import sync_directory
-from appliance.drafts.training.job import Given, Job
-from appliance.drafts.training.outcome import Flags, Outcome, write_outcome
-from appliance.drafts.training.progress import Point, append_point, forget_after, read_points
-from appliance.drafts.training.run_directory import RunDirectory, storage_error, sync_files
-from appliance.drafts.training.small.checkpoint import load_checkpoint, save_checkpoint
-from appliance.drafts.training.small.clock import Clock
-from appliance.drafts.training.small.corpus import Document, read_corpus
-from appliance.drafts.training.small.files import StoredHead, load_head, new_head, save_head
-from appliance.drafts.training.small.loop import Measured, Trainer, collate, side_by_side
-from appliance.drafts.training.small.precision import choose_device
-from appliance.drafts.training.small.schedule import learning_rate, timed_rate
-from appliance.drafts.training.small.target import Batch, FrozenTarget, load_target
-from appliance.drafts.training.windows import Feed, Place, plan_epoch
+from appliance.drafts.training.job import Job, TrainingSet
+from appliance.drafts.training.outcome import Flags, TrainingOutcome, write_outcome
+from appliance.drafts.training.progress import Point, append_point, drop_after, read_points
+from appliance.drafts.training.recipe import learning_rate, timed_rate
+from appliance.drafts.training.run_directory import RunDirectory, storage_error
+from appliance.drafts.training.small.files import (
+    StoredHead,
+    load_checkpoint,
+    load_head,
+    new_head,
+    save_checkpoint,
+    save_head,
+)
+from appliance.drafts.training.small.loop import HeldOutScore, Trainer, collate, concatenate
+from appliance.drafts.training.small.target import (
+    Document,
+    FrozenTarget,
+    TokenBatch,
+    choose_device,
+    load_target,
+    read_corpus,
+)
+from appliance.drafts.training.windows import Feed, FeedPosition, plan_epoch
 from appliance.errors import DraftRefusedError
+from appliance.infra.files import sync_directory, sync_files
 
 CHECKPOINT_STEPS = 200
 CHECKPOINT_SECONDS = 60.0
 POINTS = 500
-"""Most lines of progress that a training of so many steps leaves."""
+"""Maximum lines of progress of a training limited by steps."""
 POINT_SECONDS = 2.0
-"""The same for one of so many minutes: time between two."""
+"""Seconds between two lines of progress of a training limited by time."""
 MEASUREMENTS = 5
-"""Times that held-out samples are measured, the end included."""
+"""Measurements on held-out samples, the final one included."""
 MEASURED_BATCHES = 16
-"""Most batches of held-out samples."""
+"""Maximum batches per measurement."""
 TOOL = "appliance small backend"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How it went."""
-
     step: int
     finished: bool
-    """Whether the draft is there; otherwise it was stopped."""
+    """Whether the draft is complete; otherwise the training was stopped."""
 
 
 class Training:
-    """One job, from its data to a draft in the run's directory."""
-
     def __init__(
         self,
         job: Job,
-        given: Given,
+        given: TrainingSet,
         *,
         report: Callable[[Point], None],
         is_stopped: Callable[[], bool],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        Load what is needed.
+        Load weights and data.
 
         Raises:
-            ApplianceError: weights, data or the run's directory are not what they have to be.
+            ApplianceError: weights, data or the run's directory are invalid.
         """
         self._job, self._given, self._recipe = job, given, job.recipe
         self._run = RunDirectory(path=Path(job.run))
-        self._report, self._is_stopped, self._clock = report, is_stopped, Clock(now=now)
+        self._report, self._is_stopped, self._now = report, is_stopped, now
+        self._began = 0.0
         self._run.claim(job, given)
         self._device = choose_device(job.device)
         torch.manual_seed(self._recipe.seed)
@@ -83,9 +89,9 @@ class Training:
         sliding = self._stored.head.shape.sliding_window
         if sliding is not None and sliding < self._recipe.window:
             raise DraftRefusedError(
-                f"the draft looks back {sliding} tokens, fewer than --window {self._recipe.window}: say less"
+                f"the draft attends to {sliding} tokens only: lower --window {self._recipe.window} to that"
             )
-        _refuse_strangers(given, self._stored.head.shape.vocabulary)
+        _refuse_unknown_tokens(given, self._stored.head.shape.vocabulary)
         self._trainer = Trainer(self._stored.head, target, self._recipe, self._device)
         self._texts = given.training
         self._own = max(1, round(self._recipe.batch * (1 - self._recipe.corpus_share)))
@@ -97,17 +103,17 @@ class Training:
 
     def run(self) -> Ended:
         """
-        Train until the job is done or somebody stops it.
+        Train until the job is done or stopped.
 
         Raises:
-            ApplianceError: the numbers ran away, or the disk failed.
+            ApplianceError: the loss diverged, or a file cannot be written.
         """
         if self._run.draft.exists():
             return Ended(step=self._recipe.steps or 0, finished=True)
         state = load_checkpoint(self._run.path)
         feed, general = self._feeds(state)
         self._begin(state)
-        saved = self._clock.elapsed
+        saved = self._elapsed
         while (done := self._done()) < 1:
             if self._is_stopped():
                 self._save(feed, general)
@@ -116,8 +122,8 @@ class Training:
             batch = self._next_batch(feed, general)
             self._trainer.step(batch, rate)
             self._step += 1
-            self._note(self._point(rate), before=done)
-            spent = self._clock.elapsed
+            self._record(self._point(rate), before=done)
+            spent = self._elapsed
             if self._step % CHECKPOINT_STEPS == 0 or spent - saved >= CHECKPOINT_SECONDS:
                 self._save(feed, general)
                 saved = spent
@@ -129,7 +135,7 @@ class Training:
         recipe, places = self._recipe, {} if state is None else state["places"]
 
         def feed(texts: Any, batch: int, seed: int, name: str) -> Feed:  # noqa: ANN401 - any sequence of texts
-            place = None if name not in places else Place(**places[name])
+            place = None if name not in places else FeedPosition(**places[name])
             return Feed(texts, batch=batch, window=recipe.window, seed=seed, place=place)
 
         general = recipe.batch - self._own
@@ -142,45 +148,50 @@ class Training:
         if state is not None:
             self._trainer.restore(state)
             self._step, self._seen = state["step"], set(state["seen"])
-        # What was noted after the checkpoint is about to happen again.
+        # Steps after the checkpoint are about to run again.
         try:
-            forget_after(self._run.progress, self._step)
+            drop_after(self._run.progress, self._step)
         except OSError as error:
             raise storage_error(self._run.path, error) from error
-        self._clock.start(0.0 if state is None else state["elapsed"])
+        self._began = self._now() - (0.0 if state is None else state["elapsed"])
 
-    def _next_batch(self, feed: Feed, general: Feed | None) -> Batch:
+    @property
+    def _elapsed(self) -> float:
+        """Seconds of training, those of earlier processes included."""
+        return self._now() - self._began
+
+    def _next_batch(self, feed: Feed, general: Feed | None) -> TokenBatch:
         windows = feed.next_step()
         self._seen.update(window.text for window in windows)
         batch = collate(self._texts, windows, self._recipe.unroll)
         if general is None:
             return batch
-        return side_by_side(batch, collate(self._documents, general.next_step(), self._recipe.unroll))
+        return concatenate(batch, collate(self._documents, general.next_step(), self._recipe.unroll))
 
     def _done(self) -> float:
-        """Share of the training that is behind us."""
+        """Share of the training that is complete."""
         if self._recipe.steps is not None:
             return self._step / self._recipe.steps
-        return self._clock.elapsed / ((self._recipe.minutes or 0) * 60)
+        return self._elapsed / ((self._recipe.minutes or 0) * 60)
 
     def _rate(self) -> float:
         recipe = self._recipe
         if recipe.steps is not None:
             return learning_rate(self._step, recipe.steps, recipe.rate)
-        return timed_rate(self._clock.elapsed, (recipe.minutes or 0) * 60, recipe.rate)
+        return timed_rate(self._elapsed, (recipe.minutes or 0) * 60, recipe.rate)
 
     def _point(self, rate: float) -> Point:
         return Point(
             step=self._step,
-            elapsed=self._clock.elapsed,
+            elapsed=self._elapsed,
             done=min(1.0, self._done()),
             loss=self._trainer.loss,
             agreement=self._trainer.agreement,
             rate=rate,
         )
 
-    def _note(self, point: Point, *, before: float) -> None:
-        """Report a step; write down some of them, and measure held-out samples now and then."""
+    def _record(self, point: Point, *, before: float) -> None:
+        """Report a step; record some of them, and measure held-out samples at intervals."""
         measured = None
         if point.done < 1 and int(before * MEASUREMENTS) < int(point.done * MEASUREMENTS):
             measured = self._measure()
@@ -196,12 +207,12 @@ class Training:
                 raise storage_error(self._run.path, error) from error
 
     def _is_time(self, before: float, done: float) -> bool:
-        """Whether a training by the clock has come by the next of its points."""
+        """Whether a training limited by time has reached its next recorded point."""
         parts = max(1, min(POINTS, int((self._recipe.minutes or 0) * 60 / POINT_SECONDS)))
         return int(done * parts) > int(before * parts)
 
-    def _measure(self) -> Measured | None:
-        """Measure on held-out samples; None where there are none."""
+    def _measure(self) -> HeldOutScore | None:
+        """Measure on held-out samples; None without any."""
         held_out = self._given.held_out
         steps = plan_epoch(
             held_out, batch=self._recipe.batch, window=self._recipe.window, seed=self._recipe.seed, epoch=0
@@ -218,21 +229,21 @@ class Training:
             {
                 **self._trainer.state(),
                 "step": self._step,
-                "elapsed": self._clock.elapsed,
+                "elapsed": self._elapsed,
                 "places": places,
                 "seen": sorted(self._seen),
             },
         )
 
     def _finish(self) -> None:
-        """Put the draft together beside its place, and move it there in one step."""
+        """Assemble the draft in `partial`, then rename it to `draft`."""
         measured = self._measure()
         point = self._point(0.0)
         if measured is not None:
             point = _with(point, measured)
         shape = self._stored.head.shape
         used = tuple(self._texts[number] for number in sorted(self._seen))
-        outcome = Outcome(
+        outcome = TrainingOutcome(
             flags=Flags(
                 fc_norm=shape.fc_norm,
                 norm_output=shape.norm_output,
@@ -260,12 +271,12 @@ class Training:
             raise storage_error(self._run.path, error) from error
 
 
-def _refuse_strangers(given: Given, vocabulary: int) -> None:
-    """Raise DraftRefusedError where a sample has tokens that the target has none of."""
+def _refuse_unknown_tokens(given: TrainingSet, vocabulary: int) -> None:
+    """Raise DraftRefusedError if a sample has a token outside the target's vocabulary."""
     largest = max((max(sample.token_ids, default=0) for sample in given.samples), default=0)
     if largest >= vocabulary:
         raise DraftRefusedError(
-            f"a sample has the token {largest}, and the target a vocabulary of {vocabulary}: harvest "
+            f"a sample has token {largest}, but the target's vocabulary is {vocabulary}: harvest "
             "again with the target's own tokenizer"
         )
 
@@ -277,7 +288,7 @@ def _open_head(job: Job, target: FrozenTarget) -> StoredHead:
     return load_head(Path(job.parent), config, target.output)
 
 
-def _with(point: Point, measured: Measured) -> Point:
+def _with(point: Point, measured: HeldOutScore) -> Point:
     return replace(point, held_out=measured.agreement, acceptance_length=measured.acceptance_length)
 
 

@@ -1,11 +1,12 @@
 """
-Draft heads on disk: safetensors and config.json, as vLLM reads them.
+A trainer's files: draft heads as vLLM reads them (safetensors and config.json), and checkpoints.
 
-A head that was trained before is written with the config, the names and the types it was read with, so
-that a refresh changes numbers and nothing else.
+A refreshed head keeps the config, the names and the types it was read with: only numbers change.
+Checkpoints hold weights, optimiser state and the position in the data; never the data.
 """
 
 import json
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +18,12 @@ from torch import Tensor
 
 from appliance.drafts.training.shape import head_shape, new_config
 from appliance.drafts.training.small.head import DraftHead
-from appliance.errors import DraftRefusedError
+from appliance.errors import DraftRefusedError, DraftStorageError
+from appliance.infra.files import sync_directory, sync_file
 from appliance.serving.weights import inspect_weights
 
 PLAIN, SPECULATORS = "midlayer.", "layers.0."
-"""What the layer is called in files of the plain and of the speculators format."""
+"""The layer's prefix in files of the plain and of the speculators format."""
 IN_LAYER = (
     ("self_attn.", ("q_proj", "k_proj", "v_proj", "o_proj")),
     ("mlp.", ("gate_proj", "up_proj", "down_proj")),
@@ -32,27 +34,25 @@ MAP, EMBEDDING, OUTPUT = "d2t", "embed_tokens.weight", "lm_head.weight"
 
 @dataclass(slots=True, kw_only=True)
 class StoredHead:
-    """A head, and what belongs to its files but is not trained."""
+    """A head and the untrained part of its files."""
 
     head: DraftHead
     config: Mapping[str, Any]
     layer: str = PLAIN
     kept: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors that are written as they were read."""
+    """Tensors written as they were read."""
     dtype: torch.dtype = torch.bfloat16
-    """What the trained ones are stored as."""
+    """Type of the trained tensors in the file."""
 
 
 def new_head(target: Mapping[str, Any], output: Tensor) -> StoredHead:
     """
-    Make an EAGLE 3.1 head to be trained from nothing.
+    Make an untrained EAGLE 3.1 head.
 
-    Args:
-        target: the target's config.json.
-        output: the target's own output embedding, [vocabulary, width], which its head starts from.
+    Its output starts from the target's output embedding, [vocabulary, width].
 
     Raises:
-        DraftRefusedError: the target's config does not say enough, or its output does not fit.
+        DraftRefusedError: the target's config lacks a size, or its output does not fit.
     """
     config = new_config(target)
     head = DraftHead(head_shape(config, target))
@@ -62,16 +62,13 @@ def new_head(target: Mapping[str, Any], output: Tensor) -> StoredHead:
 
 def load_head(directory: Path, target: Mapping[str, Any], output: Tensor) -> StoredHead:
     """
-    Read a head to train it further.
+    Read a head to continue its training.
 
-    Args:
-        directory: its files; `lint_pair` finds no error in them.
-        target: the target's config.json.
-        output: the target's own output embedding, for a head that has none.
+    The directory has no lint errors; `output` is the target's output embedding, for a head without its own.
 
     Raises:
         ConfigurationError: a file is missing or broken.
-        DraftRefusedError: it is none that can be trained here.
+        DraftRefusedError: its tensors do not match its config.
     """
     config = inspect_weights(directory).config
     head = DraftHead(head_shape(config, target))
@@ -84,7 +81,7 @@ def load_head(directory: Path, target: Mapping[str, Any], output: Tensor) -> Sto
         stored[OUTPUT] = head.lm_head.weight.detach().clone()
     names = {name: weight_name(name, layer) for name in head.state_dict()}
     if missing := sorted(name for name in names.values() if name not in stored):
-        raise DraftRefusedError(f"{directory} has no {missing[0]}: its copy is incomplete")
+        raise DraftRefusedError(f"{directory} has no {missing[0]}: copy it again")
     try:
         head.load_state_dict({name: stored[named].float() for name, named in names.items()})
     except RuntimeError as error:
@@ -102,12 +99,7 @@ def load_head(directory: Path, target: Mapping[str, Any], output: Tensor) -> Sto
 
 
 def save_head(stored: StoredHead, directory: Path) -> None:
-    """
-    Write safetensors and config.json into an existing directory.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Write safetensors and config.json into an existing directory; raises OSError."""
     weights = {
         weight_name(name, stored.layer): value.detach().to("cpu", stored.dtype).contiguous()
         for name, value in stored.head.state_dict().items()
@@ -119,18 +111,60 @@ def save_head(stored: StoredHead, directory: Path) -> None:
 
 
 def weight_name(parameter: str, layer: str = PLAIN) -> str:
-    """What a parameter of the head is called in a file."""
+    """The name of a head's parameter in a file."""
     owner = parameter.split(".", maxsplit=1)[0]
     part = next((part for part, names in IN_LAYER if owner in names), None)
     return parameter if part is None else f"{layer}{part}{parameter}"
 
 
 def _start_from(head: DraftHead, output: Tensor) -> None:
-    """Give the head the target's own output embedding."""
     if tuple(output.shape) != tuple(head.lm_head.weight.shape):
         raise DraftRefusedError(
             f"the target's output embedding is {tuple(output.shape)}, and the draft needs "
-            f"{tuple(head.lm_head.weight.shape)}: start from a draft that has its own"
+            f"{tuple(head.lm_head.weight.shape)}: start from a draft with its own output"
         )
     with torch.no_grad():
         head.lm_head.weight.copy_(output.float())
+
+
+CHECKPOINT, CHECKPOINT_FORMAT = "checkpoint.pt", 1
+
+
+def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
+    """
+    Replace the checkpoint in a run's directory.
+
+    A crash before the rename leaves the previous checkpoint, from which the run resumes.
+
+    Raises:
+        DraftStorageError: it cannot be written; the previous checkpoint is untouched.
+    """
+    partial = directory / f".{CHECKPOINT}"
+    try:
+        with partial.open("wb") as file:
+            torch.save({"format": CHECKPOINT_FORMAT, **state}, file)
+            sync_file(file)
+        partial.replace(directory / CHECKPOINT)
+        sync_directory(directory)
+    except (OSError, RuntimeError) as error:
+        raise DraftStorageError(f"cannot write a checkpoint into {directory}: {error}") from error
+
+
+def load_checkpoint(directory: Path) -> dict[str, Any] | None:
+    """
+    Read the checkpoint of a run; None if there is none yet.
+
+    Raises:
+        DraftStorageError: it cannot be read, or another version wrote it.
+    """
+    path = directory / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        message = f"{path} cannot be read: remove {directory} to start the training over"
+        raise DraftStorageError(message) from error
+    if not isinstance(state, dict) or state.get("format") != CHECKPOINT_FORMAT:
+        raise DraftStorageError(f"{path} was written by another version: remove {directory} to start over")
+    return state

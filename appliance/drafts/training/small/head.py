@@ -1,12 +1,12 @@
 """
-An EAGLE 3 or 3.1 head: one Llama layer over a target's hidden states, to be trained.
+An EAGLE 3 or 3.1 head for training: one Llama layer over a target's hidden states.
 
 EAGLE 3.1 is EAGLE 3 with an RMSNorm on each captured hidden state before they are fused (`fc_norm`) and
 with the head's normed output fed to its next step (`norm_output`).  Layout and order of operations are
 those of vLLM's `model_executor/models/llama_eagle3.py`, which serves this head.
 
-Positions: row t takes the target's hidden states at t and the embedding of token t+1, stands at position t
-and predicts token t+2.  Training-time test unrolls this: step j of row t stands at position t+j, takes the
+Positions: row t takes the target's hidden states at t and the embedding of token t+1, has position t
+and predicts token t+2.  Training-time test unrolls this: step j of row t has position t+j, takes the
 embedding of token t+1+j and the head's own output of step j-1, and predicts token t+2+j.
 """
 
@@ -22,22 +22,19 @@ from appliance.drafts.training.shape import HeadShape
 
 
 class RmsNorm(nn.Module):
-    """Root-mean-square norm in float32."""
-
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` scaled to unit mean square, times the weight."""
         wide = x.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
         return (wide * scale * self.weight).to(x.dtype)
 
 
 class StepCache:
-    """Keys and values of the steps so far: row t sees step 0 up to t, and its own later steps."""
+    """Keys and values so far: row t attends to rows up to t of step 0, and to its own later steps."""
 
     def __init__(self, sliding_window: int | None = None) -> None:
         self._keys: list[Tensor] = []
@@ -45,12 +42,12 @@ class StepCache:
         self._sliding_window = sliding_window
 
     def append(self, key: Tensor, value: Tensor) -> None:
-        """Take one step's keys and values, [batch, heads, time, head_dim] each."""
+        """Add one step's keys and values, [batch, heads, time, head_dim] each."""
         self._keys.append(key)
         self._values.append(value)
 
     def attend(self, query: Tensor) -> Tensor:
-        """Attention of the newest step's queries over everything each row may see."""
+        """Attention of the newest step's queries."""
         time, scale = query.shape[2], query.shape[-1] ** -0.5
         scores = (query @ self._keys[0].transpose(-1, -2)) * scale
         hidden = self._hidden(time, query.device)
@@ -63,17 +60,17 @@ class StepCache:
         return mixed
 
     def _hidden(self, time: int, device: torch.device) -> Tensor:
-        """Which rows of step 0 a row may not see: later ones, and those its sliding window has left."""
+        """Rows of step 0 that a row must not attend to: later ones, and those outside its window."""
         hidden = torch.ones(time, time, dtype=torch.bool, device=device).triu(1)
         if self._sliding_window is not None:
-            # Step j of row t stands at t+j, so that the window has moved on by j.
+            # Step j of row t has position t+j: the window has moved by j.
             reach = self._sliding_window - (len(self._keys) - 1)
             hidden = hidden | torch.ones_like(hidden).tril(-max(reach, 0))
         return hidden
 
 
 class DraftHead(nn.Module):
-    """The layer itself; parameter names are the file's weight names without the layer's own prefix."""
+    """Parameter names are the file's weight names without the layer's prefix."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -98,19 +95,19 @@ class DraftHead(nn.Module):
         self.norm = RmsNorm(width, epsilon)
         self.lm_head = nn.Linear(width, shape.drafted, bias=False)
         self.proposes: Tensor | None = None
-        """Token of the target that each output stands for; None where the head knows all of them."""
+        """The target's token of each output; None if the head proposes all tokens."""
         self.embedding: Tensor | None = None
-        """Its own embedding of tokens, which is not trained; None where it uses the target's."""
+        """The head's own frozen token embedding; None if it uses the target's."""
         self._rotary = LlamaRotaryEmbedding(_rope_config(shape))
 
     def to_device(self, device: str) -> None:
-        """Move it, with what is not trained."""
+        """Move the head, untrained tensors included."""
         self.to(device)
         self.proposes = None if self.proposes is None else self.proposes.to(device)
         self.embedding = None if self.embedding is None else self.embedding.to(device)
 
     def fuse(self, captured: list[Tensor]) -> Tensor:
-        """Hidden states [batch, time, target width] of the aux layers into one [batch, time, width]."""
+        """Fuse hidden states, [batch, time, target width] per aux layer, into [batch, time, width]."""
         if self.shape.norm_before_fc:
             joined = self.input_norm(torch.cat(captured, dim=-1))
         elif self.shape.fc_norm:
@@ -128,12 +125,12 @@ class DraftHead(nn.Module):
 
         Args:
             hidden: [batch, time, width], fused or fed back.
-            embeds: of the tokens it is given, of the same shape.
-            positions: [batch, time], where the rows stand in their texts.
-            cache: of the steps before; gets this one's.
+            embeds: of the input tokens, the same shape.
+            positions: [batch, time], of the rows in their texts.
+            cache: of the previous steps; this step is added.
 
         Returns:
-            What the logits are made of, and what its next step takes; [batch, time, width] each.
+            The input of `logits` and the next step's `hidden`; [batch, time, width] each.
         """
         shape = self.shape
         batch, time, _ = hidden.shape
@@ -154,7 +151,7 @@ class DraftHead(nn.Module):
         return output, output if shape.norm_output else residual
 
     def logits(self, output: Tensor) -> Tensor:
-        """Logits in float32 over the tokens it can propose."""
+        """Float32 logits over the tokens it can propose."""
         raw: Tensor = self.lm_head(output)
         return raw.float() * self.shape.logit_scale
 
@@ -170,7 +167,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rope_config(shape: HeadShape) -> LlamaConfig:
-    """What the rotary embedding reads; the rest of it is nobody's."""
+    """The config that the rotary embedding reads."""
     rope: dict[str, Any] = dict(shape.rope)
     return LlamaConfig(
         hidden_size=shape.width,

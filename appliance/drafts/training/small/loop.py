@@ -1,8 +1,8 @@
 """
-One optimiser step after the other: what every training here is made of.
+The optimiser loop.
 
-Nothing in a step is left to chance, so that the same head, data and recipe on the same machine come out the
-same, bit for bit, however often the training was interrupted.
+Steps are deterministic: the same head, data and recipe on the same machine give the same weights, bit for
+bit, however often the training was interrupted.
 """
 
 import math
@@ -12,35 +12,30 @@ from typing import Any
 
 import torch
 
-from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.recipe import TrainingRecipe
 from appliance.drafts.training.small.head import DraftHead
 from appliance.drafts.training.small.loss import Unrolled, unrolled_loss
-from appliance.drafts.training.small.precision import mixed_precision
-from appliance.drafts.training.small.target import Batch, FrozenTarget
-from appliance.drafts.training.windows import Text, Window
+from appliance.drafts.training.small.target import FrozenTarget, TokenBatch, mixed_precision
+from appliance.drafts.training.windows import Text, TextWindow
 from appliance.errors import DraftRefusedError
 
 BETAS = (0.9, 0.95)
 LARGEST_GRADIENT = 1.0
 SMOOTH = 0.95
-"""How much of a shown number is its past."""
+"""Weight of the past in a smoothed number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """How a head does on texts it is not trained on."""
-
+class HeldOutScore:
     agreement: tuple[float, ...]
-    """Of each draft token, how often it is the target's first choice."""
+    """Per draft token, the share of agreement with the target's first choice."""
     acceptance_length: float
-    """Mean tokens per draft with the bonus token, if verification were greedy."""
+    """Mean tokens per draft with the bonus token, with greedy verification."""
     drafts: int
 
 
 class Trainer:
-    """A head, its target and its optimiser."""
-
-    def __init__(self, head: DraftHead, target: FrozenTarget, recipe: Recipe, device: str) -> None:
+    def __init__(self, head: DraftHead, target: FrozenTarget, recipe: TrainingRecipe, device: str) -> None:
         head.to_device(device)
         head.train()
         self.head, self._target, self._recipe, self._device = head, target, recipe, device
@@ -50,20 +45,20 @@ class Trainer:
 
     @property
     def loss(self) -> float:
-        """Smoothed over the last steps; 0 before the first."""
+        """Smoothed; 0 before the first step."""
         return self._loss or 0.0
 
     @property
     def agreement(self) -> tuple[float, ...]:
-        """The same of each draft token's agreement with the target's first choice."""
+        """Smoothed agreement per draft token with the target's first choice."""
         return tuple(self._agreement)
 
-    def step(self, batch: Batch, rate: float) -> Unrolled:
+    def step(self, batch: TokenBatch, rate: float) -> Unrolled:
         """
-        Learn from one batch.
+        Train on one batch.
 
         Raises:
-            DraftRefusedError: the numbers have run away; the head is of no use any more.
+            DraftRefusedError: the gradient is not finite; the head is unusable.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -73,13 +68,13 @@ class Trainer:
             result.loss.backward()  # type: ignore[no-untyped-call]
             norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), LARGEST_GRADIENT)
             if not math.isfinite(float(norm)):
-                raise DraftRefusedError("the training has run away: choose a lower --rate and another --run")
+                raise DraftRefusedError("the training diverged: choose a lower --rate and another --run")
             self._optimizer.step()
-            self._note(result)
+            self._smooth(result)
         return result
 
-    def measure(self, batches: Iterable[Batch]) -> Measured:
-        """Draft on batches without learning from them."""
+    def measure(self, batches: Iterable[TokenBatch]) -> HeldOutScore:
+        """Draft on batches without training on them."""
         hits, counts = [0] * self._recipe.unroll, [0] * self._recipe.unroll
         accepted = drafts = 0
         self.head.eval()
@@ -90,14 +85,14 @@ class Trainer:
                 counts = [sum(pair) for pair in zip(counts, result.counts, strict=True)]
                 accepted, drafts = accepted + result.accepted, drafts + result.drafts
         self.head.train()
-        return Measured(
+        return HeldOutScore(
             agreement=tuple(hit / max(1, count) for hit, count in zip(hits, counts, strict=True)),
             acceptance_length=1 + accepted / max(1, drafts),
             drafts=drafts,
         )
 
     def state(self) -> dict[str, Any]:
-        """Everything a later process needs to go on as if it were this one."""
+        """Everything a later process needs to resume."""
         return {
             "head": self.head.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -107,19 +102,18 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
         self.head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["random"])
         self._agreement, self._loss = list(state["agreement"]), state["loss"]
 
-    def _unroll(self, batch: Batch) -> Unrolled:
+    def _unroll(self, batch: TokenBatch) -> Unrolled:
         batch = batch.to(self._device)
         with mixed_precision(self._device):
             seen = self._target.observe(batch, self.head.shape.aux_layers, self.head.embedding)
             return unrolled_loss(self.head, seen, batch, unroll=self._recipe.unroll, decay=self._recipe.decay)
 
-    def _note(self, result: Unrolled) -> None:
+    def _smooth(self, result: Unrolled) -> None:
         now = [hit / max(1, count) for hit, count in zip(result.hits, result.counts, strict=True)]
         loss = result.loss.item()
         if self._loss is None:
@@ -131,12 +125,12 @@ class Trainer:
         ]
 
 
-def collate(texts: Sequence[Text], windows: Sequence[Window], unroll: int) -> Batch:
+def collate(texts: Sequence[Text], windows: Sequence[TextWindow], unroll: int) -> TokenBatch:
     """
-    Put windows side by side, padded to the longest and by the tokens that the last draft reaches past it.
+    Stack windows, padded to the longest and by the tokens that its last draft spans.
 
-    Without that room the last tokens of a text, its end among them, would not be trained as first draft
-    tokens.  Padding stands after everything else, where neither target nor head looks back at it.
+    Without the extra padding the last tokens of a text would not be trained as first draft tokens.  Padding
+    follows all tokens, so neither target nor head attends to it.
     """
     time = max(3, *(window.length for window in windows)) + unroll - 1
     ids = torch.zeros(len(windows), time, dtype=torch.long)
@@ -148,29 +142,29 @@ def collate(texts: Sequence[Text], windows: Sequence[Window], unroll: int) -> Ba
         seen = torch.tensor(text.loss_mask[window.start : window.stop], dtype=torch.bool)
         seen[: max(0, window.first - window.start)] = False
         mask[row, : window.length] = seen
-    return Batch(ids=ids, positions=starts[:, None] + torch.arange(time), mask=mask)
+    return TokenBatch(ids=ids, positions=starts[:, None] + torch.arange(time), mask=mask)
 
 
-def plain_batch(ids: torch.Tensor) -> Batch:
-    """A batch of whole windows [batch, time] that count from their first token to their last."""
+def plain_batch(ids: torch.Tensor) -> TokenBatch:
+    """A batch of whole windows [batch, time] with positions from 0."""
     positions = torch.arange(ids.shape[1]).expand_as(ids)
-    return Batch(ids=ids, positions=positions, mask=torch.ones_like(ids, dtype=torch.bool))
+    return TokenBatch(ids=ids, positions=positions, mask=torch.ones_like(ids, dtype=torch.bool))
 
 
-def side_by_side(one: Batch, other: Batch) -> Batch:
-    """Two batches as one, padded to the longer."""
+def concatenate(one: TokenBatch, other: TokenBatch) -> TokenBatch:
+    """Concatenate two batches, padded to the longer."""
     time = max(one.ids.shape[1], other.ids.shape[1])
     both = [_padded(batch, time) for batch in (one, other)]
-    return Batch(
+    return TokenBatch(
         ids=torch.cat([batch.ids for batch in both]),
         positions=torch.cat([batch.positions for batch in both]),
         mask=torch.cat([batch.mask for batch in both]),
     )
 
 
-def _padded(batch: Batch, time: int) -> Batch:
+def _padded(batch: TokenBatch, time: int) -> TokenBatch:
     more = time - batch.ids.shape[1]
-    return Batch(
+    return TokenBatch(
         ids=torch.nn.functional.pad(batch.ids, (0, more)),
         positions=batch.positions[:, :1] + torch.arange(time),
         mask=torch.nn.functional.pad(batch.mask, (0, more)),

@@ -1,5 +1,5 @@
 """
-What a head is told about its guesses: cross entropy against the target's own distribution, unrolled.
+The training loss: cross entropy against the target's own distribution, unrolled.
 
 Only tokens of the mask count.  Step j of row t predicts token t+2+j, so that token's mask decides, and it is
 compared with the target's logits at t+1+j.
@@ -12,38 +12,33 @@ from torch import Tensor
 from torch.nn import functional
 
 from appliance.drafts.training.small.head import DraftHead, StepCache
-from appliance.drafts.training.small.target import Batch, Observed
+from appliance.drafts.training.small.target import Observed, TokenBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unrolled:
-    """What came of one batch."""
-
     loss: Tensor
-    """The draft tokens' losses, weighted; 0 where the mask was empty."""
+    """Weighted sum of the draft tokens' losses; 0 for an empty mask."""
     hits: tuple[int, ...]
-    """Of each draft token, how often it was the target's own first choice."""
+    """Per draft token, how often it was the target's first choice."""
     counts: tuple[int, ...]
-    """Of each draft token, how often it was asked for."""
+    """Per draft token, how many were predicted."""
     accepted: int
-    """Draft tokens that were hits, and so were those before them: what greedy verification keeps."""
+    """Draft tokens that greedy verification accepts: hits whose predecessors were hits."""
 
     @property
     def drafts(self) -> int:
-        """Rows that began a draft."""
         return self.counts[0]
 
 
-def unrolled_loss(head: DraftHead, seen: Observed, batch: Batch, *, unroll: int, decay: float) -> Unrolled:
+def unrolled_loss(
+    head: DraftHead, seen: Observed, batch: TokenBatch, *, unroll: int, decay: float
+) -> Unrolled:
     """
-    Draft `unroll` tokens from every row, and compare.
+    Draft `unroll` tokens from every row and compare them with the target.
 
-    Args:
-        head: what is trained.
-        seen: what the target made of the batch.
-        batch: at least `unroll + 2` tokens long.
-        unroll: draft tokens in a row.
-        decay: how much each counts against the one before it.
+    `batch` is at least `unroll + 2` tokens long; `decay` weights each draft token relative to the previous
+    one.
     """
     rows = batch.ids.shape[1] - 1 - unroll
     fed = head.fuse([state[:, :rows] for state in seen.captured])

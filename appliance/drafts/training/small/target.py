@@ -1,7 +1,7 @@
 """
-The frozen target in this process: what a draft reads of it and what it should have said.
+The frozen target in the training process, its tokenizer, and the device both compute on.
 
-It is loaded from its directory, apart from whatever serves; the serving worker is never asked.
+Loaded from the target's own directory; the serving worker is not involved.
 """
 
 from dataclasses import dataclass
@@ -10,31 +10,94 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from appliance.drafts.training.small.precision import computes_in_bfloat16
-from appliance.errors import DraftRefusedError
+from appliance.errors import ConfigurationError, DraftRefusedError
+
+
+def mixed_precision(device: str) -> torch.autocast:
+    """A bfloat16 autocast region, off where bfloat16 is emulated: three times slower than float32."""
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=computes_in_bfloat16(device))
+
+
+def computes_in_bfloat16(device: str) -> bool:
+    """Whether a device has bfloat16 instructions."""
+    return (
+        device != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # noqa: SLF001
+    )
+
+
+def choose_device(requested: str) -> str:
+    """
+    The requested device, or a GPU if there is one.
+
+    Raises:
+        ConfigurationError: a GPU is requested and there is none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if requested == "cuda" and not has_gpu:
+        raise ConfigurationError("torch finds no GPU: use --device cpu")
+    return "cuda" if requested != "cpu" and has_gpu else "cpu"
+
+
+DOCUMENT_CHARACTERS = 8000
+"""Maximum length of a training document; longer text is split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A piece of general text; every token counts."""
+
+    token_ids: list[int]
+
+    @property
+    def loss_mask(self) -> list[bool]:
+        return [True] * len(self.token_ids)
+
+
+def read_corpus(file: Path, target: Path) -> list[Document]:
+    """
+    Read a text file and tokenise it with the target's tokenizer.
+
+    Raises:
+        ConfigurationError: it is not UTF-8 text, or the target has no tokenizer.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the corpus {file}: {error}") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
+    except (OSError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise ConfigurationError(f"the tokenizer in {target} cannot be loaded: {first}") from error
+    pieces = [text[at : at + DOCUMENT_CHARACTERS] for at in range(0, len(text), DOCUMENT_CHARACTERS)]
+    documents = [Document(ids) for piece in pieces if (ids := tokenizer(piece)["input_ids"])]
+    if not documents:
+        raise ConfigurationError(f"the corpus {file} is empty")
+    return documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Windows of several texts, padded at their ends to one length."""
+class TokenBatch:
+    """Windows of several texts, padded at the end to one length."""
 
     ids: Tensor
     """[batch, time]."""
     positions: Tensor
     """[batch, time], of each token in its text."""
     mask: Tensor
-    """[batch, time], true for tokens to be predicted; false for padding."""
+    """[batch, time], true for tokens to predict; false for padding."""
 
-    def to(self, device: str) -> "Batch":
-        """Return a copy on a device."""
-        return Batch(ids=self.ids.to(device), positions=self.positions.to(device), mask=self.mask.to(device))
+    def to(self, device: str) -> "TokenBatch":
+        return TokenBatch(
+            ids=self.ids.to(device), positions=self.positions.to(device), mask=self.mask.to(device)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What the target made of a batch."""
+    """The target's outputs on a batch."""
 
     captured: list[Tensor]
     """Inputs of the aux layers, [batch, time, target width] each."""
@@ -45,26 +108,24 @@ class Observed:
 
 
 class FrozenTarget:
-    """A target that is read from, never trained."""
-
     def __init__(self, model: Any, device: str) -> None:  # noqa: ANN401 - whichever class its config names
         self._model = model.to(device).eval().requires_grad_(requires_grad=False)
 
     @property
     def output(self) -> Tensor:
-        """Its output embedding, [vocabulary, width]."""
+        """The output embedding, [vocabulary, width]."""
         weight: Tensor = self._model.get_output_embeddings().weight
         return weight.detach()
 
     @torch.no_grad()
-    def observe(self, batch: Batch, layers: tuple[int, ...], embedding: Tensor | None = None) -> Observed:
+    def observe(
+        self, batch: TokenBatch, layers: tuple[int, ...], embedding: Tensor | None = None
+    ) -> Observed:
         """
-        Run it over a batch.
+        Run the target over a batch on its device.
 
-        Args:
-            batch: on the target's device.
-            layers: those whose inputs are wanted.
-            embedding: of tokens, [vocabulary, width], where it is not to be the target's own.
+        `layers` are those whose inputs are captured; `embedding`, [vocabulary, width], replaces the target's
+        own.
         """
         seen = self._model(
             input_ids=batch.ids, position_ids=batch.positions, use_cache=False, output_hidden_states=True
@@ -80,7 +141,7 @@ class FrozenTarget:
 
 def load_target(directory: Path, device: str) -> FrozenTarget:
     """
-    Load a target's weights from its directory, in bfloat16 where the device computes in it.
+    Load a target's weights, in bfloat16 if the device has instructions for it.
 
     Raises:
         DraftRefusedError: transformers cannot load it.

@@ -1,5 +1,5 @@
 """
-The backend `speculators`: the library's own trainer beside a vLLM server that hands out hidden states.
+The `speculators` backend: the library's own trainer with a vLLM server for hidden states.
 
-Nothing of the library is imported here: it runs in an environment of its own, by its commands.
+The library is never imported: its commands run in an environment of their own.
 """

@@ -1,8 +1,8 @@
 """
-Carrying out a training by speculators: its three processes, and what they leave.
+Runs a training with speculators: its three processes, and their result.
 
-The samples are in clear in a private directory while it lasts (`scratch.py`), with all that is printed.
-Stopped or killed, the same command goes on from the library's last checkpoint.
+Samples and process output are in clear in a private directory during the training (`scratch.py`).  After a
+stop or a crash the same command resumes from the library's last checkpoint.
 """
 
 import json
@@ -17,10 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from appliance.drafts.training.job import Given, Job, read_given
-from appliance.drafts.training.run_directory import RunDirectory
-from appliance.drafts.training.shape import default_layers, head_layers, text_config
-from appliance.drafts.training.speculators.convert import convert_draft
+from appliance.drafts.lint.shape import default_aux_layers, read_shape
+from appliance.drafts.training.job import Job, TrainingSet, read_samples
+from appliance.drafts.training.outcome import Flags, TrainingOutcome, write_outcome
+from appliance.drafts.training.run_directory import RunDirectory, storage_error
+from appliance.drafts.training.shape import head_layers, text_config
+from appliance.drafts.training.speculators.convert import convert_draft, speculators_config
 from appliance.drafts.training.speculators.plan import (
     HOST,
     VERSION,
@@ -31,10 +33,10 @@ from appliance.drafts.training.speculators.plan import (
     train_command,
 )
 from appliance.drafts.training.speculators.processes import POLL_SECONDS, Processes, processes_of
-from appliance.drafts.training.speculators.result import take_over
 from appliance.drafts.training.speculators.scratch import scratch_directory, write_samples
-from appliance.drafts.training.windows import Text, Window, plan_epoch
+from appliance.drafts.training.windows import Text, TextWindow, plan_epoch
 from appliance.errors import ConfigurationError, DraftRefusedError
+from appliance.infra.files import sync_directory, sync_files
 from appliance.serving.devices import detect_hardware
 from appliance.serving.weights import Weights, inspect_weights
 from appliance.sovereignty.environment import offline_environment
@@ -53,26 +55,26 @@ def train_with_speculators(
     say: Callable[[str], None],
 ) -> bool:
     """
-    Train until it is done; False where it was stopped before.
+    Train until done; False if it was stopped.
 
     Args:
         job: what to train.
         run: its directory, locked.
-        lines: of the samples, as the process of the other backend gets them.
+        lines: the samples, encoded as for the built-in backend.
         python: interpreter of an environment with the library and vLLM.
         environment: of this process.
-        say: tells the operator what is being done.
+        say: prints a line for the operator.
 
     Raises:
-        ConfigurationError: the environment of `python` or the machine cannot do it.
-        DraftRefusedError: something is not as it was, or a process failed.
+        ConfigurationError: the environment of `python` or the machine is unsuitable.
+        DraftRefusedError: an input changed, or a process failed.
         DraftStorageError: files cannot be written.
     """
     if job.recipe.steps is None:
-        raise ConfigurationError("the backend speculators counts steps: say --steps in place of --minutes")
+        raise ConfigurationError("the backend speculators needs --steps, not --minutes")
     python, offline = python.absolute(), offline_environment(environment)
     _check_version(python, offline)
-    given = read_given(lines)
+    given = read_samples(lines)
     run.claim(job, given)
     target = inspect_weights(Path(job.target))
     with (
@@ -92,7 +94,7 @@ def _carry_out(setup: Setup, processes: Processes, say: Callable[[str], None]) -
     say("packing the samples")
     if not processes.finish(processes.start(prepare_command(setup), ()), "packing the samples"):
         return False
-    say("starting the server of hidden states")
+    say("starting the server for hidden states")
     server = processes.start(server_command(setup), setup.serving_gpus)
     if not _wait_for(server, setup.port, processes):
         return False
@@ -101,10 +103,12 @@ def _carry_out(setup: Setup, processes: Processes, say: Callable[[str], None]) -
     return processes.finish(trainer, "speculators")
 
 
-def _set_up(job: Job, run: RunDirectory, given: Given, target: Weights, scratch: Path, python: Path) -> Setup:
+def _set_up(
+    job: Job, run: RunDirectory, given: TrainingSet, target: Weights, scratch: Path, python: Path
+) -> Setup:
     recipe = job.recipe
     depth = int(text_config(target.config)["num_hidden_layers"])
-    parent, layers = None, default_layers(depth)
+    parent, layers = None, default_aux_layers(depth)
     if job.parent is not None:
         parent = run.path / "parent"
         shutil.rmtree(parent, ignore_errors=True)
@@ -141,12 +145,12 @@ def _set_up(job: Job, run: RunDirectory, given: Given, target: Weights, scratch:
     return setup
 
 
-def row_mask(text: Text, window: Window) -> list[int]:
+def row_mask(text: Text, window: TextWindow) -> list[int]:
     """
-    The mask of a window as the library reads it: of each token, whether the one after it is to be predicted.
+    A window's mask in the library's convention: for each token, whether the next one is predicted.
 
-    Its `shift_batch` pairs the mask of a token with what is predicted from that token, so a mask of answers
-    would train on what follows an answer's end.
+    Its `shift_batch` pairs a token's mask with the prediction made from that token; an unshifted mask would
+    train on the token after each answer.
     """
     learnt = [
         int(text.loss_mask[place] and place >= window.first) for place in range(window.start, window.stop)
@@ -157,15 +161,16 @@ def row_mask(text: Text, window: Window) -> list[int]:
 def _check_version(python: Path, environment: Mapping[str, str]) -> None:
     code = "import importlib.metadata as m; print(m.version('speculators')); m.version('vllm')"
     try:
-        said = subprocess.run(  # noqa: S603 - an interpreter the operator named
+        versions = subprocess.run(  # noqa: S603 - an interpreter the operator named
             [str(python), "-c", code], env=dict(environment), capture_output=True, text=True, check=False
         ).stdout.split()
     except OSError as error:
         raise ConfigurationError(f"cannot run {python}: {error.strerror}") from error
-    if said != [VERSION]:
+    if versions != [VERSION]:
+        found = f"speculators {versions[0]}" if versions else "no speculators, or no vLLM"
         raise ConfigurationError(
-            f"{python} has {f'speculators {said[0]}' if said else 'no speculators, or no vLLM'}, and needs "
-            f"{VERSION}: make an environment of {INSTALL} and name its interpreter with --python"
+            f"{python} has {found}, and needs {VERSION}: "
+            f"install {INSTALL} in an environment and give its interpreter with --python"
         )
 
 
@@ -178,7 +183,7 @@ def _wait_for(server: subprocess.Popen[bytes], port: int, processes: Processes) 
         ):
             return True
         if server.poll() is not None or time.monotonic() > deadline:
-            raise DraftRefusedError(f"the server of hidden states did not start{processes.cause()}")
+            raise DraftRefusedError(f"the server for hidden states did not start{processes.cause()}")
         time.sleep(POLL_SECONDS)
     return False
 
@@ -188,3 +193,52 @@ def _free_port() -> int:
         probe.bind((HOST, 0))
         port: Any = probe.getsockname()[1]
     return int(port)
+
+
+TOOL = f"speculators {VERSION}"
+
+
+def take_over(job: Job, run: RunDirectory, given: TrainingSet, target: Weights) -> None:
+    """Assemble the last checkpoint and a training record in `partial`, then rename it to `draft`."""
+    last = last_checkpoint(run.path / "checkpoints")
+    config = speculators_config(inspect_weights(last).config, target)
+    shape = read_shape(config)
+    outcome = TrainingOutcome(
+        flags=Flags(
+            fc_norm=shape.flag("fc_norm"),
+            norm_output=shape.flag("norm_output"),
+            norm_before_fc=shape.norm_before_fc,
+            aux_layers=head_layers(config, target.config),
+        ),
+        tool=TOOL,
+        longest=min(job.recipe.window, max(len(sample.token_ids) for sample in given.training)),
+        steps=job.recipe.steps or 0,
+        used=given.training,
+        details={"optimizer": "AdamW", "checkpoint": last.name},
+    )
+    try:
+        shutil.rmtree(run.partial, ignore_errors=True)
+        run.partial.mkdir(mode=0o700)
+        text = json.dumps(config, indent=2) + "\n"
+        (run.partial / "config.json").write_text(text, encoding="utf-8")
+        shutil.copyfile(last / "model.safetensors", run.partial / "model.safetensors")
+        write_outcome(run.partial, job, given, outcome, ())
+        sync_files(run.partial)
+        run.partial.rename(run.draft)
+        sync_directory(run.path)
+    except OSError as error:
+        raise storage_error(run.path, error) from error
+
+
+def last_checkpoint(directory: Path) -> Path:
+    """
+    The library's newest checkpoint: the directory with the highest number.
+
+    Raises:
+        DraftRefusedError: there is none.
+    """
+    found = [path for path in directory.glob("*") if path.name.isdecimal() and not path.is_symlink()]
+    whole = [path for path in found if (path / "model.safetensors").exists()]
+    if not whole:
+        raise DraftRefusedError(f"speculators left no checkpoint in {directory}: train longer")
+    return max(whole, key=lambda path: int(path.name))

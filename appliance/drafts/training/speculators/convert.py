@@ -1,10 +1,10 @@
 """
-A draft in the library's own format, made of one in the plain format by renaming: no number is touched.
+Converts a plain draft to the library's format by renaming: no number changes.
 
-The library and vLLM both read what comes of it, and vLLM reads what the library makes of that.  Two tensors
-are added where they are missing.  `embed_tokens.weight` is the target's: speculators 0.9.0 takes it from the
-target itself where it finds NaN (`model.py`), but what transformers 5 leaves there is any memory, and a draft
-would be trained on that.  `t2d` says which of the target's tokens a draft with a smaller vocabulary knows.
+The library and vLLM read the result, and vLLM reads what the library makes of it.  Two tensors are added if
+missing.  `embed_tokens.weight` is the target's: speculators 0.9.0 takes it from the target where it finds NaN
+(`model.py`), but transformers 5 leaves uninitialised memory there, on which a draft would be trained.  `t2d`
+marks the target's tokens that a draft with a smaller vocabulary knows.
 """
 
 import json
@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from appliance.drafts.lint.architectures import Family
-from appliance.drafts.lint.shape import AUX_IDS, SPECULATORS_FLAGS, read_shape
+from appliance.drafts.lint.shape import AUX_IDS, SPECULATORS_FLAGS, default_aux_layers, read_shape
 from appliance.drafts.training.backend import BYTES_OF
-from appliance.drafts.training.shape import default_layers
 from appliance.errors import DraftRefusedError, DraftStorageError
 from appliance.serving.weights import LENGTH_BYTES, Weights, inspect_weights
 
@@ -34,15 +33,17 @@ LAYER_TYPES = {Family.LLAMA: "llama", Family.QWEN3: "qwen3"}
 
 def speculators_config(config: Mapping[str, Any], target: Weights) -> dict[str, Any]:
     """
-    Return the config.json of the same draft in the library's format.
+    The config.json of the same draft in the library's format.
 
     Raises:
-        DraftRefusedError: the library trains no draft of its kind.
+        DraftRefusedError: the library cannot train this kind of draft.
     """
     shape = read_shape(config)
     family = None if shape.family is None else LAYER_TYPES.get(shape.family)
     if family is None:
-        raise DraftRefusedError(f"speculators trains no draft of the kind {shape.family}: say --from-scratch")
+        raise DraftRefusedError(
+            f"speculators cannot train a draft of kind {shape.family}: use --from-scratch"
+        )
     if shape.speculators:
         content = json.loads(json.dumps(config))
     else:
@@ -54,7 +55,7 @@ def speculators_config(config: Mapping[str, Any], target: Weights) -> dict[str, 
             "speculators_model_type": "eagle3",
             "draft_vocab_size": shape.draft_vocab_size,
             "target_hidden_size": shape.target_hidden_size,
-            AUX_IDS: list(named or default_layers(depth if isinstance(depth, int) else 0)),
+            AUX_IDS: list(named or default_aux_layers(depth if isinstance(depth, int) else None)),
             **{name: bool(shape.fields.get(name)) for name in SPECULATORS_FLAGS},
             "norm_before_fc": shape.norm_before_fc,
             "transformer_layer_config": {"model_type": family, **layer, "tie_word_embeddings": False},
@@ -65,8 +66,8 @@ def speculators_config(config: Mapping[str, Any], target: Weights) -> dict[str, 
                 "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
             },
         }
-    said = content.setdefault("speculators_config", {})
-    said["verifier"] = {
+    section = content.setdefault("speculators_config", {})
+    section["verifier"] = {
         "architectures": target.config.get("architectures") or [],
         "name_or_path": str(target.path),
     }
@@ -79,7 +80,7 @@ def convert_draft(draft: Path, target: Weights, out: Path) -> None:
 
     Raises:
         ConfigurationError: a file is missing or broken.
-        DraftRefusedError: the library trains no draft of its kind.
+        DraftRefusedError: the library cannot train this kind of draft.
         DraftStorageError: it cannot be written.
     """
     weights = inspect_weights(draft)
@@ -91,7 +92,7 @@ def convert_draft(draft: Path, target: Weights, out: Path) -> None:
         out.mkdir(mode=0o700)
         text = json.dumps(config, indent=2) + "\n"
         (out / "config.json").write_text(text, encoding="utf-8")
-        tensors = {_renamed(tensor.name): tensor for tensor in _tensors_in(files[0])}
+        tensors = {_library_name(tensor.name): tensor for tensor in _tensors_in(files[0])}
         _write_tensors(_completed(tensors, target), out / "model.safetensors")
     except OSError as error:
         raise DraftStorageError(f"cannot write {out}: {error.strerror}") from error
@@ -99,7 +100,7 @@ def convert_draft(draft: Path, target: Weights, out: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """A tensor in a safetensors file, or made here."""
+    """A tensor in a safetensors file, or one made here (`made`)."""
 
     name: str
     dtype: str
@@ -135,7 +136,7 @@ def _tensors_in(file: Path) -> Iterator[_Stored]:
 
 
 def _completed(tensors: dict[str, _Stored], target: Weights) -> dict[str, _Stored]:
-    """The tensors, with those the library would make up."""
+    """Add the tensors that the library would otherwise invent."""
     found = dict(tensors)
     if EMBEDDING not in found:
         stored = [each for file in sorted(target.path.glob("*.safetensors")) for each in _tensors_in(file)]
@@ -176,7 +177,7 @@ def _write_tensors(tensors: Mapping[str, _Stored], out: Path) -> None:
             written.write(tensor.read())
 
 
-def _renamed(name: str) -> str:
+def _library_name(name: str) -> str:
     for old, new in RENAMED.items():
         if name.startswith(old):
             return new + name.removeprefix(old)

@@ -1,7 +1,7 @@
 """
-The commands of a training by speculators 0.9.0: pure.
+The commands of a training with speculators 0.9.0.  Pure.
 
-Three of them: pack the samples, serve the target's hidden states, and train against that server.  Sources:
+They pack the samples, serve the target's hidden states, and train against that server.  Sources:
 `speculators/cli/prepare_data.py` and `speculators/train/config/schema.py` of the library, and
 `vllm/config/speculative.py` (`extract_hidden_states`) of vLLM 0.32.
 """
@@ -11,70 +11,68 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.recipe import TrainingRecipe
 
 VERSION = "0.9.0"
-"""Of the library whose commands these are."""
+"""Version of the library with these commands."""
 HOST = "127.0.0.1"
 SHARED_MEMORY = 0.45
-"""Share of a GPU that the server takes where the training has to use the same one."""
+"""Share of a GPU for the server if training uses the same GPU."""
 OWN_MEMORY = 0.9
 WARM_UP = 0.04
 EAGLE31 = ("--fc-norm", "--no-norm-before-fc", "--norm-output")
-"""What makes a head EAGLE 3.1; the library's own default is the plain 3 with another norm."""
+"""Selects EAGLE 3.1; the library's default is EAGLE 3 with another norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Everything the commands depend on."""
-
     python: Path
     """Interpreter of an environment with the library and vLLM."""
     target: Path
     parent: Path | None
-    """Directory of the draft to start from, in the library's format; None to start from nothing."""
+    """Directory of the draft to start from, in the library's format; None to start from scratch."""
     layers: tuple[int, ...]
     """Layers of the target whose inputs the draft takes."""
     depth: int
     """Layers of the target."""
-    recipe: Recipe
+    recipe: TrainingRecipe
     tokens: int
-    """Of all rows together."""
+    """Tokens of all rows."""
     scratch: Path
     """Private directory for samples and hidden states."""
     checkpoints: Path
-    """Where the library leaves checkpoints, and goes on from."""
+    """Where the library writes checkpoints and resumes from."""
     port: int
     gpus: int
 
     @property
     def samples(self) -> Path:
-        """One row a line, as JSON."""
+        """One JSON row per line."""
         return self.scratch / "samples.jsonl"
 
     @property
     def packed(self) -> Path:
-        """The same as the library reads it."""
+        """The samples as the library reads them."""
         return self.scratch / "packed"
 
     @property
     def hidden_states(self) -> Path:
-        """Where the server leaves hidden states, which are removed once they were read."""
+        """Where the server writes hidden states; they are removed after reading."""
         return self.scratch / "hidden_states"
 
     @property
     def serving_gpus(self) -> tuple[int, ...]:
-        """GPUs of the server: half of them."""
+        """The first half of the GPUs."""
         return tuple(range(max(1, self.gpus // 2)))
 
     @property
     def training_gpus(self) -> tuple[int, ...]:
-        """GPUs of the training: the other half, or the only one there is."""
+        """The other half of the GPUs, or the only one."""
         return tuple(range(self.gpus // 2, self.gpus)) if self.gpus > 1 else (0,)
 
 
 def prepare_command(setup: Setup) -> list[str]:
-    """Pack the samples; every row has tokens and mask already, so that no server is asked."""
+    """Pack the samples; rows already have tokens and mask, so no server is needed."""
     recipe = setup.recipe
     return [
         *(str(setup.python), "-m", "speculators", "prepare-data"),
@@ -88,7 +86,7 @@ def prepare_command(setup: Setup) -> list[str]:
 
 
 def server_command(setup: Setup) -> list[str]:
-    """Serve the target's hidden states; this server answers nobody else and speculates nothing."""
+    """Serve the target's hidden states; this server generates nothing."""
     speculation = {
         "method": "extract_hidden_states",
         "num_speculative_tokens": 1,
@@ -119,12 +117,11 @@ def server_command(setup: Setup) -> list[str]:
 
 
 def train_command(setup: Setup) -> list[str]:
-    """Train; run again, it goes on from the last checkpoint."""
+    """Train, or resume from the last checkpoint."""
     return [*_launcher(setup), *train_arguments(setup)]
 
 
 def train_arguments(setup: Setup) -> list[str]:
-    """What the library's own parser is given."""
     recipe, steps = setup.recipe, setup.recipe.steps or 1
     packed = recipe.batch * recipe.window
     passes = -(-steps * packed // max(1, setup.tokens)) + 1
@@ -153,16 +150,16 @@ def train_arguments(setup: Setup) -> list[str]:
 
 def private_places(scratch: Path) -> dict[str, str]:
     """
-    The variables that keep copies of samples in the private directory.
+    Variables that keep copies of samples in the private directory.
 
-    `datasets`, which packs them, keeps what it has read in a cache of the account otherwise
-    (`datasets/config.py`), and whatever else is put by goes where temporary files do.
+    Otherwise `datasets`, which packs them, caches what it reads in the account's home
+    (`datasets/config.py`), and temporary files go to the shared directory.
     """
     return {"HF_DATASETS_CACHE": str(scratch / "cache"), "TMPDIR": str(scratch / "tmp")}
 
 
 def visible(gpus: Sequence[int]) -> dict[str, str]:
-    """The variable that shows a process these GPUs and no others."""
+    """The variable that limits a process to these GPUs."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
 
 

@@ -1,8 +1,8 @@
 """
-Processes that end when this one does, whichever way that is.
+Child processes that always end with this one.
 
-What they print stays with the samples: speculators shows one of these in clear while it packs them, and
-names tokens in its warnings.  Of a failure only the kind of the last error leaves that place.
+Their output stays with the samples: speculators prints a sample in clear while packing and names tokens in
+warnings.  Only the type of the last error leaves that directory.
 """
 
 import re
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from appliance.drafts.training.signals import answering
+from appliance.drafts.training.launch import on_interrupt
 from appliance.drafts.training.speculators.plan import visible
 from appliance.errors import DraftRefusedError
 from appliance.serving.guardian import guardian_source
@@ -23,21 +23,19 @@ from appliance.serving.guardian import guardian_source
 STOP_SECONDS = 180.0
 POLL_SECONDS = 0.5
 ERROR = re.compile(r"\b([A-Z][A-Za-z]{0,60}(?:Error|Exception)):")
-"""An exception's name as a traceback ends with it; never what comes after the colon."""
+"""An exception's name at the end of a traceback; never the text after the colon."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Processes:
-    """Processes that have to end with this one, and whether somebody asked for that."""
-
     log: TextIO
     environment: Mapping[str, str]
     stopped: bool = False
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, command: list[str], gpus: Iterable[int]) -> subprocess.Popen[bytes]:
-        """Start a process; all of it ends when this one does, even if this one is killed."""
-        process = subprocess.Popen(  # noqa: S603 - by a list of arguments, of an interpreter the operator named
+        """Start a process; its whole tree ends with this one, even if this one is killed."""
+        process = subprocess.Popen(  # noqa: S603 - an interpreter the operator named
             [sys.executable, "-I", "-S", "-c", guardian_source(), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -49,19 +47,19 @@ class Processes:
         return process
 
     def finish(self, process: subprocess.Popen[bytes], what: str) -> bool:
-        """Wait for a process; False where somebody stopped it."""
+        """Wait for a process; False if the training was stopped."""
         while process.poll() is None:
             if self.stopped:
                 return False
             time.sleep(POLL_SECONDS)
         if process.returncode != 0 and not self.stopped:
             raise DraftRefusedError(
-                f"{what} ended with status {process.returncode}{self.cause()}; the same command goes on"
+                f"{what} ended with status {process.returncode}{self.cause()}; run the same command to resume"
             )
         return not self.stopped
 
     def cause(self) -> str:
-        """Return the kind of the last error in what was printed, in brackets; empty where none is named."""
+        """The type of the last error in the log, in brackets; empty if there is none."""
         try:
             found = ERROR.findall(Path(self.log.name).read_text(encoding="utf-8", errors="replace"))
         except OSError:
@@ -69,11 +67,10 @@ class Processes:
         return f" ({found[-1]})" if found else ""
 
     def stop(self) -> None:
-        """Note that everything has to end."""
         self.stopped = True
 
     def end(self) -> None:
-        """End what runs, the newest first."""
+        """End the running processes, newest first."""
         for process in reversed(self.running):
             if process.poll() is None:
                 process.terminate()
@@ -88,9 +85,9 @@ class Processes:
 
 @contextmanager
 def processes_of(log: TextIO, environment: Mapping[str, str]) -> Iterator[Processes]:
-    """Start processes as long as the block lasts; a signal asks all of them to end."""
+    """Start processes within the block; a signal stops all of them."""
     processes = Processes(log=log, environment=environment)
-    with answering(processes.stop):
+    with on_interrupt(processes.stop):
         try:
             yield processes
         finally:

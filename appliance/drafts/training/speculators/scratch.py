@@ -1,9 +1,9 @@
 """
-A private directory for what a training must have in files: samples in clear, and hidden states made of them.
+A private directory for files a training needs: samples in clear, and hidden states.
 
-It lies in memory where there is room for that (`/dev/shm`), only its owner can look into it, and it is
-removed when the training ends, whichever way.  A process that is killed cannot do that; where its scratch
-is stands in the run's directory before there is any, and the next training removes it.
+It is in memory (`/dev/shm`) if possible, only its owner can read it, and it is removed when the training
+ends. Its path is written to the run's directory before it is made, so that the next training removes what a
+killed one left.
 """
 
 import json
@@ -26,11 +26,9 @@ PREFIX = "appliance-train-"
 @contextmanager
 def scratch_directory(run: RunDirectory, parent: Path | None = None) -> Iterator[Path]:
     """
-    Make a private directory for as long as the block lasts.
+    Make a private directory for the block; by default in memory, else in the run's directory.
 
-    Args:
-        run: of the training, which is locked.
-        parent: where to make it; default: in memory, or in the run's directory where that cannot be.
+    The run is locked.
 
     Raises:
         DraftStorageError: it cannot be made.
@@ -52,10 +50,10 @@ def scratch_directory(run: RunDirectory, parent: Path | None = None) -> Iterator
 
 def clear_scratch(run: RunDirectory) -> None:
     """
-    Remove what a training left in clear; nothing where it left nothing.
+    Remove what a training left in clear, if anything.
 
     Raises:
-        DraftStorageError: it could not be removed, and may still be there.
+        DraftStorageError: it could not be removed, and may still exist.
     """
     note = run.path / NOTE
     try:
@@ -75,7 +73,7 @@ def clear_scratch(run: RunDirectory) -> None:
 
 def sweep_scratch(drafts: Path) -> None:
     """
-    Remove what killed trainings left in clear; those under way are left alone.
+    Remove what killed trainings left in clear; running ones are skipped.
 
     Raises:
         DraftStorageError: something could not be removed.

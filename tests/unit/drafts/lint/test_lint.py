@@ -14,11 +14,10 @@ from appliance.drafts.lint.rules import Rule, Severity
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import TensorInfo, Weights, inspect_weights
-from docs.generate import LINT_FACTS
 from tests.unit.drafts.lint.builder import HIDDEN, RECORD, VOCABULARY, eagle31, plain, write
 from tests.unit.drafts.lint.catalogue import BROKEN, GOOD, changed, lengthen, recorded
 
-FACTS = yaml.safe_load(LINT_FACTS.read_text(encoding="utf-8"))
+FACTS = yaml.safe_load((Path(__file__).parents[4] / "docs" / "draft_lint.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.recipe import TrainingRecipe
 from appliance.drafts.training.small.loop import plain_batch
-from appliance.drafts.training.small.target import Batch, FrozenTarget, load_target
+from appliance.drafts.training.small.target import FrozenTarget, TokenBatch, load_target
 from appliance.drafts.training.speculators.convert import convert_draft
 from appliance.drafts.training.speculators.plan import VERSION, Setup, train_arguments
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
@@ -30,7 +30,7 @@ SETUP = Setup(
     parent=None,
     layers=(2, 16, 29),
     depth=32,
-    recipe=Recipe(steps=500, batch=8, window=1024, unroll=3, decay=0.9, rate=1e-4),
+    recipe=TrainingRecipe(steps=500, batch=8, window=1024, unroll=3, decay=0.9, rate=1e-4),
     tokens=1_000_000,
     scratch=Path("/dev/shm/appliance-train-x"),
     checkpoints=Path("/drafts/runs/one/checkpoints"),
@@ -43,7 +43,7 @@ ROWS, COLUMNS = slice(0, LENGTH - 4, 10), slice(0, None, 64)
 """Of the logits of a step, those that are kept, in millionths."""
 
 
-def a_batch() -> Batch:
+def a_batch() -> TokenBatch:
     """Return the tokens whose logits were recorded."""
     return plain_batch(torch.tensor([[(37 * place + 11) % 2048 for place in range(LENGTH)]]))
 

@@ -21,7 +21,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     lines = sys.stdin.readlines()
     if not lines or "samples" not in json.loads(lines[-1]):
-        say(event="failed", message="the samples did not arrive whole; nothing was trained")
+        say(event="failed", message="the samples are incomplete; nothing was trained")
         sys.exit(1)
     sys.stdout.write("a library prints what it likes\n")
     point = {"elapsed": 1.0, "done": 0.5, "loss": 2.0, "agreement": [0.5], "rate": 0.001}

@@ -18,20 +18,19 @@ import pytest
 from appliance.audit.registry import EntryType
 from appliance.drafts.registry.standing import Standing, write_standing
 from appliance.drafts.training import launch
-from appliance.drafts.training.job import Given, GivenSample, Job
+from appliance.drafts.training.job import Job, JobSample, TrainingSet, sample_lines
 from appliance.drafts.training.launch import train
 from appliance.drafts.training.origin import choose_parent
 from appliance.drafts.training.progress import Point
 from appliance.drafts.training.publish import publish, refuse_erased
-from appliance.drafts.training.recipe import Recipe
-from appliance.drafts.training.samples import sample_lines
+from appliance.drafts.training.recipe import TrainingRecipe
 from appliance.errors import AuditUnavailableError, DraftNotFoundError, DraftRefusedError
 from appliance.infra.settings import Settings
 from appliance.serving.weights import digest_weights, load_weights
 from tests.unit.drafts.registry.site import Site, digest
 
 SAMPLES = tuple(
-    GivenSample(
+    JobSample(
         request_id=f"req-{number}",
         digest=f"{number:064x}",
         held_out=number == 3,
@@ -47,7 +46,7 @@ JOB = Job(
     parent=None,
     parent_digest=None,
     dataset=digest(2),
-    recipe=Recipe(steps=3),
+    recipe=TrainingRecipe(steps=3),
 )
 ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": "/srv/operator", "AWS_SECRET": "hidden"}
 
@@ -56,7 +55,7 @@ class Dataset:
     """Samples, some of which are erased at some time."""
 
     def __init__(self, *erased: str) -> None:
-        self.manifest = Given(samples=SAMPLES, missing=0)
+        self.manifest = TrainingSet(samples=SAMPLES, missing=0)
         self.missing = 0
         self.erased = set(erased)
 
@@ -70,13 +69,13 @@ class Dataset:
 def listen(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "MODULE", "tests.unit.drafts.training.pretend_child")
 
-    def run(behaviour: str, *, lines=None, hear=lambda _: None) -> bool:
+    def run(behaviour: str, *, lines=None, observe=lambda _: None) -> bool:
         return train(
             replace(JOB, corpus=behaviour),
             lines or (lambda: sample_lines(Dataset())),
             log=tmp_path / "log.txt",
             environment=ENVIRONMENT,
-            hear=hear,
+            observe=observe,
         )
 
     return run
@@ -85,7 +84,7 @@ def listen(tmp_path, monkeypatch):
 def test_each_step_is_heard_and_the_end(listen):
     """Whatever else the process prints."""
     heard: list[Point] = []
-    assert listen("finish", hear=heard.append) is True
+    assert listen("finish", observe=heard.append) is True
     assert [point.step for point in heard] == [1, 2]
 
 
@@ -95,7 +94,7 @@ def test_why_it_failed_is_one_line(listen):
 
 
 def test_a_process_that_dies_is_told_with_its_last_words(listen):
-    with pytest.raises(DraftRefusedError, match=r"status -9 \(the last words\): the same command goes on"):
+    with pytest.raises(DraftRefusedError, match=r"status -9 \(the last words\): run the same command"):
         listen("die")
 
 
@@ -131,7 +130,7 @@ def test_a_signal_stops_it_with_a_checkpoint(listen, number):
         if len(steps) == 3:
             os.kill(os.getpid(), number)
 
-    assert listen("wait", hear=hear) is False
+    assert listen("wait", observe=hear) is False
     assert signal.getsignal(number) is before
 
 
@@ -144,7 +143,7 @@ def test_it_ends_when_its_command_is_killed(tmp_path):
         "launch.MODULE = 'tests.unit.drafts.training.pretend_child'\n"
         "train(replace(JOB, corpus='wait'), lambda: sample_lines(Dataset()), "
         f"log=Path({str(tmp_path / 'log.txt')!r}), environment=ENVIRONMENT, "
-        "hear=lambda point: print(point.step, flush=True))\n"
+        "observe=lambda point: print(point.step, flush=True))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as command:
         assert command.stdout is not None

@@ -16,10 +16,10 @@ from appliance.drafts.lint.lint import lint_pair  # noqa: E402
 from appliance.drafts.training.shape import HeadShape  # noqa: E402
 from appliance.drafts.training.small.files import load_head, new_head, save_head, weight_name  # noqa: E402
 from appliance.drafts.training.small.head import DraftHead, StepCache  # noqa: E402
-from appliance.drafts.training.small.loop import collate, plain_batch, side_by_side  # noqa: E402
+from appliance.drafts.training.small.loop import collate, concatenate, plain_batch  # noqa: E402
 from appliance.drafts.training.small.loss import unrolled_loss  # noqa: E402
-from appliance.drafts.training.small.target import Batch, Observed, load_target  # noqa: E402
-from appliance.drafts.training.windows import Window, cut  # noqa: E402
+from appliance.drafts.training.small.target import Observed, TokenBatch, load_target  # noqa: E402
+from appliance.drafts.training.windows import TextWindow, cut  # noqa: E402
 from appliance.errors import DraftRefusedError  # noqa: E402
 from appliance.serving.weights import inspect_weights  # noqa: E402
 from tests.unit.drafts.training.tiny import VOCABULARY, WIDTH, Text, text, write_target  # noqa: E402
@@ -64,7 +64,7 @@ def made(shape: HeadShape, seed: int = 3) -> DraftHead:
     return head
 
 
-def seen(batch: int = 2, time: int = 14, seed: int = 4) -> tuple[Batch, Observed]:
+def seen(batch: int = 2, time: int = 14, seed: int = 4) -> tuple[TokenBatch, Observed]:
     """A batch from the middle of two texts, and a target's opinions on it."""
     torch.manual_seed(seed)
     states = [torch.randn(batch, time, WIDTH) for _ in range(3)]
@@ -76,10 +76,10 @@ def seen(batch: int = 2, time: int = 14, seed: int = 4) -> tuple[Batch, Observed
         embeds=torch.randn(batch, time, WIDTH),
         logits=torch.randn(batch, time, VOCABULARY) * 3,
     )
-    return Batch(ids=ids, positions=positions, mask=mask), observed
+    return TokenBatch(ids=ids, positions=positions, mask=mask), observed
 
 
-def served(head: DraftHead, observed: Observed, batch: Batch, row: int, start: int, unroll: int):
+def served(head: DraftHead, observed: Observed, batch: TokenBatch, row: int, start: int, unroll: int):
     """Outputs of a draft from one row, computed token by token with a cache of its own."""
     shape = head.shape
     fused = head.fuse([state[row : row + 1] for state in observed.captured])
@@ -147,10 +147,10 @@ def test_only_distances_matter_to_a_rotary_embedding():
     """So a window may be taken anywhere in a text; what a head learns is how far it looks back."""
     head = made(SHAPE)
     batch, observed = seen()
-    far = Batch(ids=batch.ids, positions=batch.positions + 300, mask=batch.mask)
+    far = TokenBatch(ids=batch.ids, positions=batch.positions + 300, mask=batch.mask)
     losses = [unrolled_loss(head, observed, each, unroll=3, decay=0.9).loss for each in (batch, far)]
     torch.testing.assert_close(losses[0], losses[1], atol=1e-4, rtol=1e-4)
-    spread = Batch(ids=batch.ids, positions=batch.positions * 3, mask=batch.mask)
+    spread = TokenBatch(ids=batch.ids, positions=batch.positions * 3, mask=batch.mask)
     other = unrolled_loss(head, observed, spread, unroll=3, decay=0.9).loss
     assert abs((other - losses[0]).item()) > 1e-3
 
@@ -221,7 +221,7 @@ def test_padding_and_neighbours_change_nothing():
     texts = [text(12, 3, seed=1), text(30, 3, seed=2)]
     one, both = (
         collate(texts, windows, 3)
-        for windows in ([Window(0, 0, 12, 0)], [Window(0, 0, 12, 0), Window(1, 0, 30, 0)])
+        for windows in ([TextWindow(0, 0, 12, 0)], [TextWindow(0, 0, 12, 0), TextWindow(1, 0, 30, 0)])
     )
     torch.manual_seed(6)
     states = [torch.randn(1, 40, WIDTH) for _ in range(3)]
@@ -259,7 +259,7 @@ def test_every_answer_token_is_drafted_first_once():
 def test_a_window_counts_from_its_place_in_the_text():
     """Positions are those the tokens are served at; what stands before the piece is seen, not learnt."""
     long = Text(tuple(range(50)), (False,) * 4 + (True,) * 46)
-    batch = collate([long], [Window(0, 20, 44, 26)], unroll=3)
+    batch = collate([long], [TextWindow(0, 20, 44, 26)], unroll=3)
     assert batch.positions[0, 0] == 20
     assert batch.ids[0, :24].tolist() == list(range(20, 44))
     assert batch.mask[0].tolist() == [False] * 6 + [True] * 18 + [False] * 2
@@ -267,9 +267,9 @@ def test_a_window_counts_from_its_place_in_the_text():
 
 def test_batches_stand_side_by_side():
     """The shorter is padded; neither's positions move."""
-    first = collate([text(12, 3)], [Window(0, 0, 12, 0)], 3)
-    second = collate([text(30, 3)], [Window(0, 5, 30, 5)], 3)
-    both = side_by_side(first, second)
+    first = collate([text(12, 3)], [TextWindow(0, 0, 12, 0)], 3)
+    second = collate([text(30, 3)], [TextWindow(0, 5, 30, 5)], 3)
+    both = concatenate(first, second)
     assert both.ids.shape == (2, 27)
     assert both.positions[:, 0].tolist() == [0, 5]
     assert int(both.mask.sum()) == int(first.mask.sum()) + int(second.mask.sum())

@@ -9,20 +9,28 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.drafts.training.job import Given, GivenSample, Job, end_line, job_line, read_given, sample_line
-from appliance.drafts.training.outcome import Flags, Outcome, training_record, write_outcome
+from appliance.drafts.training.job import (
+    Job,
+    JobSample,
+    TrainingSet,
+    end_line,
+    job_line,
+    read_samples,
+    sample_line,
+    sample_lines,
+)
+from appliance.drafts.training.outcome import Flags, TrainingOutcome, training_record, write_outcome
 from appliance.drafts.training.page import render_page
 from appliance.drafts.training.progress import (
     Point,
     ProgressLine,
     append_point,
     describe,
-    forget_after,
+    drop_after,
     read_points,
 )
-from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.recipe import TrainingRecipe
 from appliance.drafts.training.run_directory import run_directory
-from appliance.drafts.training.samples import sample_lines
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError
 
 JOB = Job(
@@ -32,10 +40,10 @@ JOB = Job(
     parent="/models/draft",
     parent_digest="sha256:" + "b" * 64,
     dataset="sha256:" + "c" * 64,
-    recipe=Recipe(steps=50),
+    recipe=TrainingRecipe(steps=50),
 )
 SAMPLES = tuple(
-    GivenSample(
+    JobSample(
         request_id=f"req-{number}",
         digest=f"{number:064x}",
         held_out=number == 3,
@@ -44,7 +52,7 @@ SAMPLES = tuple(
     )
     for number in range(4)
 )
-GIVEN = Given(samples=SAMPLES, missing=1)
+GIVEN = TrainingSet(samples=SAMPLES, missing=1)
 
 
 def point(step: int, **more) -> Point:
@@ -70,7 +78,7 @@ class Dataset:
 
 def test_samples_arrive_as_they_were_sent():
     """Tokens, mask, digest, which half, and how many were erased."""
-    given = read_given(sample_lines(Dataset()))
+    given = read_samples(sample_lines(Dataset()))
     assert [sample.request_id for sample in given.training] == ["req-0", "req-2"]
     assert given.held_out == (SAMPLES[3],)
     assert given.samples[0] == SAMPLES[0]
@@ -81,14 +89,14 @@ def test_samples_arrive_as_they_were_sent():
 def test_a_stream_that_breaks_off_is_no_data_set(kept):
     """Otherwise a draft would be trained on a part, and its record would say the whole."""
     lines = list(sample_lines(Dataset()))[:kept]
-    with pytest.raises(DraftRefusedError, match="did not arrive whole"):
-        read_given(lines)
+    with pytest.raises(DraftRefusedError, match="are incomplete"):
+        read_samples(lines)
 
 
 def test_a_line_that_is_cut_off_is_no_sample():
     lines = [sample_line(SAMPLES[0], digest="0" * 64, held_out=False)[:-5], end_line(samples=1, missing=0)]
-    with pytest.raises(DraftRefusedError, match="did not arrive whole"):
-        read_given(lines)
+    with pytest.raises(DraftRefusedError, match="are incomplete"):
+        read_samples(lines)
 
 
 def test_a_job_is_read_back_as_it_was():
@@ -99,7 +107,7 @@ def test_a_run_has_the_name_of_what_it_trains(tmp_path):
     """The same command finds the same run; another one gets its own."""
     first = run_directory(tmp_path, JOB.identity, None)
     assert first == run_directory(tmp_path, replace(JOB, device="cpu", run="x").identity, None)
-    assert first != run_directory(tmp_path, replace(JOB, recipe=Recipe(steps=51)).identity, None)
+    assert first != run_directory(tmp_path, replace(JOB, recipe=TrainingRecipe(steps=51)).identity, None)
     assert run_directory(tmp_path, JOB.identity, "refresh-7").path == tmp_path / "runs" / "refresh-7"
 
 
@@ -113,9 +121,9 @@ CHANGES = {
     "target": (replace(JOB, target_digest="sha256:" + "d" * 64), GIVEN),
     "draft it starts from": (replace(JOB, parent_digest=None), GIVEN),
     "data set": (replace(JOB, dataset="sha256:" + "e" * 64), GIVEN),
-    "erased": (JOB, Given(samples=SAMPLES[1:], missing=2)),
+    "erased": (JOB, TrainingSet(samples=SAMPLES[1:], missing=2)),
     "general text": (replace(JOB, corpus_digest="sha256:" + "f" * 64), GIVEN),
-    "recipe": (replace(JOB, recipe=Recipe(steps=51)), GIVEN),
+    "recipe": (replace(JOB, recipe=TrainingRecipe(steps=51)), GIVEN),
 }
 
 
@@ -136,7 +144,7 @@ def test_a_run_is_of_one_training_only(tmp_path, what):
 def test_one_process_at_a_time_trains_a_run(tmp_path):
     """The second hears why; once the first is gone, it may."""
     run = run_directory(tmp_path, JOB.identity, "one")
-    with run.locked(), pytest.raises(DraftRefusedError, match="under way"), run.locked():
+    with run.locked(), pytest.raises(DraftRefusedError, match="in use"), run.locked():
         pass
     with run.locked():
         pass
@@ -173,7 +181,7 @@ def test_progress_is_read_back_but_for_a_torn_line(tmp_path):
     with file.open("a") as torn:
         torn.write('{"step":3,"ela')
     assert read_points(file) == points
-    forget_after(file, 1)
+    drop_after(file, 1)
     append_point(file, point(2))
     assert read_points(file) == [points[0], point(2)]
     append_point(file, point(2, held_out=(0.5, 0.5)))
@@ -216,7 +224,7 @@ def test_the_report_stands_alone_and_shows_both_curves():
     assert render_page("x", {}, points[:1]).count("<svg") == 2
 
 
-OUTCOME = Outcome(
+OUTCOME = TrainingOutcome(
     flags=Flags(fc_norm=True, norm_output=True, norm_before_fc=False, aux_layers=(2, 4, 5)),
     tool="a tool",
     longest=192,

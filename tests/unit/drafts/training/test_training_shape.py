@@ -8,17 +8,17 @@ import pytest
 
 from appliance.drafts.lint.shape import AUX_IDS
 from appliance.drafts.training.backend import LARGE_BYTES, choose_backend
-from appliance.drafts.training.recipe import Backend, Recipe, usual_rate
+from appliance.drafts.training.recipe import Backend, TrainingRecipe, default_rate
 from appliance.drafts.training.shape import head_shape, new_config
 from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
-from appliance.serving.devices import Machine
+from appliance.serving.devices import Hardware
 from appliance.serving.weights import TensorInfo, Weights
 
 TARGET = json.loads((DEMO_TARGET / "config.json").read_text())
 DRAFT = json.loads((DEMO_DRAFT / "config.json").read_text())
-CPU_ONLY = Machine(gpus=0, bfloat16=False, openmp=None)
-GPUS = Machine(gpus=2, bfloat16=True, openmp=None)
+CPU_ONLY = Hardware(gpus=0, bfloat16=False, openmp=None)
+GPUS = Hardware(gpus=2, bfloat16=True, openmp=None)
 
 
 def test_the_config_of_a_new_head_is_that_of_the_committed_one():
@@ -29,7 +29,8 @@ def test_the_config_of_a_new_head_is_that_of_the_committed_one():
 def test_the_committed_head_is_read_as_what_it_is():
     """EAGLE 3.1 on three layers."""
     shape = head_shape(DRAFT, TARGET)
-    assert shape.is_eagle31
+    assert shape.fc_norm
+    assert shape.norm_output
     assert shape.aux_layers == (2, 4, 5)
     assert (shape.width, shape.heads, shape.kv_heads, shape.head_dim) == (256, 8, 4, 32)
     assert shape.rope == {"rope_theta": 10000.0, "rope_type": "default"}
@@ -56,7 +57,7 @@ def test_a_plain_head_keeps_its_kind():
     """A refresh changes numbers; what EAGLE 3.1 needs cannot be put into a plain head."""
     plain = {**DRAFT, "fc_norm": False, "norm_output": False, "norm_before_residual": True}
     shape = head_shape(plain, TARGET)
-    assert not shape.is_eagle31
+    assert not (shape.fc_norm and shape.norm_output)
     assert shape.norm_before_residual
 
 
@@ -122,20 +123,20 @@ def test_a_rotary_embedding_is_read_in_each_way_of_writing_it(rope, expected):
 )
 def test_a_recipe_that_makes_no_training_is_refused(numbers):
     with pytest.raises(ConfigurationError):
-        Recipe(**numbers)
+        TrainingRecipe(**numbers)
 
 
 def test_a_recipe_is_read_back_as_it_was():
-    recipe = Recipe(steps=None, minutes=2.5, window=64, rate=1e-4)
-    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+    recipe = TrainingRecipe(steps=None, minutes=2.5, window=64, rate=1e-4)
+    assert TrainingRecipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
 
 
 def test_the_usual_rate_falls_with_the_width():
     """From the demo's to that of published recipes, and half of it for what has learnt already."""
-    assert usual_rate(256, is_refresh=False) == 2e-3
-    assert usual_rate(4096, is_refresh=False) == pytest.approx(1.25e-4)
-    assert usual_rate(64, is_refresh=False) == 2e-3
-    assert usual_rate(256, is_refresh=True) == 1e-3
+    assert default_rate(256, is_refresh=False) == 2e-3
+    assert default_rate(4096, is_refresh=False) == pytest.approx(1.25e-4)
+    assert default_rate(64, is_refresh=False) == 2e-3
+    assert default_rate(256, is_refresh=True) == 1e-3
 
 
 def large(size: int) -> Weights:

@@ -13,15 +13,18 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from appliance.drafts.lint.lint import lint_pair  # noqa: E402
-from appliance.drafts.training.small import child  # noqa: E402
-from appliance.drafts.training.job import Given, Job  # noqa: E402
+from appliance.drafts.training.job import Job, TrainingSet  # noqa: E402
 from appliance.drafts.training.progress import Point, read_points  # noqa: E402
+from appliance.drafts.training.small import child  # noqa: E402
 from appliance.drafts.training.small.child import Training  # noqa: E402
-from appliance.drafts.training.small.corpus import Document  # noqa: E402
 from appliance.drafts.training.small.files import new_head, save_head  # noqa: E402
 from appliance.drafts.training.small.loop import Trainer, collate  # noqa: E402
-from appliance.drafts.training.small.precision import choose_device  # noqa: E402
-from appliance.drafts.training.small.target import FrozenTarget, load_target  # noqa: E402
+from appliance.drafts.training.small.target import (  # noqa: E402
+    Document,
+    FrozenTarget,
+    choose_device,
+    load_target,
+)
 from appliance.drafts.training.windows import plan_epoch  # noqa: E402
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError  # noqa: E402
 from appliance.serving.weights import inspect_weights  # noqa: E402
@@ -45,7 +48,7 @@ class BrokenError(Exception):
 
 
 def train(
-    asked: Job, given: Given | None = None, *, stop_at: int | None = None, break_at: int | None = None
+    asked: Job, given: TrainingSet | None = None, *, stop_at: int | None = None, break_at: int | None = None
 ) -> list[Point]:
     """Run a job here; stop it, or have it break down, after a step."""
     Path(asked.run).mkdir(parents=True, exist_ok=True)
@@ -261,7 +264,7 @@ def test_a_changed_job_does_not_go_on(tmp_path, target):
 
 def test_numbers_that_run_away_end_the_training(tmp_path, target):
     """Nothing is written that would be of no use."""
-    with pytest.raises(DraftRefusedError, match="run away"):
+    with pytest.raises(DraftRefusedError, match="diverged"):
         train(job(tmp_path / "run", target, rate=1e30, steps=40))
     assert not (tmp_path / "run" / "draft").exists()
 
@@ -362,7 +365,7 @@ def test_a_full_disk_ends_it_with_what_to_do(tmp_path, target, monkeypatch):
     def refuse(*_: object) -> None:
         raise full
 
-    for place, name in enumerate(("append_point", "forget_after", "save_head")):
+    for place, name in enumerate(("append_point", "drop_after", "save_head")):
         with monkeypatch.context() as patch:
             patch.setattr(child, name, refuse)
             with pytest.raises(DraftStorageError, match="disk is full"):

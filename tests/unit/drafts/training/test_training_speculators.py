@@ -20,9 +20,9 @@ import pytest
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.lint.rules import Rule
 from appliance.drafts.training.job import Job
-from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.recipe import TrainingRecipe
 from appliance.drafts.training.run_directory import RunDirectory, run_directory
-from appliance.drafts.training.speculators.carry_out import row_mask, train_with_speculators
+from appliance.drafts.training.speculators.carry_out import last_checkpoint, row_mask, train_with_speculators
 from appliance.drafts.training.speculators.convert import convert_draft, speculators_config
 from appliance.drafts.training.speculators.plan import (
     VERSION,
@@ -34,14 +34,13 @@ from appliance.drafts.training.speculators.plan import (
     visible,
 )
 from appliance.drafts.training.speculators.processes import processes_of
-from appliance.drafts.training.speculators.result import last_checkpoint
 from appliance.drafts.training.speculators.scratch import (
     PREFIX,
     scratch_directory,
     sweep_scratch,
     write_samples,
 )
-from appliance.drafts.training.windows import Window
+from appliance.drafts.training.windows import TextWindow
 from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import inspect_weights
@@ -62,7 +61,7 @@ JOB = Job(
     parent=None,
     parent_digest=None,
     dataset="sha256:" + "c" * 64,
-    recipe=Recipe(steps=5),
+    recipe=TrainingRecipe(steps=5),
 )
 
 
@@ -210,8 +209,8 @@ def test_a_kind_the_library_cannot_train_is_refused(tmp_path):
 def test_the_mask_says_what_the_library_takes_it_for(tmp_path):
     """It predicts from token t+1 what comes after it, under the mask of token t+1."""
     text = Text(tuple(range(8)), (False, False, False, True, True, True, False, True))
-    assert row_mask(text, Window(0, 0, 8, 0)) == [0, 0, 1, 1, 1, 0, 1, 0]
-    assert row_mask(text, Window(0, 2, 6, 4)) == [0, 1, 1, 0]
+    assert row_mask(text, TextWindow(0, 0, 8, 0)) == [0, 0, 1, 1, 1, 0, 1, 0]
+    assert row_mask(text, TextWindow(0, 2, 6, 4)) == [0, 1, 1, 0]
 
 
 def test_samples_in_clear_are_private_and_do_not_stay(tmp_path):
@@ -278,7 +277,7 @@ def test_the_newest_checkpoint_is_taken(tmp_path):
         last_checkpoint(tmp_path / "none")
 
 
-def begin(python: Path, recipe: Recipe) -> None:
+def begin(python: Path, recipe: TrainingRecipe) -> None:
     run = RunDirectory(path=Path("/nowhere"))
     environment = {"PATH": os.environ["PATH"]}
     train_with_speculators(
@@ -292,14 +291,14 @@ def test_an_environment_without_the_library_is_said_in_one_line(tmp_path):
     python.write_text("#!/bin/sh\necho 0.8.1\n")
     python.chmod(0o755)
     with pytest.raises(ConfigurationError, match=f"speculators 0.8.1, and needs {VERSION}"):
-        begin(python, Recipe(steps=5))
+        begin(python, TrainingRecipe(steps=5))
     python.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(ConfigurationError, match="no speculators, or no vLLM"):
-        begin(python, Recipe(steps=5))
+        begin(python, TrainingRecipe(steps=5))
     with pytest.raises(ConfigurationError, match="cannot run"):
-        begin(tmp_path / "absent", Recipe(steps=5))
+        begin(tmp_path / "absent", TrainingRecipe(steps=5))
     with pytest.raises(ConfigurationError, match="--steps"):
-        begin(python, Recipe(steps=None, minutes=3.0))
+        begin(python, TrainingRecipe(steps=None, minutes=3.0))
 
 
 def test_its_processes_end_with_the_block(tmp_path):
@@ -310,7 +309,7 @@ def test_its_processes_end_with_the_block(tmp_path):
         )
         said = "echo 'ValueError: token 7 of the patient'; exit 3"
         failing = processes.start(["/bin/sh", "-c", said], ())
-        with pytest.raises(DraftRefusedError, match=r"^it ended with status 3 \(ValueError\); the same"):
+        with pytest.raises(DraftRefusedError, match=r"^it ended with status 3 \(ValueError\); run the same"):
             processes.finish(failing, "it")
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
             time.sleep(0.01)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.training.small.schedule import learning_rate, timed_rate
-from appliance.drafts.training.windows import FIRST_PREDICTED, Feed, Place, cut, plan_epoch
+from appliance.drafts.training.recipe import learning_rate, timed_rate
+from appliance.drafts.training.windows import FIRST_PREDICTED, Feed, FeedPosition, cut, plan_epoch
 from appliance.errors import DraftRefusedError
 
 
@@ -91,7 +91,7 @@ def test_a_feed_goes_on_where_another_stopped(taken):
     """Across passes as well."""
     some = [Text(tuple(range(60)), (False,) * 10 + (True,) * 50) for _ in range(5)]
 
-    def feed(place: Place | None = None) -> Feed:
+    def feed(place: FeedPosition | None = None) -> Feed:
         return Feed(some, batch=2, window=24, seed=3, place=place)
 
     whole = feed()

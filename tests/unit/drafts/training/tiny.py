@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from appliance.drafts.training.job import Given, GivenSample, Job
-from appliance.drafts.training.recipe import Recipe
+from appliance.drafts.training.job import Job, JobSample, TrainingSet
+from appliance.drafts.training.recipe import TrainingRecipe
 
 WIDTH, LAYERS, VOCABULARY = 32, 4, 61
 torch.set_num_threads(1)  # more of them only wait for each other on numbers as small as these
@@ -61,13 +61,13 @@ def text(length: int, prompt: int, seed: int = 0) -> Text:
     return Text(token_ids=ids, loss_mask=(False,) * prompt + (True,) * (length - prompt))
 
 
-def samples(count: int = 12, *, held_out: int = 2) -> Given:
+def samples(count: int = 12, *, held_out: int = 2) -> TrainingSet:
     """Samples of several lengths, the last ones held out."""
     made = []
     for number in range(count):
         one = text(12 + 5 * (number % 4), 4, seed=number)
         made.append(
-            GivenSample(
+            JobSample(
                 request_id=f"req-{number:03}",
                 digest=f"{number:064x}",
                 held_out=number >= count - held_out,
@@ -75,7 +75,7 @@ def samples(count: int = 12, *, held_out: int = 2) -> Given:
                 loss_mask=one.loss_mask,
             )
         )
-    return Given(samples=tuple(made), missing=3)
+    return TrainingSet(samples=tuple(made), missing=3)
 
 
 def job(run: Path, target: Path, *, parent: Path | None = None, **recipe) -> Job:
@@ -88,7 +88,7 @@ def job(run: Path, target: Path, *, parent: Path | None = None, **recipe) -> Job
         parent=None if parent is None else str(parent),
         parent_digest=None if parent is None else PARENT,
         dataset=DATASET,
-        recipe=Recipe(**numbers),
+        recipe=TrainingRecipe(**numbers),
         device="cpu",
     )
 
@@ -114,7 +114,7 @@ class FakeManifest:
 class FakeDataset:
     """A data set as training reads it."""
 
-    given: Given
+    given: TrainingSet
     erased: set[str] = field(default_factory=set)
     withheld: int = 0
     missing: int = 0
