@@ -29,7 +29,7 @@ from appliance.control.override import (
 )
 from appliance.control.view import BucketView, WorkerView
 from appliance.errors import ControlUnavailableError, InvalidRequestError, WorkerNotFoundError
-from appliance.gateway.attribution import Aspect, Attribution, Figures
+from appliance.gateway.attribution import Aspect, Attribution, DraftFigures
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.speculation.values import draft_tokens_at
 from appliance.tenancy import Caller
@@ -211,7 +211,7 @@ def _attribution(attribution: Attribution) -> dict[str, Any]:
     }
 
 
-def _figures(row: Figures) -> dict[str, Any]:
+def _figures(row: DraftFigures) -> dict[str, Any]:
     return {
         name: _rounded(value) if isinstance(value, float) else value for name, value in asdict(row).items()
     }

@@ -8,7 +8,7 @@ from starlette.types import Receive, Send
 
 from appliance.gateway.call import Call
 from appliance.gateway.gateway import Gateway
-from appliance.gateway.reply import Head
+from appliance.gateway.reply import ReplyHead
 
 LISTEN_AFTER_SECONDS = 0.02
 """A request that is answered sooner is not worth a task that waits for its client to leave."""
@@ -52,7 +52,7 @@ async def relay_call(gateway: Gateway, call: Call, receive: Receive, send: Send)
 
 
 class AsgiReply:
-    """`appliance.gateway.reply.Reply` on an ASGI send callable."""
+    """`appliance.gateway.reply.ReplySink` on an ASGI send callable."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -60,7 +60,7 @@ class AsgiReply:
         self.ended = False
         """Whether the client has all, so that its leaving means nothing."""
 
-    async def start(self, head: Head) -> None:
+    async def start(self, head: ReplyHead) -> None:
         """Send status and headers."""
         headers = [(b"content-type", head.content_type.encode())]
         if head.length is not None:

@@ -1,11 +1,11 @@
 """
-Whose traffic makes the draft fail: acceptance by tenant, model, prompt template and context length.
+Acceptance by tenant, model, prompt template and context length: on whose traffic the draft fails.
 
-No content is kept, only the labels of `appliance.serving.template`.  A label means the same for as
-long as the hash key is the same: for the life of a process, unless it is given one that was kept.
+No content is kept, only the labels of `appliance.serving.template`.  Labels are comparable for as long as the
+hash key is the same, which is the life of a process unless the caller gives a stored key.
 
-Memory is bounded: beyond so many keys the one not seen for longest is added to `(other)`.  It fails
-open: requests a worker said nothing of are left out, and none fails for it.
+Memory is bounded: beyond the maximum number of keys the least recently used one is folded into `(other)`.
+It fails open: requests without reported drafts are ignored, and no request fails because of attribution.
 """
 
 from collections import OrderedDict
@@ -18,14 +18,12 @@ from appliance.infra.json_members import Member
 from appliance.serving.template import template_of
 
 OTHER = "(other)"
-"""Stands in every aspect of what was folded together; no tenant can be called that."""
+"""The value of every aspect of folded keys; no tenant can have this name."""
 SMALLEST_CONTEXT, LARGEST_CONTEXT = 1, 128
 """In units of 1024 tokens."""
 
 
 class Aspect(StrEnum):
-    """What acceptance can be broken down by."""
-
     TENANT = "tenant"
     MODEL = "model"
     TEMPLATE = "template"
@@ -33,8 +31,8 @@ class Aspect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """Traffic that is counted together."""
+class TrafficKey:
+    """Requests that are counted together."""
 
     tenant: str
     model: str
@@ -44,25 +42,21 @@ class Key:
     """A label of `context_bucket`."""
 
     def of(self, aspect: Aspect) -> str:
-        """The value of one aspect."""
         return str(getattr(self, aspect.value))
 
 
-EVERYTHING_ELSE = Key(tenant=OTHER, model=OTHER, template=OTHER, context=OTHER)
+EVERYTHING_ELSE = TrafficKey(tenant=OTHER, model=OTHER, template=OTHER, context=OTHER)
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
-    """Counts of some requests."""
-
+class DraftTally:
     requests: int = 0
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     completion_tokens: int = 0
 
-    def add(self, other: "Tally") -> None:
-        """Count another tally's requests as well."""
+    def add(self, other: "DraftTally") -> None:
         self.requests += other.requests
         self.drafts += other.drafts
         self.draft_tokens += other.draft_tokens
@@ -76,19 +70,16 @@ class Tally:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted tokens per draft token, 0..1."""
+        """Accepted tokens per draft token, 0 to 1."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
 
     @property
     def wasted_draft_tokens(self) -> int:
-        """Draft tokens the target did not accept."""
         return max(0, self.draft_tokens - self.accepted_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What drafting for some requests came to."""
-
+class DraftFigures:
     requests: int
     completion_tokens: int
     drafts: int
@@ -98,15 +89,15 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share(Figures):
-    """The part of the traffic that has one value of an aspect."""
+class TrafficShare(DraftFigures):
+    """The requests with one value of an aspect."""
 
     value: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offender(Figures):
-    """The traffic of one key."""
+class Offender(DraftFigures):
+    """The requests of one key."""
 
     tenant: str
     model: str
@@ -116,13 +107,13 @@ class Offender(Figures):
 
 @dataclass(slots=True)
 class _Generations:
-    """One key's counts in the window that runs and in the one before it."""
+    """One key's counts in the current window and in the one before it."""
 
-    current: Tally = field(default_factory=Tally)
-    previous: Tally = field(default_factory=Tally)
+    current: DraftTally = field(default_factory=DraftTally)
+    previous: DraftTally = field(default_factory=DraftTally)
 
-    def total(self) -> Tally:
-        total = Tally()
+    def total(self) -> DraftTally:
+        total = DraftTally()
         total.add(self.current)
         total.add(self.previous)
         return total
@@ -134,10 +125,10 @@ class Attribution:
 
     Args:
         label_key: secret of 16 to 64 bytes that template labels are made with.
-        clock: reading in seconds that never goes backwards.
-        window_seconds: what is younger than this is always counted, what is twice as old never.
-        largest_keys: keys that are told apart; the least recently seen beyond them become `(other)`.
-        min_drafts: below so many drafts a key is not called an offender: it may be chance.
+        clock: monotonic seconds.
+        window_seconds: requests younger than this are always counted, those twice as old never.
+        max_keys: keys counted separately; the least recently used beyond them become `(other)`.
+        min_drafts: a key with fewer drafts is not an offender, because chance explains it.
     """
 
     def __init__(
@@ -146,20 +137,19 @@ class Attribution:
         label_key: bytes,
         clock: Callable[[], float],
         window_seconds: float = 600.0,
-        largest_keys: int = 512,
+        max_keys: int = 512,
         min_drafts: int = 50,
     ) -> None:
         self._label_key = label_key
         self._clock = clock
         self._window_seconds = window_seconds
-        self._largest_keys = largest_keys
+        self._max_keys = max_keys
         self._min_drafts = min_drafts
         self._began = clock()
-        self._counts: OrderedDict[Key, _Generations] = OrderedDict()
+        self._counts: OrderedDict[TrafficKey, _Generations] = OrderedDict()
         self._other = _Generations()
 
     def template_of(self, route: str, members: Mapping[str, Member]) -> str:
-        """The template label of a request, made with the key given at the start."""
         return template_of(route, members, key=self._label_key)
 
     def record(
@@ -174,11 +164,11 @@ class Attribution:
         accepted_tokens: int,
         completion_tokens: int,
     ) -> None:
-        """Count one request that was drafted for."""
-        self._turn()
-        key = Key(tenant=tenant, model=model, template=template, context=context)
+        """Count one request that had drafts."""
+        self._rotate()
+        key = TrafficKey(tenant=tenant, model=model, template=template, context=context)
         self._counts.setdefault(key, _Generations()).current.add(
-            Tally(
+            DraftTally(
                 requests=1,
                 drafts=drafts,
                 draft_tokens=draft_tokens,
@@ -187,28 +177,27 @@ class Attribution:
             )
         )
         self._counts.move_to_end(key)
-        while len(self._counts) > self._largest_keys:
+        while len(self._counts) > self._max_keys:
             _, folded = self._counts.popitem(last=False)
             self._other.current.add(folded.current)
             self._other.previous.add(folded.previous)
 
-    def overall(self) -> Tally:
-        """All traffic together."""
-        total = Tally()
+    def overall(self) -> DraftTally:
+        total = DraftTally()
         for tally in self._totals().values():
             total.add(tally)
         return total
 
     def offenders(self, limit: int) -> tuple[Offender, ...]:
         """
-        The keys that waste most: first those with an acceptance length below the overall one.
+        The keys that waste most draft tokens; first those with an acceptance length below the overall one.
 
-        They are ordered by wasted draft tokens times how far the acceptance length falls short;
-        those that do not fall short follow, by wasted draft tokens.
+        These are ordered by wasted draft tokens times the shortfall of their acceptance length; the others
+        follow, by wasted draft tokens.
         """
         overall = self.overall().acceptance_length
 
-        def order(item: tuple[Key, Tally]) -> tuple[float, int, tuple[str, ...]]:
+        def order(item: tuple[TrafficKey, DraftTally]) -> tuple[float, int, tuple[str, ...]]:
             key, tally = item
             shortfall = max(0.0, overall - tally.acceptance_length)
             names = tuple(key.of(aspect) for aspect in Aspect)
@@ -222,38 +211,38 @@ class Attribution:
         worst = sorted(enough, key=order)[:limit]
         return tuple(Offender(**asdict(key), **_figures(tally)) for key, tally in worst)
 
-    def by(self, aspect: Aspect) -> tuple[Share, ...]:
-        """All traffic by one aspect, the most wasteful value first; `(other)` is what was folded."""
-        tallies: dict[str, Tally] = {}
+    def by(self, aspect: Aspect) -> tuple[TrafficShare, ...]:
+        """All requests by one aspect, the most wasteful value first; `(other)` has the folded keys."""
+        tallies: dict[str, DraftTally] = {}
         for key, tally in self._totals().items():
-            tallies.setdefault(key.of(aspect), Tally()).add(tally)
-        shares = (Share(value=value, **_figures(tally)) for value, tally in tallies.items())
+            tallies.setdefault(key.of(aspect), DraftTally()).add(tally)
+        shares = (TrafficShare(value=value, **_figures(tally)) for value, tally in tallies.items())
         return tuple(sorted(shares, key=lambda share: (-share.wasted_draft_tokens, share.value)))
 
-    def _totals(self) -> dict[Key, Tally]:
-        self._turn()
+    def _totals(self) -> dict[TrafficKey, DraftTally]:
+        self._rotate()
         totals = {key: counts.total() for key, counts in self._counts.items()}
         other = self._other.total()
         if other.requests:
             totals[EVERYTHING_ELSE] = other
         return totals
 
-    def _turn(self) -> None:
-        """Begin a new window where the last one is over, and forget the one before it."""
+    def _rotate(self) -> None:
+        """Start a new window if the current one is over, and drop the one before it."""
         windows = int((self._clock() - self._began) // self._window_seconds)
         if windows < 1:
             return
         self._began += windows * self._window_seconds
         for counts in (*self._counts.values(), self._other):
-            counts.previous = counts.current if windows == 1 else Tally()
-            counts.current = Tally()
+            counts.previous = counts.current if windows == 1 else DraftTally()
+            counts.current = DraftTally()
         self._counts = OrderedDict(
             (key, counts) for key, counts in self._counts.items() if counts.previous.requests
         )
 
 
 def context_bucket(prompt_tokens: int) -> str:
-    """The range of context lengths a prompt falls into: `0-1k`, `1k-2k`, doubling up to `128k+`."""
+    """The range of a prompt's length: `0-1k`, `1k-2k`, doubling up to `128k+`."""
     if prompt_tokens < SMALLEST_CONTEXT * 1024:
         return f"0-{SMALLEST_CONTEXT}k"
     if prompt_tokens >= LARGEST_CONTEXT * 1024:
@@ -262,7 +251,7 @@ def context_bucket(prompt_tokens: int) -> str:
     return f"{first}k-{2 * first}k"
 
 
-def _figures(tally: Tally) -> dict[str, Any]:
+def _figures(tally: DraftTally) -> dict[str, Any]:
     return {
         "requests": tally.requests,
         "completion_tokens": tally.completion_tokens,

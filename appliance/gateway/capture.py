@@ -1,9 +1,8 @@
 """
-What one request leaves behind of its content: nothing, or its body and its answer, for the log.
+Captures the content of requests for the audit log, if the tenant's policy asks for it.
 
-While an answer streams, only references to the bytes are kept; they are joined and sealed after
-the last of them, in the keeper's thread.  A tenant that keeps nothing has `NO_CAPTURE`, which does
-nothing at all.  Fails closed, as the audit log does.
+While an answer streams, only references to its bytes are kept; the keeper's thread joins and seals them after
+the last one.  Tenants without a content policy share `NO_CAPTURE`.  Fails closed, as the audit log does.
 """
 
 import asyncio
@@ -19,41 +18,38 @@ from appliance.audit.content.payloads import SqlPayloadStore
 from appliance.audit.content.retention import Log, Retention
 from appliance.audit.content.sealing import Part
 from appliance.audit.entry import JSON
+from appliance.infra.database import Database
 from appliance.infra.settings import AuditSettings
 from appliance.tenancy import ContentPolicy, Tenant
 
 
 class Capture(Protocol):
-    """What the gateway tells of one request."""
+    """Captures the content of one request."""
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is kept."""
+        """Whether content is kept."""
 
-    def saw(self, data: bytes) -> None:
-        """Note what is about to be sent to the client."""
+    def observe(self, data: bytes) -> None:
+        """Take bytes that are about to be sent to the client."""
 
     async def keep_request(self, body: str) -> dict[str, JSON]:
-        """Keep the body; what the intent says about it, once it is durable."""
+        """Make the body durable; returns the intent's fields about it.  Raises AuditUnavailableError."""
 
     async def keep_answer(self) -> dict[str, JSON]:
-        """Keep what was seen of the answer; what the outcome says about it, once it is durable."""
+        """Make the observed answer durable; returns the outcome's fields.  Raises AuditUnavailableError."""
 
 
 class NoCapture:
-    """Keeps nothing."""
-
     is_on = False
 
-    def saw(self, data: bytes) -> None:
-        """Do nothing."""
+    def observe(self, data: bytes) -> None:
+        pass
 
-    async def keep_request(self, body: str) -> dict[str, JSON]:  # noqa: ARG002 - see the protocol
-        """Say nothing."""
+    async def keep_request(self, body: str) -> dict[str, JSON]:  # noqa: ARG002
         return {}
 
     async def keep_answer(self) -> dict[str, JSON]:
-        """Say nothing."""
         return {}
 
 
@@ -61,7 +57,7 @@ NO_CAPTURE = NoCapture()
 
 
 class ContentCapture:
-    """Keeps commitments or all content of one request."""
+    """Keeps a digest or all content of one request, as the tenant's policy says."""
 
     is_on = True
 
@@ -75,8 +71,7 @@ class ContentCapture:
         self._is_cut = False
         self._kept: asyncio.Task[dict[str, JSON]] | None = None
 
-    def saw(self, data: bytes) -> None:
-        """Note what is about to be sent, as far as there is room."""
+    def observe(self, data: bytes) -> None:
         room = self._max_bytes - self._size
         if len(data) > room:
             self._is_cut, data = True, data[:room]
@@ -85,14 +80,12 @@ class ContentCapture:
             self._size += len(data)
 
     async def keep_request(self, body: str) -> dict[str, JSON]:
-        """Keep the body as it came; raises AuditUnavailableError."""
         data = body.encode()
         return await self._keeper.keep(self._content(Part.REQUEST, [data], len(data)))
 
     async def keep_answer(self) -> dict[str, JSON]:
-        """Keep what was seen so far, once, whoever asks again; raises AuditUnavailableError."""
         if self._kept is None:
-            # A task: who waits may be cancelled, and the rest then asks for the same thing again.
+            # A task: if the caller is cancelled, the next call waits for the same result.
             self._kept = asyncio.ensure_future(self._keep_answer())
         return await asyncio.shield(self._kept)
 
@@ -117,18 +110,8 @@ class ContentCapture:
         )
 
 
-class Captures(Protocol):
-    """Begins captures, and owns what is still to be done when a request has ended."""
-
-    def begin(self, tenant: Tenant, request_id: str) -> Capture:
-        """Return what to tell of a request."""
-
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """See work through that nobody waits for."""
-
-
 class ContentCaptures:
-    """Captures for tenants whose policy asks for them; made by `ContentCaptures.open`."""
+    """Starts captures, and owns the work that is left when a request has ended; see `open`."""
 
     def __init__(self, keeper: Keeper, max_bytes: int) -> None:
         self._keeper = keeper
@@ -138,7 +121,7 @@ class ContentCaptures:
     @classmethod
     @asynccontextmanager
     async def open(cls, keeper: Keeper, *, max_bytes: int) -> AsyncIterator["ContentCaptures"]:
-        """Capture until the block ends, and see through what is left; the log must outlive it."""
+        """Capture until the block ends, and then finish the work that is left; the log must outlive it."""
         captures = cls(keeper, max_bytes)
         try:
             yield captures
@@ -147,13 +130,12 @@ class ContentCaptures:
                 await asyncio.wait(captures._tasks)
 
     def begin(self, tenant: Tenant, request_id: str) -> Capture:
-        """Return what to tell of a request of this tenant."""
         if tenant.content is ContentPolicy.NONE:
             return NO_CAPTURE
         return ContentCapture(self._keeper, tenant, request_id, self._max_bytes)
 
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """See work through; it handles its own failures."""
+    def run_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work in the background; it handles its own failures."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -161,7 +143,7 @@ class ContentCaptures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenContent:
-    """What a gateway needs to keep content, and to end keeping it."""
+    """The parts of a gateway that keep and erase content."""
 
     captures: ContentCaptures
     retention: Retention
@@ -170,7 +152,7 @@ class OpenContent:
 @asynccontextmanager
 async def open_content(
     *,
-    database_url: str,
+    database: Database | str,
     keys_directory: Path,
     settings: AuditSettings,
     log: Log,
@@ -180,19 +162,19 @@ async def open_content(
     """
     Keep content in the log's database until the block ends; the log must outlive it.
 
-    Erasures that a crash interrupted are finished first.
+    Finishes erasures that a crash interrupted.
 
     Args:
-        database_url: of the audit log.
-        keys_directory: of the tenants' keys to content.
-        settings: bounds, and where the master key is.
+        database: the audit log's.
+        keys_directory: holds the tenants' content keys.
+        settings: bounds, and the file of the master key.
         log: takes the entries about erasures and holds.
-        clock: seconds since the epoch.
+        clock: Unix time in seconds.
         random_bytes: source of keys; must be cryptographic.
 
     Raises:
         AuditKeyError: the keys cannot be used.
-        AuditUnavailableError: the database cannot be.
+        AuditUnavailableError: the database cannot be used.
     """
     master = settings.payload_master_key_file
     keys = PayloadKeys(
@@ -202,7 +184,7 @@ async def open_content(
         clock=clock,
         random_bytes=random_bytes,
     )
-    store = SqlPayloadStore(database_url)
+    store = SqlPayloadStore(database)
     try:
         async with (
             Keeper.open(

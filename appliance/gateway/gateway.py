@@ -32,7 +32,7 @@ from appliance.gateway.cost.metering import NO_METERING, Metering
 from appliance.gateway.exchange import Exchange
 from appliance.gateway.recorder import Recorder
 from appliance.gateway.relay import EVENT_STREAM, Relay
-from appliance.gateway.reply import Reply
+from appliance.gateway.reply import ReplySink
 from appliance.gateway.tracing.trace import Tracing
 from appliance.infra.metrics import Metrics
 from appliance.serving import sse
@@ -132,7 +132,7 @@ class Gateway:
         lane = Lane(call.model, may_speculate)
         self.admission.refuse_if_full(lane, call.caller.tenant.name, call.priority, getsizeof(call.text))
 
-    async def relay(self, call: Call, reply: Reply) -> None:
+    async def relay(self, call: Call, reply: ReplySink) -> None:
         """
         Answer one call.
 
@@ -171,7 +171,7 @@ class Gateway:
             self._recorder.deny(call, error)
             raise
 
-    async def _answer(self, exchange: Exchange, reply: Reply) -> None:
+    async def _answer(self, exchange: Exchange, reply: ReplySink) -> None:
         """From the intent to the outcome."""
         in_flight = self._metrics.requests_in_flight.labels(exchange.call.model)
         in_flight.inc()
@@ -190,7 +190,7 @@ class Gateway:
             in_flight.dec()
             self._recorder.finish(exchange)
 
-    async def _attempt_workers(self, exchange: Exchange, reply: Reply) -> None:
+    async def _attempt_workers(self, exchange: Exchange, reply: ReplySink) -> None:
         """Forward the request; before the first byte of an answer it may be retried on another worker."""
         call = exchange.call
         body = call.worker_body().encode()
@@ -240,7 +240,7 @@ class Gateway:
                     exchange.trace.leave(self._clock(), goes_on=another is not None)
             slot = another
 
-    async def _wait(self, asked: Asked, exchange: Exchange, reply: Reply) -> Slot:
+    async def _wait(self, asked: Asked, exchange: Exchange, reply: ReplySink) -> Slot:
         """
         Wait for a worker with room.
 
@@ -253,7 +253,7 @@ class Gateway:
             exchange.queued = self._clock() - began
             if exchange.call.is_stream:
                 await self._relay.send_head(exchange, reply, HTTPStatus.OK, EVENT_STREAM)
-                exchange.capture.saw(sse.KEEP_ALIVE)
+                exchange.capture.observe(sse.KEEP_ALIVE)
                 await reply.write(sse.KEEP_ALIVE)
 
         try:

@@ -16,7 +16,7 @@ from appliance.audit.sink import AuditSink
 from appliance.errors import ApplianceError, AuditError, Outcome, code_of, spec_of
 from appliance.gateway.attribution import Attribution
 from appliance.gateway.call import Call
-from appliance.gateway.capture import Captures
+from appliance.gateway.capture import ContentCaptures
 from appliance.gateway.cost.metering import NO_METERING, Metering
 from appliance.gateway.exchange import Exchange, RequestSummary, summarise
 from appliance.infra.logs import Logger
@@ -37,7 +37,7 @@ class Recorder:
         *,
         audit: AuditSink,
         attribution: Attribution,
-        captures: Captures,
+        captures: ContentCaptures,
         metrics: Metrics,
         logger: Logger,
         clock: Callable[[], float],
@@ -95,7 +95,7 @@ class Recorder:
         exchange.end(Outcome.GATEWAY_FAILED, HTTPStatus.INTERNAL_SERVER_ERROR)
         summary, trace = summarise(exchange, now), exchange.trace
         if not exchange.recorded and exchange.capture.is_on:
-            self._captures.later(self._end_with_content(exchange, now))
+            self._captures.run_later(self._end_with_content(exchange, now))
         elif not exchange.recorded:
             self._queue_end(exchange, summary)
         count_request(summary, self._metrics, None if trace is None else trace.exemplar)

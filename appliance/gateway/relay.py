@@ -12,7 +12,7 @@ from appliance.audit.pending import Kept
 from appliance.errors import ApplianceError, Outcome, WorkerFailedError, WorkerTimeoutError, code_of
 from appliance.gateway.exchange import Exchange
 from appliance.gateway.recorder import Recorder
-from appliance.gateway.reply import Head, Reply
+from appliance.gateway.reply import ReplyHead, ReplySink
 from appliance.infra.metrics import Metrics
 from appliance.serving import sse
 from appliance.serving.client import ReadTimeouts, WorkerAnswer
@@ -44,7 +44,7 @@ class Relay:
         self._clock = clock
         self._origin = origin
 
-    async def relay_answer(self, exchange: Exchange, answer: WorkerAnswer, reply: Reply) -> None:
+    async def relay_answer(self, exchange: Exchange, answer: WorkerAnswer, reply: ReplySink) -> None:
         """
         Relay an answer to its end.
 
@@ -64,7 +64,7 @@ class Relay:
         except ApplianceError as error:
             await self.end_with_error(exchange, reply, error)
 
-    async def _relay_whole(self, exchange: Exchange, answer: WorkerAnswer, reply: Reply) -> None:
+    async def _relay_whole(self, exchange: Exchange, answer: WorkerAnswer, reply: ReplySink) -> None:
         call, dialect = exchange.call, exchange.call.endpoint.dialect
         text = (await self._timeouts.read_all(answer)).decode("utf-8", "replace")
         exchange.answered = self._clock()
@@ -85,19 +85,19 @@ class Relay:
             text, exchange.usage, exchange.finish_reason = read.text, read.usage, read.finish_reason
             exchange.end(Outcome.COMPLETED, answer.status)
         body = text.encode()
-        exchange.capture.saw(body)
+        exchange.capture.observe(body)
         await self._recorder.record(exchange)
         await self.send_head(exchange, reply, answer.status, "application/json", length=len(body))
         await reply.end(body)
 
-    async def _relay_frames(self, exchange: Exchange, answer: WorkerAnswer, reply: Reply) -> None:
+    async def _relay_frames(self, exchange: Exchange, answer: WorkerAnswer, reply: ReplySink) -> None:
         """Relay whole frames as they arrive; hold back those that end the stream."""
         buffer, final, done = sse.FrameBuffer(), b"", False
         call, dialect = exchange.call, exchange.call.endpoint.dialect
-        saw, saw_pieces = exchange.capture.saw, exchange.gaps.saw
+        observe, count_pieces = exchange.capture.observe, exchange.gaps.saw
 
         async def keep_alive() -> None:
-            saw(sse.KEEP_ALIVE)
+            observe(sse.KEEP_ALIVE)
             await reply.write(sse.KEEP_ALIVE)
 
         while not done:
@@ -116,19 +116,19 @@ class Relay:
                 if found.has_failed:
                     exchange.end(Outcome.WORKER_FAILED, HTTPStatus.BAD_GATEWAY)
             if frames:
-                saw(frames)
+                observe(frames)
                 await reply.write(frames)
                 # After the write: the rest is for the record, and the client need not wait for it.
                 exchange.last_frames = frames
                 if pieces := dialect.count_pieces(frames):
-                    saw_pieces(pieces, self._clock())
+                    count_pieces(pieces, self._clock())
                 exchange.finish_reason = dialect.finish_reason(frames) or exchange.finish_reason
         exchange.end(Outcome.COMPLETED, answer.status)
-        saw(final)
+        observe(final)
         await self._recorder.record(exchange)
         await reply.end(final)
 
-    async def end_with_error(self, exchange: Exchange, reply: Reply, error: ApplianceError) -> None:
+    async def end_with_error(self, exchange: Exchange, reply: ReplySink, error: ApplianceError) -> None:
         """End a stream with an error frame: its head is sent, so the status cannot carry the error."""
         exchange.fail(error)
         code = code_of(error)
@@ -136,7 +136,7 @@ class Relay:
         if is_lost and exchange.worker is not None:
             self._pool.report_unreachable(exchange.worker.worker.worker_id)
         if not exchange.recorded:
-            exchange.capture.saw(_error_frame(exchange, str(error), code))
+            exchange.capture.observe(_error_frame(exchange, str(error), code))
             try:
                 await self._recorder.record(exchange)
             except ApplianceError as failure:
@@ -145,7 +145,13 @@ class Relay:
         await reply.end(_error_frame(exchange, str(error), code))
 
     async def send_head(
-        self, exchange: Exchange, reply: Reply, status: int, content_type: str, *, length: int | None = None
+        self,
+        exchange: Exchange,
+        reply: ReplySink,
+        status: int,
+        content_type: str,
+        *,
+        length: int | None = None,
     ) -> None:
         """Send the head once the intent is durable, unless it is sent already."""
         if exchange.head_sent:
@@ -165,7 +171,7 @@ class Relay:
         headers["x-appliance-overhead-ms"] = f"{overhead * 1000:.1f}"
         if status >= CLIENT_ERROR:
             headers["x-should-retry"] = _should_retry(status)
-        await reply.start(Head(status=status, content_type=content_type, length=length, headers=headers))
+        await reply.start(ReplyHead(status=status, content_type=content_type, length=length, headers=headers))
 
 
 def _error_frame(exchange: Exchange, message: str, code: str) -> bytes:

@@ -1,7 +1,5 @@
 """
-The client's end of a call: where its answer goes, whoever waits there.
-
-`appliance.api.streaming` has one on a connection, `appliance.gateway.batch.reply` one in memory.
+Where the gateway sends an answer: to a connection (`api.streaming`) or to memory (`gateway.batch`).
 """
 
 from dataclasses import dataclass
@@ -9,26 +7,24 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """What goes out before the first byte of the answer."""
+class ReplyHead:
+    """Sent before the first byte of the body."""
 
     status: int
     content_type: str
     headers: dict[str, str]
     length: int | None = None
-    """Bytes of the body, where they are known."""
+    """Bytes of the body; None if unknown."""
 
 
-class Reply(Protocol):
-    """The client's end of the connection."""
-
+class ReplySink(Protocol):
     client_left: bool
+    """Whether the request was cancelled because its client left."""
 
-    async def start(self, head: Head) -> None:
-        """Send the head."""
+    async def start(self, head: ReplyHead) -> None: ...
 
     async def write(self, data: bytes) -> None:
         """Send part of the body."""
 
     async def end(self, data: bytes) -> None:
-        """Send the last part of the body; whatever the gateway still does, the client need not wait for."""
+        """Send the last part of the body; the client waits for nothing after it."""

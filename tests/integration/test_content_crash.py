@@ -51,7 +51,7 @@ async def _open(directory):
                 version="0.1.0",
             ) as log,
             open_content(
-                database_url=f"sqlite:///{directory}/audit.db",
+                database=f"sqlite:///{directory}/audit.db",
                 keys_directory=directory / "payload-keys",
                 settings=SETTINGS,
                 log=log,
@@ -71,7 +71,7 @@ async def _requests(log, content, *, erases):
         said = await capture.keep_request(f"asked in {request_id}")
         more = {"stream": True, "client": "loopback", "body_bytes": 1, "content_mode": "encrypted"}
         await log.append(EntryType.REQUEST_INTENT, request_id=request_id, **common, **more, **said)
-        capture.saw(f"said in {request_id}".encode())
+        capture.observe(f"said in {request_id}".encode())
         said = await capture.keep_answer()
         more = {"outcome": "completed", "status": 200, "duration_ms": 1}
         await log.append(EntryType.REQUEST_OUTCOME, request_id=request_id, **common, **more, **said)

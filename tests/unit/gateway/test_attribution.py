@@ -1,4 +1,4 @@
-"""Nothing is lost but by age, and memory stays bounded."""
+"""Attribution loses nothing but by age, and its memory stays bounded."""
 
 from dataclasses import asdict
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.gateway.attribution import OTHER, Aspect, Attribution, Tally, context_bucket
+from appliance.gateway.attribution import OTHER, Aspect, Attribution, DraftTally, context_bucket
 from appliance.infra.json_members import parse_members
 from appliance.serving.template import template_of
 from appliance.tenancy import NAME_FORMAT
@@ -38,18 +38,17 @@ COUNTS = ("drafts", "draft_tokens", "accepted_tokens", "completion_tokens")
 
 @pytest.fixture
 def clock() -> Clock:
-    """The time."""
     return Clock(5000.0)
 
 
 @pytest.fixture
 def attribution(clock: Clock) -> Attribution:
-    """An aggregator that calls anybody an offender."""
+    """An aggregator without a minimum number of drafts."""
     return Attribution(label_key=LABEL_KEY, clock=clock, window_seconds=WINDOW, min_drafts=1)
 
 
 def record(attribution: Attribution, *, drafts: int = 10, accepted: int = 10, **key: str) -> None:
-    """Count one request with three draft tokens a draft."""
+    """Count one request with three draft tokens per draft."""
     attribution.record(
         **{"tenant": "acme", "model": "demo", "template": "raw-plain", "context": "0-1k", **key},
         drafts=drafts,
@@ -59,17 +58,16 @@ def record(attribution: Attribution, *, drafts: int = 10, accepted: int = 10, **
     )
 
 
-def counted(requests: list[dict]) -> Tally:
-    """Add requests up in the simplest way."""
-    return Tally(
+def counted(requests: list[dict]) -> DraftTally:
+    return DraftTally(
         requests=len(requests), **{name: sum(request[name] for request in requests) for name in COUNTS}
     )
 
 
 @given(st.lists(REQUESTS, max_size=40), st.integers(1, 4))
-def test_nothing_is_lost_however_few_keys_are_kept(requests: list[dict], largest_keys: int):
-    """Overall and by every aspect the shares add up to what was recorded; no more keys are kept than may."""
-    attribution = Attribution(label_key=LABEL_KEY, clock=Clock(5e3), largest_keys=largest_keys, min_drafts=0)
+def test_every_request_is_counted_however_few_keys_are_kept(requests: list[dict], max_keys: int):
+    """Overall and by every aspect the shares add up to the requests; the number of keys stays bounded."""
+    attribution = Attribution(label_key=LABEL_KEY, clock=Clock(5e3), max_keys=max_keys, min_drafts=0)
     for request in requests:
         attribution.record(**request)
     total = counted(requests)
@@ -80,14 +78,14 @@ def test_nothing_is_lost_however_few_keys_are_kept(requests: list[dict], largest
             assert sum(getattr(share, name) for share in shares) == getattr(total, name)
         assert sum(share.wasted_draft_tokens for share in shares) == total.wasted_draft_tokens
     kept = attribution.offenders(1000)
-    assert len(kept) == min(largest_keys, len({tuple(request[a] for a in Aspect) for request in requests}))
+    assert len(kept) == min(max_keys, len({tuple(request[a] for a in Aspect) for request in requests}))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * WINDOW), REQUESTS), max_size=20), st.integers(0, 3 * WINDOW))
-def test_what_is_younger_than_a_window_counts_and_what_is_twice_as_old_does_not(steps, wait: int):
-    """In between it may; so a failing template shows for long enough, and not for ever."""
+def test_requests_count_for_one_to_two_windows(steps, wait: int):
+    """A failing template shows for long enough, and not for ever."""
     clock = Clock(5000.0)
-    attribution = Attribution(label_key=LABEL_KEY, clock=clock, window_seconds=WINDOW, largest_keys=3)
+    attribution = Attribution(label_key=LABEL_KEY, clock=clock, window_seconds=WINDOW, max_keys=3)
     recorded = []
     for pause, request in steps:
         clock.now += pause
@@ -101,9 +99,9 @@ def test_what_is_younger_than_a_window_counts_and_what_is_twice_as_old_does_not(
         assert getattr(young, name) <= count <= getattr(not_old, name)
 
 
-def test_the_key_not_seen_for_longest_is_folded(clock: Clock):
-    """Busy traffic stays told apart, whatever passes by once."""
-    attribution = Attribution(label_key=LABEL_KEY, clock=clock, largest_keys=2, min_drafts=1)
+def test_the_least_recently_used_key_is_folded(clock: Clock):
+    """Busy tenants keep their own key when others send one request."""
+    attribution = Attribution(label_key=LABEL_KEY, clock=clock, max_keys=2, min_drafts=1)
     for tenant in ("acme", "bank", "acme", "clinic"):
         record(attribution, tenant=tenant)
     shares = {share.value: share.requests for share in attribution.by(Aspect.TENANT)}
@@ -111,13 +109,13 @@ def test_the_key_not_seen_for_longest_is_folded(clock: Clock):
     assert {row.tenant for row in attribution.offenders(10)} == {"acme", "clinic"}
 
 
-def test_nobody_can_be_called_other():
-    """A tenant of that name would be blamed for what was folded."""
+def test_no_tenant_can_be_named_other():
+    """A tenant of that name would be charged with the folded keys."""
     assert NAME_FORMAT.fullmatch(OTHER) is None
 
 
-def test_whoever_wastes_most_below_the_overall_acceptance_comes_first(attribution: Attribution):
-    """A busy tenant with a good draft wastes more tokens in sum, and is not the one to look at."""
+def test_the_most_wasteful_key_below_overall_acceptance_comes_first(attribution: Attribution):
+    """A busy tenant with a good draft wastes more tokens in total, but is not the cause."""
     record(attribution, tenant="busy", drafts=10_000, accepted=20_000)
     record(attribution, tenant="failing", drafts=400, accepted=20)
     record(attribution, tenant="weak", drafts=400, accepted=600)
@@ -129,8 +127,8 @@ def test_whoever_wastes_most_below_the_overall_acceptance_comes_first(attributio
     assert attribution.offenders(1) == rows[:1]
 
 
-def test_a_few_drafts_make_nobody_an_offender(clock: Clock):
-    """Chance is not a cause; the traffic still counts in every sum."""
+def test_a_key_with_few_drafts_is_not_an_offender(clock: Clock):
+    """Chance is not a cause; the requests still count in every sum."""
     attribution = Attribution(label_key=LABEL_KEY, clock=clock, min_drafts=50)
     record(attribution, drafts=49, accepted=0)
     assert attribution.offenders(10) == ()
@@ -139,8 +137,8 @@ def test_a_few_drafts_make_nobody_an_offender(clock: Clock):
     assert [row.drafts for row in attribution.offenders(10)] == [50]
 
 
-def test_traffic_can_be_broken_down_by_template(attribution: Attribution):
-    """The question this exists for: which template makes the draft fail."""
+def test_traffic_is_broken_down_by_template(attribution: Attribution):
+    """It shows on which template the draft fails."""
     record(attribution, tenant="acme", template="chat-aaaaaaaa", accepted=20)
     record(attribution, tenant="bank", template="chat-bbbbbbbb", accepted=1)
     record(attribution, tenant="acme", template="chat-bbbbbbbb", accepted=1)
@@ -149,7 +147,7 @@ def test_traffic_can_be_broken_down_by_template(attribution: Attribution):
     assert (best.value, best.requests, best.acceptance_length) == ("chat-aaaaaaaa", 1, pytest.approx(3.0))
 
 
-def test_labels_are_made_with_the_key_that_was_given(attribution: Attribution):
+def test_template_labels_use_the_given_key(attribution: Attribution):
     """The installation decides whether labels outlive a process."""
     members = parse_members('{"messages":[{"role":"system","content":"secret"}]}')
     route = "/v1/chat/completions"
@@ -164,13 +162,13 @@ def test_labels_are_made_with_the_key_that_was_given(attribution: Attribution):
         (10**9, "128k+"),
     ],
 )  # fmt: skip
-def test_a_context_length_falls_into_a_range_of_powers_of_two(tokens: int, label: str):
-    """The first length of a range is in it, the last is not."""
+def test_context_buckets_are_powers_of_two(tokens: int, label: str):
+    """A bucket includes its lower bound and excludes its upper one."""
     assert context_bucket(tokens) == label
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=200))
-def test_there_are_nine_ranges_of_context_lengths_and_no_more(tokens: list[int]):
+def test_there_are_nine_context_buckets(tokens: list[int]):
     """A label set that grows with the traffic would not be bounded."""
     known = {context_bucket(1024 * factor) for factor in (0, 1, 2, 4, 8, 16, 32, 64, 128)}
     assert len(known) == 9
