@@ -1,13 +1,12 @@
 """
-Which worker has seen the beginning of a conversation, so that its KV cache can be used again.
+Prefix affinity: which worker has processed the beginning of a conversation, so that its KV cache is reused.
 
 The beginning is hashed at a few lengths, each twice the one before; the longest that is remembered
-says how much of the prompt a worker has probably kept.  A guess: the worker may have evicted it.  The
-router weighs it against load, and load wins.
+estimates how much of the prompt a worker still holds.  The worker may have evicted it; the router weighs
+affinity against load, and load wins.
 
-Hashes are taken for each tenant and model apart, with the interpreter's own keyed hash, which is new at
-each start: no tenant can learn from where its requests go, or how fast they are answered here, what
-another one sent.  Nothing of the text is kept.
+Hashes are per tenant and model, by the interpreter's keyed hash with a new key at each start: no tenant can
+learn from the routing or the speed of its requests what another one sent.  No text is kept.
 """
 
 from collections import OrderedDict
@@ -15,15 +14,15 @@ from collections import OrderedDict
 from appliance.serving.worker import WorkerId
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-"""Characters; below the first nothing is worth remembering, beyond the last a hash takes too long."""
+"""Characters; shorter prefixes save nothing, longer ones take too long to hash."""
 
 
 def prefixes(tenant: str, model: str, text: str) -> tuple[int, ...]:
     """
-    Hashes of the beginnings of `text`, shortest first; empty for a short one.
+    Hashes of the prefixes of `text`, shortest first; empty for a short text.
 
-    Each covers what came before it, so equal hashes at some length mean equal beginnings up to it,
-    but for accidents, which cost a less fitting worker and nothing else.
+    Each covers the one before, so equal hashes at some length mean equal prefixes up to it; a collision
+    costs a less suitable worker and nothing else.
     """
     found: list[int] = []
     before, start = hash((tenant, model)), 0
@@ -37,27 +36,28 @@ def prefixes(tenant: str, model: str, text: str) -> tuple[int, ...]:
 
 
 class Affinity:
-    """Remembers for a bounded number of beginnings who served them last."""
+    """Maps a bounded number of prefixes to the worker that processed them last."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        """Beginnings remembered; about 180 bytes each."""
+        """Prefixes remembered; about 180 bytes each."""
         self._seen: OrderedDict[int, WorkerId] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many beginnings are remembered."""
         return len(self._seen)
 
     def find(self, hashes: tuple[int, ...]) -> dict[WorkerId, int]:
-        """Who has seen the longest of these beginnings, and its length in characters; empty if nobody has."""
+        """
+        The worker with the longest of these prefixes, and its length in characters; empty if there is none.
+        """
         for each, length in zip(reversed(hashes), reversed(LENGTHS[: len(hashes)]), strict=True):
             worker_id = self._seen.get(each)
             if worker_id is not None:
                 return {worker_id: length}
         return {}
 
-    def saw(self, hashes: tuple[int, ...], worker_id: WorkerId) -> None:
-        """Remember that a worker was sent these beginnings; forgets those not seen for longest."""
+    def record(self, hashes: tuple[int, ...], worker_id: WorkerId) -> None:
+        """Record that a worker was sent these prefixes; evicts those unused for longest."""
         for each in hashes:
             self._seen[each] = worker_id
             self._seen.move_to_end(each)

@@ -1,14 +1,14 @@
 """
-HTTP to the workers: forward a request, and look at how a worker is doing.
+HTTP to the workers: forward requests, and scrape health, models and metrics.
 
-Bytes pass through unparsed.  Every failure to reach or to hear a worker becomes
-`WorkerFailedError`; a status the worker chose is an answer, not a failure.
+Bytes pass through unparsed.  Every failure to reach a worker or to receive its answer becomes
+`WorkerFailedError`; a status that the worker chose is an answer, not a failure.
 """
 
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from appliance.errors import WorkerFailedError, WorkerUnreachableError
+from appliance.errors import WorkerFailedError, WorkerTimeoutError, WorkerUnreachableError
 from appliance.serving.connection import WorkerConnection
 from appliance.serving.usage import parse_answer, parse_usage
 from appliance.serving.worker import ServedModel, Worker
@@ -25,36 +25,88 @@ from appliance.serving.worker import ServedModel, Worker
 OK = 200
 NOT_FOUND = 404
 IDLE_SECONDS = 4.0
-"""Shorter than the 5 s after which a worker closes an idle connection: we must never send on one."""
+"""
+Shorter than the 5 s after which a worker closes an idle connection, so that no request is sent on a closing
+one.
+"""
 CANARIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "1, 2, 3, 4,", "max_tokens": 8, "temperature": 0},
     "/v1/embeddings": {"input": "1, 2, 3, 4,"},
     "/score": {"queries": "1, 2", "documents": "3, 4"},
 }
 """
-Requests whose answers nobody needs, the first of them greedy, and long enough for a draft to be verified.
+Canary requests, by route: the first is greedy, and long enough for a draft to be verified.
 
-A worker has the route of the one task it was started for.
+A worker serves the route of the one task it was started for.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     """A worker's answer whose head has arrived; leaving `forward` closes it and aborts the rest."""
 
     status: int
     content_type: str
     connection: WorkerConnection
 
-    async def read_any(self, seconds: float) -> bytes:
+    async def read_available(self, seconds: float) -> bytes:
         """
-        Return what has arrived, waiting if nothing has; empty at the end.
+        Bytes that have arrived, waiting if there are none; empty at the end.
 
         Raises:
-            WorkerFailedError: the worker broke off.
-            TimeoutError: nothing came for so long; it can be asked again.
+            WorkerFailedError: the connection broke.
+            TimeoutError: nothing arrived within `seconds`; the caller may read again.
         """
         return await self.connection.read(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTimeouts:
+    """Maximum silence of a worker, in seconds; an answer that continues may take any time."""
+
+    keep_alive_seconds: float
+    """Silence after which the client is sent a keep-alive."""
+    silence_seconds: float
+
+    async def read(self, answer: WorkerAnswer, keep_alive: Callable[[], Awaitable[None]]) -> bytes:
+        """
+        One network read; empty at the end.
+
+        Raises:
+            WorkerTimeoutError: the worker was silent for too long.
+        """
+        silent = 0.0
+        step = min(self.keep_alive_seconds, self.silence_seconds)
+        while True:
+            try:
+                return await answer.read_available(step)
+            except TimeoutError as error:
+                silent += step
+                if silent >= self.silence_seconds:
+                    raise self.lost() from error
+                await keep_alive()
+
+    async def read_all(self, answer: WorkerAnswer) -> bytes:
+        """
+        The whole answer.
+
+        Raises:
+            WorkerTimeoutError: the worker was silent for too long.
+        """
+        pieces: list[bytes] = []
+        while True:
+            try:
+                piece = await answer.read_available(self.silence_seconds)
+            except TimeoutError as error:
+                raise self.lost() from error
+            if not piece:
+                return b"".join(pieces)
+            pieces.append(piece)
+
+    def lost(self) -> WorkerTimeoutError:
+        return WorkerTimeoutError(
+            f"The worker sent nothing for {self.silence_seconds:g} seconds. Send a shorter request."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +115,9 @@ class _Address:
     port: int
     tls: bool
     name: str
-    """Host and port as the `Host` header gives them."""
+    """Host and port as in the `Host` header."""
     prefix: str
-    """Path that the worker's own paths are below."""
+    """Path prefix of the worker's own paths."""
 
 
 @lru_cache(maxsize=1024)
@@ -78,19 +130,18 @@ def _address(url: str) -> _Address:
 
 
 class WorkerClient:
-    """Connections to all workers; proxies and redirects are never followed."""
+    """Connections to all workers; neither proxies nor redirects are followed."""
 
     def __init__(self, session: aiohttp.ClientSession, connect_seconds: float) -> None:
         self._session = session
         self._connect_seconds = connect_seconds
-        # Idle ones by URL, the one used last at the end.
+        # Idle connections by URL, most recently used last.
         self._idle: dict[str, list[WorkerConnection]] = {}
         self._tls: ssl.SSLContext | None = None
 
     @classmethod
     @asynccontextmanager
     async def open(cls, *, connect_seconds: float) -> AsyncIterator["WorkerClient"]:
-        """Hold the connections for as long as the context lasts."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds)
         async with aiohttp.ClientSession(
@@ -109,31 +160,31 @@ class WorkerClient:
     @asynccontextmanager
     async def forward(
         self, worker: Worker, path: str, body: bytes, headers: dict[str, str], seconds: float
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[WorkerAnswer]:
         """
-        Send a request body to a worker and give its answer once the head has arrived.
+        Send a request body to a worker; yields its answer once the head has arrived.
 
         Raises:
-            TimeoutError: no head came for so many seconds.
-            WorkerUnreachableError: no connection could be opened, so the worker has not seen the request.
-            WorkerFailedError: it closed before it answered.
+            TimeoutError: no head arrived within `seconds`.
+            WorkerUnreachableError: no connection could be opened, so the worker has not received the request.
+            WorkerFailedError: the worker closed the connection before it answered.
         """
         address = _address(worker.url)
         request = _request(address, path, body, headers)
         kept = self._take_idle(worker.url)
         connection = kept or await self._connect(address)
         try:
-            connection.ask(request)
+            connection.send(request)
             try:
                 await connection.read_head(seconds)
             except WorkerFailedError as lost:
-                if kept is None or connection.has_heard:
+                if kept is None or connection.has_received:
                     raise
-                # Most likely closed for having been idle, just when the request was on its way.
+                # Most likely the worker closed the idle connection while the request was being sent.
                 connection = await self._connect_again(address, lost)
-                connection.ask(request)
+                connection.send(request)
                 await connection.read_head(seconds)
-            yield Answer(connection.status, connection.content_type, connection)
+            yield WorkerAnswer(connection.status, connection.content_type, connection)
         finally:
             if connection.finish():
                 self._keep_idle(worker.url, connection)
@@ -157,7 +208,7 @@ class WorkerClient:
         try:
             return await self._connect(address)
         except WorkerUnreachableError:
-            # Not unreachable: it may have seen the request, and be gone because of it.
+            # Not unreachable: it may have received the request, and crashed because of it.
             raise lost from None
 
     async def _connect(self, address: _Address) -> WorkerConnection:
@@ -180,7 +231,6 @@ class WorkerClient:
         self._idle.clear()
 
     async def models(self, worker: Worker, timeout_seconds: float) -> tuple[ServedModel, ...]:
-        """The model names a worker answers to."""
         page = await self._get(worker, "/v1/models", timeout_seconds)
         try:
             return tuple(
@@ -193,30 +243,28 @@ class WorkerClient:
                 for entry in json.loads(page)["data"]
             )
         except (ValueError, KeyError, TypeError) as error:
-            message = "The worker's list of models cannot be read."
-            raise WorkerFailedError(message) from error
+            raise WorkerFailedError("The worker's list of models cannot be read.") from error
 
     async def engine(self, worker: Worker, timeout_seconds: float) -> str:
-        """The engine's name and version."""
+        """Name and version of the engine."""
         page = await self._get(worker, "/version", timeout_seconds)
         try:
             return f"vllm {json.loads(page)['version']}"
         except (ValueError, KeyError, TypeError) as error:
-            message = "The worker's version cannot be read."
-            raise WorkerFailedError(message) from error
+            raise WorkerFailedError("The worker's version cannot be read.") from error
 
     async def metrics_page(self, worker: Worker, timeout_seconds: float) -> str:
-        """A worker's metrics in Prometheus text format."""
+        """The worker's metrics in Prometheus text format."""
         return await self._get(worker, "/metrics", timeout_seconds)
 
     async def canary(self, worker: Worker, model: str, timeout_seconds: float) -> int:
         """
-        Have a worker do its task on a fixed text, past the gateway; the number of tokens in its answer.
+        Send a worker a canary request directly, and return the tokens of its answer.
 
-        Where it generates none, these are the prompt's.
+        Those of the prompt, if its task generates none.
 
         Raises:
-            WorkerFailedError: it refused, counted none, or did not answer in time.
+            WorkerFailedError: the worker refused, counted no tokens, or did not answer in time.
         """
         status, path, text = NOT_FOUND, "", ""
         for path, body in CANARIES.items():
@@ -227,8 +275,7 @@ class WorkerClient:
         usage = parse_usage(parse_answer(text))
         tokens = usage.completion_tokens if path == "/v1/completions" else usage.prompt_tokens
         if not tokens:
-            message = f"The worker answered {path} without a single token."
-            raise WorkerFailedError(message)
+            raise WorkerFailedError(f"The worker answered {path} without a single token.")
         return tokens
 
     async def _get(self, worker: Worker, path: str, timeout_seconds: float) -> str:
@@ -251,14 +298,12 @@ class WorkerClient:
             ) as response:
                 return response.status, await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:
-            message = f"The worker could not be reached: {type(error).__name__}."
-            raise WorkerFailedError(message) from error
+            raise WorkerFailedError(f"The worker could not be reached: {type(error).__name__}.") from error
 
 
 def _check(status: int, path: str) -> None:
     if status != OK:
-        message = f"The worker answered {status} to {path}."
-        raise WorkerFailedError(message)
+        raise WorkerFailedError(f"The worker answered {status} to {path}.")
 
 
 def _request(address: _Address, path: str, body: bytes, headers: dict[str, str]) -> bytes:

@@ -1,12 +1,11 @@
 """
-One HTTP/1.1 connection to a worker: a request out, an answer in, as few steps between as there can be.
+One HTTP/1.1 connection to a worker.
 
-The parser is llhttp's, by `httptools`, which uvicorn uses at the other end.  A general client costs a
-request more than all else the gateway does for it; what it knows beyond this (redirects, cookies,
-proxies, compression) must not happen here anyway.
+The parser is llhttp's, by `httptools`, which uvicorn uses at the other end.  A general client costs more
+than everything else that the gateway does for a request; what it adds (redirects, cookies, proxies,
+compression) must not happen here anyway.
 
-What a reader has not taken is bounded: beyond `MOST_UNREAD` the socket is not read, and the worker
-feels the client's slowness.
+Back-pressure: beyond `MAX_UNREAD_BYTES` that the client has not taken, the socket is not read.
 """
 
 import asyncio
@@ -16,10 +15,10 @@ import httptools
 
 from appliance.errors import WorkerFailedError
 
-MOST_UNREAD = 2**18
-"""Bytes of an answer that may wait here for the client to take them."""
-MOST_HEADERS = 2**16
-"""Bytes of an answer's head."""
+MAX_UNREAD_BYTES = 2**18
+"""Maximum bytes of an answer that the client has not taken yet."""
+MAX_HEAD_BYTES = 2**16
+"""Maximum bytes of an answer's head."""
 _INFORMATIONAL = 200
 
 
@@ -46,20 +45,20 @@ class WorkerConnection(asyncio.Protocol):
         self.content_type = ""
         self.is_complete = False
         """Whether the whole answer has arrived."""
-        self._is_asked = False
-        self.has_heard = False
-        """Whether anything came since it was asked."""
+        self._is_busy = False
+        self.has_received = False
+        """Whether anything has arrived since the request was sent."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether another request can be sent on it."""
-        return self._lost is None and not self._is_asked
+        """Whether it can carry another request."""
+        return self._lost is None and not self._is_busy
 
-    def ask(self, request: bytes) -> None:
+    def send(self, request: bytes) -> None:
         """Send a request, head and body; the connection must be usable."""
-        assert self._transport is not None  # noqa: S101 - connected before anybody has it
+        assert self._transport is not None  # noqa: S101 - connected before the caller has it
         self._begin()
-        self._is_asked = True
+        self._is_busy = True
         self._transport.write(request)
 
     async def read_head(self, seconds: float) -> None:
@@ -67,8 +66,8 @@ class WorkerConnection(asyncio.Protocol):
         Wait for status and headers.
 
         Raises:
-            WorkerFailedError: the worker closed before it answered, or answered no HTTP.
-            TimeoutError: nothing came for so many seconds.
+            WorkerFailedError: the worker closed the connection before it answered, or its answer is not HTTP.
+            TimeoutError: nothing arrived within `seconds`.
         """
         while not self._has_head:
             self._refuse_if_lost("could not be reached")
@@ -76,11 +75,11 @@ class WorkerConnection(asyncio.Protocol):
 
     async def read(self, seconds: float) -> bytes:
         """
-        Return what has arrived of the body, waiting if nothing has; empty at the end.
+        Bytes of the body that have arrived, waiting if there are none; empty at the end.
 
         Raises:
             WorkerFailedError: the connection broke.
-            TimeoutError: nothing came for so many seconds; it can be asked again.
+            TimeoutError: nothing arrived within `seconds`; the caller may read again.
         """
         while not self._parts and not self.is_complete:
             self._refuse_if_lost("broke off")
@@ -92,10 +91,10 @@ class WorkerConnection(asyncio.Protocol):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def finish(self) -> bool:
-        """End the exchange; False if the connection cannot be used again, and is closed."""
+        """End the exchange; False if the connection was closed because it cannot be used again."""
         reusable = self.is_complete and self._lost is None and not self._parts and self._keeps_alive
         if reusable:
-            self._is_asked = False
+            self._is_busy = False
             self.idle_since = self._loop.time()
         else:
             # Closed rather than read to its end: that is what makes a worker abort the request.
@@ -103,7 +102,6 @@ class WorkerConnection(asyncio.Protocol):
         return reusable
 
     def abort(self) -> None:
-        """Close at once."""
         self._lost = self._lost or "closed"
         if self._timer is not None:
             self._timer.cancel()
@@ -117,7 +115,7 @@ class WorkerConnection(asyncio.Protocol):
 
     async def _wait(self, seconds: float) -> None:
         self._waiter = self._loop.create_future()
-        # One timer for many waits: it looks when it rings whether there was a later one.
+        # One timer for many waits: when it fires it checks whether there was a later one.
         self._wait_until = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > self._wait_until:
             if self._timer is not None:
@@ -142,16 +140,14 @@ class WorkerConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came."""
-        if not self._is_asked:
-            # Said without being asked: nothing after it could be told from an answer.
+        if not self._is_busy:
+            # Unsolicited bytes: what follows could not be distinguished from an answer.
             self.abort()
             return
-        self.has_heard = True
+        self.has_received = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -159,14 +155,13 @@ class WorkerConnection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """Take the end of the connection for the end of an answer that gave no length."""
+        """The end of the connection is the end of an answer without a length."""
         if self._has_head and not self._has_length and not self.is_complete:
             self.is_complete = True
             self._keeps_alive = False
         self._lose("it closed the connection")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits."""
         self._lose(type(exc).__name__ if exc else "it closed the connection")
 
     def _lose(self, why: str) -> None:
@@ -174,14 +169,13 @@ class WorkerConnection(asyncio.Protocol):
         self._wake()
 
     def on_message_begin(self) -> None:
-        """Refuse what comes after the answer: it would pass for that of the next request."""
+        """Refuse bytes after the answer: they would pass for the answer to the next request."""
         if self.is_complete:
-            self._lose("it sent more than was asked for")
+            self._lose("it sent more than one answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note the few headers that matter."""
         self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MOST_HEADERS:
+        if self._head_bytes > MAX_HEAD_BYTES:
             self._lose("its headers are too long")
             self.abort()
             return
@@ -192,7 +186,6 @@ class WorkerConnection(asyncio.Protocol):
             self._has_length = True
 
     def on_headers_complete(self) -> None:
-        """Let the answer be read."""
         if self._lost is not None:
             return
         self.status = self._parser.get_status_code()
@@ -203,16 +196,14 @@ class WorkerConnection(asyncio.Protocol):
         self._keeps_alive = self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
-        """Keep part of the body until it is taken."""
         if self._lost is not None:
             return
         self._parts.append(body)
         self._unread += len(body)
-        if self._unread > MOST_UNREAD and not self._is_paused and self._transport is not None:
+        if self._unread > MAX_UNREAD_BYTES and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        """Note the end of the answer."""
         if self._has_head:
             self.is_complete = True

@@ -1,10 +1,9 @@
 """
 What this machine can compute with: NVIDIA GPUs, or a CPU with or without bfloat16 arithmetic.
 
-Looking is kept apart from choosing: `look` touches the machine, the rest is a function of what it saw.
+`detect_hardware` touches the machine; the other functions are pure.
 """
 
-import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,25 +11,21 @@ from enum import StrEnum
 from pathlib import Path
 
 from appliance.errors import ConfigurationError
+from appliance.serving.nvml import count_gpus
 
-NVML = "libnvidia-ml.so.1"
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 """Words in /proc/cpuinfo of a CPU that multiplies bfloat16 natively: x86 first, then ARM."""
 
 
 class DeviceKind(StrEnum):
-    """What a worker runs on."""
-
     CPU = "cpu"
     GPU = "gpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What was seen on this machine."""
-
+class Hardware:
     gpus: int
-    """GPUs the NVIDIA driver shows."""
+    """GPUs that the NVIDIA driver shows."""
     bfloat16: bool
     """Whether the CPU has bfloat16 instructions."""
     openmp: Path | None
@@ -39,64 +34,52 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a worker is to run on."""
+    """What a worker runs on."""
 
     kind: DeviceKind
     count: int
-    """GPUs there are; 1 for a CPU."""
+    """GPUs of this machine; 1 for a CPU."""
     bfloat16: bool
-    """Whether bfloat16 is computed natively; taken for granted on a GPU, where vLLM checks it."""
+    """Whether bfloat16 is computed natively; assumed on a GPU, where vLLM checks it."""
     openmp: Path | None = None
 
 
-def look(
+def detect_hardware(
     *,
     proc: Path = Path("/proc"),
     prefix: Path = Path(sys.prefix),
-    count_by_nvml: Callable[[], int] | None = None,
-) -> Machine:
-    """
-    Look at this machine.
-
-    Args:
-        proc: where the kernel shows itself.
-        prefix: root of the Python environment the worker runs in.
-        count_by_nvml: asks the driver's library for the number of GPUs (for tests).
-    """
+    count_by_nvml: Callable[[], int] = count_gpus,
+) -> Hardware:
+    """The hardware of this machine; `prefix` is the Python environment that the worker runs in."""
     try:
         cpuinfo = (proc / "cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         cpuinfo = ""
     openmp = prefix / "lib" / "libiomp5.so"
-    return Machine(
-        gpus=_count_gpus(proc, count_by_nvml or _count_by_nvml),
+    return Hardware(
+        gpus=_count_gpus(proc, count_by_nvml),
         bfloat16=has_bfloat16(cpuinfo),
         openmp=openmp if openmp.exists() else None,
     )
 
 
-def choose_device(wanted: str, machine: Machine) -> Device:
+def choose_device(wanted: str, hardware: Hardware) -> Device:
     """
-    Decide what to run on.
-
-    Args:
-        wanted: `auto`, `cpu` or `gpu`, as in the settings.
-        machine: what was seen.
+    The device for a worker; `wanted` is `auto`, `cpu` or `gpu`, as in the settings.
 
     Raises:
-        ConfigurationError: a GPU is wanted and there is none.
+        ConfigurationError: `wanted` is `gpu` and there is none.
     """
-    if wanted == "gpu" and not machine.gpus:
-        message = "worker.device is gpu, but the NVIDIA driver shows no GPU on this machine"
-        raise ConfigurationError(message)
-    if wanted != "cpu" and machine.gpus:
-        return Device(kind=DeviceKind.GPU, count=machine.gpus, bfloat16=True)
-    return Device(kind=DeviceKind.CPU, count=1, bfloat16=machine.bfloat16, openmp=machine.openmp)
+    if wanted == "gpu" and not hardware.gpus:
+        raise ConfigurationError("worker.device is gpu, but the NVIDIA driver shows no GPU on this machine")
+    if wanted != "cpu" and hardware.gpus:
+        return Device(kind=DeviceKind.GPU, count=hardware.gpus, bfloat16=True)
+    return Device(kind=DeviceKind.CPU, count=1, bfloat16=hardware.bfloat16, openmp=hardware.openmp)
 
 
 def choose_dtype(wanted: str, device: Device) -> str:
     """
-    Decide the arithmetic type; `auto` is the model's own where it is computed natively.
+    The arithmetic type; `auto` is the model's own where the device computes it natively.
 
     A CPU without bfloat16 instructions converts to float32 and back for every product.  Measured with
     the demo's models on two cores of such a CPU: a tenth fewer tokens per second at one request,
@@ -117,7 +100,7 @@ def has_bfloat16(cpuinfo: str) -> bool:
 
 
 def _count_gpus(proc: Path, count_by_nvml: Callable[[], int]) -> int:
-    """GPUs by the library, which knows what a container was given, else by the driver's directory."""
+    """GPUs by NVML, which knows what a container was given, else by the driver's directory."""
     try:
         return count_by_nvml()
     except OSError:
@@ -126,16 +109,3 @@ def _count_gpus(proc: Path, count_by_nvml: Callable[[], int]) -> int:
         return sum(1 for _ in (proc / "driver" / "nvidia" / "gpus").iterdir())
     except OSError:
         return 0
-
-
-def _count_by_nvml() -> int:
-    """Ask the driver's own library; it needs neither CUDA nor a child process."""
-    nvml = ctypes.CDLL(NVML)
-    if nvml.nvmlInit_v2():
-        message = f"{NVML} is installed but finds no driver"
-        raise OSError(message)
-    try:
-        count = ctypes.c_uint(0)
-        return count.value if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 else 0
-    finally:
-        nvml.nvmlShutdown()

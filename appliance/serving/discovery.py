@@ -1,16 +1,16 @@
 """
-Which workers there are: a list of base URLs, and a host name that stands for many.
+Worker discovery: a list of base URLs, and a host name with a worker at each of its addresses.
 
     settings ─┐
-              ├─► wanted ─► changes ─► pool: new ones join, those that are gone leave
+              ├─► wanted ─► changes ─► pool: workers join and leave
     DNS ──────┘
 
-A new worker gets requests once the control loop has found it healthy and it has listed its models; one
-that is gone finishes what it has.  A worker is named by its address, so that it has the same name on every
-gateway and after every restart.  Workers that this process started itself are none of this file's business.
+A new worker receives requests once the control loop has found it healthy and it has listed its models; one
+that leaves finishes its requests.  A worker is named by its address, so that it has the same name on every
+gateway and after every restart.  Workers that this process started are not handled here.
 
-Fails by holding still: a name that does not resolve leaves the workers as they are.  A whole service that
-is gone shows in their health soon enough; a resolver that is gone must not take them along.
+Fails by keeping the current workers: if the name does not resolve, nothing changes.  A service that is down
+shows in the health of its workers; a resolver that is down must not remove them.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import Worker, WorkerId
 
 Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
-"""Gives the addresses of a host name, IPv4 and IPv6, for a port; fails with `OSError`."""
+"""Addresses of a host name, IPv4 and IPv6, for a port; raises `OSError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +37,13 @@ class Service:
     port: int
 
     def url_of(self, address: str) -> str:
-        """Base URL of the worker at an address."""
         host = f"[{address}]" if ipaddress.ip_address(address).version == IPV6 else address
         return f"http://{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What is different from before, by worker id."""
+    """Differences to the previous list, by worker id."""
 
     joined: tuple[WorkerId, ...]
     left: tuple[WorkerId, ...]
@@ -59,23 +58,22 @@ def worker_at(url: str) -> Worker:
     The worker at a base URL, named by its address.
 
     Raises:
-        ConfigurationError: it is no base URL.
+        ConfigurationError: the URL is not a base URL.
     """
     url = url.rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-        message = f"pool.urls: {url!r} is no base URL, such as http://10.0.0.5:8000"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"pool.urls: {url!r} is not a base URL such as http://10.0.0.5:8000")
     name = url.partition("://")[2].rpartition("@")[2].replace("/", "-")
     return Worker(worker_id=WorkerId(name), url=url)
 
 
 def parse_service(url: str) -> Service:
     """
-    Read `pool.discover`.
+    Parse `pool.discover`.
 
     Raises:
-        ConfigurationError: it is not `http://name:port`.
+        ConfigurationError: it is not of the form `http://name:port`.
     """
     try:
         parts = urlsplit(url.rstrip("/"))
@@ -83,25 +81,24 @@ def parse_service(url: str) -> Service:
     except ValueError:
         parts, port = urlsplit(""), 0
     if parts.scheme != "http" or not parts.hostname or parts.path or parts.query or parts.username:
-        message = f"pool.discover: {url!r} is not of the form http://name:port"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"pool.discover: {url!r} is not of the form http://name:port")
     return Service(host=parts.hostname, port=port)
 
 
 def workers_at(urls: Iterable[str]) -> dict[WorkerId, Worker]:
-    """The workers at these base URLs, each once; raises as `worker_at` does."""
+    """Workers by id, without duplicates; raises as `worker_at` does."""
     workers = (worker_at(url) for url in urls)
     return {worker.worker_id: worker for worker in workers}
 
 
 async def resolve(host: str, port: int) -> tuple[str, ...]:
-    """Ask the system's resolver, which in Kubernetes is the cluster's."""
+    """Resolve with the system's resolver, which in Kubernetes is the cluster's."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return tuple(sorted({str(address[4][0]) for address in found}))
 
 
 class Discovery:
-    """Keeps the listed workers of a pool as the settings and the resolver say."""
+    """Adds workers to a pool and removes them, following the settings and the resolver."""
 
     def __init__(
         self,
@@ -114,18 +111,12 @@ class Discovery:
         resolve: Resolve = resolve,
     ) -> None:
         """
-        Take the listed workers in; those behind a name come with `run`.
+        Add the listed workers; those behind the host name of `discover` are added by `run`.
 
-        Args:
-            pool: where workers join and leave.
-            urls: base URLs of workers.
-            discover: base URL whose host name stands for many, if there is one.
-            seconds: time between two resolutions.
-            logger: told of who joins and leaves.
-            resolve: how a name becomes addresses.
+        `seconds` is the time between two resolutions.
 
         Raises:
-            ConfigurationError: a URL is none.
+            ConfigurationError: a URL is invalid.
         """
         self._pool = pool
         self._listed = workers_at(urls)
@@ -136,49 +127,49 @@ class Discovery:
         self._resolve = resolve
         self._known: dict[WorkerId, Worker] = {}
         self._is_failing = False
-        self._asked_anew = asyncio.Event()
+        self._changed = asyncio.Event()
         self._apply()
 
     def replace(self, urls: Iterable[str], discover: str | None) -> Changes:
         """
-        Take over another list, all of it or nothing; a name is resolved anew at once.
+        Replace the list, all of it or nothing, and resolve the host name again at once.
 
         Raises:
-            ConfigurationError: a URL is none; everything stays as it is.
+            ConfigurationError: a URL is invalid; nothing has changed.
         """
         listed, service = workers_at(urls), parse_service(discover) if discover else None
         self._listed = listed
         if service != self._service:
             self._service, self._found, self._is_failing = service, {}, False
-        self._asked_anew.set()
+        self._changed.set()
         return self._apply()
 
     async def run(self) -> None:
-        """Resolve again and again, until cancelled."""
+        """Resolve at every interval, until cancelled."""
         while True:
-            self._asked_anew.clear()
+            self._changed.clear()
             if self._service is not None:
-                await self.look(self._service)
+                await self.resolve_now(self._service)
             try:
                 async with asyncio.timeout(self._seconds if self._service is not None else None):
-                    await self._asked_anew.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 
-    async def look(self, service: Service) -> Changes:
-        """Resolve the name once; where that fails everything stays as it is."""
+    async def resolve_now(self, service: Service) -> Changes:
+        """Resolve the name once; on failure nothing changes."""
         try:
             async with asyncio.timeout(max(self._seconds, 1.0)):
                 addresses = await self._resolve(service.host, service.port)
             found = workers_at(service.url_of(address) for address in addresses)
         except (OSError, TimeoutError, ValueError, ConfigurationError) as error:
-            self._tell_failure(f"{type(error).__name__}: {error}")
+            self._log_failure(f"{type(error).__name__}: {error}")
             return Changes(joined=(), left=())
         if not found:
-            self._tell_failure("it has no address")
+            self._log_failure("it has no address")
             return Changes(joined=(), left=())
         if service != self._service:
-            return Changes(joined=(), left=())  # another one was configured meanwhile
+            return Changes(joined=(), left=())  # `replace` configured another one meanwhile
         if self._is_failing:
             self._is_failing = False
             self._logger.info("discovery_recovered", host=service.host, count=len(found))
@@ -201,8 +192,8 @@ class Discovery:
         self._known = wanted
         return Changes(joined=joined, left=left)
 
-    def _tell_failure(self, reason: str) -> None:
-        """Once, not at each look."""
+    def _log_failure(self, reason: str) -> None:
+        """Log the first failure of a series only."""
         if not self._is_failing:
             self._is_failing = True
             host = self._service.host if self._service is not None else ""

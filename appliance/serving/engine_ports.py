@@ -1,10 +1,11 @@
 """
-Which TCP ports vLLM's processes connect to among themselves.
+TCP ports that vLLM's processes connect to among themselves.
 
 Read in vllm 0.32.0: one process on a CPU needs none.  Its queues are Unix sockets (`v1/engine/utils.py`),
-and processes of one machine meet by a file (`get_file_store_init_method` in `utils/network_utils.py`).
-On GPUs NCCL listens on ports the kernel chooses, and connects to them even from one GPU to itself (NCCL's
-`src/bootstrap.cc`); gloo, between several processes, does the same.  Several machines meet at one port first.
+and processes of one machine meet by a file (`get_file_store_init_method` in `utils/network_utils.py`).  On
+GPUs NCCL listens on ports that the kernel chooses, and connects to them even from one GPU to itself (NCCL's
+`src/bootstrap.cc`); gloo, between several processes, does the same.  Several machines meet at one port
+first.
 """
 
 from pathlib import Path
@@ -17,18 +18,11 @@ MEETING_POINTS = frozenset({29500, 29501, 29550})
 (`vllm/config/parallel.py`)."""
 LINUX_DEFAULT = range(32768, 61000)
 SEVERAL = ("--nnodes", "--data-parallel", "--master", "--node-rank", "-dp")
-"""Beginnings of arguments by which a worker becomes one of several."""
+"""Prefixes of arguments that make a worker one of several."""
 
 
 def engine_ports(settings: WorkerSettings, device: Device, chosen_by_kernel: range) -> frozenset[int]:
-    """
-    Ports the worker has to be able to connect to.
-
-    Args:
-        settings: the `worker` section.
-        device: what it runs on.
-        chosen_by_kernel: ports the kernel gives to whoever does not ask for one.
-    """
+    """Ports that the worker must be able to connect to."""
     several = any(argument.replace("_", "-").startswith(SEVERAL) for argument in settings.extra_arguments)
     if several:
         return MEETING_POINTS | frozenset(chosen_by_kernel)
@@ -36,7 +30,7 @@ def engine_ports(settings: WorkerSettings, device: Device, chosen_by_kernel: ran
 
 
 def ports_chosen_by_kernel(proc: Path = Path("/proc")) -> range:
-    """Ports of listeners that did not ask for one: this network namespace's `ip_local_port_range`."""
+    """Ports of listeners that did not ask for one: `ip_local_port_range` of this network namespace."""
     try:
         first, last = (proc / "sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
     except OSError:  # a container may hide it

@@ -1,5 +1,8 @@
 """
-Errors as clients of each family parse them: one account of what went wrong, two shapes of it.
+Errors as clients parse them: one `ErrorText`, in OpenAI's shape or in Anthropic's.
+
+`worker_error` reads a worker's error and keeps its message.  vLLM sends `code` as a number, and some errors
+without the `error` envelope.
 """
 
 import json
@@ -16,16 +19,24 @@ ANTHROPIC_TYPES: dict[int, str] = {
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
-"""Anthropic's error types by status, where they are not the two of `anthropic_type`."""
+"""Anthropic's error types by status; `anthropic_type` gives the other two."""
 SERVER_ERROR = 500
+CLIENT_ERROR = 400
+TOO_LONG = (
+    "maximum context length",
+    "longer than the maximum model length",
+    "exceeds the max_model_len",
+)
+"""How vLLM's routes report a prompt that does not fit."""
+NOT_FOUND = 404
+NO_ROUTE = "Not Found"
+"""Answer of the worker's web framework for a path that it does not serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorText:
-    """What a client is told of an error."""
-
     status: int
-    """HTTP status, or the one it would have been, where a stream has begun."""
+    """HTTP status, or the one it would have been if the stream had not begun."""
     kind: str
     """OpenAI's `type`."""
     message: str
@@ -34,7 +45,7 @@ class ErrorText:
 
 
 def openai_error(error: ErrorText) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}`, all four always there."""
+    """`{"error": {message, type, param, code}}`; all four members are always present."""
     content = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
     return {"error": content}
 
@@ -45,11 +56,46 @@ def anthropic_error(error: ErrorText) -> dict[str, Any]:
 
 
 def anthropic_type(status: int) -> str:
-    """Anthropic's word for a status."""
     usual = "api_error" if status >= SERVER_ERROR else "invalid_request_error"
     return ANTHROPIC_TYPES.get(status, usual)
 
 
 def encode_error(content: dict[str, Any]) -> str:
-    """The JSON of an error; escaped, because half a surrogate pair has no UTF-8."""
+    """JSON text; escaped, because a lone surrogate has no UTF-8."""
     return json.dumps(content)
+
+
+def worker_error(text: str, status: int) -> ErrorText:
+    """
+    Parse a worker's error of any shape.
+
+    Args:
+        text: the body, or the data of a frame.
+        status: HTTP status, or the one it would have been.
+    """
+    inner = _inner(text)
+    message = str(inner.get("message") or inner.get("detail") or f"The worker answered {status}.")
+    code, param = inner.get("code"), inner.get("param")
+    if any(words in message for words in TOO_LONG):
+        code = "context_length_exceeded"
+    if status == NOT_FOUND and message == NO_ROUTE:
+        message = "This model does not serve this route: its worker runs another task."
+        code = "route_not_served"
+    return ErrorText(
+        status=status,
+        kind="server_error" if status >= SERVER_ERROR else "invalid_request_error",
+        message=message,
+        param=param if isinstance(param, str) else None,
+        code=code if isinstance(code, str) else None,
+    )
+
+
+def _inner(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {"message": text.strip()[:2000]}
+    if not isinstance(content, dict):
+        return {}
+    inner = content.get("error") or content
+    return inner if isinstance(inner, dict) else {"message": str(inner)}

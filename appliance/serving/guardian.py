@@ -1,10 +1,9 @@
 """
-The guardian: a small process above each worker that leaves nothing of it behind.
+The guardian: a small process above each worker that ends all of the worker's processes.
 
-Checked by experiment: when vLLM's API server is killed, its children live on and keep the GPU's
-memory.  The guardian adopts whatever loses its parent (`PR_SET_CHILD_SUBREAPER`) and kills all of it
-when the worker ends, or when our end of its standard input closes, which the kernel does for us even
-when we are killed.
+Verified by experiment: if vLLM's API server is killed, its children survive and keep the GPU's memory.  The
+guardian adopts orphaned processes (`PR_SET_CHILD_SUBREAPER`) and kills all of them when the worker ends, or
+when its standard input closes, which the kernel does even if the supervisor is killed.
 
 It runs from its own source, in an interpreter that finds none of our packages.
 """
@@ -13,16 +12,15 @@ import inspect
 
 
 def guardian_source() -> str:
-    """Return the guardian's program, for an interpreter that finds none of our packages."""
     return f"{inspect.getsource(guard)}\nguard()\n"
 
 
 def guard() -> None:  # noqa: C901, PLR0912, PLR0915 - a program of its own
     """
-    Run the command in `sys.argv[1:]`, outlive it, and leave nothing of it behind.
+    Run the command in `sys.argv[1:]`, outlive it, and kill every process it leaves.
 
-    Prints the command's process id, forwards SIGTERM to it, and ends with its exit status.  End of
-    file on standard input means that the supervisor is gone: everything is killed at once.
+    Prints the command's process id, forwards SIGTERM to it, and ends with its exit status.  End of file on
+    standard input means that the supervisor is gone: everything is killed at once.
     """
     import ctypes, glob, os, resource, select, signal, sys  # noqa: E401, I001, PLC0415
 
@@ -34,7 +32,7 @@ def guard() -> None:  # noqa: C901, PLR0912, PLR0915 - a program of its own
     guardian, child = os.getpid(), os.fork()
     if child == 0:
         os.setpgid(0, 0)
-        # If somebody kills the guardian, the API server still ends its children on the way out.
+        # If the guardian is killed, the API server still ends its children before it exits.
         prctl(set_pdeathsig, signal.SIGTERM, 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -66,7 +64,7 @@ def guard() -> None:  # noqa: C901, PLR0912, PLR0915 - a program of its own
         except ChildProcessError:
             break
         status = ended_with if reaped == child else status
-        # Whoever dies leaves its children to us, so look again after each death until there is none.
+        # A process that dies leaves its children to us: scan again after each death until there is none.
         victims = []
         for path in glob.glob("/proc/[0-9]*/stat"):  # noqa: PTH207 - without pathlib it starts faster
             try:

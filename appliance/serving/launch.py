@@ -1,11 +1,11 @@
 """
-Decide how a vLLM worker is started: settings, device and weights in, command line and environment out.
+Plan how a vLLM worker is started: settings, device and weights in, command line and environment out.
 
-Nothing is started here.  The same input gives the same plan, to the byte, so a plan can be shown,
-compared and recorded.  Flags are those of vLLM 0.32.
+Nothing is started here.  The same input gives the same plan, to the byte, so a plan can be shown, compared
+and recorded.  Flags are those of vLLM 0.32.
 
-It fails closed: whatever would let a worker reach out, load code, or write prompts to its log is
-refused with the argument's name.
+Fails closed: an argument that would let a worker open connections, load code, or log prompts is refused by
+name.
 """
 
 import importlib.util
@@ -24,14 +24,14 @@ from appliance.speculation.values import ALL_TRAFFIC, parse_expectation
 MODULE = "vllm.entrypoints.openai.api_server"
 """Runs in both builds of vLLM; the `vllm` command does not start in the CPU build."""
 NODE_MODULE = "vllm.entrypoints.cli.main"
-"""The only one that knows `--headless`, by which a worker's further nodes compute along."""
+"""The only entry point with `--headless`, for the further nodes of a worker on several."""
 GIB = 2**30
 DRAIN_SECONDS = 30
 MIDDLEWARE = "appliance.serving.vllm.middleware.SpeculationMiddleware"
 NAMED_DRAFT_TOKENS = (1, 2, 3, 5, 8)
-"""Choices between none and all draft tokens: each costs CUDA graphs, so there are few."""
+"""Values between none and all draft tokens; few, because each costs CUDA graphs."""
 SEVERAL_NODES = "--nnodes"
-"""The argument by which a worker is told that it is one of several nodes."""
+"""Argument of a worker that runs on several nodes."""
 NO_DOMAIN = "none.invalid"
 """An empty list would allow every domain; this one cannot exist (RFC 2606)."""
 OPENMP_LIBRARIES = ("libiomp", "libomp", "libgomp")
@@ -41,13 +41,13 @@ TASK_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "embed": ("--runner", "pooling", "--convert", "embed"),
     "score": ("--runner", "pooling", "--convert", "classify"),
 }
-"""What makes vLLM serve the task of the settings, whatever the model was made for."""
+"""Make vLLM serve the task of the settings, whatever the model was made for."""
 
 Schedule = tuple[tuple[int, int, int], ...]
 """Ranges of (first batch size, last batch size, draft tokens)."""
 
 OWN = "the launcher sets it from the settings"
-WAY_OUT = "it would let the worker send data out"
+EGRESS = "it would let the worker send data out"
 LOADS_CODE = "it would load code that is not part of the appliance"
 LOGS_CONTENT = "it would write prompts or completions to the worker's log"
 REFUSED = {
@@ -82,7 +82,7 @@ REFUSED = {
             *("--kv-transfer-config", "--ec-transfer-config", "--kv-events-config"),
             *("--weight-transfer-config", "--profiler-config", "--grpc", "--grpc-port"),
         ),
-        WAY_OUT,
+        EGRESS,
     ),
     **dict.fromkeys(
         (
@@ -99,27 +99,27 @@ REFUSED = {
         ),
         LOGS_CONTENT,
     ),
-    "--otlp-traces-endpoint": f"{WAY_OUT}; name a collector of the enclave in tracing.endpoint",
+    "--otlp-traces-endpoint": f"{EGRESS}; set tracing.endpoint to a collector inside your network",
     "--allowed-local-media-path": "it would let a request read files of this machine",
     "--trust-request-chat-template": "it would let a request run a template in the worker",
     "--trust-request-mm-kwargs": "it would let a request change what an image costs the worker",
     "--enable-prompt-embeds": "it would let a request have the worker unpack tensors",
     "--enable-mm-embeds": "it would let a request have the worker unpack tensors",
-    "--api-key": "the gateway checks keys and sends the worker none; and arguments are visible to everybody",
+    "--api-key": "the gateway checks keys and sends the worker none; process arguments are public",
     "--ssl-keyfile": "gateway and control speak plain HTTP to a worker",
     "--ssl-certfile": "gateway and control speak plain HTTP to a worker",
     "--root-path": "gateway and control would not find the worker's routes",
     "--disable-log-stats": "the worker's metrics would stop",
-    "--config": "it would bring arguments that nobody checked",
+    "--config": "it would add arguments that were not checked",
 }
-"""Arguments that `worker.extra_arguments` may not hold, and why."""
+"""Arguments that `worker.extra_arguments` must not contain, and why."""
 ALLOWED = frozenset({"--reasoning-parser", "--tokenizer"})
-"""Arguments that are the beginning of a refused one's name, but arguments of their own."""
+"""Arguments that begin like a refused one but are different arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """Everything needed to start one worker."""
+    """Everything that is needed to start one worker."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
@@ -128,16 +128,16 @@ class LaunchPlan:
     host: str
     port: int
     model: str
-    """Name clients use."""
+    """Model name that clients use."""
     drain_seconds: int
-    """How long the worker finishes running requests after SIGTERM."""
+    """Time in which the worker finishes running requests after SIGTERM."""
     max_startup_seconds: int
     answers: bool = True
-    """False for a further node of a worker on several: it computes along, and has no HTTP."""
+    """False for a further node of a worker on several: it computes, and serves no HTTP."""
     draft: str = ""
-    """Content digest of the draft it starts with; empty without one."""
+    """Content digest of the draft; empty without one."""
     in_group: bool = False
-    """Whether it is one of several nodes: they start together, so none of them can be started again alone."""
+    """Whether this is one of several nodes: they start together, so none can be restarted alone."""
 
 
 def plan_launch(
@@ -154,23 +154,14 @@ def plan_launch(
     can_import: Callable[[str], bool] | None = None,
 ) -> LaunchPlan:
     """
-    Decide how to start a worker.
+    Plan how to start a worker.
 
-    Args:
-        settings: the `worker` section.
-        python: interpreter to run vLLM with.
-        port: where to listen; `settings.port` may be 0, which asks the caller to choose.
-        device: what to run on.
-        target: the target's weights.
-        draft: the draft's weights, needed by the method `eagle3` alone.
-        environment: an offline environment (`appliance.sovereignty.environment`).
-        control_token_file: secret that control presents to the plugin in the worker; without one the
-            worker's speculation cannot be controlled.
-        tracing: where traces of requests go, if anywhere.
-        can_import: whether a module is installed (for tests).
+    `port` replaces `settings.port`, which may be 0.  `draft` is needed by the method `eagle3` only.
+    `environment` must be offline (`appliance.sovereignty.environment`).  Without a `control_token_file` the
+    worker's speculation cannot be controlled.
 
     Raises:
-        ConfigurationError: one line; the settings contradict each other, the device or the weights.
+        ConfigurationError: the settings contradict each other, the device or the weights.
     """
     _check_parallelism(settings, device)
     name = settings.served_name or target.path.name
@@ -223,10 +214,10 @@ def speculative_config(
     settings: WorkerSettings, draft: Weights | None, can_import: Callable[[str], bool]
 ) -> dict[str, object] | None:
     """
-    Return vLLM's `--speculative-config` for the method in the settings, or None for the target alone.
+    VLLM's `--speculative-config` for the method in the settings; None for the target alone.
 
-    `num_speculative_tokens_per_batch_size` is always given where vLLM can change K: without it at
-    start the scheduler has no table to steer by, and CUDA graphs exist for the K it names only.
+    `num_speculative_tokens_per_batch_size` is always set where vLLM can change K: without it the scheduler
+    has no draft-token table to change, and CUDA graphs exist only for the K it names.
     """
     if settings.method == "none" or settings.task != "generate":
         return None
@@ -254,11 +245,11 @@ def speculative_config(
 
 def draft_token_schedule(settings: WorkerSettings) -> Schedule:
     """
-    Which number of draft tokens (K) a worker uses at which batch size.
+    Number of draft tokens (K) by batch size.
 
-    By default K everywhere but at the largest batches, which take the numbers in between and 0:
-    that names them all, and vLLM captures CUDA graphs of every batch size for every K it finds in
-    the table.  It looks no further than `max_num_seqs`, so a range beyond it would name nothing.
+    By default K everywhere except at the largest batches, which take the numbers in between and 0: vLLM
+    captures CUDA graphs of every batch size for every K in the table, and ignores ranges beyond
+    `max_num_seqs`.
 
     Raises:
         ConfigurationError: an explicit schedule has a gap, an overlap or a K out of range.
@@ -266,21 +257,19 @@ def draft_token_schedule(settings: WorkerSettings) -> Schedule:
     largest, tokens = settings.max_num_seqs, settings.draft_tokens
     schedule = settings.draft_token_schedule
     if schedule is None:
-        # 0 is the last to be left out where there are fewer batch sizes than numbers to name.
+        # 0 is the last to be dropped where there are fewer batch sizes than numbers to name.
         named = (0, *(count for count in NAMED_DRAFT_TOKENS if count < tokens))[: largest - 1]
         tail = tuple((largest - at, largest - at, count) for at, count in enumerate(named))
         return ((1, largest - len(named), tokens), *reversed(tail))
     where, expected = "worker.draft_token_schedule", 1
     if not schedule:
-        message = f"{where} is empty; leave it out for the default"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{where} is empty; leave it out for the default")
     for first, last, count in schedule:
         if first != expected:
             message = f"{where}: a range starts at batch size {first} where {expected} has to follow"
             raise ConfigurationError(message)
         if last < first:
-            message = f"{where}: the range {first} to {last} ends before it starts"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"{where}: the range {first} to {last} ends before it starts")
         if not 0 <= count <= tokens:
             message = f"{where}: {count} draft tokens are not within 0 to worker.draft_tokens ({tokens})"
             raise ConfigurationError(message)
@@ -290,13 +279,13 @@ def draft_token_schedule(settings: WorkerSettings) -> Schedule:
 
 def check_extra_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
     """
-    Return the operator's further arguments unchanged.
+    Return the operator's extra arguments unchanged.
 
-    vLLM accepts `--name=value`, `--name.field value`, underscores for dashes, and any unambiguous
-    beginning of a name; all of them are recognised here.
+    vLLM accepts `--name=value`, `--name.field value`, underscores for dashes, and any unambiguous prefix of
+    a name; all of them are recognised here.
 
     Raises:
-        ConfigurationError: one of them is refused; the message says why.
+        ConfigurationError: an argument is refused; the message says why.
     """
     for argument in arguments:
         if not argument.startswith("-") or _is_number(argument):
@@ -335,13 +324,13 @@ def _check_parallelism(settings: WorkerSettings, device: Device) -> None:
 def _device_environment(
     environment: Mapping[str, str], settings: WorkerSettings, device: Device
 ) -> dict[str, str]:
-    """What the device asks of the environment; nothing on a GPU."""
+    """Environment variables that the device needs; none on a GPU."""
     if device.kind is not DeviceKind.CPU:
         return dict(environment)
     made = dict(environment)
     if _is_eager(settings, device):
-        # vLLM compiles some functions all the same, the first time a request needs one: that needs a
-        # C++ compiler, which a serving machine lacks, and holds up every request for 15 seconds.
+        # vLLM still compiles some functions the first time a request needs one: that needs a C++
+        # compiler, which a serving machine lacks, and delays every request by 15 seconds.
         made["TORCH_COMPILE_DISABLE"] = "1"
     preloaded = environment.get("LD_PRELOAD", "")
     if device.openmp is not None and not any(library in preloaded for library in OPENMP_LIBRARIES):
@@ -351,9 +340,9 @@ def _device_environment(
 
 
 def _promise(draft: Weights) -> dict[str, str]:
-    """What the draft's record says it accepts, for the plugin; nothing where it does not say."""
-    said = draft.training.get("expected")
-    expectation = parse_expectation(said.get(ALL_TRAFFIC)) if isinstance(said, dict) else None
+    """The acceptance that the draft's record promises, for the plugin; empty if there is none."""
+    expected = draft.training.get("expected")
+    expectation = parse_expectation(expected.get(ALL_TRAFFIC)) if isinstance(expected, dict) else None
     if expectation is None:
         return {}
     return {EXPECTATION: json.dumps(asdict(expectation), separators=(",", ":"))}

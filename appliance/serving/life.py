@@ -1,33 +1,33 @@
 """
-One start of a worker until its end: how long things are waited for, how it went, when the next follows.
+One start of a worker until its end: its time limits, its result, and the delay before the next start.
 """
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """How long things are waited for, in seconds."""
+class SupervisorTiming:
+    """Times in seconds."""
 
     poll: float = 0.5
-    """Between two looks at a starting worker."""
+    """Between two health checks of a starting worker."""
     check: float = 5.0
-    """Between two looks at a healthy worker; its end is noticed at once."""
+    """Between two health checks of a healthy worker; its end is noticed at once."""
     answer: float = 5.0
-    """For one look."""
+    """Timeout of one health check."""
     unresponsive: float = 120.0
-    """Without an answer until a healthy worker counts as dead; longer than any step may take."""
+    """Without an answer until a healthy worker counts as dead; longer than the longest step."""
     longest_delay: float = 60.0
-    """Most time between two starts."""
+    """Maximum time between two starts."""
     stable: float = 300.0
-    """Of health after which the delays start from 1 s again."""
+    """Health after which the delays start from 1 s again."""
     kill: float = 15.0
-    """More than the worker's own drain time, after which it is killed."""
+    """Beyond the worker's own drain time, after which it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """How one start of the worker went."""
+class WorkerRun:
+    """Result of one start of the worker."""
 
     reached_health: bool
     healthy_seconds: float
@@ -35,6 +35,6 @@ class Life:
     exit_code: int | None
 
 
-def restart_delay(deaths: int, longest: float) -> float:
-    """Seconds to wait after that many deaths before this one: 1, 2, 4, up to the longest."""
+def restart_delay_seconds(deaths: int, longest: float) -> float:
+    """Delay after `deaths` earlier deaths: 1, 2, 4, up to `longest`."""
     return min(longest, 2.0 ** min(deaths, 30))

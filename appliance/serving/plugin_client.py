@@ -1,8 +1,8 @@
 """
-Read and steer a worker's speculation: HTTP to the plugin inside it (`serving.vllm.plugin`).
+Read and control a worker's speculation: HTTP to the plugin inside it (`serving.vllm.plugin`).
 
-A worker without the plugin, or one that does not know our token, is one that cannot be controlled;
-that is an answer, not a failure.  Only a worker that does not answer at all fails.
+A worker without the plugin, or one that rejects our token, cannot be controlled; that is a reading, not a
+failure.  Only a worker that does not answer fails.
 """
 
 import json
@@ -34,17 +34,16 @@ OK, NOT_FOUND, UNAUTHORISED = 200, 404, 401
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steer:
-    """What a worker is told: a table to keep, and a probe to work off once."""
+class SpeculationCommand:
+    """A draft-token table to apply, and a probe to run once."""
 
     table: DraftTokenTable
     mode: SpeculationMode
     reason: Reason
     probe: tuple[tuple[int, int], ...] = ()
-    """Draft tokens and steps of each part; the table is in force again after the last."""
+    """(draft tokens, steps) of each part; the table is in force again after the last."""
 
     def body(self) -> dict[str, Any]:
-        """The JSON the plugin takes."""
         return {
             "table": [list(span) for span in self.table],
             "mode": str(self.mode),
@@ -54,7 +53,7 @@ class Steer:
 
 
 class SpeculationClient:
-    """Speaks to the plugins of all workers, with one token."""
+    """Client of the plugins of all workers, with one token."""
 
     def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
         self._session = session
@@ -63,7 +62,6 @@ class SpeculationClient:
     @classmethod
     @asynccontextmanager
     async def open(cls, *, token: str) -> AsyncIterator["SpeculationClient"]:
-        """Hold connections for as long as the context lasts."""
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit_per_host=2, keepalive_timeout=4.0),
             trust_env=False,
@@ -73,24 +71,25 @@ class SpeculationClient:
 
     async def read(self, worker: Worker, timeout_seconds: float) -> EngineReading:
         """
-        What the worker's plugin says now.
+        The plugin's current reading.
 
         Raises:
-            WorkerFailedError: the worker did not answer, or not what the plugin would.
+            WorkerFailedError: the worker did not answer, or its answer is malformed.
         """
         return parse_reading(*await self._request("GET", worker, None, timeout_seconds))
 
-    async def steer(self, worker: Worker, steer: Steer, timeout_seconds: float) -> EngineReading:
+    async def apply(
+        self, worker: Worker, command: SpeculationCommand, timeout_seconds: float
+    ) -> EngineReading:
         """
-        Put a table in force, and start a probe if there is one; effective at the worker's next step.
+        Apply a table, and start the probe if there is one; effective at the worker's next step.
 
         Raises:
             WorkerFailedError: the worker did not answer, or refused.
         """
-        reading = parse_reading(*await self._request("PUT", worker, steer.body(), timeout_seconds))
-        if reading.controllable and reading.table != steer.table:
-            message = "The worker did not take the draft-token table."
-            raise WorkerFailedError(message)
+        reading = parse_reading(*await self._request("PUT", worker, command.body(), timeout_seconds))
+        if reading.controllable and reading.table != command.table:
+            raise WorkerFailedError("The worker did not apply the draft-token table.")
         return reading
 
     async def _request(
@@ -116,7 +115,7 @@ def parse_reading(status: int, text: str) -> EngineReading:
     Parse the plugin's answer.
 
     Raises:
-        WorkerFailedError: it is no answer of the plugin.
+        WorkerFailedError: it is malformed.
     """
     if status == NOT_FOUND:
         return _uncontrollable("the worker runs without the plugin, or was given no control token")
@@ -125,12 +124,10 @@ def parse_reading(status: int, text: str) -> EngineReading:
     try:
         content = json.loads(text)
         if status != OK:
-            message = f"The worker's plugin answered {status}: {content['error']}."
-            raise WorkerFailedError(message)
+            raise WorkerFailedError(f"The worker's plugin answered {status}: {content['error']}.")
         return _checked(_parse(content))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        message = f"The answer of the worker's plugin ({status}) cannot be read."
-        raise WorkerFailedError(message) from error
+        raise WorkerFailedError(f"The answer of the worker's plugin ({status}) is malformed.") from error
 
 
 def _parse(content: dict[str, Any]) -> EngineReading:
@@ -140,7 +137,7 @@ def _parse(content: dict[str, Any]) -> EngineReading:
         return replace(reading, energy=_parse_energy(content), target=target, draft=draft)
     drafting = content["drafting"]
     choices = tuple(int(choice) for choice in content["choices"])
-    # A worker of an earlier version does not say it, and a record that makes no sense promises nothing.
+    # Absent in a worker of an earlier version; a malformed record promises nothing.
     expected = parse_expectation(content.get("expected"))
     return EngineReading(
         controllable=bool(content["controllable"]),
@@ -173,7 +170,7 @@ def _parse(content: dict[str, Any]) -> EngineReading:
             accepted_per_position=tuple(int(count) for count in drafting["accepted_per_position"]),
             drafted_per_position=tuple(int(count) for count in drafting["drafted_per_position"]),
         ),
-        # A worker of an earlier version does not say it.
+        # Absent in a worker of an earlier version.
         busy_seconds=float(content["busy_seconds"]) if "busy_seconds" in content else None,
         energy=_parse_energy(content),
         expected_length=expected.at(max(choices)) if expected is not None and max(choices) > 0 else None,
@@ -183,7 +180,7 @@ def _parse(content: dict[str, Any]) -> EngineReading:
 
 
 def _parse_digest(content: dict[str, Any], name: str) -> str:
-    """What it was started with; empty where a worker of an earlier version, or of nobody's, does not say."""
+    """A digest; empty if the worker is of an earlier version, or not started by us."""
     digest = content.get(name)
     return str(digest) if is_digest(digest) else ""
 
@@ -196,7 +193,7 @@ def _parse_energy(content: dict[str, Any]) -> Energy | None:
 
 
 def _checked(reading: EngineReading) -> EngineReading:
-    """The reading, if an engine can have counted that: what decides on it relies on these."""
+    """Reject figures that no engine can have counted: the decisions rely on these invariants."""
     drafting = reading.drafting
     seconds = [value for cell in reading.steps.values() for value in (cell.seconds, cell.seconds_squared)]
     seconds.append(reading.busy_seconds or 0.0)
@@ -206,8 +203,7 @@ def _checked(reading: EngineReading) -> EngineReading:
         or len(drafting.drafted_per_position) != len(drafting.accepted_per_position)
         or not all(map(math.isfinite, seconds))
     ):
-        message = "no engine counts like that"
-        raise ValueError(message)
+        raise ValueError("the plugin's figures are impossible")
     return reading
 
 

@@ -1,8 +1,8 @@
 """
 Restart a worker that another process supervises: HTTP to the plugin inside it (`serving.vllm.plugin`).
 
-The plugin leaves the wish for its supervisor and ends its server, which drains first.  A worker that
-cannot be restarted this way says so and goes on as it is.
+The plugin stores the request for its supervisor and ends its server, which drains first.  A worker that
+cannot be restarted this way refuses and keeps running.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -13,7 +13,7 @@ from types import MappingProxyType
 import aiohttp
 
 from appliance.errors import ControlRefusedError, WorkerFailedError
-from appliance.serving.restart_request import Wish
+from appliance.serving.restart_request import RestartRequest
 from appliance.serving.worker import Worker
 from appliance.serving.worker_protocol import RESTART_PATH
 from appliance.speculation.values import Reason
@@ -23,13 +23,13 @@ REFUSALS: Mapping[int, str] = MappingProxyType(
     {
         HTTPStatus.NOT_FOUND: "it runs without the plugin, or was given no control token",
         HTTPStatus.UNAUTHORIZED: "it does not accept this control token",
-        HTTPStatus.CONFLICT: "nobody supervises it, so it would not come back",
+        HTTPStatus.CONFLICT: "it has no supervisor, so it would not come back",
     }
 )
 
 
 class RestartClient:
-    """Speaks to the plugins of workers in other processes, with one token."""
+    """Client of the plugins of workers in other processes, with one token."""
 
     def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
         self._session = session
@@ -38,7 +38,7 @@ class RestartClient:
     @classmethod
     @asynccontextmanager
     async def open(cls, *, token: str) -> AsyncIterator["RestartClient"]:
-        """Hold a session for as long as the context lasts; connections are not kept."""
+        """Connections are not kept alive."""
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True),
             timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),
@@ -47,26 +47,21 @@ class RestartClient:
         ) as session:
             yield cls(session, token)
 
-    async def restart(self, worker: Worker, *, wish: Wish, reason: Reason) -> None:  # noqa: ARG002
+    async def restart(self, worker: Worker, *, request: RestartRequest, reason: Reason) -> None:  # noqa: ARG002
         """
-        Have the worker end and start again; returns once it has said that it will.
+        Restart the worker; returns once the worker has accepted the request.
 
-        A plugin of an earlier version does not know drafts on trial: the worker then comes back with
-        the one in service, which shows in what it says of itself.
-
-        Args:
-            worker: which.
-            wish: with its draft, with another, or without.
-            reason: why; not sent, because only we and the audit log need it.
+        A plugin of an earlier version ignores a draft under test: the worker then returns with the active
+        one, which its reading shows.  `reason` is not sent: only control and the audit log need it.
 
         Raises:
-            ControlRefusedError: it cannot be restarted this way; it goes on as it is.
-            WorkerFailedError: it did not answer, or nothing that was expected.
+            ControlRefusedError: it cannot be restarted this way; it keeps running.
+            WorkerFailedError: it did not answer, or its answer is unexpected.
         """
         try:
             async with self._session.post(
                 worker.url + RESTART_PATH,
-                json=wish.body(),
+                json=request.body(),
                 headers=self._headers,
                 allow_redirects=False,
             ) as response:
@@ -78,5 +73,4 @@ class RestartClient:
             message = f"worker {worker.worker_id} cannot be restarted from here: {REFUSALS[status]}"
             raise ControlRefusedError(message)
         if status != HTTPStatus.ACCEPTED:
-            message = f"The worker's plugin answered {status} to {RESTART_PATH}."
-            raise WorkerFailedError(message)
+            raise WorkerFailedError(f"The worker's plugin answered {status} to {RESTART_PATH}.")

@@ -1,5 +1,5 @@
 """
-Which worker may be restarted while the others serve, and how the new process is told from the old.
+Which worker may be restarted while the others serve, and whether a process is a new one.
 
 Decisions only; `appliance.control.recycle` acts on them.
 """
@@ -13,22 +13,17 @@ def refusal(
     snapshots: Iterable[WorkerSnapshot], worker_id: WorkerId, *, allow_downtime: bool = False
 ) -> str | None:
     """
-    Why a worker may not be recycled as things are, in one line; None if it may.
+    Why a worker must not be recycled now, in one line; None if it may.
 
-    A worker that takes no requests anyway may be, whatever the others do, unless one is draining:
-    that is how one that was left out comes back.
-
-    Args:
-        snapshots: every worker, this one included.
-        worker_id: which.
-        allow_downtime: whether a model may be without a worker meanwhile.
+    A worker that receives no requests anyway may be, whatever the others do, unless one is draining: that
+    is how an excluded worker returns.  `allow_downtime` permits that a model is without a worker meanwhile.
     """
     known = {snapshot.worker.worker_id: snapshot for snapshot in snapshots}
     chosen = known.pop(worker_id, None)
     if chosen is None:
         return f"there is no worker {worker_id}"
     if chosen.leaving:
-        return f"worker {worker_id} is leaving: it is listed no longer"
+        return f"worker {worker_id} is leaving: it is no longer listed"
     others = tuple(other for other in known.values() if not other.leaving)
     if chosen.takes_requests:
         return _unfit(others) or (None if allow_downtime else _missed(chosen, others))
@@ -37,7 +32,7 @@ def refusal(
 
 
 def _unfit(others: Iterable[WorkerSnapshot]) -> str | None:
-    """Why the others cannot be relied on meanwhile."""
+    """Why the other workers cannot take over."""
     for other in others:
         name = other.worker.worker_id
         if other.admission is Admission.DRAINING:
@@ -45,14 +40,14 @@ def _unfit(others: Iterable[WorkerSnapshot]) -> str | None:
         if other.admission is not Admission.ADMITTED:
             return f"worker {name} is not admitted: recycle that one first"
         if other.drained:
-            return f"worker {name} is drained: let it have requests again first"
+            return f"worker {name} is drained: undrain it first"
         if not other.healthy:
             return f"worker {name} is down: wait until it is back"
     return None
 
 
 def _missed(chosen: WorkerSnapshot, others: tuple[WorkerSnapshot, ...]) -> str | None:
-    """What nobody would serve meanwhile."""
+    """Which model would be without a worker."""
     name = chosen.worker.worker_id
     if not others:
         return f"worker {name} is the only one: start another that serves the same models"
@@ -62,17 +57,14 @@ def _missed(chosen: WorkerSnapshot, others: tuple[WorkerSnapshot, ...]) -> str |
     return None
 
 
-def is_another(before: WorkerSnapshot, now: WorkerSnapshot, *, was_down: bool) -> bool:
+def is_new_process(before: WorkerSnapshot, now: WorkerSnapshot, *, was_down: bool) -> bool:
     """
-    Whether what is seen now is another process than before.
+    Whether the latest snapshot is of another process than the one before the restart.
 
-    Args:
-        before: the last look before the restart.
-        now: the latest look.
-        was_down: whether the worker was seen down since; tells where neither its supervisor nor its
-            plugin does, because one that drains may still answer.
+    `was_down`, whether the worker was down in between, decides where neither supervisor nor plugin
+    identifies the process, because a draining worker may still answer.
     """
     if now.worker is not before.worker:
         return True
-    epochs = [look.reading.epoch if look.reading is not None else "" for look in (before, now)]
+    epochs = [each.reading.epoch if each.reading is not None else "" for each in (before, now)]
     return epochs[0] != epochs[1] if all(epochs) else was_down

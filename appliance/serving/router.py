@@ -11,30 +11,27 @@ WAITING_WEIGHT = 4.0
 CACHE_WEIGHT = 16.0
 TARGET_ONLY_PENALTY = 2.0
 """
-Running requests by which a worker without a draft must be less loaded before it is preferred.
+Running requests by which a worker without a draft must be less loaded to be preferred.
 
-Few enough that it helps out as soon as the others are busier than it: the more requests a batch
-holds, the less a draft gains.
+Small, so that it helps as soon as the others are busier: the larger the batch, the smaller the gain of a
+draft.
 """
 AFFINITY_CHARACTERS = 2048
 """
-Characters of a conversation that a worker has seen before, about 500 tokens it need not compute again,
-that weigh as much as one running request.  With at most 16,384 characters remembered, a worker is never
-preferred that has more than eight requests more than another.
+Characters of a known conversation prefix, about 500 tokens that need no prefill, that weigh as much as one
+running request.  With at most 16,384 characters remembered, a worker is never preferred that has more than
+eight requests more than another.
 """
-NOBODY: Mapping[WorkerId, int] = {}
+NO_AFFINITY: Mapping[WorkerId, int] = {}
 
 
 def candidates(
     model: str, snapshots: Iterable[WorkerSnapshot], *, may_speculate: bool = True
 ) -> tuple[WorkerSnapshot, ...]:
     """
-    The workers that may answer a request for `model`, whatever their load.
+    Workers that may answer a request for `model`, whatever their load.
 
-    Args:
-        model: name the client asked for.
-        snapshots: every worker known.
-        may_speculate: False leaves only workers that were started without a draft.
+    `may_speculate=False` keeps only workers that were started without a draft.
     """
     return tuple(
         snapshot
@@ -47,17 +44,14 @@ def lightest(
     able: Iterable[WorkerSnapshot],
     in_flight: Mapping[WorkerId, int],
     *,
-    seen_by: Mapping[WorkerId, int] = NOBODY,
+    seen_by: Mapping[WorkerId, int] = NO_AFFINITY,
 ) -> WorkerSnapshot | None:
     """
-    The one of several workers that a request should go to; None for none.
+    The worker that a request should go to; None if `able` is empty.
 
-    Workers that are to be avoided are taken only where there is no other.
-
-    Args:
-        able: those that may answer it.
-        in_flight: requests this gateway has with each worker now; fresher than any scrape.
-        seen_by: characters of the request's beginning that workers have seen before.
+    Workers to be avoided are used only if there is no other.  `in_flight` counts this gateway's requests by
+    worker and is fresher than any scrape; `seen_by` is how many characters of the request's prefix a worker
+    has processed.
     """
     best, lowest = None, (True, 0.0, "")
     for snapshot in able:
@@ -71,11 +65,11 @@ def lightest(
 
 def score(snapshot: WorkerSnapshot, in_flight: Mapping[WorkerId, int]) -> tuple[float, str]:
     """
-    Load of a worker, lower is better; equal loads are ordered by name.
+    Load of a worker and its name as a tie-break; lower is better.
 
-    A waiting request weighs more than a running one, because it tells of a full batch, and a full
-    KV cache more than either, because it makes the worker preempt what it already computed.  A
-    worker without a draft counts as busier than it is, by `TARGET_ONLY_PENALTY`.
+    A waiting request weighs more than a running one, because the batch is full, and a full KV cache more
+    than either, because the worker then preempts requests it has already computed.  A worker without a
+    draft is penalised by `TARGET_ONLY_PENALTY`.
     """
     worker_id = snapshot.worker.worker_id
     load = float(in_flight.get(worker_id, 0))
@@ -86,16 +80,15 @@ def score(snapshot: WorkerSnapshot, in_flight: Mapping[WorkerId, int]) -> tuple[
 
 
 def no_worker(model: str, *, may_speculate: bool) -> NoWorkerAvailableError:
-    """The error where no worker may answer a request."""
     kind = "worker" if may_speculate else "target-only worker"
     return NoWorkerAvailableError(f"No {kind} is ready for {model} right now. Try again in a moment.")
 
 
 def has_target_only(model: str, snapshots: Iterable[WorkerSnapshot]) -> bool:
     """
-    Whether some worker answers for `model` without a draft, or will once it is back.
+    Whether some worker serves `model` without a draft, or will once it is back.
 
-    One that was started without a draft and has not said yet what it serves may be the one.
+    One that was started without a draft and has not listed its models yet may be the one.
     """
     return any(
         not snapshot.speculates and (snapshot.serves(model) or not snapshot.models) for snapshot in snapshots

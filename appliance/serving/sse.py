@@ -1,8 +1,8 @@
 """
-Server-sent events as bytes: cut a stream of reads into whole frames.
+Server-sent events as bytes: split a stream of reads into whole frames.
 
-Both functions look for a key with its quotes bare.  Inside any JSON string a quote is escaped, so a
-completion that talks about `"usage":` cannot be mistaken for the member itself.
+Patterns match a key with unescaped quotes.  Inside any JSON string a quote is escaped, so a completion that
+contains `"usage":` cannot be mistaken for the member.
 """
 
 import re
@@ -10,7 +10,7 @@ import re
 SEPARATOR = b"\n\n"
 DONE = b"data: [DONE]"
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: clients ignore it, proxies see that the stream lives."""
+"""A comment: clients ignore it, and it keeps proxies from closing the stream."""
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _ERROR = re.compile(rb'^data:\s*\{\s*"error"\s*:')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"([a-z_]{1,32})"')
@@ -23,36 +23,35 @@ class FrameBuffer:
         self._rest = b""
 
     def feed(self, read: bytes) -> bytes:
-        """Return all whole frames so far as one run of bytes, each with its blank line."""
+        """All whole frames so far as one run of bytes, each with its blank line."""
         held = self._rest + read if self._rest else read
         end = held.rfind(SEPARATOR)
         if end < 0:
             self._rest = held
             return b""
         end += len(SEPARATOR)
-        # In an odd run of newlines the last one belongs to the next frame, wherever reads end.
+        # In an odd run of newlines the last one belongs to the next frame, wherever a read ends.
         end -= (end - len(held[:end].rstrip(b"\n"))) % len(SEPARATOR)
         self._rest = held[end:]
         return held[:end]
 
     @property
     def rest(self) -> bytes:
-        """What came after the last whole frame."""
+        """Bytes after the last whole frame."""
         return self._rest
 
 
 def split_frames(frames: bytes) -> list[bytes]:
-    """Cut a run of whole frames into single ones, each with its blank line."""
+    """Split a run of whole frames into single ones, each with its blank line."""
     return [frame + SEPARATOR for frame in frames.split(SEPARATOR)[:-1]]
 
 
 def needs_care(frames: bytes) -> bool:
-    """Whether a run of frames contains one that must be looked at before it is sent on."""
+    """Whether a run of frames contains one that must be parsed before it is forwarded."""
     return DONE in frames or b'"usage"' in frames or b'"error"' in frames
 
 
 def payload(frame: bytes) -> str:
-    """The text of a frame's data."""
     return frame.decode("utf-8", "replace").removeprefix("data:").strip()
 
 
@@ -62,16 +61,14 @@ def is_usage(frame: bytes) -> bool:
 
 
 def is_error(frame: bytes) -> bool:
-    """Whether this frame reports an error."""
     return _ERROR.match(frame) is not None
 
 
 def is_done(frame: bytes) -> bool:
-    """Whether this frame ends the stream."""
     return frame.strip() == DONE
 
 
 def finish_reason(frames: bytes) -> str | None:
-    """The last finish reason given in a run of frames."""
+    """The last finish reason in a run of frames."""
     found = _FINISH.findall(frames)
     return found[-1].decode() if found else None

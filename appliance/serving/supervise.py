@@ -1,14 +1,14 @@
 """
-Keep one worker running: start it, watch it, start it again, end it without leaving anything behind.
+Supervise one worker: start it, check its health, restart it, and end all of its processes.
 
-Each worker runs below a guardian (`serving.guardian`), which ends all of its processes when it ends,
-or when we do.
+Each worker runs below a guardian (`serving.guardian`), which ends all of its processes when it ends or when
+the supervisor does.
 
-It fails towards restarting: whatever the worker does, the answer is to end all of it and start again,
-later each time, until too many starts in a row have failed.  A restart that somebody wished for is
-no failure, and if the plan it changed to never works, the one that did is taken again.
+Fails towards restarting: whatever happens to the worker, the supervisor ends all of it and starts it again,
+with a growing delay, until too many starts in a row have failed.  A requested restart is not a failure; if
+the plan it changed to never works, the supervisor rolls back to the plan that did.
 
-One node of a worker on several is not started again: whoever started the nodes has to start all of them.
+One node of a worker on several is not restarted here: all nodes must be started together.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ import aiohttp
 from appliance.errors import ControlRefusedError, WorkerStartError
 from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
-from appliance.serving.life import Life, Timing, restart_delay
+from appliance.serving.life import SupervisorTiming, WorkerRun, restart_delay_seconds
 from appliance.serving.plans import Choose, WorkerPlans
-from appliance.serving.restart_request import Wish
+from appliance.serving.restart_request import RestartRequest
 from appliance.serving.worker_log import LARGEST_LOG, bound, describe_end, find_phase, read_tail, rotate
 
 HTTP_OK = 200
@@ -39,45 +39,41 @@ SERVICE_UNAVAILABLE = 503
 
 
 class WorkerEventKind(StrEnum):
-    """What happened to a worker; also the log event and the word in the audit log."""
+    """What happened to a worker; also the log event and a value in the audit log."""
 
     STARTING = "starting"
     HEALTHY = "healthy"
     DIED = "died"
     RESTARTING = "restarting"
     RECYCLING = "recycling"
-    """It has ended because somebody wished it to be started anew, which follows at once."""
+    """It has ended because of a restart request; the next start follows at once."""
     STOPPED = "stopped"
     GAVE_UP = "gave_up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEvent:
-    """One change in a worker's life."""
-
     kind: WorkerEventKind
     worker: str
     detail: str
-    """One line, for operators; what the worker itself said last where it died."""
+    """One line for operators; the worker's last error if it died."""
     exit_code: int | None = None
-    """Exit status; minus the number of the signal that ended it; None while it runs."""
+    """Exit status; minus the signal number if a signal ended it; None while it runs."""
     hard_off: bool = False
-    """Whether it runs, or is about to, without the draft that the settings want."""
+    """Whether it runs, or is about to, without the draft that the settings name."""
     draft: str = ""
     """Content digest of the draft it runs with, or is about to; empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartProgress:
-    """How far a start is."""
-
     phase: str
     seconds: float
 
 
 class Supervisor:
     """
-    Runs one worker from a plan until told to stop.
+    Supervises one worker until stopped.
 
     `run` belongs into a task group; when it returns or raises, no process of the worker is left.
     """
@@ -91,27 +87,19 @@ class Supervisor:
         max_restarts: int,
         observe: Callable[[WorkerEvent], None],
         report: Callable[[StartProgress], None] | None = None,
-        timing: Timing | None = None,
+        timing: SupervisorTiming | None = None,
         target_only: LaunchPlan | None = None,
         restart_file: Path | None = None,
         choose: Choose | None = None,
         largest_log: int = LARGEST_LOG,
     ) -> None:
         """
-        Prepare; nothing is started before `run`.
+        Nothing is started before `run`.
 
-        Args:
-            plan: how to start the worker, first and whenever its draft is wished for.
-            worker: its name.
-            log_directory: where its log goes.
-            max_restarts: failed starts in a row that are answered with another.
-            observe: told of every change.
-            report: told how far a start is.
-            timing: how long things are waited for.
-            target_only: how to start it without its draft, if that can be wished for.
-            restart_file: where the worker leaves the wish to be started anew before it ends.
-            choose: finds the draft for each start; None where there is only that of `plan`.
-            largest_log: bytes after which a healthy worker's log is begun anew.
+        After `max_restarts` failed starts in a row the supervisor gives up.  `restart_file` is where the
+        worker leaves a restart request before it ends.  Without `target_only` the worker cannot run without
+        its draft; without `choose` its draft is always that of `plan`.  The log of a healthy worker rotates
+        at `largest_log` bytes.
         """
         self._plans = WorkerPlans(plan, target_only=target_only, restart_file=restart_file, choose=choose)
         self._worker = worker
@@ -120,24 +108,24 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._observe = observe
         self._report = report
-        self._timing = timing or Timing()
+        self._timing = timing or SupervisorTiming()
         self._process: asyncio.subprocess.Process | None = None
         self._guardian: int | None = None
-        """Descriptor of the guardian's process: its number may be another's by the time it is used."""
+        """A pidfd: the guardian's process id may belong to another process by the time it is used."""
         self._worker_pid: int | None = None
         self._is_running = False
         self._is_healthy = False
         self._settled = asyncio.Event()
         self._is_stopping = False
         self._interrupted = asyncio.Event()
-        """Set while the worker, or the wait for its next start, is to end."""
+        """Set while the worker, or the delay before its next start, is to end."""
         self._ended = asyncio.Event()
         self._failure: str | None = None
         self._failures = self._deaths = 0
 
     @property
     def log(self) -> Path:
-        """File that holds what the worker of the latest start wrote."""
+        """Log file of the latest start."""
         return self._log
 
     async def run(self) -> None:
@@ -145,10 +133,10 @@ class Supervisor:
         Keep the worker running until `stop` is called or this is cancelled.
 
         Raises:
-            WorkerStartError: more than `max_restarts` starts in a row did not reach health.
+            WorkerStartError: more than `max_restarts` starts in a row did not become healthy.
         """
         self._is_running = True
-        self._plans.forget_wishes()
+        self._plans.discard_requests()
         try:
             async with aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=self._timing.answer)
@@ -163,10 +151,10 @@ class Supervisor:
 
     async def healthy(self) -> None:
         """
-        Wait until the worker answers.
+        Wait until the worker is healthy.
 
         Raises:
-            WorkerStartError: it will not, because the supervisor gave up or was stopped.
+            WorkerStartError: the supervisor gave up or was stopped.
         """
         while not self._is_healthy:
             if self._ended.is_set():
@@ -174,23 +162,22 @@ class Supervisor:
             await self._settled.wait()
 
     async def stop(self) -> None:
-        """Let the worker finish its requests, end it, and wait until nothing of it is left."""
+        """Let the worker finish its requests, end it, and wait until none of its processes is left."""
         self._is_stopping = True
         self._interrupted.set()
         self._signal(signal.SIGTERM)
         if self._is_running:
             await self._ended.wait()
 
-    def restart(self, wish: Wish) -> None:
+    def restart(self, request: RestartRequest) -> None:
         """
-        Have the worker finish its requests, end, and start again at once; returns before any of it.
+        Let the worker finish its requests, end, and start again at once; returns before any of it.
 
-        A worker that has one plan only is started by it again.  A draft on trial that does not start is
-        left for the one in service.
+        A worker with one plan is restarted by that plan.  If a draft under test does not start, the
+        supervisor falls back to the active draft.
 
         Raises:
-            ControlRefusedError: it is not being kept running, or is one of several nodes: it would not come
-                back.
+            ControlRefusedError: it is not supervised here, or is one of several nodes, and would not return.
         """
         if not self._is_running or self._is_stopping or self._ended.is_set():
             message = f"worker {self._worker} is not kept running here, so it cannot be restarted"
@@ -198,11 +185,11 @@ class Supervisor:
         if self._plans.current.in_group:
             message = f"worker {self._worker} runs on several nodes: start all of them again together"
             raise ControlRefusedError(message)
-        self._plans.wish(wish)
+        self._plans.request_restart(request)
         self._interrupted.set()
         self._signal(signal.SIGTERM)
 
-    async def _answer_end(self, life: Life) -> None:
+    async def _answer_end(self, life: WorkerRun) -> None:
         if self._is_stopping or self._recycles(life.exit_code):
             return
         delay = self._answer_death(life)
@@ -210,30 +197,30 @@ class Supervisor:
         self._recycles(None)
 
     def _recycles(self, exit_code: int | None) -> bool:
-        """Whether somebody wishes the worker to be started anew; if so, everything begins from zero."""
+        """Accept a pending restart request, if there is one; the failure counts then start from zero."""
         if self._is_stopping:
             return False
         self._interrupted.clear()
-        if not self._plans.take_wish():
+        if not self._plans.accept_request():
             return False
         self._failures = self._deaths = 0
         self._tell(WorkerEventKind.RECYCLING, self._described("to start again"), exit_code)
         return True
 
-    def _answer_death(self, life: Life) -> float:
-        """Tell of a worker's death and decide what follows; seconds until the next start."""
+    def _answer_death(self, life: WorkerRun) -> float:
+        """Report a worker's death and decide what follows; returns seconds until the next start."""
         self._tell(WorkerEventKind.DIED, life.detail, life.exit_code)
         if self._plans.current.in_group:
             self._give_up(life, 1)
         self._failures = 0 if life.reached_health else self._failures + 1
         self._deaths = 0 if life.healthy_seconds >= self._timing.stable else self._deaths
         if self._failures > self._max_restarts:
-            if not self._plans.go_back():
+            if not self._plans.roll_back():
                 self._give_up(life, self._failures)
             self._failures = self._deaths = 0
             self._tell(WorkerEventKind.RESTARTING, self._described("at once, as it last worked"))
             return 0.0
-        delay = restart_delay(self._deaths, self._timing.longest_delay)
+        delay = restart_delay_seconds(self._deaths, self._timing.longest_delay)
         self._deaths += 1
         self._tell(WorkerEventKind.RESTARTING, f"in {delay:g} s")
         return delay
@@ -241,33 +228,33 @@ class Supervisor:
     def _described(self, what: str) -> str:
         return f"{what}, without its draft" if self._plans.is_hard_off else what
 
-    def _give_up(self, life: Life, failures: int) -> NoReturn:
+    def _give_up(self, life: WorkerRun, failures: int) -> NoReturn:
         times = "" if failures == 1 else f" in {failures} starts"
         what = "ended" if life.reached_health else f"did not become healthy{times}"
         self._failure = f"worker {self._worker} {what}: {life.detail} (log: {self._log})"
         self._tell(WorkerEventKind.GAVE_UP, life.detail, life.exit_code)
         raise WorkerStartError(self._failure)
 
-    async def _live(self, http: aiohttp.ClientSession) -> Life:
+    async def _live(self, http: aiohttp.ClientSession) -> WorkerRun:
         """Start the worker once, and watch it until it ends or has to be ended."""
         clock = asyncio.get_running_loop().time
-        # Reads whole drafts, maybe; what is wished for meanwhile is answered before anything is started.
+        # May read whole drafts; a restart requested meanwhile is accepted before anything is started.
         await self._plans.prepare()
         if self._interrupted.is_set():
-            return Life(reached_health=False, healthy_seconds=0.0, detail="not started", exit_code=None)
+            return WorkerRun(reached_health=False, healthy_seconds=0.0, detail="not started", exit_code=None)
         started, healthy_since = clock(), None
         plan = self._plans.current
         self._tell(WorkerEventKind.STARTING, self._described(f"attempt {self._deaths + 1} on {plan.url}"))
         if not port_is_free(plan.host, plan.port):
-            # Another server's answer to our health check would pass for the worker's.
+            # Another server's answer to the health check would pass for the worker's.
             detail = f"port {plan.port} on {plan.host} is in use by another process"
-            return Life(reached_health=False, healthy_seconds=0.0, detail=detail, exit_code=None)
+            return WorkerRun(reached_health=False, healthy_seconds=0.0, detail=detail, exit_code=None)
         try:
             process = await self._start()
             verdict = await self._await_health(http, process, started)
             if verdict is None and self._is_up(process):
                 healthy_since = clock()
-                self._plans.saw_health()
+                self._plans.record_health()
                 self._is_healthy = True
                 self._settled.set()
                 self._tell(WorkerEventKind.HEALTHY, f"after {healthy_since - started:.1f} s")
@@ -276,7 +263,7 @@ class Supervisor:
             self._is_healthy = False
             self._settled.clear()
             await self._end()
-        return Life(
+        return WorkerRun(
             reached_health=healthy_since is not None,
             healthy_seconds=clock() - healthy_since if healthy_since is not None else 0.0,
             detail=verdict or describe_end(process.returncode, read_tail(self._log)),
@@ -301,14 +288,14 @@ class Supervisor:
         with contextlib.suppress(OSError):  # it ended at once, or a sandbox forbids it
             self._guardian = os.pidfd_open(process.pid)
         assert process.stdout is not None  # noqa: S101 - it is a pipe
-        with contextlib.suppress(ValueError):  # empty when the guardian could not even start
+        with contextlib.suppress(ValueError):  # empty if the guardian could not start
             self._worker_pid = int(await process.stdout.readline())
         return process
 
     async def _await_health(
         self, http: aiohttp.ClientSession, process: asyncio.subprocess.Process, started: float
     ) -> str | None:
-        """Wait for health or the end; the reason to end the worker if neither comes in time."""
+        """Wait for health or the end; returns why the worker must be ended if neither comes in time."""
         clock, phase, read = asyncio.get_running_loop().time, "starting Python", 0
         while self._is_up(process):
             if await self._status(http) == HTTP_OK:
@@ -327,20 +314,20 @@ class Supervisor:
         return None
 
     async def _watch(self, http: aiohttp.ClientSession, process: asyncio.subprocess.Process) -> str | None:
-        """Wait for the end of a healthy worker; the reason to end it if it does not do so itself."""
+        """Wait for the end of a healthy worker; returns why it must be ended if it does not end by itself."""
         clock = asyncio.get_running_loop().time
         answered = clock()
         while self._is_up(process):
             await _wait_for(process.wait(), self._timing.check)
-            if self._is_up(process) and self._plans.is_wished:
+            if self._is_up(process) and self._plans.restart_requested:
                 await _wait_for(process.wait(), self._plans.current.drain_seconds)
-                return None  # one that has not ended by itself is ended
+                return None  # the caller ends it if it has not ended by itself
             await asyncio.to_thread(bound, self._log, self._largest_log)
             status = await self._status(http) if self._is_up(process) else None
             if status == HTTP_OK:
                 answered = clock()
             elif status == SERVICE_UNAVAILABLE:
-                # vLLM ends by itself a few seconds after its engine died; its last words are telling.
+                # vLLM ends by itself a few seconds after its engine died, and logs the cause.
                 await _wait_for(process.wait(), self._timing.kill)
                 return "its engine died" if self._is_up(process) else None
             elif clock() - answered > self._timing.unresponsive:
@@ -352,7 +339,7 @@ class Supervisor:
 
     async def _status(self, http: aiohttp.ClientSession) -> int | None:
         if not self._plans.current.answers:
-            return HTTP_OK  # that it runs is all there is to see
+            return HTTP_OK  # it has no health check: running counts as healthy
         try:
             async with http.get(f"{self._plans.current.url}/health") as response:
                 return response.status
@@ -360,7 +347,7 @@ class Supervisor:
             return None
 
     async def _end(self) -> None:
-        """End every process of the worker: politely, then not."""
+        """End every process of the worker, by SIGTERM and then by SIGKILL."""
         process = self._process
         if process is None:
             return
@@ -368,13 +355,13 @@ class Supervisor:
             self._signal(signal.SIGTERM)
             await _wait_for(process.wait(), self._plans.current.drain_seconds + self._timing.kill)
         finally:
-            # Reached on a second cancellation too: from here on nothing is awaited for long.
+            # Reached on a second cancellation too: from here on no wait is long.
             assert process.stdin is not None  # noqa: S101 - it is a pipe
             process.stdin.close()
             await _wait_for(process.wait(), self._timing.kill)
             self._signal(signal.SIGKILL)
             if self._worker_pid is not None and process.returncode in {None, -signal.SIGKILL}:
-                # Only matters when somebody killed the guardian: then nobody else would do it.
+                # Only matters if the guardian was killed: then no other process would do it.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._worker_pid, signal.SIGKILL)
             await process.wait()
@@ -386,9 +373,8 @@ class Supervisor:
         """
         Send the guardian a signal, if it has not ended.
 
-        Not by `Process.send_signal`: it asks the kernel first whether the process has ended, and if so takes
-        the exit status away from the event loop, which then reports 255
-        (https://github.com/python/cpython/issues/87744).
+        Not by `Process.send_signal`: it polls the process first, and if it has ended takes the exit status
+        away from the event loop, which then reports 255 (https://github.com/python/cpython/issues/87744).
         """
         if self._process is None or self._process.returncode is not None:
             return
@@ -412,7 +398,7 @@ class Supervisor:
 
 
 def free_port(host: str) -> int:
-    """Return a port nobody listens on now; somebody else may still take it before the worker does."""
+    """A port that nothing listens on now; another process may still take it before the worker does."""
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -430,7 +416,7 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 async def _wait_for(awaitable: Awaitable[object], seconds: float) -> None:
-    """Wait until it is done, but not longer."""
+    """Wait until it is done, at most `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await awaitable

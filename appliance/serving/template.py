@@ -1,9 +1,9 @@
 """
-A label for the prompt template of a request, so that traffic can be told apart without keeping any.
+A label for the prompt template of a request, so that traffic can be distinguished without storing content.
 
-Acceptance depends on the template: a draft that never saw one fails on all traffic that uses it.  A
-label is a keyed hash of what decides the template, so that nobody who knows a system prompt can look
-for it among the labels without the key.  It fails open: any JSON has a label.
+Acceptance depends on the template: a draft that was not trained on one fails on all traffic that uses it.
+A label is a keyed hash of the members that determine the template, so a system prompt cannot be looked up
+among the labels without the key.  Fails open: any JSON has a label.
 """
 
 import json
@@ -13,19 +13,18 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any
 
-from appliance.infra.json_members import Member
+from appliance.infra.json_members import Member, value_of
 
 CHATS = MappingProxyType(
     {"/v1/chat/completions": "", "/v1/responses": "instructions", "/v1/messages": "system"}
 )
-"""Routes whose messages go through the model's chat template, and where a system text may stand beside
-them."""
+"""Routes whose messages go through the model's chat template, and the member that may hold a system text."""
 RAW_ROUTE = "/v1/completions"
 NO_TEMPLATE = "none"
 SYSTEM_ROLES = ("system", "developer")
 LABEL_BYTES = 4
 READ_CHARACTERS = 2000
-"""How much of a raw prompt is searched for markers."""
+"""Characters of a raw prompt that are searched for markers."""
 MARKER = re.compile(
     r"<[|\uff5c][^\s<>|\uff5c]{1,40}[|\uff5c]>"  # with wide bars in DeepSeek's templates
     r"|<(?:start|end)_of_turn>|<fim_(?:prefix|suffix|middle)>"
@@ -40,27 +39,22 @@ def template_of(route: str, members: Mapping[str, Member], *, key: bytes) -> str
     """
     Label the template of a request; equal templates have equal labels under one key.
 
-    `chat-` and a hash of the chat template, its arguments, whether tools are given and the system
-    message, the same whichever API it came by; `raw-` and a hash of the markers a text prompt holds, each
-    once, in the order they are met; `raw-plain` for a text without markers; `raw-tokens` for anything but
-    text; `none` on routes that generate nothing.
-
-    Args:
-        route: path of the API.
-        members: of the request's body, whatever their types.
-        key: secret the hash is made with, 16 to 64 bytes.
+    `chat-` and a hash of the chat template, its arguments, whether tools are given and the system message,
+    the same for every API; `raw-` and a hash of the markers in a text prompt, each once, in order;
+    `raw-plain` for a text without markers; `raw-tokens` for anything but text; `none` on routes that
+    generate nothing.  `key` is 16 to 64 secret bytes.
     """
     if route in CHATS:
         decides = [
-            _value(members, "chat_template"),
-            _value(members, "chat_template_kwargs") or None,
-            bool(_value(members, "tools")),
+            value_of(members, "chat_template"),
+            value_of(members, "chat_template_kwargs") or None,
+            bool(value_of(members, "tools")),
             _system_text(members, CHATS[route]),
         ]
         return f"chat-{_hash(decides, key)}"
     if route != RAW_ROUTE:
         return NO_TEMPLATE
-    prompt = _value(members, "prompt")
+    prompt = value_of(members, "prompt")
     if isinstance(prompt, list) and prompt:
         prompt = prompt[0]
     if not isinstance(prompt, str):
@@ -70,17 +64,17 @@ def template_of(route: str, members: Mapping[str, Member], *, key: bytes) -> str
 
 
 def _hash(content: Any, key: bytes) -> str:  # noqa: ANN401 - decoded JSON
-    # As JSON no two values have the same bytes, and half a surrogate pair has some.
+    # As JSON no two values have the same bytes, and a lone surrogate can be encoded.
     text = json.dumps(content, sort_keys=True)
     return blake2b(text.encode(), digest_size=LABEL_BYTES, key=key).hexdigest()
 
 
-def _system_text(members: Mapping[str, Member], beside: str) -> str | None:
-    """What the first system message says."""
-    given = _value(members, beside)
+def _system_text(members: Mapping[str, Member], member: str) -> str | None:
+    """Text of the first system message."""
+    given = value_of(members, member)
     if given:
         return _text(given)
-    messages = _value(members, "messages") or _value(members, "input")
+    messages = value_of(members, "messages") or value_of(members, "input")
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict) and message.get("role") in SYSTEM_ROLES:
             return _text(message.get("content"))
@@ -96,7 +90,3 @@ def _texts(parts: Any) -> Iterable[str]:  # noqa: ANN401 - decoded JSON
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):
             yield text
-
-
-def _value(members: Mapping[str, Member], name: str) -> Any:  # noqa: ANN401 - decoded JSON
-    return members[name].value if name in members else None

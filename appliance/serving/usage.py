@@ -1,5 +1,5 @@
 """
-What a worker says about its answer: usage, drafts and the finish reason, read from its JSON.
+Read usage, draft counts and the finish reason from the JSON of a worker's answer.
 """
 
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     estimated: bool = False
-    """True when the worker never said: tokens were then counted by frames, too few rather than too many."""
+    """True if the worker reported no usage: tokens are then estimated from frames, rather too low."""
     drafts: int | None = None
-    """None when the worker reported no speculation for this answer."""
+    """None if the worker reported no speculation for this answer."""
     draft_tokens: int | None = None
     accepted_tokens: int | None = None
 
     @property
     def acceptance_length(self) -> float | None:
-        """Mean tokens per draft with the bonus token, or None without drafts."""
+        """Mean tokens per draft with the bonus token; None without drafts."""
         if not self.drafts or self.accepted_tokens is None:
             return None
         return 1.0 + self.accepted_tokens / self.drafts
@@ -33,7 +33,7 @@ class Usage:
 
 def parse_answer(text: str) -> dict[str, Member]:
     """
-    Find the members of an answer.
+    The members of an answer.
 
     Raises:
         WorkerFailedError: it is not a JSON object.
@@ -41,12 +41,11 @@ def parse_answer(text: str) -> dict[str, Member]:
     try:
         return parse_members(text, bounded=False)
     except InvalidRequestError as error:
-        message = "The worker's answer is not JSON."
-        raise WorkerFailedError(message) from error
+        raise WorkerFailedError("The worker's answer is not JSON.") from error
 
 
 def first_finish_reason(members: Mapping[str, Member]) -> str | None:
-    """Why the first choice of a whole answer ended."""
+    """Finish reason of the first choice."""
     choices = members["choices"].value if "choices" in members else None
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
         reason = choices[0].get("finish_reason")
@@ -58,12 +57,9 @@ def parse_usage(
     members: Mapping[str, Member], *, prompt: str = "prompt_tokens", completion: str = "completion_tokens"
 ) -> Usage:
     """
-    Read the counts out of an answer's members; what is absent or malformed counts as unsaid.
+    The counts of an answer; values that are absent or malformed count as not reported.
 
-    Args:
-        members: of the answer.
-        prompt: what the prompt's tokens are called in `usage`.
-        completion: what the answer's are.
+    `prompt` and `completion` are the names of the counts in `usage`.
     """
     usage = object_of(members["usage"].value) if "usage" in members else {}
     metrics = object_of(members["metrics"].value) if "metrics" in members else {}
@@ -79,10 +75,10 @@ def parse_usage(
 
 
 def object_of(value: object) -> Mapping[str, Any]:
-    """A decoded object, or an empty one for anything else."""
+    """The value if it is a decoded object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def count_of(value: object) -> int | None:
-    """A decoded count, or None for anything else."""
+    """The value if it is a count, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,9 +1,9 @@
 """
-Read-only facts about weights on this machine's disk.
+Facts about weights on this machine's disk; read-only.
 
-Only `config.json` and the headers of the safetensors files are read, so this needs no torch and costs
-milliseconds; the content digest reads every byte.  Format of a safetensors file: 8 bytes length
-(little endian), that many bytes of JSON, then the tensors (https://github.com/huggingface/safetensors).
+Only `config.json` and the headers of the safetensors files are read, so this needs no torch and takes
+milliseconds; the content digest reads every byte.  Format of a safetensors file: 8 bytes length (little
+endian), that many bytes of JSON, then the tensors (https://github.com/huggingface/safetensors).
 """
 
 import hashlib
@@ -17,22 +17,25 @@ from appliance.errors import ConfigurationError
 
 LENGTH_BYTES = 8
 LARGEST_HEADER = 100 * 2**20
-"""Longest header, in bytes, that the format's own reader accepts."""
+"""Maximum header size in bytes, as in the format's own reader."""
 CHUNK = 2**20
 DIGESTED_SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken"})
-"""What decides how a model answers: config, tokenizer, chat template and weights."""
+"""Files that determine how a model answers: config, tokenizer, chat template and weights."""
 TRAINING_RECORD = "training.json"
-"""What a draft's trainer wrote beside the weights, if it did."""
+"""The record of a draft's trainer, next to the weights, if there is one."""
 QUANTIZATION = "hf_quant_config.json"
-"""Where older ModelOpt keeps the `quantization_config`, and vLLM's `transformers_utils/config.py` looks."""
+"""
+File in which older ModelOpt keeps the `quantization_config`; vLLM reads it too
+(`transformers_utils/config.py`).
+"""
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes read so far and the bytes there are."""
+"""Called with the bytes read so far and the total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """One tensor as a safetensors header describes it."""
+    """One tensor of a safetensors header."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -41,16 +44,16 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """One model's directory."""
+    """A model's directory."""
 
     path: Path
     """Absolute."""
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     digest: str = ""
-    """`sha256:` and 64 hex digits; empty where nobody asked for it."""
+    """`sha256:` and 64 hex digits; empty unless it was computed."""
     training: Mapping[str, Any] = field(default_factory=dict)
-    """The training record beside them; empty where there is none."""
+    """The training record; empty if there is none."""
 
 
 def inspect_weights(path: Path) -> Weights:
@@ -58,7 +61,7 @@ def inspect_weights(path: Path) -> Weights:
     Read config and headers of the weights in a directory.
 
     Raises:
-        ConfigurationError: one line that says which file is missing or broken.
+        ConfigurationError: a file is missing or broken.
     """
     path = path.absolute()
     if not path.is_dir():
@@ -70,8 +73,7 @@ def inspect_weights(path: Path) -> Weights:
     training = _read_json(path / TRAINING_RECORD) if (path / TRAINING_RECORD).exists() else {}
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        message = f"{path} holds no *.safetensors file; other formats are not served"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{path} holds no *.safetensors file; other formats are not served")
     index = path / "model.safetensors.index.json"
     if index.exists():
         for name in sorted(set(_read_json(index).get("weight_map", {}).values())):
@@ -86,7 +88,7 @@ def inspect_weights(path: Path) -> Weights:
 
 def load_weights(path: Path, *, report: Progress | None = None) -> Weights:
     """
-    Read config and headers, and digest the content; takes as long as reading all of it does.
+    Read config and headers, and compute the digest, which reads every byte.
 
     Raises:
         ConfigurationError: as `inspect_weights`, or a file could not be read to its end.
@@ -97,10 +99,10 @@ def load_weights(path: Path, *, report: Progress | None = None) -> Weights:
 
 def digest_weights(path: Path, *, report: Progress | None = None) -> str:
     """
-    Digest what decides how a model answers.
+    Digest of the files that determine how a model answers.
 
-    It is the SHA-256 of what `sha256sum` prints for the files in byte order of their names, so
-    that anybody can check it with a shell.
+    The SHA-256 of what `sha256sum` prints for the files in byte order of their names, so that anyone can
+    check it with a shell.
 
     Raises:
         ConfigurationError: a file cannot be read to its end.
@@ -109,7 +111,7 @@ def digest_weights(path: Path, *, report: Progress | None = None) -> str:
 
 
 def digest_files(hashes: Mapping[str, str]) -> str:
-    """Return the digest of a model whose files, by name, have these SHA-256 (hex)."""
+    """Digest of a model from the SHA-256 (hex) of its files by name."""
     listing = hashlib.sha256()
     for name in sorted(hashes, key=str.encode):
         listing.update(f"{hashes[name]}  {name}\n".encode())
@@ -118,7 +120,7 @@ def digest_files(hashes: Mapping[str, str]) -> str:
 
 def hash_files(path: Path, *, report: Progress | None = None) -> dict[str, str]:
     """
-    Return the SHA-256 (hex) of each file in a directory that decides how a model answers, by name.
+    SHA-256 (hex) by name of each file that determines how a model answers.
 
     Raises:
         ConfigurationError: a file cannot be read to its end.
@@ -153,8 +155,7 @@ def parse_header(header: bytes) -> dict[str, TensorInfo]:
     """
     entries = json.loads(header)
     if not isinstance(entries, dict):
-        message = "the header is no JSON object"
-        raise ValueError(message)  # noqa: TRY004 - like any other malformed header
+        raise ValueError("the header is not a JSON object")  # noqa: TRY004 - like any other malformed header
     try:
         return {
             name: TensorInfo(shape=tuple(int(size) for size in entry["shape"]), dtype=str(entry["dtype"]))
@@ -162,8 +163,7 @@ def parse_header(header: bytes) -> dict[str, TensorInfo]:
             if name != "__metadata__"
         }
     except (KeyError, TypeError) as error:
-        message = "an entry has no shape or no dtype"
-        raise ValueError(message) from error
+        raise ValueError("an entry has no shape or no dtype") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigurationError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{file} holds no JSON object")
+        raise ConfigurationError(f"{file} does not contain a JSON object")
     return content
 
 
@@ -187,14 +187,13 @@ def _read_tensors(file: Path) -> dict[str, TensorInfo]:
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigurationError(f"{file} is not a whole safetensors file: {error}") from error
+        raise ConfigurationError(f"{file} is not a complete safetensors file: {error}") from error
 
 
 def _read_header(stream: BinaryIO, size: int) -> bytes:
     length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
     if size < LENGTH_BYTES or not 0 < length <= min(LARGEST_HEADER, size - LENGTH_BYTES):
-        message = "its header is longer than the file"
-        raise ValueError(message)
+        raise ValueError("its header is longer than the file")
     header = stream.read(length)
     entries = json.loads(header)
     if not isinstance(entries, dict):
@@ -202,6 +201,5 @@ def _read_header(stream: BinaryIO, size: int) -> bytes:
     spans = [entry.get("data_offsets", (0, 0)) for entry in entries.values() if isinstance(entry, dict)]
     end = max((span[1] for span in spans), default=0)
     if LENGTH_BYTES + length + end != size:
-        message = f"it has {size} bytes where its header tells of {LENGTH_BYTES + length + end}"
-        raise ValueError(message)
+        raise ValueError(f"it has {size} bytes, and its header describes {LENGTH_BYTES + length + end}")
     return header

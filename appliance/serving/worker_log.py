@@ -1,5 +1,5 @@
 """
-What a worker writes: its log file, how far a start is, and why it failed.
+A worker's log file: rotation, the phase of a start, and the cause of a failure.
 """
 
 import contextlib
@@ -12,7 +12,10 @@ from pathlib import Path
 
 KEPT_LOGS = 3
 LARGEST_LOG = 64 * 2**20
-"""Bytes after which a log is begun anew; with those kept, a worker's logs take four times as many at most."""
+"""
+Bytes after which a log is rotated while the worker runs; with the kept ones, a worker's logs take at most
+four times as many.
+"""
 TAIL_BYTES = 2**16
 LONGEST_LINE = 400
 PREFIX = re.compile(r"^\([^)]* pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
@@ -23,7 +26,7 @@ RELAYED = (
     "Worker failed with error",
     "EngineCore encountered an issue",
 )
-"""Beginnings of messages by which one process of vLLM says that another one failed."""
+"""Prefixes of messages by which one process of vLLM reports the failure of another."""
 PHASES = (
     ("Initializing a V1 LLM engine", "starting the engine"),
     ("Starting to load model", "loading the target"),
@@ -35,27 +38,27 @@ PHASES = (
     ("Capturing CUDA graph", "capturing CUDA graphs"),
     ("Starting vLLM server", "opening the port"),
 )
-"""What a line of the worker's log says about how far the start is."""
+"""Log lines that mark the phases of a start."""
 
 
 def rotate(log: Path) -> None:
-    """Keep the logs of the last starts as `.1` (the latest) to `.3`, in a directory only we can read."""
+    """Keep the logs of the last starts as `.1` (the latest) to `.3`, in a directory of mode 0700."""
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _make_older([log, *_older(log)])
 
 
 def bound(log: Path, largest: int) -> bool:
     """
-    Begin a log of more than `largest` bytes anew while it is written; whether that was done.
+    Rotate a log of more than `largest` bytes while it is written; True if it was rotated.
 
-    It is copied and emptied, since the worker holds it open and appends to it: what is written between
-    the two is lost.  Where there is no room for a copy the log is left as it is.
+    It is copied and truncated, since the worker holds it open and appends to it: bytes written between the
+    two are lost.  Without disk space for a copy the log stays as it is.
     """
     kept = _older(log)
     copy = log.with_name(f".{log.name}.copy")
     try:
         size = log.stat().st_size
-        # Asked at every look: a copy that is tried and fails would fill the disk again and again.
+        # Checked at every poll: a copy that fails would fill the disk again and again.
         if size <= largest or shutil.disk_usage(log.parent).free < 2 * size:
             return False
         shutil.copy(log, copy)
@@ -79,7 +82,6 @@ def _make_older(kept: list[Path]) -> None:
 
 
 def read_tail(log: Path) -> str:
-    """The last part of a log file."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL_BYTES))
         return file.read().decode(errors="replace")
@@ -87,10 +89,10 @@ def read_tail(log: Path) -> str:
 
 def failure_line(log_tail: str) -> str:
     """
-    Pick the line that says why a worker failed from the end of its log.
+    The line that says why a worker failed, from the end of its log.
 
-    vLLM relays a failure from process to process, each with a traceback of its own: the last exception
-    that is not such a relay is the root.
+    vLLM relays a failure from process to process, each with its own traceback: the last exception that is
+    not such a relay is the root cause.
     """
     lines = [PREFIX.sub("", line).rstrip() for line in log_tail.replace("\r", "\n").splitlines()]
     lines = [line for line in lines if line]
@@ -99,17 +101,17 @@ def failure_line(log_tail: str) -> str:
     for position, line in enumerate(lines):
         if match := EXCEPTION.match(line):
             what = match[1]
-            if "validation error" in what:  # pydantic says what is wrong on the next line
+            if "validation error" in what:  # pydantic reports the cause on the next line
                 what = "".join(lines[position + 1 : position + 2]).strip().removeprefix("Value error, ")
             (relays if any(text in what for text in RELAYED) else roots).append(what)
         elif ": error: " in line:  # argparse
             roots.append(line.partition(": error: ")[2])
-    told = [*relays[:1], *roots[-1:]] or lines[-1:] or ["it wrote nothing"]
-    return " ".join(told[-1].split())[:LONGEST_LINE]
+    causes = [*relays[:1], *roots[-1:]] or lines[-1:] or ["it wrote nothing"]
+    return " ".join(causes[-1].split())[:LONGEST_LINE]
 
 
 def find_phase(log_text: str) -> str | None:
-    """Return the latest phase that lines of a starting worker's log tell of, or None."""
+    """The latest phase that these log lines mark, or None."""
     for line in reversed(log_text.splitlines()):
         for needle, phase in PHASES:
             if needle in line:
@@ -118,7 +120,7 @@ def find_phase(log_text: str) -> str | None:
 
 
 def describe_end(returncode: int | None, log_tail: str) -> str:
-    """Say in one line how a worker with this exit status and these last words ended."""
+    """Describe in one line how a worker with this exit status and log ended."""
     line = failure_line(log_tail)
     if returncode is not None and returncode < 0:
         name = signal.Signals(-returncode).name

@@ -1,9 +1,9 @@
 """
-Read a worker's metrics page; the only file that spells `vllm:`.
+Parse a worker's metrics page; the only module that spells `vllm:`.
 
-vLLM names its metrics in `vllm/v1/metrics/loggers.py` and `vllm/v1/spec_decode/metrics.py`.  A worker
-with several engines reports each on its own; they are added up, and KV cache usage is that of the
-fullest one, because that is the one that preempts first.
+vLLM names its metrics in `vllm/v1/metrics/loggers.py` and `vllm/v1/spec_decode/metrics.py`.  A worker with
+several engines reports each separately: counters are summed, and KV cache usage is the maximum, because the
+fullest engine preempts first.
 """
 
 import math
@@ -31,45 +31,43 @@ READ = tuple(
         "spec_decode_num_",
     )
 )
-"""Beginnings of the lines that are parsed: the rest is nine tenths of a page, mostly histograms."""
+"""Prefixes of the lines that are parsed: nine tenths of a page are other lines, mostly histograms."""
 DRAFTS = "spec_decode_num_drafts_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMetrics:
-    """What one metrics page says, summed over the worker's engines."""
+    """The values of one metrics page, summed over the worker's engines."""
 
     running: int
-    """Requests in the batch."""
+    """Requests in the running batch."""
     waiting: int
-    """Requests that have to wait for a place in it."""
+    """Requests that wait for a slot in it."""
     kv_cache_usage: float
     """Share of the KV cache in use in the fullest engine, 0..1."""
     prompt_tokens_total: int
     generation_tokens_total: int
     preemptions_total: int
-    """How often a running request was pushed back because the KV cache was full."""
+    """Running requests preempted because the KV cache was full."""
     finished_requests_total: Mapping[str, int]
     """Finished requests by vLLM's reason, such as `stop`, `length`, `abort`, `error`."""
     speculation: SpecDecodeCounters | None
-    """None when the worker was started without speculation."""
+    """None if the worker was started without speculation."""
 
 
 def parse_metrics(page: str) -> WorkerMetrics:
     """
-    Parse a worker's metrics page (Prometheus text format).
+    Parse a metrics page (Prometheus text format).
 
     Raises:
         WorkerFailedError: the page is not one of vLLM's.
     """
     if page and not page.endswith("\n"):
-        message = "The worker's metrics page is cut off."
-        raise WorkerFailedError(message)
+        raise WorkerFailedError("The worker's metrics page is cut off.")
     samples = _read(page)
     for name in REQUIRED:
         if name not in samples:
-            message = f"The worker's metrics page lacks {PREFIX}{name}; is it a vLLM worker?"
-            raise WorkerFailedError(message)
+            raise WorkerFailedError(f"The worker's metrics page lacks {PREFIX}{name}; is it a vLLM worker?")
     return WorkerMetrics(
         running=_total(samples["num_requests_running"]),
         waiting=_total(samples["num_requests_waiting"]),
@@ -92,9 +90,8 @@ def _read(page: str) -> defaultdict[str, list[Sample]]:
                 if sample.name.startswith(PREFIX):
                     samples[sample.name.removeprefix(PREFIX)].append(sample)
     except (ValueError, IndexError, KeyError) as error:
-        # The parser raises whatever its string handling runs into.
-        message = "The worker's metrics page is not in Prometheus text format."
-        raise WorkerFailedError(message) from error
+        # The parser raises what its string handling raises.
+        raise WorkerFailedError("The worker's metrics page is not in Prometheus text format.") from error
     return samples
 
 
@@ -103,7 +100,7 @@ def _speculation(samples: Mapping[str, list[Sample]]) -> SpecDecodeCounters:
     try:
         positions = sorted(accepted, key=int)
     except ValueError as error:
-        message = "The worker's metrics page names a draft position that is no number."
+        message = "The worker's metrics page contains a draft position that is not a number."
         raise WorkerFailedError(message) from error
     return SpecDecodeCounters(
         drafts=_total(samples[DRAFTS]),
@@ -126,6 +123,5 @@ def _by_label(samples: Iterable[Sample], label: str) -> dict[str, int]:
 
 def _finite(value: float) -> float:
     if not math.isfinite(value):
-        message = "The worker's metrics page counts something that is no number."
-        raise WorkerFailedError(message)
+        raise WorkerFailedError("The worker's metrics page contains a value that is not a number.")
     return value

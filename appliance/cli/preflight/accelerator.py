@@ -11,9 +11,9 @@ from pathlib import Path
 from appliance.cli.preflight.check import Check, Subject, gib
 from appliance.cli.preflight.inquiry import Inquiry
 from appliance.cli.preflight.memory import Need, estimate
-from appliance.cli.preflight.nvml import Driver, look_at_driver
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import WorkerSettings
+from appliance.serving.nvml import NvidiaDriver, read_driver
 from appliance.serving.weights import Weights, inspect_weights
 
 COUNT = Subject("gpu.count", "GPUs")
@@ -39,7 +39,7 @@ def check_gpus(inquiry: Inquiry) -> Iterable[Check]:
     if not inquiry.worker:
         yield from _none("no worker runs on this machine")
         return
-    driver, build = look_at_driver(), look_at_build()
+    driver, build = read_driver(), look_at_build()
     if not wants_gpu(settings, driver, build):
         yield from _none("the worker runs on the CPU")
         return
@@ -62,14 +62,14 @@ def check_gpus(inquiry: Inquiry) -> Iterable[Check]:
     yield judge_memory(settings, driver, need)
 
 
-def wants_gpu(settings: WorkerSettings, driver: Driver | None, build: Build | None) -> bool:
+def wants_gpu(settings: WorkerSettings, driver: NvidiaDriver | None, build: Build | None) -> bool:
     """Whether the worker is to run on a GPU; with `auto`, also where only the engine was built for one."""
     if settings.device != "auto":
         return settings.device == "gpu"
     return bool(driver and driver.gpus) or (build is not None and build.cuda is not None)
 
 
-def judge_count(settings: WorkerSettings, driver: Driver | None) -> Check:
+def judge_count(settings: WorkerSettings, driver: NvidiaDriver | None) -> Check:
     """Decide whether there are as many GPUs as the settings share the model over."""
     wanted = settings.tensor_parallel_size * settings.pipeline_parallel_size
     asked = f"tensor {settings.tensor_parallel_size} x pipeline {settings.pipeline_parallel_size} = {wanted}"
@@ -86,7 +86,7 @@ def judge_count(settings: WorkerSettings, driver: Driver | None) -> Check:
     return COUNT.ok(seen)
 
 
-def judge_driver(driver: Driver | None, build: Build | None) -> Check:
+def judge_driver(driver: NvidiaDriver | None, build: Build | None) -> Check:
     """
     Decide whether the driver runs what the engine was built for.
 
@@ -95,7 +95,8 @@ def judge_driver(driver: Driver | None, build: Build | None) -> Check:
     (https://docs.nvidia.com/deploy/cuda-compatibility/).
     """
     if driver is None:
-        return DRIVER.fail("no NVIDIA driver answers", "install the NVIDIA driver, or set worker.device: cpu")
+        todo = "install the NVIDIA driver and vLLM's GPU build (it needs nvidia-ml-py), or set worker.device: cpu"
+        return DRIVER.fail("no NVIDIA driver answers", todo)
     seen = f"driver {driver.version} runs CUDA {_version(driver.cuda)}"
     if build is None:
         return DRIVER.skipped(f"{seen}; no engine is installed here to compare with")
@@ -114,7 +115,7 @@ def judge_driver(driver: Driver | None, build: Build | None) -> Check:
     return DRIVER.ok(seen)
 
 
-def judge_memory(settings: WorkerSettings, driver: Driver | None, need: Need) -> Check:
+def judge_memory(settings: WorkerSettings, driver: NvidiaDriver | None, need: Need) -> Check:
     """Decide whether weights and the KV cache of one longest context fit what the worker may take."""
     used = (driver.gpus if driver else ())[: settings.tensor_parallel_size * settings.pipeline_parallel_size]
     if not used:

@@ -137,5 +137,4 @@ def _refuse_unknown(names: frozenset[str]) -> None:
     known |= {name.partition(".")[0] for name in known}
     unknown = sorted(names - known)
     if unknown:
-        message = f"--skip {unknown[0]} is no check; `appliance preflight --json` names them"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"--skip {unknown[0]} is no check; `appliance preflight --json` names them")

@@ -96,8 +96,7 @@ def expected_files(
         text = source.read_text(encoding="utf-8")
         found = parse_sums(text, model.name) or parse_sums(text, model.parent.name)
     if not found:
-        message = f"{source} names no file of {model}"
-        raise ValueError(message)
+        raise ValueError(f"{source} names no file of {model}")
     return found
 
 
@@ -115,8 +114,7 @@ def parse_sums(text: str, model: str) -> dict[str, str]:
         digest, _, name = line.partition(" ")
         path = Path(name.lstrip(" *"))
         if len(digest) != HEX_DIGITS or not path.name:
-            message = f"`{line[:80]}` is no line of sha256sum"
-            raise ValueError(message)
+            raise ValueError(f"`{line[:80]}` is no line of sha256sum")
         if model in path.parts:
             at = len(path.parts) - 1 - path.parts[::-1].index(model)
             found[str(Path(*path.parts[at + 1 :]))] = digest.lower()

@@ -13,7 +13,7 @@ from importlib.metadata import version as installed_version
 from appliance.cli.preflight.accelerator import Build, look_at_build, wants_gpu
 from appliance.cli.preflight.check import Check, Subject
 from appliance.cli.preflight.inquiry import Inquiry
-from appliance.cli.preflight.nvml import look_at_driver
+from appliance.serving.nvml import read_driver
 
 VERSIONS = Subject("kernels.flashinfer", "FlashInfer kernels")
 SUBJECTS = (VERSIONS,)
@@ -28,7 +28,7 @@ def check_kernels(inquiry: Inquiry) -> Iterable[Check]:
     build = look_at_build()
     if not inquiry.worker:
         yield VERSIONS.skipped("no worker runs on this machine")
-    elif not wants_gpu(inquiry.settings.worker, look_at_driver(), build):
+    elif not wants_gpu(inquiry.settings.worker, read_driver(), build):
         yield VERSIONS.skipped("the worker runs on the CPU")
     else:
         yield judge_kernels(look_at_kernels(), build)

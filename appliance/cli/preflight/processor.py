@@ -16,10 +16,10 @@ from appliance.cli.preflight.accelerator import (
 from appliance.cli.preflight.check import Check, Subject, gib
 from appliance.cli.preflight.inquiry import Inquiry
 from appliance.cli.preflight.memory import Need, estimate
-from appliance.cli.preflight.nvml import look_at_driver
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind, choose_dtype, has_bfloat16
+from appliance.serving.nvml import read_driver
 
 INSTRUCTIONS = Subject("cpu.instructions", "CPU instructions")
 CORES = Subject("cpu.cores", "CPU cores")
@@ -50,7 +50,7 @@ def check_cpu(inquiry: Inquiry) -> Iterable[Check]:
     if not inquiry.worker:
         yield from (subject.skipped("no worker runs on this machine") for subject in SUBJECTS)
         return
-    if wants_gpu(settings, look_at_driver(), look_at_build()):
+    if wants_gpu(settings, read_driver(), look_at_build()):
         yield from (subject.skipped("the worker runs on a GPU") for subject in SUBJECTS)
         return
     seen = look_at_processor()

@@ -1,12 +1,11 @@
 """
-How each family of routes reads and writes: what vLLM serves under OpenAI's, Anthropic's and its own names.
+How the gateway reads and writes each family of routes: OpenAI's, Anthropic's and vLLM's own.
 
-- `dialect`: what the gateway asks of every family, and the families without streams of their own.
+- `dialect`: the interface of a family, the default implementation, and edits of a body for a worker.
 - `chat`, `responses`, `messages`: the families that generate text, with their streams.
-- `counts`: routes that generate none: embeddings, reranking, scores, tokens.
-- `errors`: how an error looks in each.  `edits`: how a body is changed on its way to a worker.
-- `policy`, `media`: what a request may not ask of a worker.
-- `routes`: the list of all routes, each with its dialect.  What is not in it is not served.
+- `counts`: routes that generate no text: embeddings, reranking, scores, tokens.
+- `policy`, `media`: members that a request must not use.
+- `routes`: all routes, each with its dialect.  A path that is not listed is not served.
 
 Everything here is pure.
 """

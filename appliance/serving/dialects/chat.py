@@ -1,8 +1,8 @@
 """
 OpenAI's chat and text completions.
 
-Frames are bare `data:`; the last is `data: [DONE]`.  Counts come in a frame of their own, and only if
-they are asked for: the gateway always asks, and keeps that frame from clients that did not.
+Frames are bare `data:`; the last is `data: [DONE]`.  Usage comes in a frame of its own, and only on
+request: the gateway always requests it, and removes that frame for clients that did not.
 """
 
 import json
@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from appliance.errors import InvalidRequestError
 from appliance.infra.json_members import Member, cut_member
 from appliance.serving import sse
-from appliance.serving.dialects.dialect import Answered, Dialect, Sorted, value_of
-from appliance.serving.dialects.edits import Edits
-from appliance.serving.refusal import SERVER_ERROR, worker_error
+from appliance.serving.dialects.dialect import Dialect, Edits, ParsedAnswer, SortedFrames, value_of
+from appliance.serving.error_text import SERVER_ERROR, worker_error
 from appliance.serving.usage import first_finish_reason, parse_answer, parse_usage
 
 ASKING = '{"include_usage": true}'
@@ -26,11 +25,10 @@ class Chat(Dialect):
     streams = True
 
     def check(self, members: Mapping[str, Member]) -> None:
-        """`stream_options` must be what the gateway can add to."""
+        """`stream_options` must be an object, so that the gateway can add to it."""
         options = value_of(members, "stream_options")
         if options is not None and not isinstance(options, dict):
-            message = "`stream_options` must be an object."
-            raise InvalidRequestError(message, param="stream_options")
+            raise InvalidRequestError("`stream_options` must be an object.", param="stream_options")
 
     def wants_usage(self, members: Mapping[str, Member]) -> bool:
         """Whether `stream_options.include_usage` is true."""
@@ -38,28 +36,27 @@ class Chat(Dialect):
         return isinstance(options, dict) and options.get("include_usage") is True
 
     def edits(self, members: Mapping[str, Member], *, is_stream: bool) -> Edits:
-        """Usage is asked for on streams: metering needs it."""
+        """Request usage on streams: metering needs it."""
         if not is_stream or self.wants_usage(members):
             return {}
         options = value_of(members, "stream_options")
         given = options if isinstance(options, dict) else {}
         return {"stream_options": json.dumps({**given, "include_usage": True}) if given else ASKING}
 
-    def read_answer(self, text: str, *, wants_metrics: bool) -> Answered:
-        """Counts and drafts, and why the first choice ended."""
+    def read_answer(self, text: str, *, wants_metrics: bool) -> ParsedAnswer:
         members = parse_answer(text)
-        return Answered(
+        return ParsedAnswer(
             text=text if wants_metrics else cut_member(text, members, "metrics"),
             usage=parse_usage(members),
             finish_reason=first_finish_reason(members),
         )
 
     def needs_care(self, frames: bytes) -> bool:
-        """Counts, errors and the end; all other frames are content."""
+        """Usage, errors and the end; all other frames are content."""
         return sse.needs_care(frames)
 
-    def sort(self, frames: Iterable[bytes], *, wants_usage: bool, wants_metrics: bool) -> Sorted:
-        """Read counts, hold back the end, and drop the frame that exists only because we asked for it."""
+    def sort(self, frames: Iterable[bytes], *, wants_usage: bool, wants_metrics: bool) -> SortedFrames:
+        """Read usage, hold back the end, and drop the usage frame if only the gateway requested it."""
         passed, held, usage, is_end = b"", b"", None, False
         for frame in frames:
             if sse.is_done(frame):
@@ -77,13 +74,13 @@ class Chat(Dialect):
                 elif wants_usage:
                     held += rewritten
             elif sse.is_error(frame):
-                # The last frame, whatever the worker sends after it: `[DONE]` would make it look whole.
+                # The last frame: a following `[DONE]` would make the answer look complete.
                 held += self.error_frame(worker_error(sse.payload(frame), SERVER_ERROR))
-                return Sorted(passed=passed, held=held, usage=usage, is_end=True, has_failed=True)
+                return SortedFrames(passed=passed, held=held, usage=usage, is_end=True, has_failed=True)
             else:
                 passed += frame
-        return Sorted(passed=passed, held=held, usage=usage, is_end=is_end)
+        return SortedFrames(passed=passed, held=held, usage=usage, is_end=is_end)
 
     def finish_reason(self, frames: bytes) -> str | None:
-        """It stands next to the last content."""
+        """It is next to the last content."""
         return sse.finish_reason(frames)

@@ -1,7 +1,7 @@
 """
-The routes that generate nothing: embeddings, reranking, scores, and counting tokens.
+Routes that generate no text: embeddings, reranking, scores, and counting tokens.
 
-Their answers may be megabytes of numbers, so only the one member that is read is looked for.
+Their answers may be megabytes of numbers, so only the one member that is needed is searched for.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 from appliance.errors import InvalidRequestError
 from appliance.infra.json_members import Member
-from appliance.serving.dialects.dialect import Answered, Dialect, value_of
+from appliance.serving.dialects.dialect import Dialect, ParsedAnswer, value_of
 from appliance.serving.error_text import ErrorText, anthropic_error, encode_error
 from appliance.serving.usage import Usage, count_of, object_of
 
@@ -20,37 +20,34 @@ ENCODING = "encoding_format"
 
 
 class Pooling(Dialect):
-    """Embeddings, reranking and scores: a prompt's tokens and none of an answer."""
+    """Embeddings, reranking and scores: prompt tokens and no completion tokens."""
 
     def check(self, members: Mapping[str, Member]) -> None:
-        """Only forms of embeddings that are JSON; vLLM has others."""
+        """Only encodings that are JSON; vLLM has others."""
         form = value_of(members, ENCODING)
         if form is not None and form not in ("float", "base64"):
-            message = f"`{ENCODING}` must be `float` or `base64`."
-            raise InvalidRequestError(message, param=ENCODING)
+            raise InvalidRequestError(f"`{ENCODING}` must be `float` or `base64`.", param=ENCODING)
 
-    def read_answer(self, text: str, *, wants_metrics: bool) -> Answered:  # noqa: ARG002 - it has none
-        """The prompt's tokens; an answer without them counts as unsaid."""
+    def read_answer(self, text: str, *, wants_metrics: bool) -> ParsedAnswer:  # noqa: ARG002 - it has none
+        """The prompt tokens; an answer without them counts as not reported."""
         usage = _usage(text)
         prompt_tokens = count_of(usage.get("prompt_tokens"))
-        return Answered(
+        return ParsedAnswer(
             text=text, usage=Usage(prompt_tokens=prompt_tokens or 0, estimated=prompt_tokens is None)
         )
 
 
 class Tokens(Dialect):
-    """Tokenizing and back: no model runs, so nothing is counted."""
+    """Tokenize and detokenize: no model runs, so nothing is counted."""
 
-    def read_answer(self, text: str, *, wants_metrics: bool) -> Answered:  # noqa: ARG002 - it has none
-        """Nothing to read."""
-        return Answered(text=text, usage=Usage())
+    def read_answer(self, text: str, *, wants_metrics: bool) -> ParsedAnswer:  # noqa: ARG002 - it has none
+        return ParsedAnswer(text=text, usage=Usage())
 
 
 class MessageTokens(Tokens):
     """The same for Anthropic's clients."""
 
     def error_body(self, error: ErrorText) -> str:
-        """An error as Anthropic's clients parse it."""
         return encode_error(anthropic_error(error))
 
 

@@ -1,8 +1,8 @@
 """
-What the gateway asks of a family of routes.
+The interface of a route family.
 
-A dialect has no state: one value serves all requests.  Frames and answers pass as they came; a
-dialect only says which of them must be looked at, what they say, and when a stream has ended.
+A dialect has no state: one value serves all requests.  Frames and answers pass unchanged; a dialect only
+decides which of them must be parsed, what they report, and when a stream has ended.
 """
 
 import re
@@ -10,45 +10,46 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from appliance.errors import InvalidRequestError
-from appliance.infra.json_members import Member
+from appliance.infra.json_members import Member, cut_member, value_of
 from appliance.serving import sse
-from appliance.serving.dialects.edits import Edits
 from appliance.serving.error_text import ErrorText, encode_error, openai_error
 from appliance.serving.usage import Usage
 
 WORD = re.compile(r"[a-z_]{1,32}")
+Edits = Mapping[str, str | None]
+"""New JSON text by key; None removes the member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """A whole answer, read."""
+class ParsedAnswer:
+    """A whole answer."""
 
     text: str
-    """What the client gets."""
+    """What the client receives."""
     usage: Usage
     finish_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sorted:
+class SortedFrames:
     """A run of frames, sorted."""
 
     passed: bytes = b""
-    """What may go to the client now."""
+    """Bytes that may be sent to the client now."""
     held: bytes = b""
-    """What may not go before the outcome is durable."""
+    """Bytes that must not be sent before the outcome is durable."""
     usage: Usage | None = None
-    """The last counts the worker gave, if it gave any."""
+    """The last usage that the worker reported, if any."""
     finish_reason: str | None = None
-    """Why the model stopped, where these frames say so."""
+    """Why the model stopped, if these frames contain it."""
     is_end: bool = False
-    """Whether nothing that comes after these frames belongs to the answer."""
+    """Whether nothing after these frames belongs to the answer."""
     has_failed: bool = False
     """Whether the end is an error."""
 
 
 class Dialect:
-    """A family without streams, whose errors look like OpenAI's; the others say what is different."""
+    """A family without streams, with OpenAI's errors; subclasses override what differs."""
 
     generates = False
     """Whether a request samples tokens, so that drafts may help and some parameters forbid them."""
@@ -57,57 +58,48 @@ class Dialect:
 
     def check(self, members: Mapping[str, Member]) -> None:
         """
-        Refuse what only this family has.
+        Refuse members that only this family has.
 
         Raises:
             InvalidRequestError: with the member's name.
         """
 
     def wants_usage(self, members: Mapping[str, Member]) -> bool:  # noqa: ARG002 - see chat
-        """Whether the client itself asked for the counts of a stream; most families always give them."""
+        """Whether the client requested the usage of a stream; most families always report it."""
         return True
 
     def edits(self, members: Mapping[str, Member], *, is_stream: bool) -> Edits:  # noqa: ARG002 - see chat
-        """What has to be changed in a body for the gateway to keep its promises."""
+        """Changes to the body that the gateway's guarantees need."""
         return {}
 
-    def read_answer(self, text: str, *, wants_metrics: bool) -> Answered:
+    def read_answer(self, text: str, *, wants_metrics: bool) -> ParsedAnswer:
         """
-        Read a whole answer.
-
-        Args:
-            text: as the worker sent it.
-            wants_metrics: whether the worker's `metrics` stay in it.
+        Read a whole answer; `wants_metrics` keeps the worker's `metrics` in its text.
 
         Raises:
-            WorkerFailedError: it cannot be read.
+            WorkerFailedError: it is malformed.
         """
         raise NotImplementedError
 
     def needs_care(self, frames: bytes) -> bool:
-        """Whether a run of whole frames holds one that must be looked at before it is sent on."""
+        """Whether a run of whole frames contains one that must be parsed before it is forwarded."""
         raise NotImplementedError
 
-    def sort(self, frames: Iterable[bytes], *, wants_usage: bool, wants_metrics: bool) -> Sorted:
+    def sort(self, frames: Iterable[bytes], *, wants_usage: bool, wants_metrics: bool) -> SortedFrames:
         """
-        Sort whole frames of a stream.
-
-        Args:
-            frames: single frames, each with its blank line.
-            wants_usage: what `wants_usage` said of the request.
-            wants_metrics: whether the worker's `metrics` stay in them.
+        Sort single frames of a stream, each with its blank line.
 
         Raises:
-            WorkerFailedError: a frame that must be looked at cannot be read.
+            WorkerFailedError: a frame that must be parsed is malformed.
         """
         raise NotImplementedError
 
     def finish_reason(self, frames: bytes) -> str | None:  # noqa: ARG002 - see chat
-        """Why the model stopped, where frames say so that need no care."""
+        """Why the model stopped, if frames that need no parsing contain it."""
         return None
 
     def count_pieces(self, frames: bytes) -> int:
-        """How many frames of a run carry content: the estimate of an answer nobody counted."""
+        """Frames with content in a run: the estimate for an answer without usage."""
         return frames.count(sse.SEPARATOR)
 
     def error_body(self, error: ErrorText) -> str:
@@ -115,40 +107,48 @@ class Dialect:
         return encode_error(openai_error(error))
 
     def error_frame(self, error: ErrorText, *, after: bytes = b"") -> bytes:  # noqa: ARG002 - see responses
-        """
-        An error as the last frame of a stream.
-
-        Args:
-            error: what went wrong.
-            after: the frames that were sent last.
-        """
+        """An error as the last frame of a stream; `after` are the frames sent before it."""
         return f"data: {self.error_body(error)}\n\n".encode()
 
 
-def value_of(members: Mapping[str, Member], name: str) -> object:
-    """The value of a member, or None."""
-    return members[name].value if name in members else None
+def edit_members(text: str, members: dict[str, Member], edits: Edits) -> str:
+    """
+    Change several members of a JSON object at once; missing ones are added in front.
+
+    At least one member must remain, and no key may need an escape.
+    """
+    # From the end, so that the offsets of the remaining members stay valid.
+    for key in sorted(edits.keys() & members.keys(), key=lambda key: members[key].start, reverse=True):
+        value, member = edits[key], members[key]
+        if value is None:
+            text = cut_member(text, members, key)
+        else:
+            text = text[: member.value_start] + value + text[member.end :]
+    added = [f'"{key}":{value},' for key, value in edits.items() if value is not None and key not in members]
+    if not added:
+        return text
+    opening = text.index("{") + 1
+    return text[:opening] + "".join(added) + text[opening:]
 
 
 def word_of(value: object) -> str | None:
-    """A word such as APIs use for why something ended, or None for anything else."""
+    """The value if it is a word as APIs use for a finish reason, else None."""
     return value if isinstance(value, str) and WORD.fullmatch(value) else None
 
 
 def refuse_state(members: Mapping[str, Member], name: str, advice: str) -> None:
-    """Refuse a member that only makes sense where answers are kept; null and false ask for nothing."""
+    """Refuse a member that needs stored answers; null and false are accepted."""
     if value_of(members, name):
-        message = f"`{name}` needs answers to be kept, and this gateway keeps none. {advice}"
+        message = f"`{name}` needs stored answers, and this gateway stores none. {advice}"
         raise InvalidRequestError(message, param=name, code="unsupported_parameter")
 
 
 def event_frame(event: str, data: str) -> bytes:
-    """One frame with an event's name."""
     return f"event: {event}\ndata: {data}\n\n".encode()
 
 
 def event_of(frame: bytes) -> bytes:
-    """The event's name in a frame, or nothing."""
+    """The event name of a frame, or nothing."""
     line = frame[: frame.find(b"\n")]
     return line[len(b"event:") :].strip() if line.startswith(b"event:") else b""
 

@@ -1,31 +1,28 @@
 """
-Images, sound and video in a request: only what the request itself brings along.
+Images, sound and video in a request: only content that the request itself contains.
 
-A worker fetches what it is given a URL of, so a request could have it call any machine it can reach.
-Follows `_parse_chat_message_content_mm_part` in `vllm/renderers/chat_utils.py` and the conversions in
-`vllm/entrypoints/anthropic/serving.py` (0.32).  Only where they look for parts is looked here: a URL
-in a text, or in the arguments of a tool, is content like any other.
+A worker fetches any URL it is given, so a request could make it call any machine it can reach.  Follows
+`_parse_chat_message_content_mm_part` in `vllm/renderers/chat_utils.py` and the conversions in
+`vllm/entrypoints/anthropic/serving.py` (0.32).  Only the places that they read are checked: a URL in a
+text, or in the arguments of a tool, is ordinary content.
 """
 
 from appliance.errors import InvalidRequestError
 
 URLS = frozenset({"image_url", "audio_url", "video_url", "file_url"})
 TENSORS = frozenset({"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "image_pil"})
-"""Parts that bring values for the model itself, to be unpacked by the worker."""
+"""Parts with values for the model itself, which the worker would unpack."""
 NAMEABLE = URLS | TENSORS | {"input_audio"}
-_LOOKED_AT = NAMEABLE | {"source"}
+_CHECKED = NAMEABLE | {"source"}
 _NESTED = ("content", "output")
-"""Members of a message or part that hold further parts."""
+"""Members of a message or part that contain further parts."""
 
 
 def refuse_media(value: object, param: str, *, remote: bool) -> None:
     """
     Refuse parts that a worker would have to fetch, unpack, or take from another request.
 
-    Args:
-        value: a member that may hold messages or parts, whatever its type.
-        param: its name.
-        remote: whether URLs that lead elsewhere may be given.
+    `param` is the member's name; `remote` permits URLs.
 
     Raises:
         InvalidRequestError: there is such a part.
@@ -36,7 +33,7 @@ def refuse_media(value: object, param: str, *, remote: bool) -> None:
                 refuse_media(item, param, remote=remote)
     elif isinstance(value, dict):
         kind = value.get("type")
-        if (isinstance(kind, str) and kind in TENSORS) or not _LOOKED_AT.isdisjoint(value):
+        if (isinstance(kind, str) and kind in TENSORS) or not _CHECKED.isdisjoint(value):
             _check_part(value, param, remote=remote)
         for name in _NESTED:
             inner = value.get(name)
@@ -50,9 +47,7 @@ def _check_part(part: dict[str, object], param: str, *, remote: bool) -> None:
         message = f"`{tensor}` is not accepted: send the image, sound or text itself."
         raise InvalidRequestError(message, param=param, code="parameter_not_allowed")
     if part.get("uuid") is not None and not NAMEABLE.isdisjoint(part):
-        message = (
-            "`uuid` of a part is not accepted: it could name what another request brought. Leave it out."
-        )
+        message = "`uuid` of a part is not accepted: it could refer to another request's content. Omit it."
         raise InvalidRequestError(message, param=param, code="parameter_not_allowed")
     if remote:
         return
@@ -72,7 +67,7 @@ def _is_data(url: object) -> bool:
 
 def _remote(name: str, param: str) -> InvalidRequestError:
     message = (
-        f"`{name}` must be a `data:` URL: nothing is fetched from the network here. "
+        f"`{name}` must be a `data:` URL: the worker fetches nothing from the network. "
         "Send the content itself, in base64."
     )
     return InvalidRequestError(message, param=param, code="media_url_not_allowed")

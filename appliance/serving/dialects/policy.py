@@ -1,8 +1,8 @@
 """
-What a request may not ask of a worker, and what it gets instead.
+Members that a request must not use, and members that the gateway overrides.
 
-vLLM reads more members than OpenAI's API has.  Most are harmless and pass; those below would let a
-client run code in the worker, have it call other machines, or learn of another tenant's prompts.
+vLLM reads more members than OpenAI's API has.  Most are harmless and pass; those below would let a client
+run code in the worker, make it call other machines, or reveal another tenant's prompts.
 """
 
 from collections.abc import Mapping
@@ -18,38 +18,35 @@ from appliance.tenancy import Caller, Permission
 
 REFUSED = {
     "chat_template": "a template is code, which the worker would run",
-    "kv_transfer_params": "it would connect the worker with other machines",
-    "ec_transfer_params": "it would connect the worker with other machines",
-    "vllm_xargs": "it reaches into extensions of the worker",
+    "kv_transfer_params": "it would connect the worker to other machines",
+    "ec_transfer_params": "it would connect the worker to other machines",
+    "vllm_xargs": "it controls extensions of the worker",
     "mm_processor_kwargs": "it changes what an image costs the worker",
     "media_io_kwargs": "it changes what an image costs the worker",
     "prompt_embeds": "the worker would have to unpack it; send text or tokens",
 }
-"""Members nobody may give, and why; null gives nothing."""
+"""Members that no request may set, and why; null is accepted."""
 TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 PRIORITY = "priority"
 SALT = "cache_salt"
 SALT_BYTES = 16
 ORDER_REMOVED = "priority_removed"
-"""In the audit log: the request named a priority of its own, and its tenant may not."""
-_LOOKED_AT = frozenset({*REFUSED, TEMPLATE_ARGUMENTS, SALT})
+"""In the audit log: the request set a priority, which its tenant may not."""
+_CHECKED = frozenset({*REFUSED, TEMPLATE_ARGUMENTS, SALT})
 
 
 def refuse_forbidden(
     members: Mapping[str, Member], may: frozenset[Permission], *, carriers: tuple[str, ...]
 ) -> None:
     """
-    Refuse what no worker is asked for.
+    Refuse members that no worker may receive.
 
-    Args:
-        members: of the request.
-        may: what its tenant may.
-        carriers: members that may hold images, sound or video.
+    `carriers` are the members that may contain images, sound or video.
 
     Raises:
-        InvalidRequestError: with the member's name and why.
+        InvalidRequestError: with the member's name and the reason.
     """
-    if not _LOOKED_AT.isdisjoint(members):
+    if not _CHECKED.isdisjoint(members):
         _refuse_members(members)
     for name in carriers:
         if name in members:
@@ -65,12 +62,11 @@ def _refuse_members(members: Mapping[str, Member]) -> None:
         raise _refusal(f"{TEMPLATE_ARGUMENTS}.chat_template", REFUSED["chat_template"])
     salt = value_of(members, SALT)
     if salt is not None and (not isinstance(salt, str) or not salt):
-        message = f"`{SALT}` must be a text that is not empty."
-        raise InvalidRequestError(message, param=SALT)
+        raise InvalidRequestError(f"`{SALT}` must be a non-empty string.", param=SALT)
 
 
 def may_call(caller: Caller, served: ServedModel) -> bool:
-    """Whether a caller may use a model; an adapter is one only for who may have any, or has it by name."""
+    """Whether a caller may use a model; an adapter needs the permission for all adapters, or its own name."""
     tenant = caller.tenant
     if served.parent is not None and served.name not in tenant.models and Permission.LORA not in tenant.may:
         return False
@@ -80,15 +76,7 @@ def may_call(caller: Caller, served: ServedModel) -> bool:
 def policy_edits(
     members: Mapping[str, Member], may: frozenset[Permission], *, tenant: str, salted: bool
 ) -> dict[str, str | None]:
-    """
-    What policy changes in a body.
-
-    Args:
-        members: of the request.
-        may: what its tenant may.
-        tenant: its name.
-        salted: whether the worker is to keep apart what it caches of this tenant's prompts.
-    """
+    """Changes to a body by policy; `salted` separates the tenant's entries in the worker's prefix cache."""
     edits: dict[str, str | None] = {}
     if PRIORITY in members and Permission.PRIORITY not in may:
         edits[PRIORITY] = None
@@ -99,7 +87,7 @@ def policy_edits(
 
 
 def policy_verdicts(members: Mapping[str, Member], may: frozenset[Permission]) -> list[str]:
-    """What the audit log says of `policy_edits`."""
+    """Audit values for `policy_edits`."""
     return [ORDER_REMOVED] if PRIORITY in members and Permission.PRIORITY not in may else []
 
 
@@ -108,9 +96,9 @@ def salt_of(tenant: str, given: str | None) -> str:
     """
     The salt of a request's blocks in the prefix cache: two tenants never have the same.
 
-    A worker answers sooner what it has in its cache, so with one cache for all a tenant could find out
-    what others have asked.  No secret is needed, because clients never choose the salt: what they send
-    is mixed in.  vLLM takes up to 128 characters.
+    A worker answers faster from its cache, so with a shared cache a tenant could find out what others have
+    sent.  No secret is needed, because clients never choose the salt: theirs is mixed in.  vLLM accepts up
+    to 128 characters.
     """
     digest = blake2b(tenant.encode(), digest_size=SALT_BYTES, person=b"cache salt")
     if given is not None:

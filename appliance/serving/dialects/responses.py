@@ -1,9 +1,9 @@
 """
-OpenAI's Responses, without state: every request brings all of its conversation.
+OpenAI's Responses, without state: every request contains its whole conversation.
 
-Frames are named events.  The one that ends a stream carries the whole response, counts included.
-vLLM 0.32 keeps nothing by default but its own default for `store` is true, and it can be told to keep
-answers in its memory for ever: the gateway says `store: false` for whoever says nothing.
+Frames are named events.  The one that ends a stream carries the whole response, usage included.  vLLM 0.32
+stores nothing by default, but its own default for `store` is true, and it can be configured to keep answers
+in memory for ever: the gateway sets `store: false` unless the client does.
 """
 
 import json
@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from appliance.errors import InvalidRequestError
 from appliance.infra.json_members import Member, cut_member, replace_member
 from appliance.serving.dialects.dialect import (
-    Answered,
     Dialect,
-    Sorted,
+    Edits,
+    ParsedAnswer,
+    SortedFrames,
     data_of,
     event_frame,
     event_of,
@@ -24,9 +25,7 @@ from appliance.serving.dialects.dialect import (
     with_data,
     word_of,
 )
-from appliance.serving.dialects.edits import Edits
-from appliance.serving.error_text import ErrorText, openai_error
-from appliance.serving.refusal import SERVER_ERROR, worker_error
+from appliance.serving.error_text import SERVER_ERROR, ErrorText, openai_error, worker_error
 from appliance.serving.usage import Usage, object_of, parse_answer, parse_usage
 
 ENDS = (b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled")
@@ -45,7 +44,7 @@ class Responses(Dialect):
     streams = True
 
     def check(self, members: Mapping[str, Member]) -> None:
-        """Nothing may refer to what was kept, ask to keep it, or need a server's own tools."""
+        """Refuse references to stored answers, requests to store one, and tools that a server runs."""
         refuse_state(members, "store", "Leave it out or send false.")
         refuse_state(members, "background", "Leave it out; use `stream` for long answers.")
         for name in ("previous_response_id", "conversation"):
@@ -54,28 +53,27 @@ class Responses(Dialect):
         for tool in tools if isinstance(tools, list) else ():
             kind = tool.get("type") if isinstance(tool, dict) else None
             if isinstance(kind, str) and kind not in CLIENT_TOOLS:
-                # vLLM would answer as if it had not been asked for.
-                message = f"`tools`: there is no `{kind[:64]}` here. Leave it out, or offer a `function`."
+                # vLLM would answer as if the tool were absent.
+                message = f"`tools`: `{kind[:64]}` is not supported. Omit it, or use a `function`."
                 raise InvalidRequestError(message, param="tools", code="unsupported_parameter")
 
     def edits(self, members: Mapping[str, Member], *, is_stream: bool) -> Edits:  # noqa: ARG002 - as the base
-        """Nothing is kept by default either."""
+        """Nothing is stored by default either."""
         return {} if value_of(members, "store") is False else {"store": "false"}
 
-    def read_answer(self, text: str, *, wants_metrics: bool) -> Answered:
-        """Counts and drafts, and how the response ended."""
+    def read_answer(self, text: str, *, wants_metrics: bool) -> ParsedAnswer:
         members = parse_answer(text)
-        return Answered(
+        return ParsedAnswer(
             text=text if wants_metrics else cut_member(text, members, "metrics"),
             usage=_usage(members),
             finish_reason=_finish_reason(members),
         )
 
     def needs_care(self, frames: bytes) -> bool:
-        """The events that end a stream; content that names one is looked at for nothing."""
+        """The events that end a stream; content that names one is parsed in vain."""
         return b"event: error" in frames or any(b"event: " + event in frames for event in ENDS)
 
-    def sort(self, frames: Iterable[bytes], *, wants_usage: bool, wants_metrics: bool) -> Sorted:  # noqa: ARG002
+    def sort(self, frames: Iterable[bytes], *, wants_usage: bool, wants_metrics: bool) -> SortedFrames:  # noqa: ARG002
         """Hold back the end; everything before it is content."""
         passed = b""
         for frame in frames:
@@ -88,7 +86,7 @@ class Responses(Dialect):
                 if "metrics" in members and not wants_metrics:
                     cut = replace_member(text, outer, "response", cut_member(response, members, "metrics"))
                     frame = with_data(frame, cut)  # noqa: PLW2901 - the same event
-                return Sorted(
+                return SortedFrames(
                     passed=passed,
                     held=frame,
                     usage=_usage(members),
@@ -99,16 +97,16 @@ class Responses(Dialect):
             if event == ERROR:
                 error = worker_error(data_of(frame), SERVER_ERROR)
                 held = _error_event(error, next(iter(_sequences(frame)), 0))
-                return Sorted(passed=passed, held=held, is_end=True, has_failed=True)
+                return SortedFrames(passed=passed, held=held, is_end=True, has_failed=True)
             passed += frame
-        return Sorted(passed=passed)
+        return SortedFrames(passed=passed)
 
     def count_pieces(self, frames: bytes) -> int:
         """Deltas; the other events only frame them."""
         return frames.count(b".delta\ndata:")
 
     def error_frame(self, error: ErrorText, *, after: bytes = b"") -> bytes:
-        """The `error` event, numbered as the next one."""
+        """The `error` event, with the next sequence number."""
         *_, last = (-1, *_sequences(after))
         return _error_event(error, last + 1)
 
@@ -131,7 +129,7 @@ def _error_event(error: ErrorText, sequence: int) -> bytes:
 
 
 def _sequences(frames: bytes) -> list[int]:
-    """The numbers of events.  Quotes inside content are escaped, so none of them is a text's."""
+    """Sequence numbers of events.  Quotes inside content are escaped, so none of them is part of a text."""
     return [int(digits) for digits in _SEQUENCE.findall(frames)]
 
 
@@ -140,7 +138,7 @@ def _usage(members: Mapping[str, Member]) -> Usage:
 
 
 def _response(text: str, members: Mapping[str, Member]) -> str:
-    """The text of the whole response in an event that ends a stream."""
+    """Text of the whole response in an event that ends a stream."""
     member = members.get("response")
     if member is None or not isinstance(member.value, dict):
         return "{}"

@@ -1,5 +1,5 @@
 """
-The routes clients may call, and what each becomes at a worker: all of them, and nothing else.
+The routes that clients may call, and their paths at a worker; no other path is forwarded.
 """
 
 from collections.abc import Container
@@ -15,29 +15,29 @@ from appliance.serving.dialects.responses import Responses
 CHAT, RESPONSES, MESSAGES = Chat(), Responses(), Messages()
 POOLING, TOKENS, MESSAGE_TOKENS = Pooling(), Tokens(), MessageTokens()
 ANTHROPIC = "/v1/messages"
-"""What the paths of Anthropic's routes begin with."""
+"""Prefix of Anthropic's routes."""
 PAIRS = (
     ("queries", "documents"),
     ("queries", "items"),
     ("data_1", "data_2"),
     ("text_1", "text_2"),
 )
-"""The names vLLM takes for the two sides of a score."""
+"""Names that vLLM accepts for the two sides of a score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One path that takes a body."""
+    """A path that accepts a body."""
 
     path: str
-    """What clients call; also in audit log and metrics."""
+    """Path for clients; also in audit log and metrics."""
     worker_path: str
-    """What it is called at a worker."""
+    """Path at the worker."""
     dialect: Dialect
     needs: tuple[tuple[str, ...], ...]
-    """Sets of members of which one has to be there in full."""
+    """Sets of members, one of which must be complete."""
     carriers: tuple[str, ...] = ()
-    """Members that may hold images, sound or video."""
+    """Members that may contain images, sound or video."""
     caches: bool = True
     """Whether the worker keeps the prompt in its prefix cache."""
 
@@ -103,9 +103,9 @@ ROUTES = MappingProxyType(
         )
     }
 )
-"""Every path that takes a body; what is not here is not served."""
+"""Every path that accepts a body; a path that is not listed is not served."""
 
 
 def dialect_at(path: str) -> Dialect:
-    """Whose errors a client of this path parses, whether there is a route or not."""
+    """The dialect whose errors a client of this path parses, whether there is a route or not."""
     return MESSAGES if path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/") else CHAT

@@ -1,1 +1,3 @@
-"""What runs inside the worker's process; the only package that imports vllm."""
+"""
+Code that runs inside the worker's process; only this package imports vllm.
+"""

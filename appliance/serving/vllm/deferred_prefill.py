@@ -1,22 +1,22 @@
 """
-Spare the draft every forward while it is not asked to draft, and let it catch up when it is.
+Defer the draft's prefill while speculation is off, and replay it before drafting resumes.
 
-The draft attends over its own KV cache, which holds an entry for each token the target computed.  At
-zero draft tokens vLLM 0.32 therefore still runs the draft once a step, over prompts too
-(`v1/spec_decode/llm_base_proposer.py`, `propose`: "to keep the drafter KV cache in sync"), and a site
-that has stopped speculating goes on paying for it.  Here such a step only puts by what the draft
-would have read, the target's hidden states, at the places of the KV cache it would have filled.  They
-are *owed* from then on.  Before drafting starts again, the draft is run over what is owed of the
-requests in the batch, and its cache holds what it would have held.
+The draft attends over its own KV cache, which holds an entry for each token that the target computed.  At
+zero draft tokens vLLM 0.32 therefore still runs the draft at every step, over prompts too
+(`v1/spec_decode/llm_base_proposer.py`, `propose`: "to keep the drafter KV cache in sync"), so a site that
+has stopped speculating keeps paying for it.  Here such a step only stores what the draft would have read,
+the target's hidden states, for the KV cache slots that it would have filled: these slots are *deferred*.
+Before drafting resumes, the draft is run over the deferred slots of the requests in the batch, and its
+cache holds what it would have held.
 
-Places, not requests, because blocks outlive requests: whoever finds a block in the prefix cache finds
-what is owed of it as well.  What is owed of a block that nobody drafts on is never paid: the next
-owner of the block writes over it.
+Slots, not requests, because blocks outlive requests: a request that finds a block in the prefix cache also
+finds its deferred slots.  If no request drafts on a block, its slots are never replayed: the next owner of
+the block overwrites them.
 
-What is generated never depends on this: the target does not read the draft's cache.
+The generated text never depends on this: the target does not read the draft's cache.
 
-Only for vLLM's first runner on a CPU, where it was checked; others are left alone.  The hidden states
-take memory as they come, at most their size times the tokens the KV cache has room for.
+Only for vLLM's first runner on a CPU, where it was checked; other runners stay unchanged.  Memory for the
+hidden states is used as slots are written, at most their size times the tokens in the KV cache.
 """
 
 from collections.abc import Iterator
@@ -26,39 +26,37 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Neighbouring tokens of one request that are owed."""
+    """Consecutive deferred tokens of one request."""
 
     row: int
-    """Of the batch."""
+    """Index in the batch."""
     first: int
     """Position in the request."""
     end: int
 
     @property
     def length(self) -> int:
-        """How many they are."""
         return self.end - self.first
 
 
-class OwedDraft:
-    """What one runner's draft has not yet been run over."""
+class DeferredPrefill:
+    """The deferred draft prefill of one runner."""
 
     def __init__(self, runner: Any, propose: Any, torch: Any) -> None:  # noqa: ANN401 - objects of vLLM
         self._runner = runner
         self._propose = propose
         self._torch = torch
         self._hidden: Any = None
-        """Of each place, what the draft reads there; None until something is owed for the first time."""
-        self._is_owed: Any = None
-        self._paid: set[str] = set()
-        """Requests of which nothing is owed, as of the last step that ran the draft."""
+        """By slot, what the draft reads there; None until a step is deferred for the first time."""
+        self._is_deferred: Any = None
+        self._caught_up: set[str] = set()
+        """Requests without deferred slots, as of the last step that ran the draft."""
 
-    def put_by(self, named: dict[str, Any]) -> Any:  # noqa: ANN401
+    def defer(self, named: dict[str, Any]) -> Any:  # noqa: ANN401
         """
-        Put by a step in place of running the draft; None if the draft has to run.
+        Defer the draft's part of a step; None if the draft must run.
 
-        Args:
-            named: the arguments of vLLM's `propose_draft_token_ids`.
+        `named` are the arguments of vLLM's `propose_draft_token_ids`.
         """
         if not self._can_wait(named):
             return None
@@ -66,37 +64,36 @@ class OwedDraft:
         slots = named["common_attn_metadata"].slot_mapping[:count]
         states = self._torch.cat([hidden[:count] for hidden in named["aux_hidden_states"]], dim=-1)
         if self._hidden is None:
-            self._make_room(states)
+            self._allocate(states)
         self._hidden[slots] = states
-        self._is_owed[slots] = True
-        self._paid.clear()
+        self._is_deferred[slots] = True
+        self._caught_up.clear()
         return self._torch.empty((len(self._runner.input_batch.req_ids), 0), dtype=self._torch.int64)
 
     def catch_up(self, named: dict[str, Any]) -> None:
         """
-        Run the draft over what is owed of the requests in a batch.
+        Run the draft over the deferred slots of the requests in a batch.
 
-        Args:
-            named: the arguments of vLLM's `drafter.propose` for the step that comes next, at least its
-                positions, sampling and attention metadata.
+        `named` are the arguments of vLLM's `drafter.propose` for the next step, at least its positions,
+        sampling and attention metadata.
         """
         if self._hidden is None:
             return
         batch, requests = named["common_attn_metadata"], self._runner.input_batch.req_ids
-        if not self._paid.issuperset(requests):
-            spans = list(self._owed(batch, named["target_positions"]))
-            for part in self._parts(spans):
-                self._pay(part, batch, named["sampling_metadata"])
-        # The step itself is about to be run.
-        self._is_owed[batch.slot_mapping[: batch.num_actual_tokens]] = False
-        # Who sits out a step may come back elsewhere, with blocks of others.
-        self._paid = set(requests)
+        if not self._caught_up.issuperset(requests):
+            spans = list(self._deferred_spans(batch, named["target_positions"]))
+            for part in self._chunks(spans):
+                self._replay(part, batch, named["sampling_metadata"])
+        # The draft is about to be run over this step itself.
+        self._is_deferred[batch.slot_mapping[: batch.num_actual_tokens]] = False
+        # A request that is not in this step may return in another row, with other blocks.
+        self._caught_up = set(requests)
 
-    def _make_room(self, states: Any) -> None:  # noqa: ANN401 - a tensor of torch
-        places = self._runner.kv_cache_config.num_blocks * self._block_size
-        # Memory that is not written to is not taken.
-        self._hidden = self._torch.empty((places, states.shape[1]), dtype=states.dtype)
-        self._is_owed = self._torch.zeros(places, dtype=self._torch.bool)
+    def _allocate(self, states: Any) -> None:  # noqa: ANN401 - a tensor of torch
+        slots = self._runner.kv_cache_config.num_blocks * self._block_size
+        # The kernel assigns memory only to pages that are written.
+        self._hidden = self._torch.empty((slots, states.shape[1]), dtype=states.dtype)
+        self._is_deferred = self._torch.zeros(slots, dtype=self._torch.bool)
 
     @property
     def _block_size(self) -> int:
@@ -107,25 +104,25 @@ class OwedDraft:
         size = self._block_size
         return batch.block_table_tensor[row][positions // size].long() * size + positions % size
 
-    def _owed(self, batch: Any, positions: Any) -> Iterator[Span]:  # noqa: ANN401
-        """Everything owed of a batch's requests before the step that comes next; it is taken as paid."""
+    def _deferred_spans(self, batch: Any, positions: Any) -> Iterator[Span]:  # noqa: ANN401
+        """Deferred spans of the batch's requests before the next step; clears their marks."""
         begins = positions[batch.query_start_loc[:-1].long()].tolist()
         for row, (request, begin) in enumerate(zip(self._runner.input_batch.req_ids, begins, strict=True)):
-            if request in self._paid or not begin:
+            if request in self._caught_up or not begin:
                 continue
             slots = self._slots(batch, row, 0, begin)
-            owed = self._is_owed[slots]
-            if not owed.any():
+            deferred = self._is_deferred[slots]
+            if not deferred.any():
                 continue
-            # At once, for the next request may share the block.
-            self._is_owed[slots] = False
-            edges = self._torch.nonzero(self._torch.diff(owed.int(), prepend=owed.new_zeros(1).int()))
+            # Immediately, because the next request may share the block.
+            self._is_deferred[slots] = False
+            edges = self._torch.nonzero(self._torch.diff(deferred.int(), prepend=deferred.new_zeros(1).int()))
             marks = [*edges.flatten().tolist(), begin]
             for first, end in zip(marks[::2], marks[1::2], strict=False):
                 yield Span(row=row, first=first, end=end)
 
-    def _parts(self, spans: list[Span]) -> Iterator[list[Span]]:
-        """What is owed, in pieces that the draft's buffers have room for, earlier tokens first."""
+    def _chunks(self, spans: list[Span]) -> Iterator[list[Span]]:
+        """The spans in chunks that fit the draft's buffers, earlier tokens first."""
         most, rows = self._runner.max_num_tokens, self._runner.max_num_reqs
         part: list[Span] = []
         room = most
@@ -142,7 +139,7 @@ class OwedDraft:
         if part:
             yield part
 
-    def _pay(self, part: list[Span], batch: Any, sampling_metadata: Any) -> None:  # noqa: ANN401
+    def _replay(self, part: list[Span], batch: Any, sampling_metadata: Any) -> None:  # noqa: ANN401
         torch, known = self._torch, self._runner.input_batch.token_ids_cpu
         slots = torch.cat([self._slots(batch, span.row, span.first, span.end) for span in part])
         lengths = [span.length for span in part]
@@ -188,24 +185,24 @@ class OwedDraft:
         )
 
 
-def keep_draft_in_step(runner_class: Any, proposer_class: Any, torch: Any) -> None:  # noqa: ANN401
-    """Let every runner made from now on run its draft only when it drafts."""
+def defer_draft_prefill(runner_class: Any, proposer_class: Any, torch: Any) -> None:  # noqa: ANN401
+    """Make every runner created from now on run its draft only when it drafts."""
     original, propose = runner_class.propose_draft_token_ids, proposer_class.propose
 
     def propose_draft_token_ids(runner: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         named |= dict(zip(ARGUMENTS, arguments, strict=False))
-        owed = getattr(runner, "appliance_owed", None)
-        if owed is None and _is_known(runner):
+        deferred = getattr(runner, "appliance_deferred", None)
+        if deferred is None and _is_known(runner):
             drafter = runner.drafter
-            owed = OwedDraft(runner, lambda **given: propose(drafter, **given), torch)
-            runner.appliance_owed = drafter.appliance_owed = owed
-        answer = owed.put_by(named) if owed is not None else None
+            deferred = DeferredPrefill(runner, lambda **given: propose(drafter, **given), torch)
+            runner.appliance_deferred = drafter.appliance_deferred = deferred
+        answer = deferred.defer(named) if deferred is not None else None
         return original(runner, **named) if answer is None else answer
 
     def propose_after_catching_up(drafter: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        owed: OwedDraft | None = getattr(drafter, "appliance_owed", None)
-        if owed is not None and not arguments:
-            owed.catch_up(named)
+        deferred: DeferredPrefill | None = getattr(drafter, "appliance_deferred", None)
+        if deferred is not None and not arguments:
+            deferred.catch_up(named)
         return propose(drafter, *arguments, **named)
 
     runner_class.propose_draft_token_ids = propose_draft_token_ids
@@ -234,4 +231,4 @@ ARGUMENTS = (
     "common_attn_metadata",
     "slot_mappings",
 )
-"""Of vLLM's `GPUModelRunner.propose_draft_token_ids`, in order."""
+"""Parameters of vLLM's `GPUModelRunner.propose_draft_token_ids`, in order."""

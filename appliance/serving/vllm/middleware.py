@@ -1,12 +1,12 @@
 """
-HTTP to the plugin in a worker: middleware that vLLM puts in front of its own routes.
+HTTP to the plugin in a worker: ASGI middleware in front of vLLM's own routes.
 
-    GET  /appliance/speculation   what is in force, what was measured, and which weights do it
-    PUT  /appliance/speculation   a table, a probe, or both; answers like GET
-    POST /appliance/restart       start the worker anew, with its draft, with another, or without
+    GET  /appliance/speculation   table in force, measurements, and digests of the weights
+    PUT  /appliance/speculation   apply a table, a probe, or both; answers like GET
+    POST /appliance/restart       restart the worker, with its draft, with another, or without
 
-Every call needs the token both sides read from a file; without such a file none of the routes
-exists.  Everything else passes through untouched.
+Every call needs the token that both sides read from a file; without such a file these routes do not exist.
+Everything else passes through unchanged.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from appliance.infra.settings import process_environment
-from appliance.serving.energy import EnergyMeter, open_meter
-from appliance.serving.restart_request import Wish, parse_wish
+from appliance.serving.nvml import EnergyMeter, open_meter
+from appliance.serving.restart_request import RestartRequest, parse_restart_request
 from appliance.serving.worker_protocol import (
     DRAFT_DIGEST,
     RESTART_FILE,
@@ -41,21 +41,20 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class SpeculationMiddleware:
-    """ASGI middleware; vLLM makes it with nothing but the application it goes in front of."""
+    """ASGI middleware; vLLM constructs it with the application only."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         environment = process_environment()
         self._token = _read_token(environment.get(TOKEN_FILE))
-        self._wish = environment.get(RESTART_FILE)
-        self._serves = _what_is_served(environment)
+        self._restart_file = environment.get(RESTART_FILE)
+        self._serves = _served_digests(environment)
         self._gpus = environment.get("CUDA_VISIBLE_DEVICES")
         self._meters: list[EnergyMeter | None] = []
-        """One, once it was looked for; of no use where nothing measures energy."""
+        """Empty until the first reading; [None] if nothing measures energy."""
         self._is_leaving = False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer our own routes, pass on all others."""
         path = scope.get("path", "") if scope["type"] == "http" else ""
         if self._token is None or path not in {SPECULATION_PATH, RESTART_PATH}:
             await self._app(scope, receive, send)
@@ -63,15 +62,15 @@ class SpeculationMiddleware:
         if not self._is_ours(scope):
             await _answer(send, 401, {"error": "the control token is missing or wrong"})
             return
-        asked = (scope["method"], path)
-        if asked == ("GET", SPECULATION_PATH):
+        route = (scope["method"], path)
+        if route == ("GET", SPECULATION_PATH):
             await self._command(scope, send, "{}")
-        elif asked == ("PUT", SPECULATION_PATH):
+        elif route == ("PUT", SPECULATION_PATH):
             await self._command(scope, send, await _read(receive))
-        elif asked == ("POST", RESTART_PATH):
+        elif route == ("POST", RESTART_PATH):
             await self._restart(await _read(receive), send)
         else:
-            await _answer(send, 405, {"error": f"{scope['method']} is not for {path}"})
+            await _answer(send, 405, {"error": f"{path} does not accept {scope['method']}"})
 
     def _is_ours(self, scope: Message) -> bool:
         given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
@@ -79,18 +78,18 @@ class SpeculationMiddleware:
 
     async def _command(self, scope: Message, send: Send, text: str) -> None:
         if self._is_leaving:
-            await _answer(send, 503, {"error": "the worker is ending, to be started anew"})
+            await _answer(send, 503, {"error": "the worker is restarting"})
             return
         try:
             core = scope["app"].state.engine_client.engine_core
-            # An engine that is gone never answers, and a call that waits for it would keep the server
+            # An engine that has died never answers, and a call that waits for it would keep the server
             # from ending.
             async with asyncio.timeout(RPC_SECONDS):
                 answer = json.loads(await core.call_utility_async(RPC, text))
         except TimeoutError:
             await _answer(send, 503, {"error": f"the engine did not answer within {RPC_SECONDS:g} s"})
             return
-        except Exception as error:  # noqa: BLE001 - an engine made differently; said, not thrown
+        except Exception as error:  # noqa: BLE001 - an engine of another structure; reported, not raised
             problem = f"the engine does not take commands: {type(error).__name__}"
             answer = {"controllable": False, "problems": [problem], "engine": "", "epoch": ""}
         answer |= self._serves
@@ -99,12 +98,12 @@ class SpeculationMiddleware:
         await _answer(send, 400 if "error" in answer else 200, answer)
 
     def _read_energy(self, scope: Message) -> dict[str, int] | None:
-        """What the engine's GPUs have taken; None where nothing measures it."""
+        """Energy that the engine's GPUs have used; None if nothing measures it."""
         if not self._meters:
             try:
                 config = scope["app"].state.engine_client.vllm_config
                 self._meters = [open_meter(self._gpus, config.parallel_config.world_size_across_dp)]
-            except AttributeError:  # an engine made differently
+            except AttributeError:  # an engine of another structure
                 self._meters = [None]
         meter = self._meters[0]
         millijoules = meter.read() if meter is not None else None
@@ -113,20 +112,20 @@ class SpeculationMiddleware:
         return {"gpus": meter.gpus, "millijoules": millijoules}
 
     async def _restart(self, text: str, send: Send) -> None:
-        wish = _parse_wish(text)
-        if wish is None:
+        request = _parse_request(text)
+        if request is None:
             await _answer(send, 400, {"error": 'send {"with_draft": true} or false'})
             return
-        if self._wish is None:
-            await _answer(send, 409, {"error": "nobody supervises this worker, so it would not come back"})
+        if self._restart_file is None:
+            await _answer(send, 409, {"error": "this worker has no supervisor, so it would not come back"})
             return
-        path = Path(self._wish)
+        path = Path(self._restart_file)
         temporary = path.with_name(f".{path.name}")
-        temporary.write_text(json.dumps(wish.body()), encoding="utf-8")
+        temporary.write_text(json.dumps(request.body()), encoding="utf-8")
         temporary.replace(path)
         self._is_leaving = True
-        await _answer(send, 202, wish.body())
-        # Only after the answer: from here on the server drains and refuses connections.
+        await _answer(send, 202, request.body())
+        # After the answer, because from here on the server drains and refuses connections.
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -137,15 +136,15 @@ def _read_token(name: str | None) -> bytes | None:
     return token or None
 
 
-def _parse_wish(text: str) -> Wish | None:
+def _parse_request(text: str) -> RestartRequest | None:
     try:
-        return parse_wish(json.loads(text))
+        return parse_restart_request(json.loads(text))
     except (ValueError, RecursionError):
         return None
 
 
-def _what_is_served(environment: Mapping[str, str]) -> dict[str, str]:
-    """The digests a supervisor found before it started us; nothing where none did."""
+def _served_digests(environment: Mapping[str, str]) -> dict[str, str]:
+    """The digests that the supervisor computed before the start; empty without a supervisor."""
     target = environment.get(TARGET_DIGEST)
     return {"target": target, "draft": environment.get(DRAFT_DIGEST, "")} if target else {}
 
@@ -157,7 +156,7 @@ async def _read(receive: Receive) -> str:
         body += bytes(message.get("body", b""))
         if not message.get("more_body"):
             return body.decode("utf-8", "replace")
-    return ""  # no command is that long: it is refused as none
+    return ""  # longer than any command: refused as malformed
 
 
 async def _answer(send: Send, status: int, content: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """
-Repairs of vLLM 0.32 on a CPU, each named after what it does about a defect or a waste.
+Repairs of vLLM 0.32 on a CPU, each for one defect or inefficiency.
 
-Each looks before it touches anything, and leaves a vLLM that is made differently alone.
+Each checks that what it replaces exists, and leaves a vLLM of another structure unchanged.
 """
 
 import time
@@ -12,19 +12,18 @@ NAP_SECONDS = 20e-6
 
 
 def repair_cpu_sampling(rejection_sampler: Any, topk_topp_sampler: Any) -> None:  # noqa: ANN401
-    """Repair two modules of vLLM in place."""
-    sample_with_the_parameters_asked_for(rejection_sampler)
-    survive_empty_top_k(topk_topp_sampler)
+    expand_sampling_parameters(rejection_sampler)
+    accept_empty_top_k(topk_topp_sampler)
 
 
-def sample_with_the_parameters_asked_for(sampler: Any) -> None:  # noqa: ANN401 - a module of vLLM
+def expand_sampling_parameters(sampler: Any) -> None:  # noqa: ANN401 - a module of vLLM
     """
     Give each draft token the temperature, top-k and top-p of its request.
 
-    vLLM 0.32 on a CPU (`utils/cpu_triton_utils.py`, `_expand_kernel_impl`): the kernel that spreads
-    them over the draft tokens writes into an int64 copy, which is dropped.  What it should have
-    filled stays uninitialised memory, so with speculation on, sampled text is drawn from the wrong
-    distribution, and a top-k of such a value ends the engine.
+    vLLM 0.32 on a CPU (`utils/cpu_triton_utils.py`, `_expand_kernel_impl`): the kernel that expands them to
+    the draft tokens writes into an int64 copy, which is dropped.  The result stays uninitialised memory, so
+    with speculation on, text is sampled from the wrong distribution, and a top-k of such a value crashes
+    the engine.
     """
     if not hasattr(sampler, "expand_batch_to_tokens"):
         return
@@ -44,13 +43,13 @@ def sample_with_the_parameters_asked_for(sampler: Any) -> None:  # noqa: ANN401 
     sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
-def survive_empty_top_k(sampler: Any) -> None:  # noqa: ANN401 - a module of vLLM
+def accept_empty_top_k(sampler: Any) -> None:  # noqa: ANN401 - a module of vLLM
     """
     Let a step without draft tokens pass through the top-k filter.
 
-    vLLM 0.32 on a CPU: with speculation on, the first step of a request has no draft tokens to
-    verify, and `apply_top_k_only` takes the maximum of an empty tensor.  The engine dies of it, so
-    any client that sends `top_k` without `top_p` would end the worker for everybody.
+    vLLM 0.32 on a CPU: with speculation on, the first step of a request has no draft tokens to verify, and
+    `apply_top_k_only` takes the maximum of an empty tensor.  That crashes the engine, so any client that
+    sends `top_k` without `top_p` would end the worker for all.
     """
     original = getattr(sampler, "apply_top_k_only", None)
     if original is None:
@@ -62,14 +61,14 @@ def survive_empty_top_k(sampler: Any) -> None:  # noqa: ANN401 - a module of vLL
     sampler.apply_top_k_only = apply_top_k_only
 
 
-def nap_between_looks(shared_memory: Any) -> None:  # noqa: ANN401 - a module of vLLM
+def sleep_while_waiting(shared_memory: Any) -> None:  # noqa: ANN401 - a module of vLLM
     """
-    Let a process that waits for another one sleep for a moment, instead of asking again at once.
+    Let a process that waits for another one sleep briefly instead of spinning.
 
-    vLLM 0.32 (`distributed/device_communicators/shm_broadcast.py`): while requests run, engine core
-    and worker each wait in a loop around `sched_yield`, which occupies a whole core.  On a machine
-    with few of them that core is also the gateway's and the API server's.  Linux 6.18 then lets the
-    loop run for seconds while they wait: the answer is computed and nobody sends it.
+    vLLM 0.32 (`distributed/device_communicators/shm_broadcast.py`): while requests run, engine core and
+    worker each wait in a loop around `sched_yield`, which occupies a whole core.  On a machine with few
+    cores the gateway and the API server need that core too.  Linux 6.18 then lets the loop run for seconds
+    while they wait: the answer is computed, and no process sends it.
     """
     if not hasattr(shared_memory, "sched_yield"):
         return
@@ -80,13 +79,13 @@ def nap_between_looks(shared_memory: Any) -> None:  # noqa: ANN401 - a module of
     shared_memory.sched_yield = sched_yield
 
 
-def sample_steps_without_drafts_plainly(runner_class: Any) -> None:  # noqa: ANN401 - a class of vLLM
+def bypass_rejection_without_drafts(runner_class: Any) -> None:  # noqa: ANN401 - a class of vLLM
     """
-    Let a step in which nothing was drafted be sampled as in a worker that has no draft.
+    Sample a step without draft tokens as a worker without a draft does.
 
-    vLLM 0.32 (`v1/worker/gpu_model_runner.py`, `_sample`): once a draft is loaded, every step goes
-    through the rejection sampler, also when there is nothing to reject, and a site that has stopped
-    speculating pays for it.
+    vLLM 0.32 (`v1/worker/gpu_model_runner.py`, `_sample`): once a draft is loaded, every step goes through
+    the rejection sampler, even if there is nothing to reject, and a site that has stopped speculating pays
+    for it.
     """
     original = getattr(runner_class, "_sample", None)
     if original is None:

@@ -17,43 +17,43 @@ def turns(count: int, size: int = 600) -> str:
     return json.dumps([{"role": "user", "content": f"{number}: " + "x" * size} for number in range(count)])
 
 
-def test_a_conversation_that_goes_on_is_recognised():
+def test_continued_conversation_is_recognised():
     """What the next turn repeats is what was remembered, to the part of a block that is cut."""
     affinity = Affinity(100)
-    affinity.saw(prefixes("acme", "demo", turns(4)), A)
+    affinity.record(prefixes("acme", "demo", turns(4)), A)
     assert affinity.find(prefixes("acme", "demo", turns(7))) == {A: 2048}
 
 
-def test_another_tenant_or_model_finds_nothing():
+def test_prefixes_are_not_shared_between_tenants_or_models():
     """The same text says nothing about who else sent it."""
     affinity = Affinity(100)
-    affinity.saw(prefixes("acme", "demo", WORDS), A)
+    affinity.record(prefixes("acme", "demo", WORDS), A)
     assert affinity.find(prefixes("other", "demo", WORDS)) == {}
     assert affinity.find(prefixes("acme", "large", WORDS)) == {}
 
 
-def test_a_short_text_has_no_beginning_worth_remembering():
+def test_short_text_has_no_prefixes():
     """It is computed as fast as it is looked up."""
     assert prefixes("acme", "demo", "x" * (LENGTHS[0] - 1)) == ()
     assert Affinity(100).find(()) == {}
 
 
-def test_the_longest_beginning_counts():
+def test_longest_prefix_counts():
     """A shared system prompt leads to one worker, the conversation after it to another."""
     affinity, system = Affinity(100), "s" * 1024
-    affinity.saw(prefixes("acme", "demo", system + "u" * 4096), A)
-    affinity.saw(prefixes("acme", "demo", system + "v" * 4096), B)
+    affinity.record(prefixes("acme", "demo", system + "u" * 4096), A)
+    affinity.record(prefixes("acme", "demo", system + "v" * 4096), B)
     assert affinity.find(prefixes("acme", "demo", system + "u" * 4096)) == {A: 4096}
     assert affinity.find(prefixes("acme", "demo", system + "v" * 4096)) == {B: 4096}
     assert affinity.find(prefixes("acme", "demo", system + "w" * 4096)) == {B: 1024}
 
 
-def test_what_was_not_seen_for_longest_is_forgotten():
+def test_least_recently_used_prefix_is_evicted():
     """Memory is bounded, whoever sends what."""
     affinity = Affinity(3)
     for number in range(5):
-        affinity.saw((number,), A)
-        affinity.saw((0,), A)
+        affinity.record((number,), A)
+        affinity.record((0,), A)
     assert len(affinity) == 3
     assert affinity.find((0,)) == {A: LENGTHS[0]}
     assert affinity.find((1,)) == {}

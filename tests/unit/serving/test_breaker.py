@@ -17,14 +17,14 @@ def opened(now: float = 0.0) -> Breaker:
     return breaker
 
 
-def test_it_opens_after_failures_in_a_row():
+def test_breaker_opens_after_consecutive_failures():
     """And lets nothing through for its time."""
     breaker = opened()
     assert breaker.state(0.0) is BreakerState.OPEN
     assert not breaker.allows(4.9)
 
 
-def test_an_answer_in_between_starts_the_count_anew():
+def test_success_resets_the_failure_count():
     """Requests that no worker can answer do not close one for the others."""
     breaker = CLOSED
     for _ in range(10):
@@ -34,7 +34,7 @@ def test_an_answer_in_between_starts_the_count_anew():
     assert breaker is CLOSED
 
 
-def test_after_its_time_one_request_tries():
+def test_open_breaker_admits_one_probe_after_its_time():
     """The others wait for what becomes of it."""
     breaker = opened()
     assert breaker.state(5.0) is BreakerState.HALF_OPEN
@@ -44,7 +44,7 @@ def test_after_its_time_one_request_tries():
     assert breaker.succeeded().allows(5.1)
 
 
-def test_a_trial_that_fails_doubles_the_rest():
+def test_failed_probe_doubles_the_open_time():
     """Up to a limit."""
     breaker, now, rests = opened(), 5.0, []
     for _ in range(LONGEST_DOUBLINGS + 3):
@@ -57,14 +57,14 @@ def test_a_trial_that_fails_doubles_the_rest():
     assert rests[-1] == rests[-2] == 5.0 * 2**LONGEST_DOUBLINGS
 
 
-def test_a_trial_whose_client_left_is_followed_by_another():
+def test_probe_without_result_is_followed_by_another():
     """Nobody reports what became of it, so it counts for a while only."""
     breaker = opened().begun(5.0, POLICY)
     assert not breaker.allows(9.9)
     assert breaker.allows(10.0)
 
 
-def test_failures_that_were_on_their_way_do_not_lengthen_the_rest():
+def test_failures_in_flight_do_not_extend_the_open_time():
     """Fifty requests that fail together are one failure of the worker."""
     breaker = opened()
     for _ in range(50):
@@ -73,14 +73,14 @@ def test_failures_that_were_on_their_way_do_not_lengthen_the_rest():
     assert breaker.trials_failed == 0
 
 
-def test_a_request_to_a_closed_worker_changes_nothing():
+def test_request_through_a_closed_breaker_changes_nothing():
     """The usual case makes no new value."""
     assert CLOSED.begun(1.0, POLICY) is CLOSED
     assert CLOSED.succeeded() is CLOSED
 
 
 @given(st.lists(st.tuples(st.sampled_from(["begin", "fail", "answer"]), st.floats(0, 30)), max_size=80))
-def test_it_always_lets_something_through_again(history: list[tuple[str, float]]):
+def test_breaker_always_admits_a_probe_eventually(history: list[tuple[str, float]]):
     """Whatever happens, there is a time from which a request is let through, and it is not far."""
     breaker, now = CLOSED, 0.0
     for event, pause in history:

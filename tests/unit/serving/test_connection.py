@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import WorkerFailedError
-from appliance.serving.connection import MOST_HEADERS, MOST_UNREAD, WorkerConnection
+from appliance.serving.connection import MAX_HEAD_BYTES, MAX_UNREAD_BYTES, WorkerConnection
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 PLAIN = HEAD + b"Content-Length: 5\r\n\r\nhello"
@@ -37,7 +37,7 @@ class Transport:
 def _asked():
     connection, transport = WorkerConnection(), Transport()
     connection.connection_made(transport)
-    connection.ask(b"POST / HTTP/1.1\r\n\r\n")
+    connection.send(b"POST / HTTP/1.1\r\n\r\n")
     return connection, transport
 
 
@@ -50,7 +50,7 @@ async def _answer(connection):
 
 
 @given(st.sampled_from([PLAIN, CHUNKED]), st.sets(st.integers(1, 120)))
-def test_an_answer_is_the_same_however_it_is_cut(answer, cuts):
+def test_answer_is_the_same_wherever_reads_end(answer, cuts):
     """Reads end anywhere; afterwards the connection takes another request."""
 
     async def run():
@@ -64,7 +64,7 @@ def test_an_answer_is_the_same_however_it_is_cut(answer, cuts):
         assert connection.finish()
         assert connection.is_usable
         assert transport.is_open
-        connection.ask(b"POST / HTTP/1.1\r\n\r\n")
+        connection.send(b"POST / HTTP/1.1\r\n\r\n")
         connection.data_received(PLAIN)
         assert await _answer(connection) == (200, "text/event-stream", b"hello")
 
@@ -81,7 +81,7 @@ async def test_an_answer_without_a_length_ends_with_the_connection():
     assert not connection.finish()
 
 
-async def test_an_interim_answer_is_not_the_answer():
+async def test_informational_response_is_skipped():
     """Status 100 announces, and says nothing."""
     connection, _ = _asked()
     connection.data_received(b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN)
@@ -94,7 +94,7 @@ async def test_an_interim_answer_is_not_the_answer():
     [
         (b"", "could not be reached: it closed the connection"),
         (b"SSH-2.0-x\r\n", "could not be reached: what it sent is not HTTP"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * MOST_HEADERS + b"\r\n\r\n", "its headers are too long"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * MAX_HEAD_BYTES + b"\r\n\r\n", "its headers are too long"),
         (HEAD + b"Content-Length: 9\r\n\r\nhello", "broke off: it closed the connection"),
         (
             HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\nX\r\n",
@@ -102,7 +102,7 @@ async def test_an_interim_answer_is_not_the_answer():
         ),
     ],
 )
-async def test_what_is_no_whole_answer_is_an_error(said, why):
+async def test_incomplete_answer_is_an_error(said, why):
     """A worker that breaks off is told apart from one that has finished."""
     connection, transport = _asked()
     if said:
@@ -115,7 +115,7 @@ async def test_what_is_no_whole_answer_is_an_error(said, why):
 
 
 @pytest.mark.parametrize("more", [b"x", PLAIN])
-async def test_what_comes_after_an_answer_ends_the_connection(more):
+async def test_bytes_after_an_answer_close_the_connection(more):
     """It would pass for the answer to somebody else's request."""
     connection, transport = _asked()
     connection.data_received(PLAIN + more)
@@ -124,7 +124,7 @@ async def test_what_comes_after_an_answer_ends_the_connection(more):
     assert not transport.is_open
 
 
-async def test_what_comes_unasked_ends_the_connection():
+async def test_unsolicited_bytes_close_the_connection():
     """Likewise while it is idle."""
     connection, transport = _asked()
     connection.data_received(PLAIN)
@@ -135,7 +135,7 @@ async def test_what_comes_unasked_ends_the_connection():
     assert not transport.is_open
 
 
-async def test_an_answer_left_early_closes_the_connection():
+async def test_abandoned_answer_closes_the_connection():
     """That is what makes a worker stop generating."""
     connection, transport = _asked()
     connection.data_received(HEAD + b"Content-Length: 9\r\n\r\nhello")
@@ -145,18 +145,18 @@ async def test_an_answer_left_early_closes_the_connection():
     assert not transport.is_open
 
 
-async def test_a_slow_reader_slows_the_worker():
+async def test_slow_reader_applies_back_pressure():
     """What waits here is bounded; taking it lets the worker go on."""
     connection, transport = _asked()
-    connection.data_received(HEAD + b"Content-Length: 10000000\r\n\r\n" + b"x" * MOST_UNREAD)
+    connection.data_received(HEAD + b"Content-Length: 10000000\r\n\r\n" + b"x" * MAX_UNREAD_BYTES)
     assert transport.reads
     connection.data_received(b"x")
     assert not transport.reads
-    assert len(await connection.read(5)) == MOST_UNREAD + 1
+    assert len(await connection.read(5)) == MAX_UNREAD_BYTES + 1
     assert transport.reads
 
 
-async def test_silence_ends_a_read_and_not_the_answer():
+async def test_read_timeout_does_not_end_the_answer():
     """Whoever waits decides what silence means; what comes later is still read."""
     connection, _ = _asked()
     connection.data_received(HEAD + b"Content-Length: 5\r\n\r\n")

@@ -8,18 +8,18 @@ from appliance.errors import ConfigurationError
 from appliance.serving.devices import (
     Device,
     DeviceKind,
-    Machine,
+    Hardware,
     choose_device,
     choose_dtype,
+    detect_hardware,
     has_bfloat16,
-    look,
 )
 
 CASCADE_LAKE = "processor : 0\nflags\t\t: fpu avx512f avx512_vnni\n\nprocessor : 1\nflags : fpu avx512_bf16\n"
 SAPPHIRE_RAPIDS = "processor : 0\nflags\t\t: fpu avx512f avx512_bf16 amx_bf16 amx_tile\n"
 GRAVITON = "processor : 0\nFeatures\t: fp asimd bf16 i8mm svebf16\n"
-NO_GPU = Machine(gpus=0, bfloat16=False, openmp=None)
-EIGHT_GPUS = Machine(gpus=8, bfloat16=True, openmp=None)
+NO_GPU = Hardware(gpus=0, bfloat16=False, openmp=None)
+EIGHT_GPUS = Hardware(gpus=8, bfloat16=True, openmp=None)
 
 
 def no_library() -> int:
@@ -41,38 +41,38 @@ def test_reads_bfloat16_from_the_first_processor(cpuinfo, expected):
     assert has_bfloat16(cpuinfo) is expected
 
 
-def test_counts_the_drivers_directory_without_its_library(tmp_path):
+def test_counts_the_drivers_directory_without_nvml(tmp_path):
     """A container without NVML still knows its GPUs."""
     for name in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / "driver" / "nvidia" / "gpus" / name).mkdir(parents=True)
-    assert look(proc=tmp_path, count_by_nvml=no_library).gpus == 2
+    assert detect_hardware(proc=tmp_path, count_by_nvml=no_library).gpus == 2
 
 
-def test_believes_the_library_over_the_directory(tmp_path):
+def test_nvml_overrides_the_drivers_directory(tmp_path):
     """A container that was given one GPU of two sees both in /proc."""
     (tmp_path / "driver" / "nvidia" / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    assert look(proc=tmp_path, count_by_nvml=lambda: 0).gpus == 0
+    assert detect_hardware(proc=tmp_path, count_by_nvml=lambda: 0).gpus == 0
 
 
-def test_sees_a_machine_without_anything(tmp_path):
+def test_detects_a_plain_cpu(tmp_path):
     """Neither /proc nor a driver nor OpenMP: a plain CPU."""
-    assert look(proc=tmp_path, prefix=tmp_path, count_by_nvml=no_library) == NO_GPU
+    assert detect_hardware(proc=tmp_path, prefix=tmp_path, count_by_nvml=no_library) == NO_GPU
 
 
-def test_finds_openmp_beside_the_interpreter(tmp_path):
+def test_finds_openmp_in_the_interpreters_environment(tmp_path):
     """The library that vLLM's CPU build wants comes with it, below the environment's root."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libiomp5.so").touch()
-    seen = look(proc=tmp_path, prefix=tmp_path, count_by_nvml=no_library)
+    seen = detect_hardware(proc=tmp_path, prefix=tmp_path, count_by_nvml=no_library)
     assert seen.openmp == tmp_path / "lib" / "libiomp5.so"
 
 
-def test_looks_at_this_machine():
+def test_detects_this_machine():
     """It never raises, whatever the machine."""
-    assert look(prefix=Path("/")).gpus >= 0
+    assert detect_hardware(prefix=Path("/")).gpus >= 0
 
 
-def test_takes_the_gpu_when_there_is_one():
+def test_auto_prefers_the_gpu():
     """`auto` prefers the GPU; `cpu` does not."""
     assert choose_device("auto", EIGHT_GPUS).kind is DeviceKind.GPU
     assert choose_device("gpu", EIGHT_GPUS).count == 8
@@ -80,7 +80,7 @@ def test_takes_the_gpu_when_there_is_one():
     assert choose_device("auto", NO_GPU).kind is DeviceKind.CPU
 
 
-def test_refuses_a_gpu_that_is_not_there():
+def test_refuses_gpu_without_one():
     """Falling back to the CPU in silence would look like a slow GPU."""
     with pytest.raises(ConfigurationError, match="shows no GPU"):
         choose_device("gpu", NO_GPU)
@@ -95,6 +95,6 @@ def test_refuses_a_gpu_that_is_not_there():
         ("float16", True, "float16"),
     ],
 )
-def test_computes_in_what_the_device_has(wanted, bfloat16, expected):
+def test_auto_dtype_follows_the_device(wanted, bfloat16, expected):
     """Without bfloat16 instructions `auto` is float32; what the operator names is kept."""
     assert choose_dtype(wanted, Device(kind=DeviceKind.CPU, count=1, bfloat16=bfloat16)) == expected

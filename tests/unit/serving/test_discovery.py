@@ -53,7 +53,7 @@ def ids(pool: WorkerPool) -> list[str]:
     return [seen.worker.worker_id for seen in pool.snapshots if not seen.leaving]
 
 
-def test_listed_workers_are_there_from_the_start_and_unhealthy():
+def test_listed_workers_start_unhealthy():
     """They get requests once they were found healthy, and not before."""
     pool = WorkerPool()
     discovery(pool, "http://10.0.0.1:8000/", "http://10.0.0.2:8000", "http://10.0.0.1:8000")
@@ -79,7 +79,7 @@ def test_a_worker_is_named_by_its_address(url: str, name: str):
 @pytest.mark.parametrize(
     "url", ["", "10.0.0.1:8000", "ftp://10.0.0.1", "http://", "http://a?x=1", "http://a#b"]
 )
-def test_what_is_no_base_url_is_refused(url: str):
+def test_invalid_base_url_is_refused(url: str):
     """In one line that names it."""
     with pytest.raises(ConfigurationError, match=r"pool\.urls"):
         worker_at(url)
@@ -89,13 +89,13 @@ def test_what_is_no_base_url_is_refused(url: str):
     "url",
     ["", "workers:8000", "https://workers:8000", "http://workers:8000/v1", "http://a:b", "http://u@a:1"],
 )
-def test_what_is_no_service_is_refused(url: str):
+def test_invalid_discover_url_is_refused(url: str):
     """Certificates are made out to names, so there is no TLS to bare addresses."""
     with pytest.raises(ConfigurationError, match=r"pool\.discover"):
         parse_service(url)
 
 
-def test_a_new_list_is_taken_over_whole_or_not_at_all():
+def test_invalid_list_changes_nothing():
     """A mistake in one line changes nothing."""
     pool = WorkerPool()
     workers = discovery(pool, "http://a:1", "http://b:1")
@@ -107,7 +107,7 @@ def test_a_new_list_is_taken_over_whole_or_not_at_all():
     assert ids(pool) == ["b:1", "c:1"]
 
 
-def test_a_worker_that_is_gone_finishes_what_it_has():
+def test_removed_worker_finishes_its_requests():
     """It is in the pool until then, without new requests."""
     pool = WorkerPool()
     workers = discovery(pool, "http://a:1")
@@ -118,7 +118,7 @@ def test_a_worker_that_is_gone_finishes_what_it_has():
     assert pool.snapshot("a:1") is None
 
 
-def test_a_worker_that_is_listed_again_before_it_left_stays():
+def test_worker_that_is_listed_again_before_it_left_stays():
     """Its place, its health and its requests are kept."""
     pool = WorkerPool()
     workers = discovery(pool, "http://a:1")
@@ -130,7 +130,7 @@ def test_a_worker_that_is_listed_again_before_it_left_stays():
     assert pool.snapshot("a:1").takes_requests
 
 
-def test_a_worker_that_answers_elsewhere_now_is_another_one():
+def test_worker_at_another_url_is_a_new_worker():
     """The same name with TLS: nothing is sent to it before it was looked at."""
     pool = WorkerPool()
     workers = discovery(pool, "http://a:1")
@@ -141,7 +141,7 @@ def test_a_worker_that_answers_elsewhere_now_is_another_one():
     assert not pool.any_healthy()
 
 
-def test_workers_of_others_are_left_alone():
+def test_workers_that_were_not_discovered_are_kept():
     """The one that this process started is not in any list."""
     pool = WorkerPool()
     pool.add(worker_at("http://own:1"))
@@ -150,39 +150,39 @@ def test_workers_of_others_are_left_alone():
     assert ids(pool) == ["own:1"]
 
 
-async def test_a_name_stands_for_a_worker_at_each_address():
+async def test_host_name_yields_a_worker_per_address():
     """A and AAAA records alike, beside those that are listed."""
     pool, names = WorkerPool(), Names("10.0.0.1", "fd00::1")
     workers = discovery(pool, "http://a:1", names=names)
-    await workers.look(parse_service(SERVICE))
+    await workers.resolve_now(parse_service(SERVICE))
     assert names.asked == [("workers.llm.svc", 8000)]
     assert ids(pool) == ["a:1", "10.0.0.1:8000", "[fd00::1]:8000"]
     assert pool.snapshot("[fd00::1]:8000").worker.url == "http://[fd00::1]:8000"
     names.addresses = ("10.0.0.2",)
-    changes = await workers.look(parse_service(SERVICE))
+    changes = await workers.resolve_now(parse_service(SERVICE))
     assert (changes.joined, changes.left) == (("10.0.0.2:8000",), ("10.0.0.1:8000", "[fd00::1]:8000"))
     assert ids(pool) == ["a:1", "10.0.0.2:8000"]
 
 
 @pytest.mark.parametrize("error", [OSError("no such host"), TimeoutError(), UnicodeError("label too long")])
-async def test_a_resolver_that_fails_changes_nothing(error: Exception):
+async def test_resolver_failure_changes_nothing(error: Exception):
     """Nor does an answer without an address; it is said once, and once again when it is over."""
     pool, names, log = WorkerPool(), Names("10.0.0.1"), structlog.testing.LogCapture()
     workers = discovery(pool, names=names, logger=structlog.wrap_logger(None, processors=[log]))
     service = parse_service(SERVICE)
-    await workers.look(service)
+    await workers.resolve_now(service)
     names.error = error
-    await workers.look(service)
+    await workers.resolve_now(service)
     names.error, names.addresses = None, ()
-    await workers.look(service)
+    await workers.resolve_now(service)
     assert ids(pool) == ["10.0.0.1:8000"]
     names.addresses = ("10.0.0.1",)
-    await workers.look(service)
+    await workers.resolve_now(service)
     said = [entry["event"] for entry in log.entries]
     assert said == ["worker_joined", "discovery_failed", "discovery_recovered"]
 
 
-async def test_the_name_is_resolved_again_and_again_and_at_a_reload():
+async def test_name_is_resolved_at_intervals_and_at_reload():
     """Every few seconds, and at once when the list is replaced."""
     pool, names = WorkerPool(), Names("10.0.0.1")
     workers = discovery(pool, names=names, seconds=0.02)
@@ -202,22 +202,22 @@ async def test_the_name_is_resolved_again_and_again_and_at_a_reload():
         running.cancel()
 
 
-async def test_an_answer_for_a_name_that_is_configured_no_longer_is_dropped():
+async def test_resolution_of_a_replaced_name_is_dropped():
     """The reload came while the resolver was still thinking."""
     pool, names = WorkerPool(), Names("10.0.0.1")
     workers = discovery(pool, names=names)
     workers.replace([], None)
-    await workers.look(parse_service(SERVICE))
+    await workers.resolve_now(parse_service(SERVICE))
     assert ids(pool) == []
 
 
-async def test_the_systems_resolver_gives_addresses():
+async def test_system_resolver_returns_addresses():
     """As they are put into URLs."""
     assert set(await resolve("localhost", 80)) <= {"127.0.0.1", "::1"}
 
 
 @given(st.lists(st.sets(st.sampled_from("abcd")), max_size=10))
-def test_the_pool_is_always_as_the_newest_list_says(lists: list[set[str]]):
+def test_pool_matches_the_newest_list(lists: list[set[str]]):
     """Whatever came before, when nothing is in flight."""
     pool = WorkerPool()
     workers = discovery(pool)

@@ -12,7 +12,7 @@ from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
 from appliance.serving.launch import LaunchPlan, plan_launch
 from appliance.serving.plugin_client import parse_reading
-from appliance.serving.vllm.steering import Steering
+from appliance.serving.vllm.scheduler_control import SchedulerControl
 from appliance.serving.weights import Weights
 from appliance.serving.worker_protocol import EXPECTATION
 from appliance.speculation.values import EngineReading
@@ -44,15 +44,15 @@ def plan(training: dict[str, Any] | None, **settings: Any) -> LaunchPlan:
 
 def asked(environment: dict[str, str]) -> EngineReading:
     """What a plugin in that environment says, as the other side reads it."""
-    steering = Steering(FakeScheduler(), FakeClock(), environment)
-    return parse_reading(200, steering.command("{}", "vllm"))
+    control = SchedulerControl(FakeScheduler(), FakeClock(), environment)
+    return parse_reading(200, control.command("{}", "vllm"))
 
 
 def promise(length: float, tokens: int) -> dict[str, Any]:
     return {"expected": {"all": {"acceptance_length": length, "draft_tokens": tokens}}}
 
 
-def test_what_the_record_says_arrives_at_whoever_asks():
+def test_expectation_in_the_record_reaches_the_reading():
     """Through the environment of the worker, and nothing else of the record with it."""
     made = plan({**promise(2.7, MOST), "recipe": {"secret": 1}})
     assert dict(made.environment)[EXPECTATION] == (f'{{"acceptance_length":2.7,"draft_tokens":{MOST}}}')
@@ -90,13 +90,13 @@ def test_a_promise_for_more_draft_tokens_holds_for_fewer_by_their_share(length, 
         promise(float("nan"), 3),
     ],
 )
-def test_a_record_that_promises_nothing_of_use_changes_nothing(training):
+def test_useless_expectation_is_ignored(training):
     """Not a variable, not a byte of the plan."""
     assert plan(training) == plan({})
     assert EXPECTATION not in plan(training).environment
 
 
-def test_only_a_draft_that_is_run_promises_anything():
+def test_only_a_loaded_draft_has_an_expectation():
     """The target alone has none, and neither do drafts that are no model's."""
     assert EXPECTATION not in plan(None, method="none").environment
     assert EXPECTATION not in plan(promise(2.7, 3), method="none").environment
@@ -105,45 +105,45 @@ def test_only_a_draft_that_is_run_promises_anything():
 
 
 @given(st.text() | JSON.map(json.dumps))
-def test_whatever_is_in_the_environment_the_plugin_starts_and_answers(text: str):
+def test_plugin_starts_whatever_the_environment_contains(text: str):
     """An engine must never fail for it; what makes no sense is no promise."""
     reading = asked({EXPECTATION: text})
     assert reading.controllable
     assert reading.expected_length is None or 1.0 <= reading.expected_length <= 1 + MOST
 
 
-def test_a_deep_nest_in_the_environment_is_no_promise():
+def test_deeply_nested_expectation_is_ignored():
     """Python would give up on it."""
     assert asked({EXPECTATION: "[" * 100_000}).expected_length is None
 
 
-def test_a_worker_without_the_variable_says_nothing():
+def test_worker_without_the_variable_has_no_expectation():
     """One that was started by hand, or whose draft has no record."""
-    steering = Steering(FakeScheduler(), FakeClock(), {})
-    assert json.loads(steering.command("{}", "vllm"))["expected"] is None
+    control = SchedulerControl(FakeScheduler(), FakeClock(), {})
+    assert json.loads(control.command("{}", "vllm"))["expected"] is None
     assert asked({}).expected_length is None
 
 
 def test_a_plugin_of_an_earlier_version_is_read_as_before():
     """It does not have the member."""
-    said = json.loads(Steering(FakeScheduler(), FakeClock(), {}).command("{}", "vllm"))
+    said = json.loads(SchedulerControl(FakeScheduler(), FakeClock(), {}).command("{}", "vllm"))
     del said["expected"]
     assert parse_reading(200, json.dumps(said)).expected_length is None
 
 
 @given(JSON)
-def test_whatever_a_plugin_says_is_a_promise_or_none(said: Any):
+def test_any_expectation_is_parsed_or_ignored(said: Any):
     """A reading is never lost for it: control would go blind."""
-    answer = json.loads(Steering(FakeScheduler(), FakeClock(), {}).command("{}", "vllm"))
+    answer = json.loads(SchedulerControl(FakeScheduler(), FakeClock(), {}).command("{}", "vllm"))
     reading = parse_reading(200, json.dumps(answer | {"expected": said}))
     assert reading.controllable
     assert reading.expected_length is None
 
 
-def test_an_engine_that_took_its_hooks_out_still_says_it():
+def test_engine_without_hooks_still_reports_the_expectation():
     """Whoever can only look on needs it as well."""
     answer = json.loads(
-        Steering(
+        SchedulerControl(
             FakeScheduler(), FakeClock(), {EXPECTATION: '{"acceptance_length":2,"draft_tokens":3}'}
         ).command("{}", "vllm")
     )

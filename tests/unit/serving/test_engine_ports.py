@@ -11,12 +11,12 @@ GPU = Device(kind=DeviceKind.GPU, count=1, bfloat16=True)
 CHOSEN = range(40000, 40003)
 
 
-def test_a_cpu_worker_needs_none():
+def test_cpu_worker_needs_no_ports():
     """Its processes talk over Unix sockets."""
     assert engine_ports(WorkerSettings(), CPU, CHOSEN) == set()
 
 
-def test_a_gpu_worker_needs_those_that_nccl_is_given():
+def test_gpu_worker_needs_the_kernels_port_range():
     """Even one GPU connects to itself."""
     assert engine_ports(WorkerSettings(), GPU, CHOSEN) == set(CHOSEN)
 
@@ -25,7 +25,7 @@ def test_a_gpu_worker_needs_those_that_nccl_is_given():
     "arguments", [("--nnodes", "2"), ("--data-parallel-size=2",), ("--data_parallel_size", "2"), ("-dp", "2")]
 )
 @pytest.mark.parametrize("device", [CPU, GPU])
-def test_one_of_several_workers_needs_where_they_meet_as_well(arguments, device):
+def test_worker_on_several_machines_needs_the_rendezvous_ports(arguments, device):
     """Several machines begin at a port they all know."""
     settings = WorkerSettings(extra_arguments=arguments)
     assert engine_ports(settings, device, CHOSEN) == MEETING_POINTS | set(CHOSEN)

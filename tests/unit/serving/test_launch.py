@@ -91,7 +91,7 @@ def test_tool_calls_and_reasoning_are_read_by_the_parsers_of_the_settings():
 
 
 @pytest.mark.parametrize(("task", "convert"), [("embed", "embed"), ("score", "classify")])
-def test_a_worker_that_generates_nothing_has_no_draft(task: str, convert: str):
+def test_worker_for_another_task_has_no_draft(task: str, convert: str):
     """Golden: whatever the settings say of a draft, which by default is one."""
     assert plan(task=task, served_name="demo").argv == (
         *PYTHON,
@@ -170,7 +170,7 @@ def test_needs_a_draft_for_eagle3():
         plan(draft=None)
 
 
-def test_says_what_suffix_decoding_needs():
+def test_suffix_decoding_names_its_missing_package():
     """Better than vLLM's advice to run pip, inside a network that has none."""
     with pytest.raises(ConfigurationError, match="arctic-inference"):
         plan(draft=None, method="suffix", can_import=lambda _: False)
@@ -219,7 +219,7 @@ def test_names_the_draft_tokens_to_choose_among(largest, tokens, expected):
 
 
 @given(largest=st.integers(1, 512), tokens=st.integers(1, 16))
-def test_says_for_every_batch_size_how_many_to_draft(largest, tokens):
+def test_schedule_covers_every_batch_size(largest, tokens):
     """Once each, within what the draft can do, most of them the most it can, and fewer for larger batches."""
     schedule = draft_token_schedule(WorkerSettings(max_num_seqs=largest, draft_tokens=tokens))
     sizes = [size for first, last, _count in schedule for size in range(first, last + 1)]
@@ -232,7 +232,7 @@ def test_says_for_every_batch_size_how_many_to_draft(largest, tokens):
     assert draft_token_schedule(explicit) == schedule
 
 
-def test_puts_the_plugin_in_front_of_the_routes_where_there_is_a_token():
+def test_installs_the_middleware_if_there_is_a_token():
     """The worker is told where the token is, never the token itself."""
     made = plan(control_token_file=Path("/data/control.token"), environment={"HOME": "/home"})
     at = made.argv.index("--middleware")
@@ -243,7 +243,7 @@ def test_puts_the_plugin_in_front_of_the_routes_where_there_is_a_token():
     assert [*made.argv[:at], *made.argv[at + 2 :]] == list(plan(environment={"HOME": "/home"}).argv)
 
 
-def test_a_worker_without_a_token_has_no_routes_of_ours():
+def test_worker_without_a_token_has_no_appliance_routes():
     """Nobody could be told from anybody else."""
     made = plan()
     assert "--middleware" not in made.argv
@@ -256,14 +256,14 @@ def test_a_worker_without_a_draft_can_be_restarted_too():
     assert "--middleware" in made.argv
 
 
-def test_the_middleware_that_is_named_exists():
+def test_named_middleware_exists():
     """vLLM imports it by its name, in the worker."""
     module, _, name = MIDDLEWARE.rpartition(".")
     assert getattr(importlib.import_module(module), name) is SpeculationMiddleware
 
 
 @pytest.mark.parametrize("argument", sorted(REFUSED))
-def test_refuses_what_would_open_a_way_out(argument):
+def test_refuses_arguments_that_allow_egress(argument):
     """Every refused argument says why, whichever way it is written."""
     for spelling in (argument, f"{argument}=x", argument[:2] + argument[2:].replace("-", "_")):
         with pytest.raises(ConfigurationError, match="is refused: ") as refusal:
@@ -278,7 +278,7 @@ def test_refuses_what_would_open_a_way_out(argument):
         *("--speculative-config.method", "--kv-transfer-config.kv_connector=x", "--hf_token", "--m"),
     ],
 )
-def test_sees_through_other_spellings(argument):
+def test_refuses_arguments_in_any_spelling(argument):
     """vLLM's parser takes beginnings, underscores and nested names; so do we."""
     with pytest.raises(ConfigurationError, match="is refused"):
         check_extra_arguments((argument, "x"))
@@ -294,7 +294,7 @@ def test_sees_through_other_spellings(argument):
         ("--seed", "-1", "--enable-lora", "--max-num-batched-tokens", "8192"),
     ],
 )
-def test_passes_on_what_is_harmless(arguments):
+def test_passes_harmless_arguments(arguments):
     """Everything else goes to vLLM as it is, after our own arguments."""
     assert plan(extra_arguments=arguments).argv[len(plan().argv) :] == arguments
 
@@ -312,7 +312,7 @@ def test_refuses_more_gpus_than_there_are(device, settings):
         plan(device, **settings)
 
 
-def test_leaves_several_nodes_to_vllm():
+def test_several_nodes_may_exceed_this_machines_gpus():
     """With more nodes there are more GPUs than this machine can see."""
     argv = plan(
         EIGHT_GPUS,
@@ -323,7 +323,7 @@ def test_leaves_several_nodes_to_vllm():
     assert argv[-6:] == ("--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.5")
 
 
-def test_a_further_node_computes_along_and_answers_nobody():
+def test_further_node_is_headless():
     """Same model and same arguments by another door: vLLM's server module knows no `--headless`."""
     nodes = ("--nnodes", "2", "--master-addr", "10.0.0.5", "--node-rank")
     wide = {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}
@@ -367,7 +367,7 @@ def test_leaves_a_gpu_worker_without_preload():
         ("fd00::5", "http://[fd00::5]:8000"),
     ],
 )
-def test_is_reached_at_an_address_that_works(host, url):
+def test_wildcard_host_is_reached_at_loopback(host, url):
     """An address to listen on everywhere is none to connect to."""
     assert plan(host=host).url == url
 
@@ -375,7 +375,7 @@ def test_is_reached_at_an_address_that_works(host, url):
 @pytest.mark.parametrize(
     ("eager", "device", "expected"), [(None, CPU, 1), (False, CPU, 0), (True, EIGHT_GPUS, 1)]
 )
-def test_compiles_where_it_pays(eager, device, expected):
+def test_compiles_on_a_gpu_only_by_default(eager, device, expected):
     """A CPU starts eagerly unless told otherwise, a GPU never does."""
     assert plan(device, eager=eager).argv.count("--enforce-eager") == expected
 

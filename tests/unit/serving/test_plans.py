@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.serving.launch import LaunchPlan
-from appliance.serving.plans import Chosen, WorkerPlans
-from appliance.serving.restart_request import Candidate, Wish, parse_wish
+from appliance.serving.plans import ChosenPlan, WorkerPlans
+from appliance.serving.restart_request import CandidateDraft, RestartRequest, parse_restart_request
 
 DRAFT = f"sha256:{'a' * 64}"
-TRIED = Wish(with_draft=True, candidate=Candidate(draft=DRAFT, promotion="01JABC"))
+TRIED = RestartRequest(with_draft=True, candidate=CandidateDraft(draft=DRAFT, promotion="01JABC"))
 
 
 def plan(name: str) -> LaunchPlan:
@@ -33,10 +33,10 @@ class Standing:
     def __init__(self) -> None:
         self.in_service, self.over = "settings", False
 
-    def choose(self, wish: Wish) -> Chosen:
-        if wish.candidate is not None and not self.over:
-            return Chosen(plan=plan("trial"), is_trial=True)
-        return Chosen(plan=plan(self.in_service))
+    def choose(self, request: RestartRequest) -> ChosenPlan:
+        if request.candidate is not None and not self.over:
+            return ChosenPlan(plan=plan("trial"), is_trial=True)
+        return ChosenPlan(plan=plan(self.in_service))
 
 
 @pytest.fixture
@@ -53,91 +53,91 @@ async def start(plans: WorkerPlans, *, healthy: bool = True) -> str:
     """Start by the plan in force; which one that was."""
     await plans.prepare()
     if healthy:
-        plans.saw_health()
+        plans.record_health()
     return plans.current.argv[0]
 
 
-def wish(plans: WorkerPlans, wished: Wish) -> None:
-    plans.wish(wished)
-    assert plans.take_wish()
+def request(plans: WorkerPlans, wished: RestartRequest) -> None:
+    plans.request_restart(wished)
+    assert plans.accept_request()
 
 
-async def test_each_start_asks_anew_what_is_in_service(plans, standing):
+async def test_draft_is_chosen_before_every_start(plans, standing):
     """It may have changed while the worker ran."""
     assert await start(plans) == "settings"
     standing.in_service = "promoted"
     assert await start(plans) == "promoted"
 
 
-async def test_a_trial_lasts_as_long_as_its_promotion(plans, standing):
+async def test_draft_under_test_does_not_outlive_its_promotion(plans, standing):
     """Whoever crashes comes back on trial, and afterwards does not."""
-    wish(plans, TRIED)
+    request(plans, TRIED)
     assert [await start(plans), await start(plans)] == ["trial", "trial"]
     standing.over = True
     assert await start(plans) == "settings"
 
 
-async def test_a_worker_without_its_draft_is_asked_for_none(plans, standing):
+async def test_start_without_draft_chooses_none(plans, standing):
     """It was told to leave it out, whatever is in service."""
     standing.in_service = "promoted"
-    wish(plans, Wish(with_draft=False))
+    request(plans, RestartRequest(with_draft=False))
     assert await start(plans) == "alone"
     assert plans.is_hard_off
-    wish(plans, Wish(with_draft=True))
+    request(plans, RestartRequest(with_draft=True))
     assert await start(plans) == "promoted"
     assert not plans.is_hard_off
 
 
-async def test_a_trial_that_does_not_start_is_left_for_what_is_in_service(plans, standing):
+async def test_failed_trial_falls_back_to_the_active_draft(plans, standing):
     """Which may have changed since the worker was started last."""
     assert await start(plans) == "settings"
     standing.in_service = "promoted"
-    wish(plans, TRIED)
+    request(plans, TRIED)
     assert await start(plans, healthy=False) == "trial"
-    assert plans.go_back()
+    assert plans.roll_back()
     assert await start(plans) == "promoted"
 
 
-async def test_what_is_in_service_and_does_not_start_is_left_for_what_last_worked(plans, standing):
-    """That stays in force until somebody wishes otherwise: asking anew would bring the same again."""
+async def test_failed_active_draft_rolls_back_to_the_last_working_plan(plans, standing):
+    """That stays in force until somebody requests otherwise: asking anew would bring the same again."""
     assert await start(plans) == "settings"
     standing.in_service = "broken"
     assert await start(plans, healthy=False) == "broken"
-    assert plans.go_back()
+    assert plans.roll_back()
     assert [await start(plans), await start(plans)] == ["settings", "settings"]
-    assert not plans.go_back()
-    wish(plans, Wish(with_draft=True))
+    assert not plans.roll_back()
+    request(plans, RestartRequest(with_draft=True))
     assert await start(plans, healthy=False) == "broken"
 
 
-async def test_a_trial_that_worked_is_nothing_to_come_back_to(plans, standing):
+async def test_draft_under_test_is_never_rolled_back_to(plans, standing):
     """It was never decided on."""
     assert await start(plans) == "settings"
-    wish(plans, TRIED)
+    request(plans, TRIED)
     assert await start(plans) == "trial"
     standing.over, standing.in_service = True, "broken"
     assert await start(plans, healthy=False) == "broken"
-    assert plans.go_back()
+    assert plans.roll_back()
     assert await start(plans) == "settings"
 
 
-async def test_a_worker_that_never_worked_has_nothing_to_go_back_to(plans):
+async def test_worker_that_never_worked_cannot_roll_back(plans):
     """Its supervisor gives up."""
     assert await start(plans, healthy=False) == "settings"
-    assert not plans.go_back()
+    assert not plans.roll_back()
 
 
-def test_what_a_wish_says_is_what_is_found(tmp_path):
+def test_restart_request_round_trips_through_the_file(tmp_path):
     """By way of the file, once."""
-    file = tmp_path / "wish"
-    for wished in (TRIED, Wish(with_draft=True), Wish(with_draft=False)):
-        assert parse_wish(json.loads(json.dumps(wished.body()))) == wished
+    file = tmp_path / "request"
+    for wished in (TRIED, RestartRequest(with_draft=True), RestartRequest(with_draft=False)):
+        assert parse_restart_request(json.loads(json.dumps(wished.body()))) == wished
     plans = WorkerPlans(plan("settings"), restart_file=file)
     file.write_text(json.dumps(TRIED.body()))
-    assert plans.is_wished
-    assert plans.take_wish()
+    assert plans.restart_requested
+    assert plans.accept_request()
     assert plans._granted == TRIED
-    assert not plans.take_wish()
+    assert not plans.accept_request()
 
 
 @pytest.mark.parametrize(
@@ -155,13 +155,13 @@ def test_what_a_wish_says_is_what_is_found(tmp_path):
         None,
     ],
 )
-def test_what_is_no_wish_is_none(content):
+def test_malformed_restart_request_is_ignored(content):
     """Nothing is guessed: a draft without its promotion would never end being tried."""
-    assert parse_wish(content) is None
+    assert parse_restart_request(content) is None
 
 
 @given(st.recursive(st.none() | st.booleans() | st.text(), lambda inner: st.dictionaries(st.text(), inner)))
-def test_no_json_breaks_the_reader(content):
+def test_any_json_is_a_restart_request_or_none(content):
     """Whatever lies in the file."""
-    found = parse_wish(content)
-    assert found is None or parse_wish(found.body()) == found
+    found = parse_restart_request(content)
+    assert found is None or parse_restart_request(found.body()) == found

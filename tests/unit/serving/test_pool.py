@@ -40,7 +40,7 @@ def pool() -> WorkerPool:
     return pool
 
 
-def test_a_new_worker_is_unhealthy_until_it_is_looked_at(pool: WorkerPool):
+def test_new_worker_is_unhealthy_until_it_is_scraped(pool: WorkerPool):
     """Nothing is sent to a worker on trust."""
     assert not pool.any_healthy()
     looked_at(pool, A)
@@ -58,7 +58,7 @@ def test_workers_keep_the_order_they_came_in(pool: WorkerPool):
     assert [seen.worker.worker_id for seen in pool.snapshots] == ["a", "b"]
 
 
-def test_an_unreachable_worker_is_left_out_until_it_is_seen_again(pool: WorkerPool):
+def test_unreachable_worker_is_excluded_until_its_next_scrape(pool: WorkerPool):
     """The gateway reports, the control loop brings back."""
     looked_at(pool, A)
     pool.report_unreachable(A.worker_id)
@@ -67,13 +67,13 @@ def test_an_unreachable_worker_is_left_out_until_it_is_seen_again(pool: WorkerPo
     assert pool.any_healthy()
 
 
-def test_reporting_a_worker_nobody_knows_is_no_error(pool: WorkerPool):
+def test_reporting_an_unknown_worker_is_ignored(pool: WorkerPool):
     """It may have left meanwhile."""
     pool.report_unreachable(WorkerId("gone"))
     assert pool.snapshot(WorkerId("gone")) is None
 
 
-def test_a_look_at_a_worker_that_left_brings_nothing_back():
+def test_scrape_of_a_worker_that_left_is_dropped():
     """A late look does not add a worker."""
     pool, other = WorkerPool(), WorkerPool()
     other.add(A)
@@ -97,7 +97,7 @@ def test_requests_are_counted_for_as_long_as_they_last(pool: WorkerPool):
     assert pool.in_flight == {"a": 0, "b": 0}
 
 
-def test_a_replaced_worker_starts_anew_but_its_requests_still_count(pool: WorkerPool):
+def test_replaced_worker_keeps_its_requests_in_flight(pool: WorkerPool):
     """The same id at another address is unhealthy at first; what runs is still running."""
     looked_at(pool, A)
     with occupied(pool, A.worker_id):
@@ -107,7 +107,7 @@ def test_a_replaced_worker_starts_anew_but_its_requests_still_count(pool: Worker
     assert pool.in_flight[A.worker_id] == 0
 
 
-def test_a_worker_that_is_not_admitted_makes_nobody_ready(pool: WorkerPool):
+def test_pool_is_not_ready_without_an_admitted_worker(pool: WorkerPool):
     """Readiness says whether a request would be taken, not whether a process lives."""
     looked_at(pool, A)
     for admission in (Admission.DRAINING, Admission.CANARY):
@@ -117,7 +117,7 @@ def test_a_worker_that_is_not_admitted_makes_nobody_ready(pool: WorkerPool):
     assert pool.any_healthy()
 
 
-async def test_a_worker_that_is_admitted_at_last_ends_the_wait_for_one(pool: WorkerPool):
+async def test_admitting_a_worker_ends_the_wait_for_health(pool: WorkerPool):
     """It was seen healthy before it was let in."""
     pool.set_admission(A.worker_id, Admission.CANARY)
     looked_at(pool, A)
@@ -129,7 +129,7 @@ async def test_a_worker_that_is_admitted_at_last_ends_the_wait_for_one(pool: Wor
         await waiting
 
 
-def test_a_look_at_a_worker_changes_neither_admission_nor_avoidance(pool: WorkerPool):
+def test_scrape_changes_neither_admission_nor_avoidance(pool: WorkerPool):
     """A look that began before the change, or after, does not undo it."""
     before = pool.snapshot(A.worker_id)
     pool.set_admission(A.worker_id, Admission.DRAINING)
@@ -143,7 +143,7 @@ def test_a_look_at_a_worker_changes_neither_admission_nor_avoidance(pool: Worker
     assert pool.snapshot(A.worker_id).avoided is False
 
 
-def test_a_restart_admits_nobody(pool: WorkerPool):
+def test_restart_does_not_admit_a_worker(pool: WorkerPool):
     """A worker that comes back while it is kept out stays out until somebody lets it in."""
     pool.set_admission(A.worker_id, Admission.CANARY)
     pool.set_avoided(A.worker_id, True)
@@ -173,7 +173,7 @@ async def test_draining_ends_with_the_last_request(pool: WorkerPool):
         await pool.drain(A.worker_id)
 
 
-async def test_a_wait_for_draining_can_be_given_up(pool: WorkerPool):
+async def test_wait_for_draining_can_be_cancelled(pool: WorkerPool):
     """The worker goes on draining, and the next wait ends all the same."""
     with occupied(pool, A.worker_id):
         with pytest.raises(TimeoutError):
@@ -186,7 +186,7 @@ async def test_a_wait_for_draining_can_be_given_up(pool: WorkerPool):
         await again
 
 
-async def test_a_worker_nobody_knows_is_drained_at_once():
+async def test_unknown_worker_is_drained_at_once():
     """It may have left meanwhile; none of the setters brings it back."""
     pool = WorkerPool()
     async with asyncio.timeout(1):
@@ -196,7 +196,7 @@ async def test_a_worker_nobody_knows_is_drained_at_once():
     assert pool.snapshots == ()
 
 
-def test_a_drained_worker_gets_nothing_until_it_is_let_in_again(pool: WorkerPool):
+def test_drained_worker_receives_nothing_until_undrained(pool: WorkerPool):
     """Whatever its health and its restarts."""
     looked_at(pool, A)
     pool.set_drained(A.worker_id, True)
@@ -210,7 +210,7 @@ def test_a_drained_worker_gets_nothing_until_it_is_let_in_again(pool: WorkerPool
     assert pool.any_healthy()
 
 
-def test_a_worker_that_leaves_finishes_what_it_has():
+def test_leaving_worker_finishes_its_requests():
     """Then it is forgotten, and whoever wants to know is told."""
     gone: list[WorkerId] = []
     pool = WorkerPool(on_gone=gone.append)
@@ -243,7 +243,7 @@ def test_a_worker_that_is_listed_again_stays(pool: WorkerPool):
     assert pool.snapshot(A.worker_id) is not None
 
 
-def test_every_change_that_may_make_room_is_told(pool: WorkerPool):
+def test_every_gain_of_capacity_is_reported(pool: WorkerPool):
     """A request that ended, a worker that came, was let in, or was seen healthy again."""
     told: list[str] = []
     pool.on_capacity(lambda: told.append(now))

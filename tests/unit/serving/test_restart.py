@@ -13,7 +13,7 @@ from appliance.serving.client import WorkerClient
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.plans import WorkerPlans
 from appliance.serving.restart import RestartClient
-from appliance.serving.restart_request import WITH_DRAFT, Candidate, Wish
+from appliance.serving.restart_request import WITH_DRAFT, CandidateDraft, RestartRequest
 from appliance.serving.vllm.middleware import SpeculationMiddleware
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_protocol import RESTART_FILE, RESTART_PATH, TOKEN_FILE
@@ -49,7 +49,7 @@ async def test_a_canary_is_a_small_greedy_completion():
         (("/v1/completions", "/v1/embeddings"), "score.json", 17),
     ],
 )
-async def test_a_worker_that_generates_nothing_is_tried_at_its_own_task(lacks, recorded, tokens):
+async def test_canary_uses_the_task_of_the_worker(lacks, recorded, tokens):
     """It lacks the routes of the others; what it counts is the prompt."""
     answer = json.loads((RECORDED_AT / recorded).read_text(encoding="utf-8"))["body"]
     async with FakeWorker(lacks=lacks, answer=answer.encode()).serving() as fake:
@@ -77,7 +77,7 @@ async def test_a_canary_that_is_not_answered_with_tokens_has_failed(fields):
             await canary(fake)
 
 
-async def test_a_canary_is_not_waited_for_longer_than_allowed():
+async def test_canary_times_out():
     """A worker that hangs is no sound one."""
     async with FakeWorker(head_seconds=30.0).serving() as fake:
         with pytest.raises(WorkerFailedError, match="TimeoutError"):
@@ -106,32 +106,32 @@ async def plugin(status: int):
 
 
 @pytest.mark.parametrize("with_draft", [True, False])
-async def test_a_restart_is_asked_for_with_the_token(with_draft):
-    """The plugin says that it has the wish before the worker goes down."""
+async def test_restart_sends_the_token(with_draft):
+    """The plugin says that it has the request before the worker goes down."""
     async with plugin(202) as (worker, asked), RestartClient.open(token="secret") as client:
-        await client.restart(worker, wish=Wish(with_draft=with_draft), reason=Reason.COLLAPSED)
+        await client.restart(worker, request=RestartRequest(with_draft=with_draft), reason=Reason.COLLAPSED)
     assert asked == [("Bearer secret", {"with_draft": with_draft})]
 
 
-async def test_a_draft_on_trial_is_asked_for_by_name():
+async def test_restart_names_the_draft_under_test():
     """With its promotion; a plugin that knows neither reads the rest and leaves both."""
-    tried = Candidate(draft=f"sha256:{'a' * 64}", promotion="01J")
+    tried = CandidateDraft(draft=f"sha256:{'a' * 64}", promotion="01J")
     async with plugin(202) as (worker, asked), RestartClient.open(token="secret") as client:
-        wish = Wish(with_draft=True, candidate=tried)
-        await client.restart(worker, wish=wish, reason=Reason.OPERATOR_OVERRIDE)
+        request = RestartRequest(with_draft=True, candidate=tried)
+        await client.restart(worker, request=request, reason=Reason.OPERATOR_OVERRIDE)
     body = {"with_draft": True, "draft": tried.draft, "promotion": "01J"}
     assert asked == [("Bearer secret", body)]
 
 
 @pytest.mark.parametrize(
     ("status", "why"),
-    [(404, "without the plugin"), (401, "does not accept this control token"), (409, "nobody supervises it")],
+    [(404, "without the plugin"), (401, "does not accept this control token"), (409, "it has no supervisor")],
 )
-async def test_a_worker_that_cannot_be_restarted_says_why(status, why):
+async def test_refused_restart_gives_the_reason(status, why):
     """It goes on as it is, which is not a failure of the worker."""
     async with plugin(status) as (worker, _), RestartClient.open(token="secret") as client:
         with pytest.raises(ControlRefusedError, match=f"worker w1 cannot be restarted from here: .*{why}"):
-            await client.restart(worker, wish=WITH_DRAFT, reason=Reason.COLLAPSED)
+            await client.restart(worker, request=WITH_DRAFT, reason=Reason.COLLAPSED)
 
 
 @pytest.mark.parametrize("status", [200, 307, 400, 500])
@@ -139,14 +139,14 @@ async def test_any_other_answer_is_a_failure(status):
     """Only 202 means that it will restart."""
     async with plugin(status) as (worker, _), RestartClient.open(token="secret") as client:
         with pytest.raises(WorkerFailedError, match=str(status)):
-            await client.restart(worker, wish=WITH_DRAFT, reason=Reason.COLLAPSED)
+            await client.restart(worker, request=WITH_DRAFT, reason=Reason.COLLAPSED)
 
 
-async def test_a_worker_that_is_not_there_is_a_failure():
+async def test_unreachable_worker_is_a_failure():
     """Nobody listens."""
     async with RestartClient.open(token="secret") as client:
         with pytest.raises(WorkerFailedError, match="could not be reached"):
-            await client.restart(NOWHERE, wish=WITH_DRAFT, reason=Reason.COLLAPSED)
+            await client.restart(NOWHERE, request=WITH_DRAFT, reason=Reason.COLLAPSED)
 
 
 def plan(name: str) -> LaunchPlan:
@@ -163,13 +163,13 @@ def plan(name: str) -> LaunchPlan:
 
 
 @pytest.mark.parametrize(("with_draft", "expected"), [(True, "with"), (False, "without")])
-async def test_what_the_plugin_leaves_is_what_the_supervisor_finds(
+async def test_plugin_and_supervisor_exchange_the_restart_request(
     tmp_path, monkeypatch, with_draft, expected
 ):
     """One writes the file in one process, the other reads it in another: they have to agree."""
     (tmp_path / "token").write_text("secret\n")
     monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
-    monkeypatch.setenv(RESTART_FILE, str(tmp_path / "wish"))
+    monkeypatch.setenv(RESTART_FILE, str(tmp_path / "request"))
     signals, sent = [], []
     monkeypatch.setattr(os, "kill", lambda *signal: signals.append(signal))
     body = json.dumps({"with_draft": with_draft}).encode()
@@ -188,7 +188,7 @@ async def test_what_the_plugin_leaves_is_what_the_supervisor_finds(
     }
     await SpeculationMiddleware(None)(scope, receive, send)
     assert (sent[0]["status"], signals) == (202, [(os.getpid(), signal.SIGTERM)])
-    plans = WorkerPlans(plan("with"), target_only=plan("without"), restart_file=tmp_path / "wish")
-    assert plans.take_wish()
+    plans = WorkerPlans(plan("with"), target_only=plan("without"), restart_file=tmp_path / "request")
+    assert plans.accept_request()
     assert plans.current.argv == (expected,)
-    assert not plans.take_wish()
+    assert not plans.accept_request()

@@ -88,13 +88,13 @@ def test_the_only_worker_is_picked():
     "snapshots",
     [[], [snapshot("a", healthy=False)], [snapshot("a", models=("other",))], [snapshot("a", models=())]],
 )
-def test_without_a_candidate_there_is_nobody(snapshots: list[WorkerSnapshot]):
+def test_no_candidate_means_no_worker(snapshots: list[WorkerSnapshot]):
     """Unhealthy workers and those of other models are never picked."""
     assert pick(snapshots) is None
 
 
 @pytest.mark.parametrize(("may_speculate", "kind"), [(True, "No worker"), (False, "No target-only worker")])
-def test_the_error_says_what_kind_of_worker_is_missing(may_speculate: bool, kind: str):
+def test_error_names_the_missing_kind_of_worker(may_speculate: bool, kind: str):
     """And names the model that was asked for."""
     message = str(no_worker("demo", may_speculate=may_speculate))
     assert message.startswith(f"{kind} is ready for demo")
@@ -109,12 +109,12 @@ def test_the_error_says_what_kind_of_worker_is_missing(may_speculate: bool, kind
         (metrics(waiting=3), metrics(kv_cache_usage=1.0)),
     ],
 )
-def test_the_worker_with_less_to_do_is_picked(lighter: WorkerMetrics, heavier: WorkerMetrics):
+def test_least_loaded_worker_is_picked(lighter: WorkerMetrics, heavier: WorkerMetrics):
     """Waiting weighs more than running, a full cache more than either."""
     assert pick([snapshot("a", load=heavier), snapshot("b", load=lighter)]) == "b"
 
 
-def test_our_own_requests_count_before_a_scrape_shows_them():
+def test_own_requests_count_before_the_next_scrape():
     """A burst between two scrapes is spread, not sent to one worker."""
     both = [snapshot("a", load=metrics()), snapshot("b", load=metrics())]
     in_flight: dict[WorkerId, int] = {}
@@ -137,7 +137,7 @@ def test_equal_loads_are_decided_by_name():
 
 
 @pytest.mark.parametrize("admission", [Admission.DRAINING, Admission.CANARY])
-def test_a_healthy_worker_that_is_not_admitted_gets_nothing(admission: Admission):
+def test_worker_that_is_not_admitted_receives_nothing(admission: Admission):
     """One that drains must become empty, and one that is tried out has not passed yet."""
     assert pick([snapshot("a", admission=admission)]) is None
 
@@ -167,12 +167,12 @@ def test_a_worker_to_be_avoided_is_the_last_resort():
 
 
 @pytest.mark.parametrize("what", ["drained", "leaving"])
-def test_a_worker_that_is_drained_or_leaves_gets_nothing(what: str):
+def test_drained_or_leaving_worker_receives_nothing(what: str):
     """It finishes what it has."""
     assert pick([replace(snapshot("a"), **{what: True}), snapshot("b", load=metrics(running=9))]) == "b"
 
 
-def test_what_a_worker_has_seen_counts_as_less_load_up_to_a_point():
+def test_affinity_reduces_load_up_to_a_limit():
     """At equal load it decides, against a little more it wins, against much more it loses."""
     both = (snapshot("a"), snapshot("b"))
     seen_by = {WorkerId("b"): 4 * AFFINITY_CHARACTERS}
@@ -181,14 +181,14 @@ def test_what_a_worker_has_seen_counts_as_less_load_up_to_a_point():
         assert chosen.worker.worker_id == expected
 
 
-def test_what_a_worker_has_seen_does_not_make_one_to_be_avoided_the_first():
+def test_affinity_does_not_override_avoidance():
     """Nor would any load of the others."""
     both = (snapshot("a", avoided=True), snapshot("b", load=metrics(running=60)))
     assert lightest(both, {}, seen_by={WorkerId("a"): 16384}).worker.worker_id == "b"
 
 
 @given(SNAPSHOTS, IN_FLIGHT, st.booleans())
-def test_a_pick_is_always_open_able_allowed_and_the_best_of_those(
+def test_pick_is_the_best_of_the_eligible_workers(
     snapshots: list[WorkerSnapshot], in_flight: dict[WorkerId, int], may_speculate: bool
 ):
     """For any pool: the lightest of those that may serve, avoided ones last; nobody if there is none."""

@@ -46,26 +46,26 @@ async def said(monkeypatch, tmp_path, **environment: str) -> EngineReading:
 
 
 @pytest.mark.parametrize("draft", [DRAFT, ""])
-async def test_a_worker_says_what_it_was_started_with(monkeypatch, tmp_path, draft):
+async def test_worker_reports_its_weights(monkeypatch, tmp_path, draft):
     """Also one without a draft, whose engine says nothing at all."""
     reading = await said(monkeypatch, tmp_path, **{TARGET_DIGEST: TARGET, DRAFT_DIGEST: draft})
     assert (reading.target, reading.draft) == (TARGET, draft)
 
 
-async def test_a_worker_that_nobody_supervises_says_nothing(monkeypatch, tmp_path):
+async def test_worker_without_a_supervisor_reports_no_digests(monkeypatch, tmp_path):
     """Nobody has read what it serves."""
     reading = await said(monkeypatch, tmp_path)
     assert (reading.target, reading.draft) == ("", "")
 
 
 @pytest.mark.parametrize("digest", ["sha256:1", TARGET.upper(), f"{TARGET}\n", 7, None, ["x"]])
-def test_what_is_no_digest_is_not_passed_on(digest):
+def test_malformed_digest_is_ignored(digest):
     """It would end up in the audit log."""
     reading = parse_reading(200, json.dumps({**ANSWER, "target": digest, "draft": digest}))
     assert (reading.target, reading.draft) == ("", "")
 
 
-def test_the_supervisors_own_word_counts_more_than_the_workers():
+def test_supervisors_digest_overrides_the_workers():
     """Where this process started the worker it has read the files itself."""
     reading = EngineReading(controllable=True, epoch="1", target=TARGET, draft=DRAFT)
     elsewhere = Worker(worker_id=WorkerId("w"), url="http://w")

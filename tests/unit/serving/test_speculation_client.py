@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import WorkerFailedError
-from appliance.serving.plugin_client import Steer, parse_reading
+from appliance.serving.plugin_client import SpeculationCommand, parse_reading
 from appliance.speculation.values import Energy, Reason, SpecDecodeCounters, SpeculationMode, StepCounters
 
 ANSWER: dict[str, Any] = {
@@ -73,7 +73,7 @@ def test_reads_engine_time_and_energy():
         parse_reading(200, changed(("busy_seconds",), 1e999))
 
 
-def test_reads_what_a_plugin_says():
+def test_parses_a_plugins_reading():
     """Every member by its name."""
     reading = parse_reading(200, json.dumps(ANSWER))
     assert (reading.controllable, reading.problems, reading.epoch) == (True, (), "0f")
@@ -109,14 +109,14 @@ def test_a_worker_with_another_token_cannot_be_controlled():
     )
 
 
-def test_an_engine_that_cannot_be_steered_says_why():
+def test_uncontrollable_engine_gives_the_reason():
     """It never had hooks, so it has no epoch and no counters."""
     answer = {"controllable": False, "problems": ["one", "two"], "engine": "vllm 0.99", "epoch": ""}
     reading = parse_reading(200, json.dumps(answer))
     assert (reading.controllable, reading.problems, reading.epoch) == (False, ("one", "two"), "")
 
 
-def test_an_engine_that_took_its_hooks_out_still_shows_what_it_counted():
+def test_engine_without_hooks_still_reports_its_counters():
     """With its epoch, so that nothing is taken for a restart."""
     reading = parse_reading(200, json.dumps(ANSWER | {"controllable": False, "problems": ["gone wrong"]}))
     assert (reading.controllable, reading.problems, reading.epoch) == (False, ("gone wrong",), "0f")
@@ -127,7 +127,7 @@ def test_a_refusal_is_a_failure_with_the_plugins_reason():
     """So is whatever else it answers."""
     with pytest.raises(WorkerFailedError, match=r"answered 400: no such table\.$"):
         parse_reading(400, '{"error": "no such table"}')
-    with pytest.raises(WorkerFailedError, match=r"\(500\) cannot be read"):
+    with pytest.raises(WorkerFailedError, match=r"\(500\) is malformed"):
         parse_reading(500, "Internal Server Error")
 
 
@@ -151,9 +151,9 @@ def test_a_refusal_is_a_failure_with_the_plugins_reason():
         (("drafting", "drafted_per_position"), 3),
     ],
 )
-def test_an_answer_with_something_odd_in_it_is_refused_as_a_whole(path, value):
+def test_answer_with_an_impossible_value_is_refused(path, value):
     """What decides over a worker is never half read."""
-    with pytest.raises(WorkerFailedError, match=r"^The answer of the worker's plugin \(200\) cannot be read"):
+    with pytest.raises(WorkerFailedError, match=r"^The answer of the worker's plugin \(200\) is malformed"):
         parse_reading(200, changed(path, value))
 
 
@@ -174,7 +174,7 @@ PLACES = st.sampled_from(
 
 
 @given(path=PLACES, value=JSON, status=st.sampled_from([200, 400, 401, 404, 500]))
-def test_whatever_a_worker_answers_it_is_a_reading_or_a_failure_of_the_worker(path, value, status):
+def test_any_answer_is_a_reading_or_a_worker_failure(path, value, status):
     """Control goes on either way."""
     try:
         reading = parse_reading(status, changed(path, value))
@@ -186,15 +186,15 @@ def test_whatever_a_worker_answers_it_is_a_reading_or_a_failure_of_the_worker(pa
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "7", '"x"', "{", "{}", "[" * 100_000])
 @pytest.mark.parametrize("status", [200, 400])
-def test_text_that_is_no_answer_at_all_is_a_failure(text, status):
+def test_text_that_is_not_json_is_a_failure(text, status):
     """Another server may listen there."""
-    with pytest.raises(WorkerFailedError, match="cannot be read"):
+    with pytest.raises(WorkerFailedError, match="is malformed"):
         parse_reading(status, text)
 
 
-def test_a_worker_is_told_table_mode_reason_and_probe():
+def test_command_carries_table_mode_reason_and_probe():
     """The words on the wire are those of the audit log."""
-    steer = Steer(
+    steer = SpeculationCommand(
         table=((1, 8, 3), (9, 64, 0)),
         mode=SpeculationMode.PROBING,
         reason=Reason.PROBING,

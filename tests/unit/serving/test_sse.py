@@ -29,9 +29,7 @@ def fed(reads: list[bytes]) -> tuple[bytes, bytes]:
 
 
 @given(FRAMES, LINE, st.lists(st.integers(0), max_size=30))
-def test_any_cutting_of_a_stream_gives_the_same_frames(
-    frames: list[bytes], unfinished: str, places: list[int]
-):
+def test_frames_are_the_same_wherever_reads_end(frames: list[bytes], unfinished: str, places: list[int]):
     """Reads end anywhere, inside characters too; the frames are the same and so is what is left."""
     stream = b"".join(frames) + unfinished.encode()
     whole, rest = fed(cut(stream, places))
@@ -59,7 +57,7 @@ def test_no_byte_is_lost_or_added(stream: bytes):
     assert b"".join(sse.split_frames(frames)) == frames
 
 
-def test_frames_are_handed_on_as_soon_as_they_are_whole():
+def test_frames_are_forwarded_as_soon_as_they_are_complete():
     """A frame does not wait for the next one."""
     buffer = sse.FrameBuffer()
     assert buffer.feed(b"data: 1\n") == b""
@@ -80,13 +78,13 @@ def test_frames_are_handed_on_as_soon_as_they_are_whole():
         (b": keep-alive\n\n", False, False, False),
     ],
 )
-def test_frames_are_told_apart(frame: bytes, done: bool, usage: bool, error: bool):
+def test_frames_are_classified(frame: bytes, done: bool, usage: bool, error: bool):
     """The end, usage and errors are recognised, and nothing else is."""
     assert (sse.is_done(frame), sse.is_usage(frame), sse.is_error(frame)) == (done, usage, error)
 
 
 @given(st.text())
-def test_no_completion_can_be_taken_for_something_else(text: str):
+def test_completion_text_is_never_mistaken_for_a_member(text: str):
     """Whatever a model writes, inside a string it is neither end nor usage nor error."""
     for content in (
         text,
@@ -126,6 +124,6 @@ def test_a_payload_is_the_text_after_data():
 
 
 @pytest.mark.parametrize("frame", [b"data: [DONE]\n\n", b'data: {"usage":{}}\n\n', b'data: {"error":{}}\n\n'])
-def test_every_frame_that_means_something_is_looked_at(frame: bytes):
+def test_every_meaningful_frame_needs_care(frame: bytes):
     """`needs_care` may be too careful, never too careless."""
     assert sse.needs_care(b'data: {"choices":[]}\n\n' + frame)

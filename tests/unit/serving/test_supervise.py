@@ -19,10 +19,10 @@ import pytest
 from appliance.errors import ControlRefusedError, WorkerStartError
 from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
-from appliance.serving.life import Timing, restart_delay
-from appliance.serving.plans import Chosen
+from appliance.serving.life import SupervisorTiming, restart_delay_seconds
+from appliance.serving.plans import ChosenPlan
 from appliance.serving.restart import RestartClient
-from appliance.serving.restart_request import Candidate, Wish
+from appliance.serving.restart_request import CandidateDraft, RestartRequest
 from appliance.serving.supervise import Supervisor, WorkerEventKind, free_port, port_is_free
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_log import bound, failure_line, find_phase, rotate
@@ -31,7 +31,7 @@ from appliance.speculation.values import Reason
 
 pytestmark = pytest.mark.usefixtures("loopback")
 LOGS = Path(__file__).parent / "logs"
-FAST = Timing(poll=0.02, check=0.02, answer=2.0, unresponsive=10.0, longest_delay=0.05, kill=3.0)
+FAST = SupervisorTiming(poll=0.02, check=0.02, answer=2.0, unresponsive=10.0, longest_delay=0.05, kill=3.0)
 FAKE = """
 import http.server, os, signal, subprocess, sys, time
 port, mode = int(sys.argv[1]), sys.argv[2]
@@ -64,9 +64,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(503 if mode == "broken engine" and Handler.answered > 2 else 200)
         self.end_headers()
     def do_POST(self):
-        wish = self.rfile.read(int(self.headers["Content-Length"]))
+        request = self.rfile.read(int(self.headers["Content-Length"]))
         with open(os.environ["APPLIANCE_RESTART_FILE"], "wb") as file:
-            file.write(wish)
+            file.write(request)
         self.send_response(202)
         self.end_headers()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -95,12 +95,12 @@ class Fake:
         **more,
     ):
         port = free_port("127.0.0.1")
-        self.wish = directory / "w1.restart"
+        self.request = directory / "w1.restart"
 
         def plan(mode):
             return LaunchPlan(
                 argv=(sys.executable, "-S", "-c", FAKE, str(port), mode),
-                environment={"PATH": os.defpath, RESTART_FILE: str(self.wish)},
+                environment={"PATH": os.defpath, RESTART_FILE: str(self.request)},
                 url=f"http://127.0.0.1:{port}",
                 host="127.0.0.1",
                 port=port,
@@ -117,8 +117,8 @@ class Fake:
         self.supervisor = Supervisor(
             self.plan,
             target_only=plan(target_only) if target_only else None,
-            choose=(lambda wish: choose(wish, plan)) if choose else None,
-            restart_file=self.wish,
+            choose=(lambda request: choose(request, plan)) if choose else None,
+            restart_file=self.request,
             worker="w1",
             log_directory=directory,
             max_restarts=max_restarts,
@@ -173,7 +173,7 @@ def is_alive(process):
         return False
 
 
-async def test_tells_the_whole_life_of_a_worker(tmp_path):
+async def test_reports_every_event_of_a_workers_life(tmp_path):
     """Starting, healthy, stopped: in that order, and nothing else."""
     fake = Fake(tmp_path, "slow")
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
@@ -184,7 +184,7 @@ async def test_tells_the_whole_life_of_a_worker(tmp_path):
     assert fake.progress[-1].phase in {"starting Python", "loading the target"}
 
 
-async def test_starts_a_dead_worker_again(tmp_path):
+async def test_restarts_a_dead_worker(tmp_path):
     """Each death is told with what the worker said last, and answered with a start."""
     fake = Fake(tmp_path, "dies")
     async with asyncio.TaskGroup() as group:
@@ -220,7 +220,9 @@ async def test_gives_up_a_start_that_takes_too_long(tmp_path):
 async def test_ends_a_worker_that_no_longer_answers(tmp_path):
     """A worker that hangs is as dead as one that ended."""
     fake = Fake(
-        tmp_path, "hangs", timing=Timing(poll=0.02, check=0.02, answer=0.1, unresponsive=0.3, kill=3.0)
+        tmp_path,
+        "hangs",
+        timing=SupervisorTiming(poll=0.02, check=0.02, answer=0.1, unresponsive=0.3, kill=3.0),
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -231,7 +233,7 @@ async def test_ends_a_worker_that_no_longer_answers(tmp_path):
 
 async def test_ends_a_worker_whose_engine_died(tmp_path):
     """vLLM answers 503 then; if it does not end by itself, it is ended."""
-    timing = Timing(poll=0.02, check=0.02, kill=0.3)
+    timing = SupervisorTiming(poll=0.02, check=0.02, kill=0.3)
     fake = Fake(tmp_path, "broken engine", timing=timing)
     async with asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -243,7 +245,7 @@ async def test_ends_a_worker_whose_engine_died(tmp_path):
 @pytest.mark.parametrize("mode", ["parent", "stubborn"])
 async def test_stop_ends_the_whole_tree(tmp_path, mode):
     """Children, children in a session of their own, and whoever ignores SIGTERM."""
-    fake = Fake(tmp_path, mode, timing=Timing(poll=0.02, check=0.02, kill=1.5), drain_seconds=0)
+    fake = Fake(tmp_path, mode, timing=SupervisorTiming(poll=0.02, check=0.02, kill=1.5), drain_seconds=0)
     async with asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
@@ -279,7 +281,7 @@ async def test_a_killed_guardian_is_noticed(tmp_path):
     assert fake.events[2].exit_code == -signal.SIGKILL
 
 
-async def test_never_mistakes_another_server_for_the_worker(tmp_path):
+async def test_port_in_use_is_not_mistaken_for_the_worker(tmp_path):
     """A taken port is a failed start, whatever answers there."""
     fake = Fake(tmp_path, "serves")
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", fake.plan.port)
@@ -290,9 +292,9 @@ async def test_never_mistakes_another_server_for_the_worker(tmp_path):
     assert not fake.supervisor.log.exists()
 
 
-async def test_stops_while_it_waits_to_start_again(tmp_path):
+async def test_stops_during_the_restart_delay(tmp_path):
     """Nobody waits a minute for a stop."""
-    fake = Fake(tmp_path, "raises", max_restarts=9, timing=Timing(poll=0.02))
+    fake = Fake(tmp_path, "raises", max_restarts=9, timing=SupervisorTiming(poll=0.02))
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.until(lambda: fake.said.count("restarting") == 2)
@@ -302,13 +304,15 @@ async def test_stops_while_it_waits_to_start_again(tmp_path):
 
 async def test_a_restart_changes_the_plan_and_is_no_failure(tmp_path):
     """Without the draft and with it again: no death is told, and nobody waits."""
-    fake = Fake(tmp_path, "serves", target_only="serves", timing=Timing(poll=0.02, check=0.02, kill=3.0))
+    fake = Fake(
+        tmp_path, "serves", target_only="serves", timing=SupervisorTiming(poll=0.02, check=0.02, kill=3.0)
+    )
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(Wish(with_draft=False))
+        fake.supervisor.restart(RestartRequest(with_draft=False))
         await fake.healthy_times(2)
-        fake.supervisor.restart(Wish(with_draft=True))
+        fake.supervisor.restart(RestartRequest(with_draft=True))
         await fake.healthy_times(3)
         await fake.supervisor.stop()
     assert fake.said == ["starting", "healthy", *["recycling", "starting", "healthy"] * 2, "stopped"]
@@ -337,9 +341,9 @@ async def test_a_signal_that_comes_too_late_costs_no_exit_status(tmp_path, monke
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(Wish(with_draft=True))
+        fake.supervisor.restart(RestartRequest(with_draft=True))
         await asyncio.sleep(0.15)
-        fake.supervisor.restart(Wish(with_draft=True))
+        fake.supervisor.restart(RestartRequest(with_draft=True))
         await fake.healthy_times(2)
         await fake.supervisor.stop()
     (recycling,) = (event for event in fake.events if event.kind is WorkerEventKind.RECYCLING)
@@ -352,7 +356,7 @@ async def test_a_death_later_is_answered_by_the_same_plan(tmp_path):
     async with asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(Wish(with_draft=False))
+        fake.supervisor.restart(RestartRequest(with_draft=False))
         await fake.until(lambda: fake.plans.count(("healthy", "without")) == 2)
         await fake.supervisor.stop()
     assert fake.said[2:8] == ["recycling", "starting", "healthy", "died", "restarting", "starting"]
@@ -360,9 +364,11 @@ async def test_a_death_later_is_answered_by_the_same_plan(tmp_path):
 
 
 @pytest.mark.parametrize(("with_draft", "plan"), [(False, "without"), (True, "with")])
-async def test_a_wish_that_the_worker_leaves_is_honoured_once(tmp_path, with_draft, plan):
+async def test_restart_request_file_takes_effect_once(tmp_path, with_draft, plan):
     """The plugin writes it and ends its server: the end was wanted, and the file is gone."""
-    fake = Fake(tmp_path, "serves", target_only="serves", timing=Timing(poll=0.02, check=0.02, kill=3.0))
+    fake = Fake(
+        tmp_path, "serves", target_only="serves", timing=SupervisorTiming(poll=0.02, check=0.02, kill=3.0)
+    )
     async with (
         asyncio.timeout(20),
         RestartClient.open(token="any") as client,
@@ -370,38 +376,40 @@ async def test_a_wish_that_the_worker_leaves_is_honoured_once(tmp_path, with_dra
     ):
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        await client.restart(fake.worker, wish=Wish(with_draft=with_draft), reason=Reason.COLLAPSED)
+        await client.restart(
+            fake.worker, request=RestartRequest(with_draft=with_draft), reason=Reason.COLLAPSED
+        )
         await fake.healthy_times(2)
-        assert not fake.wish.exists()
+        assert not fake.request.exists()
         await fake.supervisor.stop()
     assert fake.said == ["starting", "healthy", "recycling", "starting", "healthy", "stopped"]
     assert fake.plans[2:] == [("starting", plan), ("healthy", plan)]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"with_draft": 1}', "\udcff"])
-async def test_what_is_no_wish_is_a_death(tmp_path, content):
+async def test_malformed_restart_request_counts_as_a_death(tmp_path, content):
     """Whatever lies there is removed, and the worker starts again as it was."""
     fake = Fake(tmp_path, "serves", target_only="serves")
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.wish.write_text(content, errors="surrogateescape")
+        fake.request.write_text(content, errors="surrogateescape")
         os.kill(fake.supervisor._worker_pid, signal.SIGKILL)
         await fake.healthy_times(2)
-        assert not fake.wish.exists()
+        assert not fake.request.exists()
         await fake.supervisor.stop()
     assert fake.said[2:5] == ["died", "restarting", "starting"]
     assert fake.plans[-1] == ("healthy", "with")
 
 
-async def test_a_wish_of_a_worker_that_is_no_more_is_dropped(tmp_path):
+async def test_restart_request_of_an_earlier_process_is_dropped(tmp_path):
     """It was left when everything was killed; the settings decide about a first start."""
     fake = Fake(tmp_path, "serves", target_only="serves")
-    fake.wish.write_text('{"with_draft": false}')
+    fake.request.write_text('{"with_draft": false}')
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        assert not fake.wish.exists()
+        assert not fake.request.exists()
         await fake.supervisor.stop()
     assert fake.said == ["starting", "healthy", "stopped"]
     assert fake.plans[-1] == ("healthy", "with")
@@ -413,7 +421,7 @@ async def test_a_worker_that_ignores_sigterm_is_restarted_all_the_same(tmp_path)
         tmp_path,
         "stubborn",
         target_only="serves",
-        timing=Timing(poll=0.02, check=0.02, kill=0.5),
+        timing=SupervisorTiming(poll=0.02, check=0.02, kill=0.5),
         drain_seconds=0,
     )
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
@@ -421,7 +429,7 @@ async def test_a_worker_that_ignores_sigterm_is_restarted_all_the_same(tmp_path)
         await fake.supervisor.healthy()
         processes = descendants(os.getpid())
         assert len(processes) >= 4
-        fake.supervisor.restart(Wish(with_draft=False))
+        fake.supervisor.restart(RestartRequest(with_draft=False))
         await fake.healthy_times(2)
         assert are_gone(processes)
         await fake.supervisor.stop()
@@ -429,13 +437,13 @@ async def test_a_worker_that_ignores_sigterm_is_restarted_all_the_same(tmp_path)
     assert fake.events[2].exit_code == -signal.SIGKILL
 
 
-async def test_a_plan_that_never_works_is_left_for_the_one_that_did(tmp_path):
+async def test_plan_that_never_works_is_rolled_back(tmp_path):
     """Trying something else must not end a service that ran."""
     fake = Fake(tmp_path, "serves", target_only="raises", max_restarts=1)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(Wish(with_draft=False))
+        fake.supervisor.restart(RestartRequest(with_draft=False))
         await fake.healthy_times(2)
         await fake.supervisor.stop()
     assert [plan for kind, plan in fake.plans if kind == "starting"] == ["with", "without", "without", "with"]
@@ -443,27 +451,27 @@ async def test_a_plan_that_never_works_is_left_for_the_one_that_did(tmp_path):
     assert "gave_up" not in fake.said
 
 
-TRIED = Candidate(draft=f"sha256:{'a' * 64}", promotion="P1")
+TRIED = CandidateDraft(draft=f"sha256:{'a' * 64}", promotion="P1")
 
 
 def on_trial(mode):
     """Choose a plan of this mode for a draft on trial, and the usual one otherwise."""
 
-    def choose(wish, plan):
-        if wish.candidate is None:
-            return Chosen(plan=plan("serves"))
-        return Chosen(plan=replace(plan(mode), draft=wish.candidate.draft), is_trial=True)
+    def choose(request, plan):
+        if request.candidate is None:
+            return ChosenPlan(plan=plan("serves"))
+        return ChosenPlan(plan=replace(plan(mode), draft=request.candidate.draft), is_trial=True)
 
     return choose
 
 
-async def test_a_draft_on_trial_that_never_starts_is_left_for_the_one_in_service(tmp_path):
+async def test_draft_under_test_that_never_starts_falls_back(tmp_path):
     """A draft that breaks the engine costs a restart, and not the worker."""
     fake = Fake(tmp_path, "serves", choose=on_trial("raises"), max_restarts=1)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(Wish(with_draft=True, candidate=TRIED))
+        fake.supervisor.restart(RestartRequest(with_draft=True, candidate=TRIED))
         await fake.healthy_times(2)
         await fake.supervisor.stop()
     starts = [event.draft for event in fake.events if event.kind is WorkerEventKind.STARTING]
@@ -471,20 +479,20 @@ async def test_a_draft_on_trial_that_never_starts_is_left_for_the_one_in_service
     assert "gave_up" not in fake.said
 
 
-async def test_a_worker_on_trial_that_dies_is_chosen_a_draft_for_again(tmp_path):
+async def test_draft_is_chosen_again_after_a_worker_under_test_died(tmp_path):
     """Before each start: while the trial goes on it is the same, and afterwards another."""
     over = []
 
-    def choose(wish, plan):
-        if wish.candidate is None or over:
-            return Chosen(plan=plan("serves"))
-        return Chosen(plan=replace(plan("serves"), draft=wish.candidate.draft), is_trial=True)
+    def choose(request, plan):
+        if request.candidate is None or over:
+            return ChosenPlan(plan=plan("serves"))
+        return ChosenPlan(plan=replace(plan("serves"), draft=request.candidate.draft), is_trial=True)
 
     fake = Fake(tmp_path, "serves", choose=choose)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(Wish(with_draft=True, candidate=TRIED))
+        fake.supervisor.restart(RestartRequest(with_draft=True, candidate=TRIED))
         await fake.healthy_times(2)
         os.kill(fake.supervisor._worker_pid, signal.SIGKILL)
         await fake.healthy_times(3)
@@ -496,38 +504,38 @@ async def test_a_worker_on_trial_that_dies_is_chosen_a_draft_for_again(tmp_path)
     assert drafts == ["", TRIED.draft, TRIED.draft, ""]
 
 
-async def test_a_wish_that_comes_while_a_draft_is_read_is_answered_before_anything_starts(tmp_path):
+async def test_restart_requested_while_a_draft_is_read_is_accepted_first(tmp_path):
     """Reading a large draft takes seconds, and nobody starts what is not wanted any more."""
     reading, go_on = threading.Event(), threading.Event()
 
-    def choose(wish, plan):
-        if wish.candidate is not None:
+    def choose(request, plan):
+        if request.candidate is not None:
             reading.set()
             assert go_on.wait(10)
-            return Chosen(plan=replace(plan("serves"), draft=wish.candidate.draft), is_trial=True)
-        return Chosen(plan=plan("serves"))
+            return ChosenPlan(plan=replace(plan("serves"), draft=request.candidate.draft), is_trial=True)
+        return ChosenPlan(plan=plan("serves"))
 
     fake = Fake(tmp_path, "serves", choose=choose)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(Wish(with_draft=True, candidate=TRIED))
+        fake.supervisor.restart(RestartRequest(with_draft=True, candidate=TRIED))
         await fake.until(reading.is_set)
-        fake.supervisor.restart(Wish(with_draft=True))
+        fake.supervisor.restart(RestartRequest(with_draft=True))
         go_on.set()
         await fake.healthy_times(2)
         await fake.supervisor.stop()
     assert TRIED.draft not in [event.draft for event in fake.events if event.kind is WorkerEventKind.STARTING]
 
 
-async def test_a_restart_need_not_wait_for_the_next_start(tmp_path, monkeypatch):
+async def test_restart_ends_the_restart_delay(tmp_path, monkeypatch):
     """Whoever wants another plan has it at once, even while the supervisor waits after a death."""
-    monkeypatch.setattr("appliance.serving.supervise.restart_delay", lambda *_: 600.0)
+    monkeypatch.setattr("appliance.serving.supervise.restart_delay_seconds", lambda *_: 600.0)
     fake = Fake(tmp_path, "raises", target_only="serves", max_restarts=9)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.until(lambda: fake.said[-1:] == ["restarting"])
-        fake.supervisor.restart(Wish(with_draft=False))
+        fake.supervisor.restart(RestartRequest(with_draft=False))
         await fake.supervisor.healthy()
         await fake.supervisor.stop()
     assert fake.events[-1].hard_off
@@ -540,23 +548,23 @@ async def test_a_worker_with_one_plan_is_restarted_by_it(tmp_path):
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
-        fake.supervisor.restart(Wish(with_draft=False))
+        fake.supervisor.restart(RestartRequest(with_draft=False))
         await fake.healthy_times(2)
         await fake.supervisor.stop()
     assert fake.plans[2:] == [("starting", "with"), ("healthy", "with")]
 
 
-async def test_a_worker_that_is_not_kept_running_is_not_restarted(tmp_path):
+async def test_unsupervised_worker_is_not_restarted(tmp_path):
     """Neither before its supervisor runs nor after: it would not come back."""
     fake = Fake(tmp_path, "serves")
     with pytest.raises(ControlRefusedError, match="worker w1 is not kept running here"):
-        fake.supervisor.restart(Wish(with_draft=True))
+        fake.supervisor.restart(RestartRequest(with_draft=True))
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
         await fake.supervisor.stop()
     with pytest.raises(ControlRefusedError, match="not kept running"):
-        fake.supervisor.restart(Wish(with_draft=True))
+        fake.supervisor.restart(RestartRequest(with_draft=True))
 
 
 @pytest.mark.parametrize("node", ["first", "further"])
@@ -575,7 +583,7 @@ async def test_a_further_node_is_healthy_without_an_answer(tmp_path):
         group.create_task(fake.supervisor.run())
         await fake.supervisor.healthy()
         with pytest.raises(ControlRefusedError, match="several nodes"):
-            fake.supervisor.restart(Wish(with_draft=False))
+            fake.supervisor.restart(RestartRequest(with_draft=False))
         await fake.supervisor.stop()
     assert fake.said == ["starting", "healthy", "stopped"]
 
@@ -630,7 +638,7 @@ def test_guardian_ends_as_its_worker_did(program, status):
     assert answer.returncode == status
 
 
-def test_guardian_says_what_it_cannot_run():
+def test_guardian_reports_a_command_it_cannot_run():
     """A missing interpreter is a line in the worker's log, not a silence."""
     reader, writer = os.pipe()
     answer = subprocess.run(
@@ -696,9 +704,17 @@ def test_names_the_latest_phase():
     assert find_phase("noise") is None
 
 
-def test_waits_longer_after_each_death():
+def test_restart_delay_grows_with_each_death():
     """1, 2, 4 and so on up to a minute: the same every time, so that tests and operators can count."""
-    assert [restart_delay(deaths, 60.0) for deaths in (0, 1, 2, 3, 6, 7, 1000)] == [1, 2, 4, 8, 60, 60, 60]
+    assert [restart_delay_seconds(deaths, 60.0) for deaths in (0, 1, 2, 3, 6, 7, 1000)] == [
+        1,
+        2,
+        4,
+        8,
+        60,
+        60,
+        60,
+    ]
 
 
 def test_keeps_the_last_three_logs(tmp_path):
@@ -717,7 +733,7 @@ def test_keeps_the_last_three_logs(tmp_path):
     assert log.parent.stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_worker_that_says_much_does_not_fill_the_disk(tmp_path):
+async def test_log_of_a_running_worker_is_rotated(tmp_path):
     """Its log is begun anew while it writes, as often as need be, and every line in it is whole."""
     fake = Fake(tmp_path, "chatty", largest_log=400)
     seen: set[int] = set()
@@ -744,7 +760,7 @@ async def test_a_worker_that_says_much_does_not_fill_the_disk(tmp_path):
     assert {line.partition(" ")[0] for line in said} <= {"line", "(Worker"}
 
 
-def test_a_log_that_cannot_be_copied_is_left_as_it_is(tmp_path, monkeypatch):
+def test_log_that_cannot_be_copied_is_not_rotated(tmp_path, monkeypatch):
     """A full disk is no reason to throw away what explains it."""
     log = tmp_path / "worker-w1.log"
     log.write_text("a long line\n" * 100)

@@ -22,7 +22,7 @@ from appliance.serving.target_only import refused_under_speculation
         ('{"logit_bias": {"5": 1}, "min_p": 0.1}', "logit_bias"),
     ],
 )
-def test_what_a_speculating_worker_refuses_is_known_beforehand(body: str, parameter: str):
+def test_parameters_refused_under_speculation_are_recognised(body: str, parameter: str):
     """`min_p` that has an effect, and any bias."""
     assert refused_under_speculation(parse_members(body)) == parameter
 
@@ -35,18 +35,18 @@ def test_what_a_speculating_worker_refuses_is_known_beforehand(body: str, parame
         {"min_p": 0.1, "temperature": "0"}, {"top_p": 0.5, "seed": 1, "bad_words": ["x"]},
     ],
 )  # fmt: skip
-def test_what_a_speculating_worker_takes_is_not_kept_from_it(body: dict):
+def test_other_parameters_may_go_to_a_speculating_worker(body: dict):
     """Without effect is without harm: greedy sampling never looks at `min_p`."""
     assert refused_under_speculation(parse_members(json.dumps(body))) is None
 
 
 @pytest.mark.parametrize("value", ["x", [0.1], {"a": 1}, "nan", -1, True])
-def test_a_value_of_the_wrong_kind_is_the_workers_to_refuse(value: object):
+def test_value_of_the_wrong_type_is_left_to_the_worker(value: object):
     """Any worker says what is wrong with it; nothing here fails on it."""
     members = parse_members(json.dumps({"min_p": value, "logit_bias": value if value != {"a": 1} else 5}))
     assert refused_under_speculation(members) == ("min_p" if value is True else None)
 
 
-def test_a_number_too_large_for_a_float_is_no_crash():
+def test_number_too_large_for_a_float_is_ignored():
     """A client controls every digit."""
     assert refused_under_speculation(parse_members('{"min_p": 1' + "0" * 400 + "}")) is None

@@ -60,7 +60,7 @@ def test_any_body_has_a_label_of_the_documented_form(body: dict, route: str):
     assert label(route, dict(reversed(body.items()))) == first
 
 
-def test_what_the_user_says_does_not_change_the_label():
+def test_user_messages_do_not_change_the_label():
     """One template, many conversations."""
     assert chat(user="one") == chat(user="another")
     turns = [{"role": "system", "content": "Be brief."}, *({"role": "user", "content": "x"},) * 9]
@@ -76,12 +76,12 @@ def test_what_the_user_says_does_not_change_the_label():
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
     ],
 )
-def test_what_decides_the_template_changes_the_label(other: dict):
+def test_template_members_change_the_label(other: dict):
     """System message, chat template, its arguments, and whether there are tools."""
     assert chat(**other) != chat()
 
 
-def test_what_says_nothing_is_the_same_as_nothing():
+def test_empty_members_do_not_change_the_label():
     """Null, empty and absent arguments give the same prompt; so do tools of any name."""
     assert chat(tools=[], chat_template=None, chat_template_kwargs={}) == chat()
     assert chat(tools=[{"a": 1}]) == chat(tools=[{"b": 1}, {"c": 1}])
@@ -94,7 +94,7 @@ def test_a_system_message_in_parts_is_the_same_as_in_one():
 
 
 @pytest.mark.parametrize("text", ["Be brief.", [{"type": "text", "text": "Be "}, {"text": "brief."}]])
-def test_one_system_text_has_one_label_by_whichever_api_it_comes(text: object):
+def test_system_text_has_the_same_label_in_every_api(text: object):
     """The worker makes the same prompt of it."""
     turn = {"role": "user", "content": "hello"}
     assert label(MESSAGES, {"system": text, "messages": [turn]}) == chat()
@@ -145,7 +145,7 @@ def test_only_the_beginning_of_a_raw_prompt_is_read():
 
 
 @pytest.mark.parametrize("prompt", [[1, 2], [[1, 2], [3]], None, [], 5, {}, [None]])
-def test_a_prompt_that_is_no_text_is_told_as_such(prompt: object):
+def test_prompt_of_tokens_is_labelled_raw_tokens(prompt: object):
     """Token ids hide the template."""
     assert raw(prompt) == "raw-tokens"
 

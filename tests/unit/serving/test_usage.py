@@ -51,7 +51,7 @@ def test_counts_are_read_from_usage_and_metrics():
 
 
 @pytest.mark.parametrize("answer", [{}, {"usage": None}, {"usage": []}, {"usage": {}}, {"usage": "17"}])
-def test_what_the_worker_did_not_say_is_marked_as_an_estimate(answer: dict):
+def test_missing_usage_is_an_estimate(answer: dict):
     """Zero tokens that nobody counted are not zero tokens."""
     assert parsed(answer).estimated
 
@@ -73,14 +73,14 @@ def test_without_drafts_there_is_no_acceptance_length(answer: dict):
 
 
 @pytest.mark.parametrize("count", [-1, True, 1.0, "4", None, [], {}])
-def test_a_count_that_is_no_count_is_unsaid(count: object):
+def test_malformed_count_is_not_reported(count: object):
     """Negative, fractional or textual counts do not get into a bill."""
     assert parsed({"usage": {"prompt_tokens": count, "completion_tokens": 3}}).prompt_tokens == 0
     assert parsed(drafting(num_spec_steps=count)).drafts is None
 
 
 @given(st.dictionaries(st.sampled_from(["usage", "metrics", "choices"]), VALUE))
-def test_no_answer_of_a_worker_can_break_the_reading(answer: dict):
+def test_any_answer_of_a_worker_is_parsed_or_refused(answer: dict):
     """Whatever a worker sends, counts are whole numbers of zero or more."""
     usage = parsed(answer)
     assert usage.prompt_tokens >= 0

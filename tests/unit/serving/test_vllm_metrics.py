@@ -46,7 +46,7 @@ def test_adds_up_the_engines_of_a_worker():
     assert (metrics.running, metrics.waiting, metrics.kv_cache_usage) == (3, 4, 0.75)
 
 
-def test_tells_no_speculation_from_no_drafts_yet():
+def test_distinguishes_no_speculation_from_no_drafts_yet():
     """A worker without a draft has no counters; one that has not drafted has zeros."""
     assert parse_metrics(MINIMAL).speculation is None
     page = MINIMAL + "# TYPE vllm:spec_decode_num_drafts counter\nvllm:spec_decode_num_drafts_total 0.0\n"
@@ -77,7 +77,7 @@ def test_orders_positions_as_numbers():
         MINIMAL.replace('"} 2.0', " 2.0"),
     ],
 )
-def test_refuses_a_page_that_is_none(page):
+def test_refuses_a_malformed_page(page):
     """Half a page or another program's page is a failed worker, never a set of zeros."""
     with pytest.raises(WorkerFailedError) as refusal:
         parse_metrics(page)

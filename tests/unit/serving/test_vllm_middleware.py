@@ -136,7 +136,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("token", [None, "", " \n"])
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_without_a_token_none_of_the_routes_exists(start, token, method, path):
+async def test_routes_do_not_exist_without_a_token(start, token, method, path):
     """An empty file is no token: otherwise everybody would have it."""
     worker = start(token=token)
     scope = {"type": "http", "method": method, "path": path, "headers": [(b"authorization", b"Bearer ")]}
@@ -178,7 +178,7 @@ async def test_everything_else_passes_through_untouched(start, scope):
     ],
 )
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_whoever_lacks_the_token_is_refused(start, signals, tmp_path, method, path, headers):
+async def test_call_without_the_token_is_refused(start, signals, tmp_path, method, path, headers):
     """Before anything is read, asked or done."""
     worker = start()
     reply = await worker.ask(method, path, b'{"with_draft": true}', headers=headers)
@@ -229,7 +229,7 @@ async def test_a_command_the_engine_refuses_is_a_bad_request(start):
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-async def test_an_engine_that_takes_no_commands_is_said_not_to_be_controllable(start, core, method):
+async def test_engine_without_commands_is_reported_uncontrollable(start, core, method):
     """An engine made differently, or one that fails at it, serves all the same; no detail leaks."""
     worker = start()
     worker.app.state.engine_client.engine_core = core
@@ -240,7 +240,7 @@ async def test_an_engine_that_takes_no_commands_is_said_not_to_be_controllable(s
     assert "private" not in problem
 
 
-async def test_an_engine_that_does_not_answer_keeps_nobody_waiting(start, monkeypatch):
+async def test_engine_that_does_not_answer_times_out(start, monkeypatch):
     """A server that waits for an engine that is gone could not end; and silence is no answer."""
     monkeypatch.setattr(middleware, "RPC_SECONDS", 0.01)
     worker = start()
@@ -249,7 +249,7 @@ async def test_an_engine_that_does_not_answer_keeps_nobody_waiting(start, monkey
     assert (reply.status, reply.content) == (503, {"error": "the engine did not answer within 0.01 s"})
 
 
-async def test_a_worker_that_is_ending_takes_no_commands(start, signals):
+async def test_ending_worker_refuses_commands(start, signals):
     """From its answer on, its engine may be gone."""
     worker = start()
     await worker.ask("POST", RESTART_PATH, b'{"with_draft": true}')
@@ -265,7 +265,7 @@ async def test_a_body_too_long_is_never_a_command(start):
     assert worker.core.asked == [(RPC, "")]
 
 
-async def test_a_body_that_is_no_text_is_passed_on_to_be_refused(start):
+async def test_body_that_is_not_utf8_is_refused_by_the_engine(start):
     """The engine answers for what it does not understand."""
     worker = start()
     await worker.ask("PUT", SPECULATION_PATH, b"\xff{}")
@@ -280,23 +280,23 @@ async def test_no_other_method_does_anything(start, signals, method, path):
     """It is named in the answer."""
     worker = start()
     reply = await worker.ask(method, path, b'{"with_draft": true}')
-    assert (reply.status, reply.content) == (405, {"error": f"{method} is not for {path}"})
+    assert (reply.status, reply.content) == (405, {"error": f"{path} does not accept {method}"})
     assert (worker.core.asked, worker.passed, signals) == ([], [], [])
 
 
 @pytest.mark.parametrize("with_draft", [True, False])
-async def test_a_restart_leaves_its_wish_and_ends_the_server(start, signals, tmp_path, with_draft):
-    """The wish is there as a whole, and nothing else, when the supervisor looks for it."""
-    wish = {"with_draft": with_draft}
-    reply = await start().ask("POST", RESTART_PATH, json.dumps(wish).encode())
-    assert (reply.status, reply.content) == (202, wish)
+async def test_restart_stores_its_request_and_ends_the_server(start, signals, tmp_path, with_draft):
+    """The request is there as a whole, and nothing else, when the supervisor looks for it."""
+    request = {"with_draft": with_draft}
+    reply = await start().ask("POST", RESTART_PATH, json.dumps(request).encode())
+    assert (reply.status, reply.content) == (202, request)
     assert signals == [(os.getpid(), signal.SIGTERM)]
-    assert json.loads((tmp_path / "restart.json").read_text()) == wish
+    assert json.loads((tmp_path / "restart.json").read_text()) == request
     assert {path.name for path in tmp_path.iterdir()} == {"restart.json", "control.token"}
 
 
 async def test_a_restart_is_answered_before_the_server_ends(start, monkeypatch, tmp_path):
-    """Afterwards it refuses connections; and by then the wish is on disk."""
+    """Afterwards it refuses connections; and by then the request is on disk."""
     sent: list[dict[str, Any]] = []
     seen: list[tuple[int, bool]] = []
     monkeypatch.setattr(os, "kill", lambda *_: seen.append((len(sent), (tmp_path / "restart.json").exists())))
@@ -304,25 +304,25 @@ async def test_a_restart_is_answered_before_the_server_ends(start, monkeypatch, 
     assert seen == [(2, True)]
 
 
-async def test_a_restart_replaces_an_older_wish(start, signals, tmp_path):
+async def test_restart_replaces_an_older_request(start, signals, tmp_path):
     """The last one counts."""
     (tmp_path / "restart.json").write_text('{"with_draft": true} and something longer')
     await start().ask("POST", RESTART_PATH, b'{"with_draft": false}')
     assert json.loads((tmp_path / "restart.json").read_text()) == {"with_draft": False}
 
 
-async def test_a_worker_nobody_supervises_does_not_end_itself(start, signals):
+async def test_worker_without_a_supervisor_does_not_end_itself(start, signals):
     """It would not come back."""
     reply = await start(supervised=False).ask("POST", RESTART_PATH, b'{"with_draft": true}')
     assert reply.status == 409
-    assert "nobody supervises this worker" in reply.content["error"]
+    assert "this worker has no supervisor" in reply.content["error"]
     assert signals == []
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[]", b"7", b'"with_draft"', b"{", b"\xff", b'{"with_draft": "false"}']
 )
-async def test_a_restart_must_say_with_what(start, signals, tmp_path, body):
+async def test_restart_needs_with_draft(start, signals, tmp_path, body):
     """Nothing is guessed, and nothing ends."""
     reply = await start().ask("POST", RESTART_PATH, body)
     assert (reply.status, reply.content) == (400, {"error": 'send {"with_draft": true} or false'})
@@ -330,7 +330,7 @@ async def test_a_restart_must_say_with_what(start, signals, tmp_path, body):
     assert not (tmp_path / "restart.json").exists()
 
 
-async def test_energy_is_said_beside_the_reading(start, monkeypatch):
+async def test_reading_includes_energy(start, monkeypatch):
     """Of as many GPUs as the engine uses, looked for once; nothing where none measures it."""
     meter, asked = Meter(), []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")

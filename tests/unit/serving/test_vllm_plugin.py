@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from appliance.serving.vllm.deferred_prefill import ARGUMENTS
-from appliance.serving.vllm.plugin import register, spare_the_draft, steer
+from appliance.serving.vllm.plugin import install_control, install_deferred_prefill, register
 from appliance.serving.vllm.repairs import (
     NAP_SECONDS,
-    nap_between_looks,
+    bypass_rejection_without_drafts,
     repair_cpu_sampling,
-    sample_steps_without_drafts_plainly,
+    sleep_while_waiting,
 )
-from appliance.serving.vllm.steering import find_problems
+from appliance.serving.vllm.scheduler_control import find_problems
 from appliance.serving.worker_protocol import RPC
 from tests.fake_engine import LOOKUP, DraftStats, FakeScheduler, Outputs, Stats, Step, Tokens
 
@@ -57,16 +57,16 @@ class Engine:
 def engine() -> Engine:
     """An engine that has loaded the plugin."""
     made = Engine()
-    steer(made.scheduler_class, made.core_class, engine=ENGINE)
+    install_control(made.scheduler_class, made.core_class, engine=ENGINE)
     return made
 
 
-def ask(core: Any, **wish: Any) -> dict[str, Any]:
+def ask(core: Any, **request: Any) -> dict[str, Any]:
     """Send a command to an engine core."""
-    return json.loads(getattr(core, RPC)(json.dumps(wish)))
+    return json.loads(getattr(core, RPC)(json.dumps(request)))
 
 
-def test_every_scheduler_made_from_now_on_is_steered(engine):
+def test_every_new_scheduler_is_controlled(engine):
     """Each on its own: two engines of a process share nothing."""
     first, second = engine.start(), engine.start()
     ask(first, table=[[1, 8, 0]], mode="target_only", reason="collapsed")
@@ -75,7 +75,7 @@ def test_every_scheduler_made_from_now_on_is_steered(engine):
     assert (ask(first)["engine"], ask(first)["mode"], ask(second)["mode"]) == (ENGINE, "target_only", None)
 
 
-def test_a_scheduler_that_cannot_be_steered_is_left_alone_and_said_to_be(engine):
+def test_uncontrollable_scheduler_is_left_unchanged_and_reported(engine):
     """Its methods are its own."""
     core = engine.start(num_spec_tokens=0)
     assert "schedule" not in vars(core.scheduler)
@@ -86,14 +86,14 @@ def test_a_scheduler_that_cannot_be_steered_is_left_alone_and_said_to_be(engine)
     assert core.fetched == [True]
 
 
-def test_loading_the_plugin_twice_changes_nothing_more(engine):
+def test_loading_the_plugin_twice_is_idempotent(engine):
     """vLLM may load plugins more than once in a process."""
     before = dict(vars(engine.scheduler_class)), dict(vars(engine.core_class))
-    steer(engine.scheduler_class, engine.core_class, engine="another")
+    install_control(engine.scheduler_class, engine.core_class, engine="another")
     assert (dict(vars(engine.scheduler_class)), dict(vars(engine.core_class))) == before
 
 
-def test_no_drafts_are_fetched_after_a_step_that_asked_for_none(engine):
+def test_drafts_are_not_fetched_after_a_step_without_draft_tokens(engine):
     """A round trip to the workers, each step; with drafts, or without a step, nothing is spared."""
     core = engine.start()
     core.post_step(True)
@@ -112,7 +112,7 @@ def test_no_drafts_are_fetched_after_a_step_that_asked_for_none(engine):
     assert core.fetched == [True, True, True, False]
 
 
-def test_drafts_are_fetched_again_once_the_hooks_are_out(engine):
+def test_drafts_are_fetched_after_the_hooks_are_removed(engine):
     """A withdrawn plugin spares nothing."""
     core = engine.start()
     ask(core, table=[[1, 8, 0]])
@@ -186,7 +186,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
-def test_a_worker_on_a_cpu_is_steered_repaired_and_spared(modules):
+def test_cpu_worker_gets_control_repairs_and_deferred_prefill(modules):
     """All that the plugin does there."""
     propose = modules.runner.propose_draft_token_ids
     register()
@@ -197,7 +197,7 @@ def test_a_worker_on_a_cpu_is_steered_repaired_and_spared(modules):
     assert modules.runner.propose_draft_token_ids is not propose
 
 
-def test_a_worker_on_a_gpu_is_steered_and_nothing_else(modules):
+def test_gpu_worker_gets_control_only(modules):
     """The repairs are for defects of the CPU build, and the draft was only checked there."""
     modules.is_cpu = False
     propose = modules.runner.propose_draft_token_ids
@@ -208,14 +208,14 @@ def test_a_worker_on_a_gpu_is_steered_and_nothing_else(modules):
     assert modules.runner.propose_draft_token_ids is propose
 
 
-def test_a_runner_that_is_made_differently_is_left_alone(modules):
+def test_runner_of_another_structure_is_left_unchanged(modules):
     """Other arguments, or no such method: then the draft runs as often as vLLM has it."""
     worker = sys.modules["vllm.v1.worker.gpu_model_runner"]
     propose = modules.proposer.propose
     for runner in (modules.other_runner, type("Renamed", (), {})):
         worker.GPUModelRunner = runner
         before = dict(vars(runner))
-        spare_the_draft()
+        install_deferred_prefill()
         assert dict(vars(runner)) == before
         assert modules.proposer.propose is propose
 
@@ -262,7 +262,7 @@ def methods(module: str, name: str) -> set[str]:
     }
 
 
-def test_vllm_says_how_many_gpus_an_engine_uses_with_its_copies():
+def test_vllm_reports_an_engines_gpus_with_data_parallel_copies():
     """Data parallelism included: energy of a part must not pass for the whole (`serving.vllm.middleware`)."""
     assert "world_size_across_dp" in methods("config.parallel", "ParallelConfig")
 
@@ -289,14 +289,14 @@ def test_the_installed_vllm_proposes_with_the_arguments_we_know():
         ("v1.engine", "EngineCoreOutput", Tokens, set()),
     ],
 )
-def test_the_stand_ins_have_no_member_that_the_installed_vllm_lacks(module, name, stand_in, our_own):
+def test_fakes_have_only_members_of_the_installed_vllm(module, name, stand_in, our_own):
     """What is tested against them is there in a worker too."""
     if module == "v1.engine":
         module = "v1.engine.__init__"
     assert set(stand_in.__dataclass_fields__) - our_own <= fields(module, name)
 
 
-def test_the_installed_scheduler_has_what_steering_needs():
+def test_installed_scheduler_is_controllable():
     """As far as its source shows without starting it."""
     members = {
         node.attr for node in ast.walk(tree("v1.core.sched.scheduler")) if isinstance(node, ast.Attribute)
@@ -339,7 +339,7 @@ def test_a_step_in_which_nothing_was_drafted_is_sampled_as_without_a_draft():
             seen.append(spec_decode_metadata)
             return logits
 
-    sample_steps_without_drafts_plainly(Runner)
+    bypass_rejection_without_drafts(Runner)
     nothing, something = SimpleNamespace(max_spec_len=0), SimpleNamespace(max_spec_len=3)
     for metadata in (None, nothing, something):
         assert Runner()._sample("logits", metadata) == "logits"
@@ -362,12 +362,12 @@ def test_the_installed_vllm_samples_with_the_arguments_we_know():
     assert "max_spec_len" in assigned
 
 
-def test_a_process_that_waits_gives_its_core_away(monkeypatch):
+def test_waiting_process_sleeps(monkeypatch):
     """A loop around `sched_yield` alone can keep the gateway from running for seconds."""
     naps = []
     monkeypatch.setattr("appliance.serving.vllm.repairs.time.sleep", naps.append)
     shared_memory = SimpleNamespace(sched_yield=len)
-    nap_between_looks(shared_memory)
+    sleep_while_waiting(shared_memory)
     shared_memory.sched_yield()
     assert naps == [NAP_SECONDS]
 
@@ -382,9 +382,9 @@ def test_the_installed_vllm_waits_with_the_name_that_is_replaced():
     assert len(waits) == 2
 
 
-def test_a_module_without_these_functions_is_left_alone():
+def test_module_without_these_functions_is_left_unchanged():
     """A vLLM made differently has other defects."""
     rejection, top_k, shared_memory = SimpleNamespace(), SimpleNamespace(), SimpleNamespace()
     repair_cpu_sampling(rejection, top_k)
-    nap_between_looks(shared_memory)
+    sleep_while_waiting(shared_memory)
     assert (vars(rejection), vars(top_k), vars(shared_memory)) == ({}, {}, {})

@@ -48,7 +48,7 @@ def test_reads_names_shapes_and_types(model):
     assert weights.digest == ""
 
 
-def test_reads_what_the_trainer_wrote_beside_the_weights(model):
+def test_reads_the_training_record(model):
     """The record is part of the weights, and of their digest."""
     path = model("one", TARGET, {"a": (1,)}).path
     before = load_weights(path)
@@ -75,7 +75,7 @@ def test_joins_the_parts_of_divided_weights(tmp_path):
     assert set(inspect_weights(tmp_path).tensors) == {"a", "b"}
 
 
-def test_digest_is_what_sha256sum_would_say(model):
+def test_digest_equals_sha256sum(model):
     """An auditor needs no program of ours to check a digest."""
     path = model("one", TARGET, {"a": (2, 3)}).path
     (path / "tokenizer.json").write_text("{}")
@@ -117,19 +117,19 @@ def damage_nothing(path: Path) -> None:
         (damage_nothing, "does not exist"),
         (lambda path: (path / "config.json").unlink(), "is .* a model's directory"),
         (lambda path: (path / "config.json").write_text("{"), "is not JSON"),
-        (lambda path: (path / "config.json").write_text("[]"), "no JSON object"),
+        (lambda path: (path / "config.json").write_text("[]"), "not contain a JSON object"),
         (lambda path: (path / "model.safetensors").unlink(), "no .*safetensors file"),
         (lambda path: (path / "model.safetensors").write_bytes(b""), "longer than the file"),
         (lambda path: (path / "model.safetensors").write_bytes(b"\xff" * 64), "longer than the file"),
         (
             lambda path: (path / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"[]"),
-            "whole safetensors",
+            "complete safetensors",
         ),
         (
             lambda path: (path / "model.safetensors").write_bytes(
                 (path / "model.safetensors").read_bytes()[:-1]
             ),
-            "where its header tells",
+            "and its header describes",
         ),
         (
             lambda path: (path / "model.safetensors.index.json").write_text(

@@ -1,11 +1,9 @@
 """Promises of the checks of GPUs, driver and GPU memory."""
 
-import ctypes
 import sys
 
 import pytest
 
-from appliance.cli.preflight import nvml
 from appliance.cli.preflight.accelerator import (
     Build,
     cache_bytes,
@@ -17,15 +15,15 @@ from appliance.cli.preflight.accelerator import (
 )
 from appliance.cli.preflight.check import Result
 from appliance.cli.preflight.memory import Need
-from appliance.cli.preflight.nvml import Driver, Gpu, look_at_driver
 from appliance.infra.settings import WorkerSettings
+from appliance.serving.nvml import NvidiaDriver, NvidiaGpu
 
 GIB = 2**30
-CARD = Gpu(name="NVIDIA H200", total_bytes=140 * GIB, free_bytes=139 * GIB)
+CARD = NvidiaGpu(name="NVIDIA H200", total_bytes=140 * GIB, free_bytes=139 * GIB)
 
 
-def driver(*gpus: Gpu, cuda=(13, 0)) -> Driver:
-    return Driver(version="580.95.05", cuda=cuda, gpus=gpus or (CARD,))
+def driver(*gpus: NvidiaGpu, cuda=(13, 0)) -> NvidiaDriver:
+    return NvidiaDriver(version="580.95.05", cuda=cuda, gpus=gpus or (CARD,))
 
 
 def need(weights: int, token: int | None = 100_000, context: int | None = 8192) -> Need:
@@ -64,7 +62,7 @@ def test_there_are_as_many_gpus_as_the_model_is_shared_over():
 
 def test_gpus_of_two_kinds_are_a_warning_if_one_model_uses_both():
     """The slower one sets the pace, the smaller one the room."""
-    other = Gpu(name="NVIDIA L40S", total_bytes=48 * GIB, free_bytes=48 * GIB)
+    other = NvidiaGpu(name="NVIDIA L40S", total_bytes=48 * GIB, free_bytes=48 * GIB)
     assert judge_count(WorkerSettings(tensor_parallel_size=2), driver(CARD, other)).result is Result.WARN
     assert judge_count(WorkerSettings(), driver(CARD, other)).result is Result.OK
 
@@ -102,7 +100,7 @@ def test_weights_and_one_longest_context_have_to_fit():
 
 def test_a_gpu_somebody_else_uses_is_a_failure():
     """The engine takes its share at once, and does not start without."""
-    busy = Gpu(name="NVIDIA H200", total_bytes=140 * GIB, free_bytes=60 * GIB)
+    busy = NvidiaGpu(name="NVIDIA H200", total_bytes=140 * GIB, free_bytes=60 * GIB)
     check = judge_memory(WorkerSettings(), driver(busy), need(10 * GIB))
     assert check.result is Result.FAIL
     assert "60.0 GiB are free" in check.seen
@@ -136,76 +134,3 @@ def test_what_the_engine_was_built_for_is_read_without_importing_it(tmp_path, mo
     for text, cuda in (("cuda: Optional[str] = '13.0'", (13, 0)), ("cuda: Optional[str] = None", None)):
         (package / "version.py").write_text(f"__version__ = '2.13.0'\n{text}\nhip = None\n")
         assert look_at_build() == Build(cuda=cuda)
-
-
-# ruff: noqa: N802 - the library's own names
-class FakeNvml:
-    """The driver's library, as far as it is asked."""
-
-    def __init__(self, *, init=0, broken=False):
-        self.init, self.broken, self.ended = init, broken, False
-
-    def nvmlInit_v2(self):
-        return self.init
-
-    def nvmlShutdown(self):
-        self.ended = True
-
-    def nvmlSystemGetDriverVersion(self, buffer, length):
-        buffer.value = b"580.95.05"
-        return 0
-
-    def nvmlSystemGetCudaDriverVersion_v2(self, number):
-        number._obj.value = 13010
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, number):
-        number._obj.value = 2
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
-        handle._obj.value = index + 1
-        return 0
-
-    def nvmlDeviceGetName(self, handle, buffer, length):
-        buffer.value = f"card {handle.value}".encode()
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle, memory):
-        memory._obj.total, memory._obj.free = 100 * handle.value, 90
-        return 15 if self.broken else 0
-
-
-def test_the_driver_is_asked_by_its_own_library(monkeypatch):
-    """Version, CUDA version, and each GPU; it is let go again."""
-    library = FakeNvml()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    assert look_at_driver() == Driver(
-        version="580.95.05",
-        cuda=(13, 1),
-        gpus=(
-            Gpu(name="card 1", total_bytes=100, free_bytes=90),
-            Gpu(name="card 2", total_bytes=200, free_bytes=90),
-        ),
-    )
-    assert library.ended
-
-
-def test_a_library_without_a_driver_is_no_driver(monkeypatch):
-    """As in a container that was given the library and no device."""
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeNvml(init=9))
-    assert look_at_driver() is None
-
-
-def test_no_library_is_no_driver():
-    """Nothing is raised on a machine without GPUs."""
-    assert look_at_driver("libnone-of-that-name.so") is None
-
-
-def test_a_driver_that_answers_with_an_error_says_so(monkeypatch):
-    """Rather than a GPU without memory."""
-    library = FakeNvml(broken=True)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    with pytest.raises(OSError, match="memory of GPU 0"):
-        look_at_driver(nvml.LIBRARY)
-    assert library.ended

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from appliance.errors import InvalidRequestError, WorkerFailedError
 from appliance.infra.json_members import parse_members
-from appliance.serving.dialects.edits import edit_members
+from appliance.serving.dialects.dialect import edit_members
 from appliance.serving.dialects.routes import CHAT, MESSAGES, POOLING, RESPONSES, ROUTES, dialect_at
-from appliance.serving.error_text import ErrorText, anthropic_type
-from appliance.serving.refusal import worker_error
+from appliance.serving.error_text import ErrorText, anthropic_type, worker_error
 from appliance.serving.usage import Usage
 from tests.recorder import RECORDED_AT, REQUESTS
 
@@ -28,7 +27,7 @@ def recorded(name: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", ["chat.json", "text.json", "responses.json", "messages.json"])
-def test_an_answer_says_what_it_cost_and_loses_metrics_only(name: str):
+def test_answer_reports_usage_and_loses_only_metrics(name: str):
     """Six tokens were asked for; every byte but those of `metrics` is the worker's."""
     status, text = recorded(name)
     dialect = ROUTES[PATHS[name]].dialect
@@ -47,7 +46,7 @@ def test_an_answer_says_what_it_cost_and_loses_metrics_only(name: str):
 
 
 @pytest.mark.parametrize("name", ["embeddings.json", *SCORES])
-def test_what_generates_nothing_costs_its_prompt(name: str):
+def test_routes_without_completion_count_prompt_tokens(name: str):
     """And passes to the byte."""
     status, text = recorded(name)
     answer = ROUTES[f"/v1{PATHS[name].removeprefix('/v1')}"].dialect.read_answer(text, wants_metrics=False)
@@ -57,7 +56,7 @@ def test_what_generates_nothing_costs_its_prompt(name: str):
 
 
 @pytest.mark.parametrize("name", ["tokenize.json", "detokenize.json", "count_tokens.json"])
-def test_counting_tokens_costs_none(name: str):
+def test_tokenize_counts_no_tokens(name: str):
     """And that is no estimate."""
     status, text = recorded(name)
     answer = ROUTES[PATHS[name]].dialect.read_answer(text, wants_metrics=False)
@@ -67,12 +66,12 @@ def test_counting_tokens_costs_none(name: str):
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"usage":', '{"usage":null}', '{"usage":{"prompt_tokens":-1}}', "[1]"]
 )
-def test_a_cost_that_nobody_said_is_an_estimate(text: str):
+def test_usage_that_is_not_reported_is_an_estimate(text: str):
     """It is never taken for nothing."""
     assert POOLING.read_answer(text, wants_metrics=False).usage == Usage(estimated=True)
 
 
-def test_a_document_that_speaks_of_usage_is_not_counted():
+def test_usage_inside_a_document_is_not_counted():
     """Inside a text quotes are escaped; what comes first is the answer's own."""
     document = {"text": '"usage": {"prompt_tokens": 99}', "multi_modal": [{"usage": {"prompt_tokens": 98}}]}
     answer = {"id": '"usage":1', "usage": {"prompt_tokens": 3}, "results": [{"document": document}]}
@@ -89,7 +88,7 @@ def test_a_document_that_speaks_of_usage_is_not_counted():
     st.text()
     | st.recursive(st.none() | st.integers(), st.lists).map(lambda value: json.dumps({"usage": value}))
 )
-def test_no_answer_of_a_worker_can_break_the_reading(text: str):
+def test_any_answer_of_a_worker_is_parsed_or_refused(text: str):
     """It is read, or the worker has failed."""
     for route in ROUTES.values():
         try:
@@ -102,7 +101,7 @@ def test_no_answer_of_a_worker_can_break_the_reading(text: str):
 
 
 @pytest.mark.parametrize("name", [name for name in PATHS if name.startswith("too_long")])
-def test_a_prompt_that_is_too_long_has_the_code_clients_look_for(name: str):
+def test_too_long_prompt_has_the_code_context_length_exceeded(name: str):
     """`context_length_exceeded` is what makes editors shorten their context; the worker's words are kept."""
     status, text = recorded(name)
     error = worker_error(text, status)
@@ -111,7 +110,7 @@ def test_a_prompt_that_is_too_long_has_the_code_clients_look_for(name: str):
 
 
 @pytest.mark.parametrize("name", ["no_route.json", "no_chat.json"])
-def test_a_route_that_the_models_worker_lacks_is_told_as_such(name: str):
+def test_route_that_the_worker_lacks_has_its_own_code(name: str):
     """`Not Found` would say nothing."""
     status, text = recorded(name)
     error = worker_error(text, status)
@@ -120,7 +119,7 @@ def test_a_route_that_the_models_worker_lacks_is_told_as_such(name: str):
 
 
 @pytest.mark.parametrize("name", [name for name in PATHS if name.startswith("invalid")])
-def test_a_workers_refusal_reaches_the_client_in_its_own_shape(name: str):
+def test_worker_refusal_reaches_the_client_in_its_dialect(name: str):
     """With the worker's words, and never wrapped twice."""
     status, text = recorded(name)
     dialect = ROUTES[PATHS[name]].dialect
@@ -154,7 +153,7 @@ def test_a_workers_refusal_reaches_the_client_in_its_own_shape(name: str):
         (599, "api_error"),
     ],
 )
-def test_anthropics_words_follow_the_status(status: int, kind: str):
+def test_anthropic_error_type_follows_the_status(status: int, kind: str):
     """As its own API pairs them."""
     assert anthropic_type(status) == kind
 
@@ -170,7 +169,7 @@ def test_anthropics_words_follow_the_status(status: int, kind: str):
         ("/nowhere", False),
     ],
 )
-def test_an_error_has_the_shape_of_the_path_it_answers(path: str, is_anthropic: bool):
+def test_error_has_the_shape_of_its_path(path: str, is_anthropic: bool):
     """Also where there is no such route."""
     body = json.loads(dialect_at(path).error_body(ErrorText(status=404, kind="x", message="m")))
     assert ("type" in body) is is_anthropic
@@ -186,7 +185,7 @@ def edited(dialect, body: dict, *, is_stream: bool) -> dict:
     return json.loads(edit_members(text, members, dialect.edits(members, is_stream=is_stream)))
 
 
-def test_counts_are_asked_for_where_they_do_not_come_by_themselves():
+def test_usage_is_requested_where_it_is_optional():
     """On streams of chat and completions, keeping what else was asked for; nowhere else."""
     assert edited(CHAT, {"stream": True}, is_stream=True)["stream_options"] == {"include_usage": True}
     asked = {"stream_options": {"include_obfuscation": False}}
@@ -201,7 +200,7 @@ def test_counts_are_asked_for_where_they_do_not_come_by_themselves():
 
 
 @pytest.mark.parametrize("given_store", [{}, {"store": None}, {"store": False}])
-def test_a_worker_is_told_to_keep_no_response(given_store: dict):
+def test_responses_are_sent_with_store_false(given_store: dict):
     """Its own default is to keep them."""
     members = parse_members(json.dumps({"input": "x", **given_store}))
     RESPONSES.check(members)
@@ -221,7 +220,7 @@ def test_a_worker_is_told_to_keep_no_response(given_store: dict):
         ({"tools": [{"type": "file_search"}]}, "tools"),
     ],
 )
-def test_what_a_response_would_need_of_a_server_is_refused_with_a_way_out(member: dict, param: str):
+def test_stateful_response_members_are_refused_with_advice(member: dict, param: str):
     """A clear 400, rather than an answer that has forgotten half of it."""
     with pytest.raises(InvalidRequestError) as refusal:
         RESPONSES.check(parse_members(json.dumps({"input": "x", **member})))
@@ -245,12 +244,12 @@ def test_what_a_response_would_need_of_a_server_is_refused_with_a_way_out(member
         },
     ],
 )
-def test_what_asks_for_nothing_is_let_through(member: dict):
+def test_null_and_false_members_are_accepted(member: dict):
     """Clients spell out their defaults."""
     RESPONSES.check(parse_members(json.dumps({"input": "x", **member})))
 
 
-def test_a_message_that_would_need_another_server_is_refused():
+def test_mcp_servers_are_refused():
     """As above."""
     MESSAGES.check(parse_members('{"messages":[],"mcp_servers":[]}'))
     with pytest.raises(InvalidRequestError, match="mcp_servers"):
@@ -258,7 +257,7 @@ def test_a_message_that_would_need_another_server_is_refused():
 
 
 @pytest.mark.parametrize("form", ["float", "base64", None])
-def test_embeddings_come_as_numbers_or_base64(form: str | None):
+def test_embedding_encoding_must_be_float_or_base64(form: str | None):
     """OpenAI's two; vLLM has others, which are no JSON."""
     POOLING.check(parse_members(json.dumps({"input": "x", "encoding_format": form})))
     with pytest.raises(InvalidRequestError, match="base64"):
@@ -266,7 +265,7 @@ def test_embeddings_come_as_numbers_or_base64(form: str | None):
 
 
 @pytest.mark.parametrize("options", [[], "x", 1, True])
-def test_stream_options_that_are_no_object_are_refused(options: object):
+def test_stream_options_must_be_an_object(options: object):
     """There is nothing to add to."""
     with pytest.raises(InvalidRequestError, match="stream_options"):
         CHAT.check(parse_members(json.dumps({"stream_options": options})))

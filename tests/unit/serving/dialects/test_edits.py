@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.infra.json_members import parse_members
-from appliance.serving.dialects.edits import edit_members
+from appliance.serving.dialects.dialect import edit_members
 
 KEYS = st.sampled_from(["model", "a", "b", "priority", "cache_salt", "stream_options"])
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists, max_leaves=4)
@@ -16,7 +16,7 @@ EDITS = st.dictionaries(KEYS.filter(lambda key: key != "model"), st.none() | VAL
 
 
 @given(OBJECTS, EDITS, st.sampled_from([(",", ":"), (" , ", " :  ")]))
-def test_what_is_named_changes_and_the_rest_is_spelt_as_before(made: dict, edits: dict, separators):
+def test_only_edited_members_change(made: dict, edits: dict, separators):
     """Whatever is set, cut or added, in whatever order it stands."""
     text = json.dumps(made, separators=separators)
     before = parse_members(text)
@@ -40,7 +40,7 @@ def test_what_is_named_changes_and_the_rest_is_spelt_as_before(made: dict, edits
         ({"a": None, "b": "5", "c": "6", "d": None}, ' {"c":6,"b":5 }'),
     ],
 )
-def test_bytes_move_only_where_they_must(edits: dict, expected: str):
+def test_edits_keep_all_other_bytes(edits: dict, expected: str):
     """Spaces and number spellings of the client stay."""
     text = ' {"a" : 1.00, "b":2 }'
     assert edit_members(text, parse_members(text), edits) == expected

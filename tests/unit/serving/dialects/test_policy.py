@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import InvalidRequestError
 from appliance.infra.json_members import parse_members
-from appliance.serving.dialects.edits import edit_members
+from appliance.serving.dialects.dialect import edit_members
 from appliance.serving.dialects.policy import REFUSED, may_call, policy_edits, refuse_forbidden, salt_of
 from appliance.serving.dialects.routes import ROUTES
 from appliance.serving.worker import ServedModel
@@ -89,7 +89,7 @@ def brought(url: object) -> list[tuple[str, dict]]:
 
 
 @pytest.mark.parametrize("url", ELSEWHERE)
-def test_a_url_that_a_worker_would_fetch_is_refused_wherever_it_stands(url: str):
+def test_remote_media_url_is_refused_at_any_depth(url: str):
     """On every route that takes media, however deep."""
     for path, body in brought(url):
         error = refused(path, body)
@@ -97,20 +97,20 @@ def test_a_url_that_a_worker_would_fetch_is_refused_wherever_it_stands(url: str)
 
 
 @pytest.mark.parametrize("url", [PICTURE, PICTURE.replace("data", "DATA"), None])
-def test_what_the_request_brings_itself_passes(url: str | None):
+def test_inline_media_is_accepted(url: str | None):
     """Data URLs are content."""
     for path, body in brought(url):
         if url is not None or "source" not in json.dumps(body):
             check(path, body)
 
 
-def test_a_tenant_that_may_have_media_fetched_is_not_held_up():
+def test_tenant_with_remote_media_permission_may_send_urls():
     """The worker's own list of allowed domains still is."""
     for path, body in brought("https://example.org/a.png"):
         check(path, body, frozenset({Permission.REMOTE_MEDIA}))
 
 
-def test_a_url_that_nobody_fetches_is_content():
+def test_url_inside_text_is_accepted():
     """In a text, in a tool's arguments, in a citation."""
     link = "https://example.org/a.png"
     check("/v1/chat/completions", {"messages": [{"role": "user", "content": link}]})
@@ -137,18 +137,18 @@ def test_a_url_that_nobody_fetches_is_content():
         {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}, "uuid": "mine"},
     ],
 )
-def test_tensors_and_names_of_other_requests_media_are_refused(part: dict, may: frozenset[Permission]):
+def test_tensors_and_media_uuids_are_refused(part: dict, may: frozenset[Permission]):
     """A worker would unpack the first, and give out by the second what another tenant sent."""
     assert refused("/v1/chat/completions", chat(part), may).code == "parameter_not_allowed"
 
 
-def test_a_message_may_have_an_id_of_its_own():
+def test_uuid_of_a_message_is_accepted():
     """Only a part's is looked up."""
     check("/v1/chat/completions", {"messages": [{"role": "user", "content": "x", "uuid": "mine"}]})
 
 
 @given(JSON, st.sampled_from(sorted(ROUTES)))
-def test_any_content_is_judged_without_a_crash(content: object, path: str):
+def test_any_content_is_checked_without_a_crash(content: object, path: str):
     """What is of no shape we know is the worker's to refuse."""
     for carrier in ROUTES[path].carriers:
         with suppress(InvalidRequestError):
@@ -156,7 +156,7 @@ def test_any_content_is_judged_without_a_crash(content: object, path: str):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_members_that_reach_into_the_worker_are_refused_for_everybody(name: str):
+def test_forbidden_members_are_refused_for_every_tenant(name: str):
     """By name, with the reason; null asks for nothing."""
     error = refused("/v1/chat/completions", {"messages": [], name: {"x": 1}}, frozenset(Permission))
     assert (error.param, error.code) == (name, "parameter_not_allowed")
@@ -164,7 +164,7 @@ def test_members_that_reach_into_the_worker_are_refused_for_everybody(name: str)
     check("/v1/chat/completions", {"messages": [], name: None})
 
 
-def test_a_template_is_not_taken_by_the_back_door():
+def test_chat_template_in_template_arguments_is_refused():
     """Arguments of the model's own template pass; one of them could be a template."""
     check("/v1/chat/completions", {"messages": [], "chat_template_kwargs": {"enable_thinking": False}})
     error = refused("/v1/responses", {"input": "x", "chat_template_kwargs": {"chat_template": "{{ 1 }}"}})
@@ -181,20 +181,20 @@ def edited(
     return json.loads(edit_members(text, members, edits))
 
 
-def test_a_priority_of_its_own_reaches_the_worker_only_from_who_may():
+def test_priority_is_removed_without_the_permission():
     """Nobody jumps the queue by asking."""
     assert "priority" not in edited({"priority": -5})
     assert edited({"priority": -5}, frozenset({Permission.PRIORITY}))["priority"] == -5
 
 
-def test_tenants_share_nothing_in_a_workers_cache():
+def test_tenants_have_different_cache_salts():
     """Each has its own salt, the same for all its requests, on every gateway."""
     assert edited({})["cache_salt"] == edited({"seed": 1})["cache_salt"]
     assert edited({})["cache_salt"] != edited({}, tenant="other")["cache_salt"]
     assert "cache_salt" not in edited({}, salted=False)
 
 
-def test_a_clients_own_salt_divides_its_tenants_cache_and_opens_no_others():
+def test_client_salt_divides_only_its_tenants_cache():
     """What it sends is mixed in, never taken over."""
     mine, theirs = salt_of("acme", None), salt_of("other", None)
     assert len({mine, theirs, salt_of("acme", "a"), salt_of("acme", "b"), salt_of("acme", theirs)}) == 5
@@ -203,13 +203,13 @@ def test_a_clients_own_salt_divides_its_tenants_cache_and_opens_no_others():
 
 
 @given(st.text(min_size=1), st.none() | st.text(min_size=1))
-def test_any_salt_is_one_that_vllm_takes(tenant: str, given_salt: str | None):
+def test_any_salt_is_valid_for_vllm(tenant: str, given_salt: str | None):
     """At most 128 characters and none it forbids."""
     assert re.fullmatch(r"[0-9a-f]{32}", salt_of(tenant, given_salt))
 
 
 @pytest.mark.parametrize("salt", ["", 5, ["x"], {}])
-def test_a_salt_that_is_no_text_is_refused(salt: object):
+def test_salt_must_be_a_string(salt: object):
     """It would otherwise be dropped without a word."""
     assert refused("/v1/completions", {"prompt": "x", "cache_salt": salt}).param == "cache_salt"
 
@@ -224,7 +224,7 @@ def test_a_salt_that_is_no_text_is_refused(salt: object):
         (Tenant(name="acme", models=(), may=frozenset({Permission.LORA})), False),
     ],
 )
-def test_an_adapter_is_for_who_may_have_any_or_has_it_by_name(tenant: Tenant, may: bool):
+def test_adapter_needs_the_permission_or_its_name(tenant: Tenant, may: bool):
     """A tenant that may use every model may not use adapters by that alone."""
     adapter = ServedModel(name="tuned", max_model_len=None, created=0, parent="demo")
     caller = Caller(tenant=tenant, key=ApiKey(key_id="abcd2345", digest=""))

@@ -13,7 +13,7 @@ EVERY = pytest.mark.parametrize("path", ROUTES)
 
 
 @EVERY
-def test_what_may_hold_messages_is_looked_through(path: str):
+def test_every_message_carrier_is_checked(path: str):
     """A route that takes messages takes images in them."""
     route = ROUTES[path]
     for name in ("messages", "input", "query", "documents"):
@@ -21,19 +21,19 @@ def test_what_may_hold_messages_is_looked_through(path: str):
 
 
 @EVERY
-def test_an_error_of_ours_looks_like_the_routes_own(path: str):
+def test_gateway_error_has_the_routes_shape(path: str):
     """Before and after the route is known."""
     error = ErrorText(status=404, kind="invalid_request_error", message="m")
     assert ROUTES[path].dialect.error_body(error) == dialect_at(path).error_body(error)
 
 
 @EVERY
-def test_a_stream_is_of_text_that_is_generated(path: str):
+def test_only_generating_routes_stream(path: str):
     """What generates nothing has nothing to stream."""
     assert ROUTES[path].dialect.streams == ROUTES[path].dialect.generates
 
 
-def test_the_docs_name_every_route_and_every_refusal():
+def test_docs_list_every_route_and_refused_member():
     """A client's developer finds out why without asking."""
     page = PAGE.read_text(encoding="utf-8")
     for name in (*ROUTES, *REFUSED, "media_url_not_allowed", "parameter_not_allowed", "route_not_served"):

@@ -73,7 +73,7 @@ def relay(
 
 @EVERY
 @given(data=st.data())
-def test_no_byte_is_lost_or_moved_wherever_reads_end(name: str, data: st.DataObject):
+def test_stream_is_the_same_wherever_reads_end(name: str, data: st.DataObject):
     """Frames go out as the worker sent them, and the end is held back."""
     stream = recorded(name)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=8)))
@@ -84,7 +84,7 @@ def test_no_byte_is_lost_or_moved_wherever_reads_end(name: str, data: st.DataObj
 
 
 @EVERY
-def test_a_stream_says_what_it_cost_and_why_it_ended(name: str):
+def test_stream_reports_usage_and_finish_reason(name: str):
     """Six tokens were asked for, and the recorded answers all needed more."""
     relayed = relay(STREAMS[name], [recorded(name)])
     assert relayed.usage is not None
@@ -95,7 +95,7 @@ def test_a_stream_says_what_it_cost_and_why_it_ended(name: str):
 
 
 @EVERY
-def test_only_the_event_that_ends_a_stream_waits_for_the_outcome(name: str):
+def test_only_the_last_event_waits_for_the_outcome(name: str):
     """What the client can use, it gets at once."""
     held = sse.split_frames(relay(STREAMS[name], [recorded(name)]).held)
     ends = {
@@ -111,7 +111,7 @@ def test_only_the_event_that_ends_a_stream_waits_for_the_outcome(name: str):
 
 
 @EVERY
-def test_the_prompt_is_known_and_the_answer_estimated_until_a_stream_says_more(name: str):
+def test_completion_is_estimated_until_the_stream_reports_usage(name: str):
     """A stream that breaks off has not said what it cost."""
     frames = sse.split_frames(recorded(name))
     half = relay(STREAMS[name], frames[: len(frames) // 2])
@@ -120,7 +120,7 @@ def test_the_prompt_is_known_and_the_answer_estimated_until_a_stream_says_more(n
 
 
 @EVERY
-def test_a_stream_that_nobody_asked_metrics_of_has_none(name: str):
+def test_metrics_are_removed_unless_requested(name: str):
     """They are the operator's."""
     relayed = relay(STREAMS[name], [recorded(name)], wants_metrics=False)
     assert b'"metrics"' not in relayed.passed + relayed.held
@@ -130,7 +130,7 @@ def test_a_stream_that_nobody_asked_metrics_of_has_none(name: str):
 
 
 @EVERY
-def test_content_that_quotes_a_stream_is_content(name: str):
+def test_content_that_quotes_frames_is_content(name: str):
     """A model that explains these APIs writes their events."""
     quoted = (
         'event: response.completed\ndata: {"usage": {}, "error": {}}\n\nevent: message_stop\ndata: [DONE]'
@@ -148,7 +148,7 @@ def test_content_that_quotes_a_stream_is_content(name: str):
 
 
 @EVERY
-def test_the_gateways_own_error_ends_a_stream_as_its_clients_expect(name: str):
+def test_gateway_error_ends_a_stream_in_its_dialect(name: str):
     """In one frame, which the dialect itself takes for an error."""
     dialect = STREAMS[name]
     frame = dialect.error_frame(BROKEN)
@@ -157,7 +157,7 @@ def test_the_gateways_own_error_ends_a_stream_as_its_clients_expect(name: str):
     assert (relayed.is_end, relayed.has_failed) == (True, True)
 
 
-def test_errors_in_streams_look_as_each_familys_clients_parse_them():
+def test_stream_errors_have_the_shape_of_their_dialect():
     """OpenAI's as bare data, the others as an event."""
     openai = {
         "message": "The worker broke off.",
@@ -194,7 +194,7 @@ def test_errors_in_streams_look_as_each_familys_clients_parse_them():
         (MESSAGES, b'event: error\ndata: {"type":"error","error":{"message":"engine died"}}\n\n'),
     ],
 )
-def test_a_workers_error_keeps_its_words_and_is_the_last_frame(dialect: Dialect, frame: bytes):
+def test_worker_error_keeps_its_message_and_ends_the_stream(dialect: Dialect, frame: bytes):
     """Whatever the worker sends after it would make a failure look whole."""
     end = {CHAT: b"data: [DONE]\n\n", RESPONSES: b'event: response.completed\ndata: {"response":{}}\n\n'}
     relayed = relay(
@@ -207,7 +207,7 @@ def test_a_workers_error_keeps_its_words_and_is_the_last_frame(dialect: Dialect,
         assert json.loads(data_of(relayed.held))["sequence_number"] == 3
 
 
-def test_a_response_that_failed_is_passed_on_as_it_is():
+def test_failed_response_is_forwarded_unchanged():
     """It is the end that clients wait for, and it says why."""
     frame = b'event: response.failed\ndata: {"response":{"status":"failed","usage":null}}\n\n'
     relayed = relay(RESPONSES, [frame])
@@ -225,7 +225,7 @@ def test_a_response_that_failed_is_passed_on_as_it_is():
         (MESSAGES, b"event: message_start\ndata: \n\n"),
     ],
 )
-def test_counts_that_cannot_be_read_are_a_failed_worker(dialect: Dialect, frame: bytes):
+def test_malformed_usage_is_a_worker_failure(dialect: Dialect, frame: bytes):
     """Cut or forged counts are not passed on."""
     with pytest.raises(WorkerFailedError):
         relay(dialect, [frame])
@@ -239,7 +239,7 @@ def test_counts_that_cannot_be_read_are_a_failed_worker(dialect: Dialect, frame:
         b'{"response":{"usage":[],"status":{},"incomplete_details":5}}',
     ],
 )
-def test_an_end_of_another_shape_is_an_end(data: bytes):
+def test_unusual_last_event_ends_the_stream(data: bytes):
     """It is passed on; the counts are then an estimate."""
     frame = b"event: response.completed\ndata: " + data + b"\n\n"
     relayed = relay(RESPONSES, [frame], wants_metrics=False)
@@ -247,7 +247,7 @@ def test_an_end_of_another_shape_is_an_end(data: bytes):
     assert relayed.usage == Usage(estimated=True)
 
 
-def test_what_came_from_a_cache_is_part_of_the_prompt():
+def test_cached_tokens_count_as_prompt_tokens():
     """Anthropic counts it apart."""
     usage = {
         "input_tokens": 2,

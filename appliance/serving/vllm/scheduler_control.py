@@ -1,16 +1,16 @@
 """
-Steer and watch one scheduler of vLLM, from inside the engine's own loop.
+Control and measure one scheduler of vLLM, from inside the engine's own loop.
 
-*Steer*: the scheduler looks up the number of draft tokens (K) for the size of each batch in a list,
-at every step; that list is rewritten in place.  *Watch*: what each kind of step took and gave, by
-batch bucket and K.  vLLM 0.32: `v1/core/sched/scheduler.py`, `dynamic_sd_lookup`.
+*Control*: at every step the scheduler looks up the number of draft tokens (K) for the batch size in a list,
+which is rewritten in place.  *Measure*: time and tokens of each kind of step, by batch bucket and K.  vLLM
+0.32: `v1/core/sched/scheduler.py`, `dynamic_sd_lookup`.
 
-A probe is a list of (K, steps) worked off here, by count, and the table is in force again after it:
-whoever asked for it may die meanwhile and nothing is left behind.
+A probe is a list of (K, steps), counted here, after which the table is in force again: if the control loop
+that requested it dies meanwhile, nothing is left behind.
 
-Everything runs in the thread that decodes, so every hook is a few additions: `hook_seconds` in the
-answer says what they cost.  It fails towards vLLM's own behaviour: a hook that raises takes all
-hooks out, restores the table that vLLM was started with, and says so.
+Everything runs in the thread that decodes, so every hook is a few additions; `hook_seconds` in the answer
+is their cost.  Fails towards vLLM's own behaviour: a hook that raises removes all hooks, restores the table
+that vLLM was started with, and reports it.
 """
 
 import json
@@ -23,16 +23,16 @@ from appliance.infra.settings import process_environment
 from appliance.serving.worker_protocol import EXPECTATION
 
 STALL = 10.0
-"""A step that takes so many times the mean of its kind measured the machine, not the model."""
+"""A step that takes this many times the mean of its kind measured the machine, not the model."""
 STALL_AFTER = 16
-"""Steps of a kind until its mean is trusted for that."""
+"""Steps of a kind before its mean is used for that."""
 LARGEST_PROBE = 4096
 
 Clock = Callable[[], float]
 
 
 def find_problems(scheduler: Any) -> list[str]:  # noqa: ANN401 - a scheduler of vLLM
-    """What keeps this scheduler from being steered; empty for one that can be."""
+    """Why this scheduler cannot be controlled; empty if it can."""
     problems = [
         f"the scheduler has no {name}"
         for name in ("schedule", "update_from_output", "has_unfinished_requests")
@@ -49,7 +49,7 @@ def find_problems(scheduler: Any) -> list[str]:  # noqa: ANN401 - a scheduler of
 
 
 class Cell:
-    """What steps of one kind took and gave."""
+    """Sums over the steps of one kind."""
 
     __slots__ = ("requests", "seconds", "seconds_squared", "steps", "tokens")
 
@@ -58,7 +58,7 @@ class Cell:
         self.seconds = self.seconds_squared = 0.0
 
 
-class Steering:
+class SchedulerControl:
     """The hooks of one scheduler, and the answers to commands."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Steering:
         self._idle = True
         self._began = 0.0
         self.draft_tokens: int | None = None
-        """Draft tokens the step scheduled last asks for; None before the first, or once withdrawn."""
+        """Draft tokens of the step scheduled last; None before the first, or once the hooks are removed."""
         self._batch = self._steps = self._stalls = 0
         self._hook_seconds = self._busy_seconds = 0.0
         self._problems: list[str] = []
@@ -96,33 +96,31 @@ class Steering:
 
     @staticmethod
     def cannot(problems: list[str], engine: str) -> str:
-        """The answer of a worker whose engine cannot be steered."""
+        """The answer of a worker whose engine cannot be controlled."""
         return json.dumps({"controllable": False, "problems": problems, "engine": engine, "epoch": ""})
 
     def command(self, text: str, engine: str) -> str:
         """
-        Carry out one command and answer with everything measured.
+        Carry out one command and answer with all measurements.
 
-        Args:
-            text: JSON, `{}` to only ask; `table` as [[first, last, K], ...] from batch size 1 on,
-                `mode` and `reason` to be repeated to whoever asks, `probe` as [[K, steps], ...].
-            engine: name and version of the engine, for the answer.
+        `text` is JSON: `{}` for a reading only; `table` as [[first, last, K], ...] from batch size 1 on,
+        `mode` and `reason` to be repeated in readings, `probe` as [[K, steps], ...].
         """
         try:
-            self._obey(json.loads(text))
-        except Exception as error:  # noqa: BLE001 - whatever was sent, the engine must not feel it
+            self._apply(json.loads(text))
+        except Exception as error:  # noqa: BLE001 - a bad command must not affect the engine
             return json.dumps({"error": f"not a command: {error}"})
         return json.dumps(self._answer(engine))
 
-    def _obey(self, wish: dict[str, Any]) -> None:
-        table = self._expand(wish["table"]) if "table" in wish else None
-        probe = [[int(k), int(steps)] for k, steps in wish.get("probe", ())]
-        if wish:
+    def _apply(self, command: dict[str, Any]) -> None:
+        table = self._expand(command["table"]) if "table" in command else None
+        probe = [[int(k), int(steps)] for k, steps in command.get("probe", ())]
+        if command:
             self._check(table, probe)
         if table is not None:
             self._table = table
-            self._label = {"mode": wish.get("mode"), "reason": wish.get("reason")}
-        if table is not None or "probe" in wish:
+            self._label = {"mode": command.get("mode"), "reason": command.get("reason")}
+        if table is not None or "probe" in command:
             self._probe = probe
             self._fill()
 
@@ -131,27 +129,23 @@ class Steering:
             raise ValueError(self._problems[0])
         unknown = {*(table or ())[1:], *(k for k, _steps in probe)}.difference(self._choices)
         if unknown:
-            message = f"{sorted(unknown)} draft tokens are not among {self._choices}"
-            raise ValueError(message)
+            raise ValueError(f"{sorted(unknown)} draft tokens are not among {self._choices}")
         if sum(steps for _k, steps in probe) > LARGEST_PROBE or any(steps < 1 for _k, steps in probe):
-            message = f"a probe has between 1 and {LARGEST_PROBE} steps"
-            raise ValueError(message)
+            raise ValueError(f"a probe has between 1 and {LARGEST_PROBE} steps")
 
     def _expand(self, spans: list[list[int]]) -> list[int]:
         table, expected = [0], 1
         for first, last, k in spans:
             if first != expected or last < first:
-                message = f"the range {first} to {last} does not follow batch size {expected - 1}"
-                raise ValueError(message)
+                raise ValueError(f"the range {first} to {last} does not follow batch size {expected - 1}")
             table += [int(k)] * (min(last, len(self._lookup) - 1) - first + 1)
             expected = last + 1
         if len(table) < 2:  # noqa: PLR2004 - index 0 is no batch size
-            message = "the table has no range"
-            raise ValueError(message)
+            raise ValueError("the table has no range")
         return table + [table[-1]] * (len(self._lookup) - len(table))
 
     def _fill(self) -> None:
-        """Write what is in force into the list the scheduler reads: the probe's K, else the table."""
+        """Write the probe's K, or else the table, into the list that the scheduler reads."""
         self._lookup[:] = [self._probe[0][0]] * len(self._lookup) if self._probe else self._table
 
     def _hooked_schedule(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -162,9 +156,9 @@ class Steering:
             batch = len(output.num_scheduled_tokens)
             self.draft_tokens = output.num_spec_tokens_to_schedule if batch else None
             if batch and self.draft_tokens != self._lookup[batch]:
-                self._withdraw("the scheduler does not follow its draft-token table")
-        except Exception as error:  # noqa: BLE001 - whatever it is, requests must not feel it
-            self._withdraw(f"watching a step failed: {type(error).__name__}: {error}")
+                self._remove_hooks("the scheduler does not follow its draft-token table")
+        except Exception as error:  # noqa: BLE001 - a defect here must not affect requests
+            self._remove_hooks(f"measuring a step failed: {type(error).__name__}: {error}")
         return output
 
     def _hooked_update(self, output: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -172,8 +166,8 @@ class Steering:
         ended = self._clock()
         try:
             self._count(output, result, ended)
-        except Exception as error:  # noqa: BLE001 - whatever it is, requests must not feel it
-            self._withdraw(f"watching a step failed: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - a defect here must not affect requests
+            self._remove_hooks(f"measuring a step failed: {type(error).__name__}: {error}")
         self._idle = not self._scheduler.has_unfinished_requests()
         now = self._clock()
         self._began = ended
@@ -227,8 +221,8 @@ class Steering:
         cell.requests += batch
         cell.tokens += tokens
 
-    def _withdraw(self, problem: str) -> None:
-        """Give the scheduler back as it was."""
+    def _remove_hooks(self, problem: str) -> None:
+        """Restore the scheduler."""
         self._problems.append(problem)
         self.draft_tokens = None
         self._table, self._probe = list(self._initial), []
@@ -277,7 +271,7 @@ class Steering:
 
 
 def _promised(environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON, repeated and not understood
-    """What the launcher says of the draft; None where it says nothing that can be read."""
+    """The expectation that the launcher passed on; None if it is absent or malformed."""
     try:
         return json.loads(environment.get(EXPECTATION, "null"))
     except (ValueError, RecursionError):

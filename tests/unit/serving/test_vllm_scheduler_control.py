@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import WorkerFailedError
-from appliance.serving.plugin_client import Steer, parse_reading
-from appliance.serving.vllm.steering import LARGEST_PROBE, STALL_AFTER, Steering, find_problems
+from appliance.serving.plugin_client import SpeculationCommand, parse_reading
+from appliance.serving.vllm.scheduler_control import (
+    LARGEST_PROBE,
+    STALL_AFTER,
+    SchedulerControl,
+    find_problems,
+)
 from appliance.speculation.values import (
     EngineReading,
     Reason,
@@ -34,7 +39,7 @@ class Steered:
         self.clock = FakeClock()
         self.scheduler = scheduler or FakeScheduler()
         self.own = (self.scheduler.schedule, self.scheduler.update_from_output)
-        self.steering = Steering(self.scheduler, self.clock)
+        self.control = SchedulerControl(self.scheduler, self.clock)
         if requests:
             self.scheduler.add(*requests)
             self.work()  # their prompts
@@ -43,14 +48,14 @@ class Steered:
         """Let the engine make so many steps."""
         work(self.scheduler, self.clock, steps, **how)
 
-    def tell(self, **wish: Any) -> dict[str, Any]:
+    def tell(self, **request: Any) -> dict[str, Any]:
         """Carry out a command; the answer as it travels."""
-        return json.loads(self.steering.command(json.dumps(wish), ENGINE))
+        return json.loads(self.control.command(json.dumps(request), ENGINE))
 
     @property
     def reading(self) -> EngineReading:
         """The answer as the other side reads it."""
-        return parse_reading(200, self.steering.command("{}", ENGINE))
+        return parse_reading(200, self.control.command("{}", ENGINE))
 
     @property
     def steps(self) -> dict[tuple[int, int], int]:
@@ -58,7 +63,7 @@ class Steered:
         return {kind: cell.steps for kind, cell in self.reading.steps.items()}
 
 
-def test_finds_nothing_wrong_with_a_scheduler_that_has_all_it_needs():
+def test_complete_scheduler_has_no_problems():
     """The stand-in is one that can be steered."""
     assert find_problems(FakeScheduler()) == []
 
@@ -77,14 +82,14 @@ def test_finds_nothing_wrong_with_a_scheduler_that_has_all_it_needs():
         ("log_stats", False, "the engine's statistics are off"),
     ],
 )
-def test_says_what_a_scheduler_lacks(name, value, problem):
+def test_problems_name_what_a_scheduler_lacks(name, value, problem):
     """One line for each thing that keeps it from being steered."""
     scheduler = FakeScheduler()
     setattr(scheduler, name, value)
     assert find_problems(scheduler) == [problem]
 
 
-def test_says_so_of_something_that_is_no_scheduler_at_all():
+def test_object_that_is_not_a_scheduler_has_problems():
     """Another vLLM may have renamed everything."""
     assert len(find_problems(object())) == 4
 
@@ -174,7 +179,7 @@ def test_steps_in_flight_are_counted_as_what_they_were_scheduled_as():
     first = scheduler.schedule()
     steered.tell(table=ALL_OFF)
     second = scheduler.schedule()
-    third_k = steered.steering.draft_tokens
+    third_k = steered.control.draft_tokens
     clock.advance(0.02)
     scheduler.update_from_output(first, 1)
     assert (steered.steps, third_k) == ({(1, 3): 1}, 0)
@@ -188,7 +193,7 @@ def test_steps_in_flight_are_counted_as_what_they_were_scheduled_as():
     assert steered.reading.steps[1, 0].seconds == pytest.approx(0.005)
 
 
-def test_leaves_out_steps_in_which_the_machine_stood_still():
+def test_stalled_steps_are_excluded():
     """Once a kind of step is known, one that takes ten times as long is another matter, and is told."""
     steered = Steered("a")
     steered.work(seconds=1.0)
@@ -222,7 +227,7 @@ def test_counts_drafts_by_position():
     assert drafting.accepted_per_position == (8, 4, 0)
 
 
-def test_says_what_is_in_force_before_anybody_said_anything():
+def test_initial_reading_reports_the_table_in_force():
     """The table the engine was started with, every number it names, and nobody's mode."""
     reading = Steered().reading
     assert (reading.controllable, reading.problems) == (True, ())
@@ -239,7 +244,7 @@ def test_every_start_of_an_engine_is_an_epoch_of_its_own():
 def test_a_table_is_in_force_at_the_next_step():
     """And its mode and reason are repeated to whoever asks."""
     steered = Steered("a")
-    steer = Steer(
+    steer = SpeculationCommand(
         table=((1, 4, 1), (5, LARGEST, 0)), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED
     )
     assert steered.tell(**steer.body())["table"] == [[1, 4, 1], [5, LARGEST, 0]]
@@ -250,7 +255,7 @@ def test_a_table_is_in_force_at_the_next_step():
     assert steered.scheduler.schedule().num_spec_tokens_to_schedule == 0
 
 
-def test_asking_changes_nothing():
+def test_reading_changes_nothing():
     """An empty command is a question."""
     steered = Steered("a")
     steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[3, 4]])
@@ -282,12 +287,12 @@ def test_asking_changes_nothing():
         *("", "nothing", "[]", '"table"', "7", "null", "[" * 100_000),
     ],
 )
-def test_a_command_that_cannot_be_obeyed_changes_nothing(text):
+def test_invalid_command_changes_nothing(text):
     """Not even the half of it that could; the answer says what is wrong with it, in one line."""
     steered = Steered("a")
     steered.tell(table=[[1, LARGEST, 1]], mode="speculative", reason="healthy", probe=[[3, 5]])
     before = steered.tell()
-    refusal = json.loads(steered.steering.command(text, ENGINE))
+    refusal = json.loads(steered.control.command(text, ENGINE))
     assert list(refusal) == ["error"]
     assert "\n" not in refusal["error"]
     assert steered.tell() == before
@@ -302,7 +307,7 @@ def test_a_table_may_end_before_or_after_the_largest_batch():
 
 
 @given(st.lists(st.sampled_from([0, 1, 3]), min_size=4, max_size=4))
-def test_every_table_control_can_write_is_taken_as_it_is(draft_tokens):
+def test_every_table_of_control_is_applied_unchanged(draft_tokens):
     """`table_of` writes it, the engine looks it up, and reading it back gives the same."""
     table = table_of(dict(zip((1, 2, 4, 8), draft_tokens, strict=True)), LARGEST)
     steered = Steered()
@@ -312,7 +317,7 @@ def test_every_table_control_can_write_is_taken_as_it_is(draft_tokens):
     assert steered.scheduler.dynamic_sd_lookup[1:] == wanted
 
 
-def test_a_probe_is_worked_off_by_count_and_then_the_table_is_in_force_again():
+def test_probe_runs_by_count_and_then_the_table_is_in_force():
     """Without another command: whoever asked for it may be gone."""
     steered = Steered("a")
     steered.tell(table=ALL_OFF, mode="probing", reason="probing", probe=[[3, 2], [1, 3]])
@@ -348,7 +353,7 @@ def test_a_probe_waits_for_traffic():
     assert steered.reading.is_probing
 
 
-def test_a_probe_alone_leaves_the_table_and_what_it_is_for_as_they_are():
+def test_probe_alone_keeps_table_mode_and_reason():
     """It is an interruption, not a decision."""
     steered = Steered("a")
     steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed")
@@ -366,20 +371,20 @@ def test_a_table_ends_a_probe():
     assert steered.scheduler.schedule().num_spec_tokens_to_schedule == 1
 
 
-def test_a_scheduler_that_does_not_follow_its_table_is_given_back():
+def test_scheduler_that_ignores_its_table_is_restored():
     """Then nothing here may claim to be in control."""
     steered = Steered("a")
     steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[1, 2]])
     steered.scheduler.disobeys = True
     step = steered.scheduler.schedule()
-    assert (step.num_spec_tokens_to_schedule, steered.steering.draft_tokens) == (3, None)
+    assert (step.num_spec_tokens_to_schedule, steered.control.draft_tokens) == (3, None)
     reading = steered.reading
     assert (reading.controllable, reading.table, reading.mode) == (False, INITIAL, None)
     assert not reading.is_probing
     assert reading.problems == ("the scheduler does not follow its draft-token table",)
     assert (steered.scheduler.schedule, steered.scheduler.update_from_output) == steered.own
     assert steered.scheduler.dynamic_sd_lookup == list(LOOKUP)
-    assert json.loads(steered.steering.command(json.dumps({"table": ALL_OFF}), ENGINE)) == {
+    assert json.loads(steered.control.command(json.dumps({"table": ALL_OFF}), ENGINE)) == {
         "error": "not a command: the scheduler does not follow its draft-token table"
     }
     assert steered.scheduler.dynamic_sd_lookup == list(LOOKUP)
@@ -402,7 +407,7 @@ class WithoutDraftTokens(FakeScheduler):
 
 
 @pytest.mark.parametrize("kind", [WithoutTokens, WithoutDraftTokens])
-def test_a_step_that_cannot_be_watched_ends_the_watching_and_nothing_else(kind):
+def test_failed_measurement_removes_the_hooks_only(kind):
     """The engine gets what its scheduler said, the table is as it was started with, and it says so."""
     steered = Steered(scheduler=kind())
     steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[3, 5]])
@@ -413,26 +418,26 @@ def test_a_step_that_cannot_be_watched_ends_the_watching_and_nothing_else(kind):
     reading = steered.reading
     assert (reading.controllable, reading.table, reading.mode) == (False, INITIAL, None)
     assert not reading.is_probing
-    assert reading.problems[0].startswith("watching a step failed: AttributeError")
+    assert reading.problems[0].startswith("measuring a step failed: AttributeError")
     assert (steered.scheduler.schedule, steered.scheduler.update_from_output) == steered.own
     assert steered.scheduler.dynamic_sd_lookup == list(LOOKUP)
-    assert steered.steering.draft_tokens is None
+    assert steered.control.draft_tokens is None
 
 
-def test_the_engine_gets_the_very_objects_its_scheduler_made():
+def test_hooks_return_the_schedulers_own_objects():
     """With the arguments it gave: the hooks add nothing and take nothing."""
     steered = Steered("a")
     given = []
-    steered.steering._schedule = lambda *arguments, **named: given.append((arguments, named)) or step
+    steered.control._schedule = lambda *arguments, **named: given.append((arguments, named)) or step
     step = FakeScheduler.schedule(steered.scheduler)
-    steered.steering._update = lambda *arguments, **named: given.append((arguments, named)) or result
+    steered.control._update = lambda *arguments, **named: given.append((arguments, named)) or result
     result = FakeScheduler.update_from_output(steered.scheduler, step)
     assert steered.scheduler.schedule(True, more=1) is step
     assert steered.scheduler.update_from_output(step, 2, more=3) is result
     assert given == [((True,), {"more": 1}), ((step, 2), {"more": 3})]
 
 
-def test_says_what_watching_costs():
+def test_reading_reports_the_cost_of_the_hooks():
     """Its own time is measured with the same clock, apart from the steps'."""
     steered = Steered("a")
     steered.scheduler.has_unfinished_requests = lambda: steered.clock.advance(0.001) or True
@@ -442,10 +447,10 @@ def test_says_what_watching_costs():
     assert answer["busy_seconds"] == pytest.approx(0.05 + 0.003)
 
 
-def test_an_engine_without_a_scheduler_to_steer_says_why():
+def test_engine_without_a_controllable_scheduler_gives_the_reason():
     """In the shape the other side reads."""
     problems = find_problems(object())
-    reading = parse_reading(200, Steering.cannot(problems, ENGINE))
+    reading = parse_reading(200, SchedulerControl.cannot(problems, ENGINE))
     assert (reading.controllable, reading.epoch) == (False, "")
     assert reading.problems == tuple(problems)
 
@@ -515,7 +520,7 @@ class Tally:
 
 
 @given(events=EVENTS, in_flight=st.integers(1, 3))
-def test_whatever_happens_the_answer_is_the_tally_of_what_happened(events, in_flight):
+def test_reading_equals_a_tally_of_the_steps(events, in_flight):
     """Whole steps by bucket and K, tokens, drafts and accepted tokens, however many steps are in flight."""
     tally = Tally(in_flight)
     for what, how in events:
@@ -541,9 +546,9 @@ def test_whatever_happens_the_answer_is_the_tally_of_what_happened(events, in_fl
     table=st.lists(st.sampled_from([0, 1, 3]), min_size=4, max_size=4),
     steps=st.integers(0, 20),
 )
-def test_what_control_tells_is_what_control_reads_back(mode, reason, probe, table, steps):
+def test_applied_command_is_read_back(mode, reason, probe, table, steps):
     """The command and the answer are two ends of one wire: nothing is lost or renamed on it."""
-    steer = Steer(
+    steer = SpeculationCommand(
         table=table_of(dict(zip((1, 2, 4, 8), table, strict=True)), LARGEST),
         mode=mode,
         reason=reason,
@@ -551,14 +556,14 @@ def test_what_control_tells_is_what_control_reads_back(mode, reason, probe, tabl
     )
     steered = Steered("a")
     steered.work(steps, accepted=2)
-    reading = parse_reading(200, steered.steering.command(json.dumps(steer.body()), ENGINE))
+    reading = parse_reading(200, steered.control.command(json.dumps(steer.body()), ENGINE))
     assert (reading.table, reading.mode, reading.reason) == (steer.table, mode, reason)
     assert (reading.is_probing, reading.batch) == (bool(probe), 1)
     assert reading == steered.reading
 
 
-def test_a_refused_command_reaches_whoever_sent_it():
+def test_refused_command_raises_for_the_sender():
     """The worker answers 400 with the reason, which becomes the error's message."""
-    refusal = Steered().steering.command('{"table": [[1, 8, 2]]}', ENGINE)
+    refusal = Steered().control.command('{"table": [[1, 8, 2]]}', ENGINE)
     with pytest.raises(WorkerFailedError, match=r"400.*\[2\] draft tokens are not among \[0, 1, 3\]"):
         parse_reading(400, refusal)

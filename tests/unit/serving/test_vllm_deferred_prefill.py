@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.serving.vllm.deferred_prefill import keep_draft_in_step
+from appliance.serving.vllm.deferred_prefill import defer_draft_prefill
 
 torch = pytest.importorskip("torch")
 
@@ -215,7 +215,7 @@ class World:
         runner_class = type("Runner", (runner,), {})
         drafter_class = type("Drafter", (drafter,), {})
         if lazy:
-            keep_draft_in_step(runner_class, drafter_class, torch)
+            defer_draft_prefill(runner_class, drafter_class, torch)
         self.drafter = drafter_class()
         self.runner = runner_class(self.drafter, max_num_tokens)
         self.requests: dict[int, Request] = {}
@@ -227,17 +227,17 @@ class World:
         return self.drafter.cache
 
     @property
-    def owed(self) -> int:
+    def deferred(self) -> int:
         """Places of running requests that the draft has not been run over."""
-        owed = getattr(self.runner, "appliance_owed", None)
-        if owed is None or owed._is_owed is None:
+        deferred = getattr(self.runner, "appliance_deferred", None)
+        if deferred is None or deferred._is_deferred is None:
             return 0
         places = {
             request.slot(position)
             for request in self.requests.values()
             for position in range(request.computed)
         }
-        return int(owed._is_owed[sorted(places)].sum()) if places else 0
+        return int(deferred._is_deferred[sorted(places)].sum()) if places else 0
 
     def add(self, name: int, prompt: int = 3) -> None:
         """Take a request in."""
@@ -402,20 +402,20 @@ def test_a_step_that_drafts_nothing_does_not_run_the_draft():
     pair = Pair(1, 2)
     for _ in range(50):
         pair.step(0)
-    assert (pair.forwards, pair.lazy.owed) == ((51, 0), 106)
+    assert (pair.forwards, pair.lazy.deferred) == ((51, 0), 106)
 
 
 def test_the_draft_catches_up_before_it_drafts_again():
-    """In one forward over all that is owed, and then its own."""
+    """In one forward over all that is deferred, and then its own."""
     pair = Pair(1, 2)
     for _ in range(5):
         pair.step(0)
     pair.step(3)
     assert pair.lazy.drafter.calls == [(0, 16), (3, 2)]
-    assert (pair.differences(), pair.lazy.owed) == ([], 0)
+    assert (pair.differences(), pair.lazy.deferred) == ([], 0)
 
 
-def test_what_was_paid_is_not_owed_again():
+def test_replayed_slots_are_not_deferred_again():
     """A pause costs what was computed during it, not what was before."""
     pair = Pair(1, 2)
     pair.step(0)
@@ -439,18 +439,18 @@ def test_the_draft_catches_up_in_the_rows_of_the_batch_that_comes_next():
     assert pair.differences() == []
 
 
-def test_a_request_that_ended_is_not_paid_for():
-    """Its blocks are others' by now, and what was owed of them is gone."""
+def test_ended_request_is_not_replayed():
+    """Its blocks are others' by now, and what was deferred of them is gone."""
     pair = Pair(1, 2)
     pair.step(0)
     pair.do("finish", 1)
     pair.do("add", 3)
     pair.step(1)
     assert pair.lazy.drafter.calls == [(0, 4), (1, 4)]
-    assert (pair.differences(), pair.lazy.owed) == ([], 0)
+    assert (pair.differences(), pair.lazy.deferred) == ([], 0)
 
 
-def test_a_request_that_was_preempted_is_not_paid_for():
+def test_preempted_request_is_not_replayed():
     """It is computed anew, elsewhere."""
     pair = Pair(1, 2)
     pair.step(0)
@@ -462,7 +462,7 @@ def test_a_request_that_was_preempted_is_not_paid_for():
     assert pair.differences() == []
 
 
-def test_who_finds_a_block_in_the_prefix_cache_finds_what_is_owed_of_it():
+def test_prefix_cache_hit_includes_deferred_slots():
     """It is paid once for all who share the block."""
     pair = Pair()
     pair.do("add", 1, 9)
@@ -474,7 +474,7 @@ def test_who_finds_a_block_in_the_prefix_cache_finds_what_is_owed_of_it():
     assert pair.differences() == []
 
 
-def test_what_is_owed_in_pieces_is_paid_in_pieces():
+def test_separate_deferred_spans_are_replayed_separately():
     """Tokens between them were drafted on, and are not run again."""
     pair = Pair()
     pair.do("add", 1, 5)
@@ -483,13 +483,13 @@ def test_what_is_owed_in_pieces_is_paid_in_pieces():
     pair.step(0)
     pair.step(0)
     pair.step(0)
-    pair.lazy.runner.appliance_owed._is_owed[pair.lazy.requests[1].slot(2)] = True
+    pair.lazy.runner.appliance_deferred._is_deferred[pair.lazy.requests[1].slot(2)] = True
     pair.step(1)
     assert pair.lazy.drafter.calls[-2:] == [(0, 3), (1, 1)]
     assert pair.differences() == []
 
 
-def test_a_request_that_sits_out_keeps_what_is_owed():
+def test_request_outside_the_batch_stays_deferred():
     """It is paid when it drafts, and not before."""
     pair = Pair(1, 2)
     pair.step(0)
@@ -499,7 +499,7 @@ def test_a_request_that_sits_out_keeps_what_is_owed():
     assert pair.differences() == []
 
 
-def test_the_draft_never_catches_up_on_more_than_it_has_room_for():
+def test_replay_is_chunked_to_the_drafts_buffers():
     """Its buffers are made for so many tokens, and so many requests."""
     pair = Pair(1, 2, 3, max_num_tokens=10)
     for _ in range(20):
@@ -516,9 +516,9 @@ def test_a_step_that_verifies_drafts_is_run():
     pair.step(3)
     pair.step(0, [(1, 1, 2), (2, 1, 0)])
     assert pair.lazy.drafter.calls[-1] == (0, 8)
-    assert pair.lazy.owed == 0
+    assert pair.lazy.deferred == 0
     pair.step(0)
-    assert pair.lazy.owed == 2
+    assert pair.lazy.deferred == 2
     pair.step(1)
     assert pair.differences() == []
 
@@ -580,13 +580,13 @@ VERIFYING = SimpleNamespace(num_spec_tokens_to_schedule=0, scheduled_spec_decode
         ({"runner": CountingRunner, "drafter": NGrams}, {}),
     ],
 )
-def test_what_was_not_checked_is_left_to_vllm(how, odd):
+def test_unknown_runner_is_left_unchanged(how, odd):
     """No hidden states of layers, drafts to verify, pictures, tokens not there yet, no model."""
     world = World(lazy=True, **how)
     world.add(1, 1)
     for _ in range(3):
         world.step([(1, 1, 0)], 0, **odd)
-    assert (world.runner.runs, world.owed) == (3, 0)
+    assert (world.runner.runs, world.deferred) == (3, 0)
 
 
 def test_a_vllm_that_names_its_arguments_is_understood():
@@ -594,11 +594,11 @@ def test_a_vllm_that_names_its_arguments_is_understood():
     world = World(lazy=True)
     world.add(1)
     world.step([(1, 9, 0)], 0)
-    owed = world.owed
+    deferred = world.deferred
     named = world._arguments([Row(request=world.requests[1], tokens=1)], 0)
     first = named.pop("scheduler_output")
     assert world.runner.propose_draft_token_ids(first, **named).shape == (1, 0)
-    assert world.owed == owed
+    assert world.deferred == deferred
     assert world.drafter.calls == []
 
 
@@ -645,16 +645,16 @@ class Chance:
 
 
 @given(random=st.randoms(use_true_random=False), steps=st.integers(1, 40), room=st.integers(4, 24))
-def test_whatever_the_traffic_the_draft_ends_up_as_if_it_had_run_at_every_step(random, steps, room):
+def test_draft_cache_equals_that_of_a_draft_run_at_every_step(random, steps, room):
     """Requests join, leave and are preempted; blocks change hands; K goes up and down."""
     chance = Chance(random, room)
     pair = chance.pair
     for _ in range(steps):
         chance.happen()
-        if not pair.lazy.owed:
+        if not pair.lazy.deferred:
             assert pair.differences() == []
     if chance.running:
         chance.step(1)
-        assert (pair.differences(), pair.lazy.owed) == ([], 0)
+        assert (pair.differences(), pair.lazy.deferred) == ([], 0)
     assert max(pair.lazy.drafter.caught_up, default=0) <= room
     assert pair.eager.drafter.caught_up == []

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.serving.error_text import encode_error, openai_error
-from appliance.serving.refusal import worker_error
+from appliance.serving.error_text import encode_error, openai_error, worker_error
 
 JSON_VALUE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -31,7 +30,7 @@ def error_of(text: str, status: int = 400) -> dict:
     return content["error"]
 
 
-def test_a_vllm_error_keeps_its_words_and_loses_its_number():
+def test_vllm_error_keeps_its_message_and_loses_its_number():
     """vLLM sends `code` as a number; clients want a string or null."""
     error = {"message": "bad temperature", "type": "BadRequestError", "param": "temperature", "code": 400}
     assert error_of(json.dumps({"error": error})) == {
@@ -62,7 +61,7 @@ def test_a_code_that_is_a_string_is_kept():
         ('{"error": {"message": "模型 😀"}}', "模型 😀"),
     ],
 )
-def test_the_workers_words_are_found_wherever_they_are(text: str, message: str):
+def test_worker_message_is_found_in_any_envelope(text: str, message: str):
     """With or without envelope, as JSON or not."""
     assert error_of(text)["message"] == message
 
@@ -80,7 +79,7 @@ def test_an_error_is_never_wrapped_twice():
         "The decoder prompt (length 3000) is longer than the maximum model length of 2048.",
     ],
 )
-def test_a_prompt_that_is_too_long_has_the_code_clients_look_for(message: str):
+def test_too_long_prompt_has_the_code_context_length_exceeded(message: str):
     """`context_length_exceeded` is what makes editors shorten their context."""
     assert (
         error_of(json.dumps({"error": {"message": message, "code": 400}}))["code"]
@@ -97,7 +96,7 @@ def test_the_type_follows_the_status(status: int, kind: str):
     assert error_of("{}", status)["type"] == kind
 
 
-def test_a_page_of_html_is_cut_short():
+def test_html_error_is_truncated():
     """A stack trace of a megabyte is no message."""
     assert len(error_of("x" * 10**6)["message"]) <= 2000
 
@@ -115,6 +114,6 @@ def test_every_error_has_the_four_members_and_can_be_sent(text: str):
 
 
 @pytest.mark.parametrize("text", [r'{"error": {"message": "\ud800"}}', "[" * 100_000, '{"error":' * 100_000])
-def test_nonsense_on_purpose_is_still_an_error_that_can_be_sent(text: str):
+def test_malformed_error_can_still_be_sent(text: str):
     """Half a surrogate pair or endless nesting must not turn a 400 into a crash."""
     normalise_error(text, 400).encode()
