@@ -1,10 +1,10 @@
 """
-What this chart and the vLLM production stack's render, side by side.
+Compares what this chart and the vLLM production stack's render.
 
 `python -m tests.deploy.chart.comparison [CHECKOUT]` writes the page; CHECKOUT is a directory with a checkout
 of github.com/vllm-project/production-stack.  What its chart renders is measured and kept in
 `production_stack.json`; the page in docs/explanation is written from that and from this chart as it is now,
-which a test does again.  Without CHECKOUT only our side is counted again.
+which a test repeats.  Without CHECKOUT only our side is counted again.
 """
 
 import json
@@ -203,14 +203,14 @@ def theirs(checkout: Path) -> dict[str, Any]:
 def page(mine: dict[str, str], other: dict[str, Any]) -> str:
     """The page, from both sides' rows."""
     lines = [
-        "# This chart beside the vLLM production stack's",
+        "# This chart and the vLLM production stack's",
         "",
         "<!-- Written by `python -m tests.deploy.chart.comparison`; a test counts our side again. -->",
         "",
-        "*For who decides between them, or moves from one to the other. Much of what differs below can be",
-        "set in both: the table shows what one gets without asking.*",
+        "*For those who choose between them, or move from one to the other. Most differences below can be",
+        "set in both: the table shows the defaults.*",
         "",
-        "Counted in what `helm template` makes of each chart's defaults with one model on one GPU, for",
+        "Counted in what `helm template` renders from each chart's defaults with one model on one GPU, for",
         f"Kubernetes {KUBERNETES}.",
         "Theirs is [production-stack](https://github.com/vllm-project/production-stack)",
         f"{other['version']}, commit `{other['commit'][:12]}` of {other['date']}, with its own",
@@ -221,11 +221,11 @@ def page(mine: dict[str, str], other: dict[str, Any]) -> str:
         "|---|---|---|",
         *(f"| {row} | {other['rows'][row]} | {mine[row]} |" for row in ROWS),
         "",
-        "*Restricted*, the network and the API's tokens are judged by the policies in `tests/deploy/policy`,",
+        "*Restricted*, the network and the API's tokens are checked with the policies in `tests/deploy/policy`,",
         "the same for both. The misspelt values are one at the top, one of the router or gateway and one of",
         "a model.",
         "",
-        "To count again, with a checkout of theirs beside this repository (`make deploy` fetches Helm):",
+        "To count again, with a checkout of theirs next to this repository (`make deploy` downloads Helm):",
         "",
         "```sh",
         ".venv/bin/python -m tests.deploy.chart.comparison ../production-stack",
