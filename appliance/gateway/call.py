@@ -1,5 +1,5 @@
 """
-One request on its way to a worker, parsed as far as the gateway reads it.
+One request for a model, parsed as far as the gateway reads it.
 """
 
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from appliance.errors import NeedsTargetOnlyWorkerError
 from appliance.infra.json_members import Member
-from appliance.serving.dialects.edits import edit_members
+from appliance.serving.dialects.dialect import edit_members
 from appliance.serving.dialects.policy import policy_edits, policy_verdicts, refuse_forbidden
 from appliance.serving.dialects.routes import ROUTES, Route
 from appliance.serving.target_only import ForbiddenBy, refused_under_speculation
@@ -15,58 +15,54 @@ from appliance.tenancy import Caller, PriorityClass, SpeculationPolicy
 
 SPECULATION_HEADER = "X-Appliance-Speculation"
 PRIORITY_HEADER = "X-Appliance-Priority"
-SAID = ("messages", "prompt", "input")
-"""The member that holds the conversation, by family of routes."""
+CONVERSATION_MEMBERS = ("messages", "prompt", "input")
+"""The member with the conversation, by family of routes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request, parsed as far as the gateway reads it."""
-
     request_id: str
     client_request_id: str | None
-    """What the client sent as `x-request-id`, echoed to it."""
+    """The client's `x-request-id`, echoed to it."""
     caller: Caller
     route: str
-    """Path that was called; one of `ROUTES`."""
+    """The requested path; one of `ROUTES`."""
     model: str
     text: str
-    """The body as it came."""
+    """The body, unchanged."""
     members: dict[str, Member]
     is_stream: bool
     wants_usage: bool
-    """Whether the client itself asked for the usage frame of a stream."""
+    """Whether the client requested the usage frame of a stream."""
     client: str
-    """Address class of the client, never the address."""
+    """The class of the client's address, never the address."""
     speculation: SpeculationPolicy = SpeculationPolicy.AUTO
-    """What the client asked for in `SPECULATION_HEADER`."""
+    """The value of `SPECULATION_HEADER`."""
     priority: PriorityClass = PriorityClass.STANDARD
-    """Who goes first where there is not room for all."""
     wants_metrics: bool = False
-    """Whether the client asked for the worker's own `metrics`."""
+    """Whether the client requested the worker's own `metrics`."""
     salted: bool = True
-    """Whether a worker keeps apart what it caches of this tenant's prompts."""
+    """Whether workers separate the prefix cache by tenant (`cache_salt`)."""
     traceparent: str | None = None
-    """What the client says of its own trace, as it sent it; not read where requests are not traced."""
+    """The client's `traceparent` header; None unless requests are traced."""
     batch_line: tuple[str, int] | None = None
-    """The batch and the line of its input that it is, if it is one: work that can wait."""
+    """Batch id and line number, for a line of a batch."""
 
     @property
     def endpoint(self) -> Route:
-        """What was called, and what it becomes at a worker."""
         return ROUTES[self.route]
 
     @property
     def verdicts(self) -> list[str]:
-        """What policy changes in the request."""
+        """The changes that policy makes to the request."""
         return policy_verdicts(self.members, self.caller.tenant.may)
 
     def check_policy(self) -> None:
         """
-        Refuse what no worker is asked for.
+        Check the members that policy restricts.
 
         Raises:
-            InvalidRequestError: with the member's name and why.
+            InvalidRequestError: with the member's name and the reason.
         """
         route = self.endpoint
         route.dialect.check(self.members)
@@ -74,7 +70,7 @@ class Call:
 
     @property
     def forbidden_by(self) -> ForbiddenBy | None:
-        """What keeps this request from workers with a draft; of several, the one hardest to change."""
+        """Why workers with a draft must not serve it; of several reasons the one hardest to change."""
         if not self.endpoint.dialect.generates:
             return None
         if self.caller.tenant.speculation is SpeculationPolicy.OFF:
@@ -84,29 +80,29 @@ class Call:
         return ForbiddenBy.PARAMETER if refused_under_speculation(self.members) else None
 
     def refusal(self) -> NeedsTargetOnlyWorkerError:
-        """The error for a request that must not be speculated where every worker of its model does."""
-        param, way_out = None, "Ask"
+        """The error if the request must not be speculated and every worker of its model speculates."""
+        param, remedy = None, "Ask"
         if self.forbidden_by is ForbiddenBy.TENANT:
             why = "Your tenant's policy is `speculation: off`"
         elif self.forbidden_by is ForbiddenBy.HEADER:
-            param, way_out = SPECULATION_HEADER, "Leave the header out, or ask"
+            param, remedy = SPECULATION_HEADER, "Leave the header out, or ask"
             why = f"The header `{SPECULATION_HEADER}: off` was sent"
         else:
-            param, way_out = refused_under_speculation(self.members), "Leave it out, or ask"
+            param, remedy = refused_under_speculation(self.members), "Leave it out, or ask"
             why = f"`{param}` does not work with speculative decoding"
         return NeedsTargetOnlyWorkerError(
             f"{why}, and every worker of `{self.model}` speculates. "
-            f"{way_out} the operator for a target-only worker.",
+            f"{remedy} the operator for a target-only worker.",
             param=param,
         )
 
-    def beginning(self) -> str:
-        """The text whose KV cache a worker may have kept: what is said in the request, as it was sent."""
-        said = next((self.members[name] for name in SAID if name in self.members), None)
-        return self.text if said is None else self.text[said.value_start : said.end]
+    def prefix_text(self) -> str:
+        """The conversation as the client sent it: the text whose KV cache a worker may have kept."""
+        found = next((self.members[name] for name in CONVERSATION_MEMBERS if name in self.members), None)
+        return self.text if found is None else self.text[found.value_start : found.end]
 
     def worker_body(self) -> str:
-        """The client's own body, with what metering needs and policy demands."""
+        """The client's body with the edits that metering and policy need."""
         route, tenant = self.endpoint, self.caller.tenant
         edits = policy_edits(
             self.members, tenant.may, tenant=tenant.name, salted=self.salted and route.caches

@@ -206,7 +206,7 @@ class Gateway:
             tried.add(worker.worker_id)
             exchange.worker, exchange.dispatched = slot.snapshot, self._clock()
             if exchange.trace is not None:
-                headers |= exchange.trace.ask(worker.url, exchange.dispatched)
+                headers |= exchange.trace.forward(worker.url, exchange.dispatched)
             stay = self._costs.begin(worker.worker_id, asked.tenant, call.model)
             try:
                 async with self._client.forward(
@@ -237,7 +237,7 @@ class Gateway:
                 self._costs.end(stay)
                 slot.release()
                 if exchange.trace is not None:
-                    exchange.trace.leave(self._clock(), goes_on=another is not None)
+                    exchange.trace.leave(self._clock(), is_retried=another is not None)
             slot = another
 
     async def _wait(self, asked: Asked, exchange: Exchange, reply: ReplySink) -> Slot:
@@ -280,5 +280,5 @@ def _asked(call: Call) -> Asked:
         tenant=call.caller.tenant.name,
         priority=call.priority,
         size_bytes=getsizeof(call.text),
-        beginning=call.beginning,
+        prefix_text=call.prefix_text,
     )

@@ -1,1 +1,1 @@
-"""Traces of requests, for a collector inside: which part took how long, never what was said."""
+"""Traces of requests for a collector in the enclave: times and counts, never content."""

@@ -1,20 +1,19 @@
 """
-What a span says, from an allow-list: nothing that is not in a table here is ever sent.
+The attributes of spans, an allow-list: nothing that is not in a table here is ever sent.
 
-Names are those of OpenTelemetry's semantic conventions for HTTP and for generative AI where these have one,
-and begin with `appliance.` otherwise.  The conventions' attributes for content (`gen_ai.input.messages` and
-their like) are not here, and there is no setting that adds them.
+Names follow OpenTelemetry's semantic conventions for HTTP and generative AI; other names start with
+`appliance.`.  The conventions' attributes for content (`gen_ai.input.messages` and others) are not here, and
+no setting adds them.
 """
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-Value = str | int | float | bool | tuple[str, ...]
-Attributes = dict[str, Value]
+Attributes = dict[str, str | int | float | bool | tuple[str, ...]]
 
-SERVER_ERROR = 500
 COMPLETED = "completed"
 PROVIDER = "vllm"
 
@@ -27,7 +26,7 @@ OPERATIONS = MappingProxyType(
         "/v1/embeddings": "embeddings",
     }
 )
-"""`gen_ai.operation.name` by route; there is none for the others, which go by the end of their path."""
+"""`gen_ai.operation.name` by route; for other routes it is the end of the path."""
 
 OF_REQUEST = MappingProxyType(
     {
@@ -40,7 +39,7 @@ OF_REQUEST = MappingProxyType(
         "speculation_forbidden": "appliance.speculation.forbidden_by",
     }
 )
-"""What the gateway's span takes from the fields of the `request.outcome` entry."""
+"""Attributes of the gateway's span by field of the `request.outcome` entry."""
 
 OF_ANSWER = MappingProxyType(
     {
@@ -56,7 +55,7 @@ OF_ANSWER = MappingProxyType(
         "speculation_reason": "appliance.speculation.reason",
     }
 )
-"""What the span of the worker's answer takes from them."""
+"""Attributes of the worker's span by field of the `request.outcome` entry."""
 
 FINISH_REASONS = frozenset(
     {
@@ -64,16 +63,16 @@ FINISH_REASONS = frozenset(
         *("end_turn", "max_tokens", "stop_sequence", "tool_use", "completed", "incomplete", "failed"),
     }
 )
-"""The words a worker may say here; anything else it says is left out."""
+"""Values a worker may send; any other value is omitted."""
 
 
 def operation(route: str) -> str:
-    """What a route does, as the conventions name it."""
+    """`gen_ai.operation.name` of a route."""
     return OPERATIONS.get(route) or route.rpartition("/")[2]
 
 
 def request_attributes(*, request_id: str, tenant: str, route: str, model: str) -> Attributes:
-    """What the gateway's span says from the start."""
+    """The attributes of the gateway's span at its start."""
     return {
         "http.request.method": "POST",
         "http.route": route,
@@ -85,7 +84,7 @@ def request_attributes(*, request_id: str, tenant: str, route: str, model: str) 
 
 
 def worker_attributes(*, route: str, model: str, url: str) -> Attributes:
-    """What the span of one worker's answer says from the start."""
+    """The attributes of a worker's span at its start."""
     made: Attributes = {
         "gen_ai.operation.name": operation(route),
         "gen_ai.provider.name": PROVIDER,
@@ -100,12 +99,12 @@ def worker_attributes(*, route: str, model: str, url: str) -> Attributes:
 
 
 def ending_attributes(fields: Mapping[str, Any]) -> Attributes:
-    """What the gateway's span says in the end."""
+    """The attributes that the gateway's span gets at its end."""
     return _taken(fields, OF_REQUEST) | _error(fields)
 
 
 def answer_attributes(fields: Mapping[str, Any]) -> Attributes:
-    """What the span of the last worker's answer says in the end."""
+    """The attributes that the last worker's span gets at its end."""
     made = _taken(fields, OF_ANSWER) | _error(fields)
     if "acceptance_length" in fields:
         made["appliance.speculation.acceptance_length"] = float(fields["acceptance_length"])
@@ -115,8 +114,8 @@ def answer_attributes(fields: Mapping[str, Any]) -> Attributes:
 
 
 def is_error(fields: Mapping[str, Any]) -> bool:
-    """Whether it is the appliance's fault; a refused request or a client that left is not."""
-    return bool(fields["status"] >= SERVER_ERROR)
+    """Whether the appliance failed; a refused request or a client that left is no error."""
+    return bool(fields["status"] >= HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _taken(fields: Mapping[str, Any], table: Mapping[str, str]) -> Attributes:

@@ -1,8 +1,8 @@
 """
-Spans on their way to the collector: in batches, from a thread of their own, out of a bounded queue.
+Sends spans to the collector: in batches, from a thread of its own, out of a bounded queue.
 
-Tracing fails open.  A collector that is away costs the spans that find no room, a counter and one line in the
-log; no request waits for it.
+Tracing fails open.  While the collector is unreachable, spans beyond the queue are dropped and counted, with
+one line in the log; no request waits for it.
 """
 
 import threading
@@ -23,7 +23,7 @@ MILLISECONDS = 1000
 
 
 def make_exporter(settings: TracingSettings) -> SpanExporter:
-    """OTLP over HTTP to the endpoint of the settings: past any proxy, and following no redirect."""
+    """OTLP over HTTP to the configured endpoint, without proxies and redirects."""
     session = requests.Session()
     session.trust_env = False
     return OTLPSpanExporter(
@@ -36,43 +36,34 @@ def make_exporter(settings: TracingSettings) -> SpanExporter:
     )
 
 
-class Outbox(SpanExporter):
-    """Hands batches to an exporter, and keeps count; called by the one thread of `Delivery`."""
+class CountingExporter(SpanExporter):
+    """Counts what an exporter sends and drops; called by the one thread of `Delivery`."""
 
     def __init__(
         self,
         exporter: SpanExporter,
         *,
-        outside: Callable[[], str | None],
+        public_address: Callable[[], str | None],
         metrics: Metrics,
         logger: Logger,
     ) -> None:
-        """
-        Take what it hands batches to.
-
-        Args:
-            exporter: where they go.
-            outside: the public address the collector is at now, if it is at one.
-            metrics: where spans are counted.
-            logger: is told when the collector goes away, and when it is back.
-        """
-        self.handed_on = 0
-        """Spans that have left the queue, whatever became of them."""
+        self.taken = 0
+        """Spans that have left the queue, sent or dropped."""
         self._exporter = exporter
-        self._outside = outside
+        self._public_address = public_address
         self._sent = metrics.trace_spans.labels("sent")
         self._dropped = metrics.trace_spans.labels("dropped")
         self._logger = logger
         self._is_failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send one batch; it is not tried again later."""
-        address = self._outside()
+        """Send one batch; a batch that fails is dropped."""
+        address = self._public_address()
         if address is not None:
-            result, reason = SpanExportResult.FAILURE, f"its name leads to {address}, a public address"
+            result, reason = SpanExportResult.FAILURE, f"its name resolves to {address}, a public address"
         else:
-            result, reason = self._exporter.export(spans), "it does not take them"
-        self.handed_on += len(spans)
+            result, reason = self._exporter.export(spans), "it does not accept them"
+        self.taken += len(spans)
         if result is SpanExportResult.SUCCESS:
             self._sent.inc(len(spans))
             if self._is_failing:
@@ -85,36 +76,35 @@ class Outbox(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Close the connection."""
         self._exporter.shutdown()
 
 
 class Delivery(BatchSpanProcessor):
-    """Queues ended spans; one that finds no room is dropped, rather than one that waits."""
+    """Queues ended spans; a span that finds the queue full is dropped, not one that is queued."""
 
     def __init__(
-        self, outbox: Outbox, *, queue_spans: int, interval_seconds: float, metrics: Metrics
+        self, exporter: CountingExporter, *, queue_spans: int, interval_seconds: float, metrics: Metrics
     ) -> None:
         super().__init__(
-            outbox,
-            # One more than we let in: the queue's own way of dropping writes a line for each span.
+            exporter,
+            # Larger than `queue_spans`: the library logs a line for each span that it drops itself.
             max_queue_size=queue_spans + BATCH_SPANS,
             max_export_batch_size=min(BATCH_SPANS, queue_spans),
             schedule_delay_millis=interval_seconds * MILLISECONDS,
         )
-        self._outbox = outbox
+        self._counting_exporter = exporter
         self._queue_spans = queue_spans
-        self._taken = 0
+        self._queued = 0
         self._dropped = metrics.trace_spans.labels("dropped")
         self._lock = threading.Lock()
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Take a span that has ended; at once, whatever the collector does."""
+        """Queue a span that has ended; never waits."""
         if not (span.context and span.context.trace_flags.sampled):
             return
         with self._lock:
-            if self._taken - self._outbox.handed_on >= self._queue_spans:
+            if self._queued - self._counting_exporter.taken >= self._queue_spans:
                 self._dropped.inc()
                 return
-            self._taken += 1
+            self._queued += 1
         super().on_end(span)

@@ -1,8 +1,8 @@
 """
-Whether the collector is inside: traces name tenants and models, and do not leave the enclave.
+Checks that the collector is in the enclave: traces name tenants and models.
 
-An address is outside if the internet routes it (`ipaddress`'s `is_global`).  A name that does not resolve is
-no reason not to start: nothing can be sent to it, and gateways look again before each batch.
+An address is public if the internet routes it (`ipaddress`'s `is_global`).  A gateway starts with a name that
+does not resolve: nothing can be sent to it, and the gateway checks again before each batch.
 """
 
 import socket
@@ -18,18 +18,12 @@ Resolve = Callable[[str], list[str]]
 
 
 def resolve_host(host: str) -> list[str]:
-    """Ask this machine's resolver; takes as long as that does."""
+    """Addresses of a host by this machine's resolver; blocks."""
     return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
 
 
 def public_address(settings: TracingSettings, resolve: Resolve = resolve_host) -> str | None:
-    """
-    The public address that traces would go to; None if there is none, or the settings allow it.
-
-    Args:
-        settings: the `tracing` section.
-        resolve: see `Resolve` (for tests).
-    """
+    """The public address that traces would go to; None if there is none, or the settings allow it."""
     if settings.allow_public:
         return None
     try:
@@ -41,14 +35,14 @@ def public_address(settings: TracingSettings, resolve: Resolve = resolve_host) -
 
 def refuse_public(settings: TracingSettings, resolve: Resolve = resolve_host) -> None:
     """
-    Refuse to start with a collector that is outside.
+    Refuse to start with a collector outside the enclave.
 
     Raises:
         ConfigurationError: one line that names the address.
     """
     if settings.enabled and (address := public_address(settings, resolve)):
         message = (
-            f"tracing.endpoint leads to {address}, a public address: name a collector inside, "
+            f"tracing.endpoint resolves to {address}, a public address: name a collector in your network, "
             "or set tracing.allow_public"
         )
         raise ConfigurationError(message)

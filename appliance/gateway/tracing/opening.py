@@ -1,5 +1,5 @@
 """
-Tracing for as long as a gateway runs, if the settings ask for it.
+Opens tracing for the life of a gateway, if the settings enable it.
 """
 
 import asyncio
@@ -32,39 +32,39 @@ async def open_tracing(
     wall_clock: Callable[[], float],
 ) -> AsyncIterator[Tracing | None]:
     """
-    Trace requests for as long as the context lasts; None, and nothing imported, where tracing is off.
+    Trace requests until the block ends; None, and no library imported, if tracing is off.
 
-    What is still queued at the end is sent, for as long as one batch may take.
+    At the end the queued spans are sent, for at most the time of one batch.
 
     Args:
         settings: the `tracing` section.
         version: of the appliance.
         gateway: this gateway's name.
-        metrics: where spans are counted.
-        logger: is told of a collector that does not take them.
+        metrics: counts spans.
+        logger: logs when the collector fails.
         clock: the gateway's monotonic clock, in seconds.
         wall_clock: Unix time, in seconds.
     """
     if not settings.enabled:
         yield None
         return
-    # The settings say all there is to say; the worker's offline environment, which switches the library
-    # off, may also be this process's own.
+    # Only the settings count: this process may run in the worker's offline environment, which switches the
+    # library off.
     forget_variables(VARIABLES)
-    # Imported here, so that a gateway that does not trace holds none of it.
-    from appliance.gateway.tracing.delivery import Delivery, Outbox, make_exporter  # noqa: PLC0415
+    # Imported here, so that a gateway that does not trace loads none of it.
+    from appliance.gateway.tracing.delivery import CountingExporter, Delivery, make_exporter  # noqa: PLC0415
     from appliance.gateway.tracing.tracer import SpanTracing, make_provider  # noqa: PLC0415
 
-    # It writes a line for every batch that fails, with the collector's address; `Outbox` writes one for all.
+    # It logs every batch that fails, with the collector's address; `CountingExporter` logs only the first.
     logging.getLogger(LIBRARY).setLevel(logging.CRITICAL)  # noqa: TID251 - the logger is the library's
-    outbox = Outbox(
+    exporter = CountingExporter(
         make_exporter(settings),
-        outside=partial(public_address, settings),
+        public_address=partial(public_address, settings),
         metrics=metrics,
         logger=logger,
     )
     delivery = Delivery(
-        outbox,
+        exporter,
         queue_spans=QUEUE_SPANS,
         interval_seconds=settings.interval_seconds,
         metrics=metrics,
@@ -74,5 +74,5 @@ async def open_tracing(
         yield SpanTracing(provider.get_tracer("appliance"), settings, clock=clock, wall_clock=wall_clock)
     finally:
         stopping = asyncio.ensure_future(asyncio.to_thread(provider.shutdown))
-        # A thread cannot be ended; the process does not wait longer for it than for one batch.
+        # A thread cannot be stopped; the process waits for it no longer than for one batch.
         await asyncio.wait({stopping}, timeout=settings.timeout_seconds)

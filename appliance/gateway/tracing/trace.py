@@ -1,7 +1,5 @@
 """
-What the gateway tells whoever traces requests.
-
-Where tracing is off there is no `Trace` at all, and nothing of this is called.
+The interface between the gateway and tracing.  If tracing is off, no `Trace` exists.
 """
 
 from collections.abc import Mapping
@@ -9,50 +7,30 @@ from typing import Any, Protocol
 
 
 class Trace(Protocol):
-    """One request being traced; times are readings of the gateway's monotonic clock, in seconds."""
+    """The trace of one request; times are readings of the gateway's monotonic clock, in seconds."""
 
     @property
     def sampled_id(self) -> str | None:
-        """The trace's id in 32 hexadecimal digits; None if it is not sampled, so that nobody will find it."""
+        """The trace's id in 32 hexadecimal digits; None if it is not sampled."""
 
     @property
     def exemplar(self) -> dict[str, str] | None:
-        """The labels by which a histogram's bucket names this trace; None if it is not sampled."""
+        """The exemplar labels that name this trace in a histogram; None if it is not sampled."""
 
     def waited(self, began: float, ended: float) -> None:
-        """Note a wait for a worker with room, however it ended."""
+        """Add a wait for a worker with room, however it ended."""
 
-    def ask(self, url: str, now: float) -> dict[str, str]:
-        """
-        Note that a worker is asked; the headers by which what it traces becomes part of this trace.
+    def forward(self, url: str, now: float) -> dict[str, str]:
+        """Start the span of a worker; returns the headers that make the worker's spans part of this trace."""
 
-        Args:
-            url: the worker's base URL.
-            now: when.
-        """
-
-    def leave(self, now: float, *, goes_on: bool) -> None:
-        """
-        Note that the worker is done with, whatever became of it.
-
-        Args:
-            now: when.
-            goes_on: whether it failed and another is asked.
-        """
+    def leave(self, now: float, *, is_retried: bool) -> None:
+        """Note the end of the worker's answer; `is_retried` if it failed and another worker follows."""
 
     def finish(self, fields: Mapping[str, Any], now: float) -> None:
-        """
-        End the trace.
-
-        Args:
-            fields: those of the `request.outcome` entry; of them, only what `attributes` names is kept.
-            now: when.
-        """
+        """End the trace with the fields of the `request.outcome` entry that `attributes` lists."""
 
 
 class Tracing(Protocol):
-    """Begins traces; `appliance.gateway.tracing.tracer` does."""
-
     def begin(
         self,
         *,
@@ -63,14 +41,4 @@ class Tracing(Protocol):
         traceparent: str | None,
         started: float,
     ) -> Trace:
-        """
-        Begin the trace of a request that was admitted.
-
-        Args:
-            request_id: our id of it.
-            tenant: whose it is.
-            route: the path that was called.
-            model: the served model it names.
-            traceparent: the header of this name, as the client sent it.
-            started: when it came.
-        """
+        """Begin the trace of an admitted request; `traceparent` is the client's header, unchecked."""

@@ -1,13 +1,13 @@
 """
-Traces as OpenTelemetry spans.  Imported only where tracing is on.
+Traces as OpenTelemetry spans.  Imported only if tracing is on.
 
     POST /v1/chat/completions     the gateway: from the request's first byte to the outcome's entry
-      queue                       a wait for a worker with room, if there was one
-      chat demo-coder             a worker being asked; one for each worker that was
+      queue                       the wait for a worker with room, if there was one
+      chat demo-coder             one for each worker that the request was forwarded to
         llm_request               vLLM's own
 
-Which requests are traced is our choice alone, unless the settings say that callers may continue their own
-traces.  A worker is told of it with the request, and traces what it is told to and nothing else.
+The gateway chooses which requests are traced, unless the settings let callers continue their own traces.  It
+passes the choice to the worker with the request, and the worker traces no other requests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +41,8 @@ from appliance.gateway.tracing.attributes import (
 from appliance.infra.settings import TracingSettings
 
 SERVICE = "sovereign-appliance-gateway"
-LONGEST_VALUE = 256
-"""Characters of an attribute that are kept; none of ours is longer, and a text would be."""
+MAX_VALUE_CHARACTERS = 256
+"""Maximum characters of an attribute; none of ours is longer, but content would be."""
 NANOSECONDS = 1_000_000_000
 PROPAGATOR = TraceContextTextMapPropagator()
 """W3C Trace Context.  `tracestate` is neither read nor sent: it is free text, and nothing here uses it."""
@@ -51,14 +51,14 @@ PROPAGATOR = TraceContextTextMapPropagator()
 def make_provider(
     settings: TracingSettings, *, processor: SpanProcessor, version: str, gateway: str
 ) -> TracerProvider:
-    """What makes spans; nothing of it is read from the environment, and nothing is global."""
-    by_chance = TraceIdRatioBased(settings.sample_ratio)
+    """A provider that reads nothing from the environment and is not registered globally."""
+    by_ratio = TraceIdRatioBased(settings.sample_ratio)
     provider = TracerProvider(
-        sampler=ParentBased(by_chance) if settings.client_context == "continue" else by_chance,
+        sampler=ParentBased(by_ratio) if settings.client_context == "continue" else by_ratio,
         resource=Resource(
             {"service.name": SERVICE, "service.version": version, "service.instance.id": gateway}
         ),
-        span_limits=SpanLimits(max_attribute_length=LONGEST_VALUE),
+        span_limits=SpanLimits(max_attribute_length=MAX_VALUE_CHARACTERS),
         shutdown_on_exit=False,
     )
     provider.add_span_processor(processor)
@@ -91,13 +91,12 @@ class SpanTracing:
         traceparent: str | None,
         started: float,
     ) -> "SpanTrace":
-        """Begin the trace of one request."""
-        said = None if self._client_context == "ignore" else read_parent(traceparent)
+        parent = None if self._client_context == "ignore" else read_parent(traceparent)
         context, links = Context(), list[Link]()
-        if said is not None and self._client_context == "continue":
-            context = set_span_in_context(NonRecordingSpan(said), context)
-        elif said is not None:
-            links.append(Link(said))
+        if parent is not None and self._client_context == "continue":
+            context = set_span_in_context(NonRecordingSpan(parent), context)
+        elif parent is not None:
+            links.append(Link(parent))
         return SpanTrace(
             self._tracer,
             context,
@@ -122,15 +121,15 @@ class SpanTrace:
         started: float,
     ) -> None:
         """
-        Begin the gateway's span.
+        Start the gateway's span.
 
         Args:
-            tracer: makes it.
-            context: holds its parent, if it has one.
-            links: to the client's span, where that is not its parent.
-            attributes: what it says from the start; route and model are read from it.
+            tracer: makes the spans.
+            context: holds the parent of the gateway's span, if it has one.
+            links: to the client's span, if that is not the parent.
+            attributes: of the gateway's span; route and model are read from them.
             epoch: the monotonic clock's 0 in Unix time, in seconds.
-            started: when the request came, by the monotonic clock.
+            started: when the request arrived, by the monotonic clock.
         """
         self._tracer = tracer
         self._epoch = epoch
@@ -144,20 +143,18 @@ class SpanTrace:
             start_time=self._at(started),
         )
         self._inside = set_span_in_context(self._root, Context())
-        self._asked: Span | None = None
+        self._worker_span: Span | None = None
         self._left = started
         own = self._root.get_span_context()
         self.sampled_id = f"{own.trace_id:032x}" if own.trace_flags.sampled else None
         self.exemplar = {"trace_id": self.sampled_id} if self.sampled_id else None
 
     def waited(self, began: float, ended: float) -> None:
-        """Add the span of a wait."""
         span = self._tracer.start_span("queue", context=self._inside, start_time=self._at(began))
         span.end(self._at(ended))
 
-    def ask(self, url: str, now: float) -> dict[str, str]:
-        """Begin the span of a worker being asked."""
-        self._asked = self._tracer.start_span(
+    def forward(self, url: str, now: float) -> dict[str, str]:
+        self._worker_span = self._tracer.start_span(
             f"{operation(self._route)} {self._model}",
             context=self._inside,
             kind=SpanKind.CLIENT,
@@ -166,22 +163,21 @@ class SpanTrace:
         )
         headers: dict[str, str] = {}
         # Also if it is not sampled: otherwise the worker would choose for itself.
-        PROPAGATOR.inject(headers, set_span_in_context(self._asked, Context()))
+        PROPAGATOR.inject(headers, set_span_in_context(self._worker_span, Context()))
         return headers
 
-    def leave(self, now: float, *, goes_on: bool) -> None:
-        """End that span if another will follow; the last one waits for what the request came to."""
+    def leave(self, now: float, *, is_retried: bool) -> None:
+        """End the worker's span if another follows; the last one waits for the outcome."""
         self._left = now
-        if goes_on and self._asked is not None:
-            self._asked.set_attribute("error.type", "worker_failed")
-            self._asked.set_status(StatusCode.ERROR)
-            self._asked.end(self._at(now))
-            self._asked = None
+        if is_retried and self._worker_span is not None:
+            self._worker_span.set_attribute("error.type", "worker_failed")
+            self._worker_span.set_status(StatusCode.ERROR)
+            self._worker_span.end(self._at(now))
+            self._worker_span = None
 
     def finish(self, fields: Mapping[str, Any], now: float) -> None:
-        """End what has not ended."""
-        if self._asked is not None:
-            _end(self._asked, answer_attributes(fields), fields, self._at(self._left))
+        if self._worker_span is not None:
+            _end(self._worker_span, answer_attributes(fields), fields, self._at(self._left))
         _end(self._root, ending_attributes(fields), fields, self._at(now))
 
     def _at(self, reading: float) -> int:

@@ -1,4 +1,4 @@
-"""A collector that is away costs a counter and a line, never a request."""
+"""An unreachable collector costs spans and a log line, never a request."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry
 
-from appliance.gateway.tracing.delivery import Delivery, Outbox
+from appliance.gateway.tracing.delivery import CountingExporter, Delivery
 from appliance.gateway.tracing.tracer import make_provider
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import TracingSettings
@@ -15,7 +15,7 @@ QUEUE = 64
 
 
 class Collector(SpanExporter):
-    """One that takes batches, refuses them, or does not answer until it is let go."""
+    """A collector that accepts batches, refuses them, or does not answer until released."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()
@@ -48,14 +48,16 @@ class Lines:
 
 
 class Traced:
-    """Spans on their way to it."""
+    """Spans delivered to a `Collector`."""
 
-    def __init__(self, outside=lambda: None) -> None:
+    def __init__(self, public_address=lambda: None) -> None:
         self.collector = Collector()
         self.metrics = Metrics(CollectorRegistry())
         self.log = Lines()
-        outbox = Outbox(self.collector, outside=outside, metrics=self.metrics, logger=self.log)
-        self.delivery = Delivery(outbox, queue_spans=QUEUE, interval_seconds=0.01, metrics=self.metrics)
+        exporter = CountingExporter(
+            self.collector, public_address=public_address, metrics=self.metrics, logger=self.log
+        )
+        self.delivery = Delivery(exporter, queue_spans=QUEUE, interval_seconds=0.01, metrics=self.metrics)
         self._provider = make_provider(
             TracingSettings(enabled=True, sample_ratio=1.0),
             processor=self.delivery,
@@ -80,14 +82,14 @@ def traced():
     made.delivery.shutdown()
 
 
-def test_what_is_taken_is_counted(traced):
+def test_sent_spans_are_counted(traced):
     traced.make(10)
     traced.delivery.force_flush()
     assert (traced.counted("sent"), traced.counted("dropped")) == (10, 0)
 
 
-def test_a_queue_that_is_full_drops_and_does_not_wait(traced):
-    """What it holds is sent once the collector answers; every span is counted once."""
+def test_a_full_queue_drops_spans_without_waiting(traced):
+    """The queued spans are sent once the collector answers; every span is counted once."""
     traced.collector.answers.clear()
     traced.make(1)
     assert traced.collector.asked.wait(60)
@@ -101,8 +103,8 @@ def test_a_queue_that_is_full_drops_and_does_not_wait(traced):
     assert traced.counted("sent") == QUEUE + 5
 
 
-def test_a_collector_that_refuses_is_said_once(traced):
-    """And once more when it is back."""
+def test_a_failing_collector_is_logged_once(traced):
+    """And once when it accepts spans again."""
     traced.collector.result = SpanExportResult.FAILURE
     for _ in range(3):
         traced.make(4)
@@ -114,9 +116,9 @@ def test_a_collector_that_refuses_is_said_once(traced):
     assert [event for event, _ in traced.log.said] == ["trace_collector_failing", "trace_collector_back"]
 
 
-def test_a_collector_that_has_moved_outside_gets_nothing():
-    """Its name is looked up before each batch."""
-    traced = Traced(outside=lambda: "8.8.8.8")
+def test_a_collector_at_a_public_address_receives_nothing():
+    """Its name is resolved before each batch."""
+    traced = Traced(public_address=lambda: "8.8.8.8")
     traced.make(4)
     traced.delivery.force_flush()
     assert traced.collector.spans == 0

@@ -1,4 +1,4 @@
-"""Where traces may go: inside, unless somebody has said otherwise."""
+"""Traces stay in the enclave unless the settings allow a public collector."""
 
 import pytest
 from pydantic import ValidationError
@@ -16,7 +16,7 @@ NAMED = TracingSettings(enabled=True, endpoint="https://collector.bank:4318/v1/t
     "host",
     ["127.0.0.1", "10.0.0.7", "192.168.1.4", "[fd00::7]", "[::1]", "100.64.0.3", "collector", "[fe80::1]"],
 )
-def test_an_address_inside_is_accepted(host):
+def test_a_private_address_is_accepted(host):
     TracingSettings(endpoint=f"http://{host}:4318/v1/traces")
 
 
@@ -38,14 +38,16 @@ def test_a_public_address_is_refused(host):
         "http://c/v1?key=1",
     ],
 )
-def test_what_is_no_url_is_refused(endpoint):
+def test_a_malformed_url_is_refused(endpoint):
     with pytest.raises(ValidationError, match="without user, query or fragment"):
         TracingSettings(endpoint=endpoint)
 
 
-def test_a_name_is_looked_up():
-    """One public address among several is enough to refuse; a name without any is left for later."""
-    with pytest.raises(ConfigurationError, match=r"tracing\.endpoint leads to 8\.8\.8\.8, a public address"):
+def test_a_name_that_resolves_to_a_public_address_is_refused():
+    """One public address among several is enough; a name without any is checked later."""
+    with pytest.raises(
+        ConfigurationError, match=r"tracing\.endpoint resolves to 8\.8\.8\.8, a public address"
+    ):
         refuse_public(NAMED, lambda _host: ["10.0.0.7", "8.8.8.8"])
     refuse_public(NAMED, lambda _host: ["10.0.0.7", "fe80::1%eth0"])
     refuse_public(NAMED.model_copy(update={"enabled": False}), lambda _host: ["8.8.8.8"])
@@ -57,16 +59,16 @@ def test_a_name_is_looked_up():
     assert public_address(NAMED.model_copy(update={"allow_public": True}), lambda _host: ["8.8.8.8"]) is None
 
 
-def test_the_wall_lets_it_through_where_it_is_wanted():
-    """Port and, for a name, DNS; nothing where tracing is off."""
+def test_the_wall_allows_the_collector_if_tracing_is_on():
+    """Its port and, for a name, DNS."""
     off = NAMED.model_copy(update={"enabled": False})
     assert collector_ports(NAMED) == gateway_ports(Settings(tracing=NAMED)) == {53, 4318}
     assert collector_ports(off) == gateway_ports(Settings(tracing=off)) == set()
     assert collector_ports(TracingSettings(enabled=True)) == {4318}
 
 
-def test_a_worker_traces_what_gateways_chose_and_nothing_else():
-    """The table's row gives way, and what is set is the whole of it."""
+def test_a_worker_traces_only_what_gateways_chose():
+    """The offline variables change only as tracing needs."""
     environment = offline_environment({"OTEL_TRACES_SAMPLER": "always_on"}, tracing=NAMED)
     assert environment["OTEL_SDK_DISABLED"] == "false"
     assert environment["OTEL_TRACES_SAMPLER"] == "parentbased_always_off"

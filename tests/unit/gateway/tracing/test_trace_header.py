@@ -1,4 +1,4 @@
-"""What the API reads of a client's own trace."""
+"""The API reads a client's `traceparent` if requests are traced."""
 
 import pytest
 from starlette.requests import Request
@@ -20,8 +20,8 @@ THEIRS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
         (False, [THEIRS], None),
     ],
 )
-def test_a_traceparent_is_read_where_requests_are_traced(traced, sent, expected):
-    """Sent twice it says nothing, as the standard has it."""
+def test_a_traceparent_is_read_if_requests_are_traced(traced, sent, expected):
+    """Sent twice it is ignored, as the standard demands."""
     request = Request(
         {
             "type": "http",

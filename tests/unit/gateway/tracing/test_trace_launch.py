@@ -1,4 +1,4 @@
-"""How a worker is told where traces go."""
+"""The command line gives a worker the collector's endpoint."""
 
 from pathlib import Path
 
@@ -33,14 +33,14 @@ def test_the_collector_is_an_argument():
     assert FLAG not in command(None)
 
 
-def test_a_further_node_answers_nobody_and_traces_nothing():
-    """It only computes along; requests are traced where they arrive."""
+def test_a_headless_node_traces_nothing():
+    """Requests are traced where they arrive."""
     assert FLAG not in command(TracingSettings(enabled=True), "--nnodes", "2", "--headless")
 
 
 @pytest.mark.parametrize(
     "argument", [FLAG, "--otlp_traces_endpoint=http://8.8.8.8", "--collect-detailed-traces"]
 )
-def test_only_the_settings_say_where_traces_go(argument):
+def test_extra_arguments_cannot_set_the_endpoint(argument):
     with pytest.raises(ConfigurationError, match="is refused"):
         check_extra_arguments((argument,))

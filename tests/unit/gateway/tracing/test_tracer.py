@@ -1,4 +1,4 @@
-"""The tree of a request's spans: who is whose parent, what they say, and who decides what is traced."""
+"""The tree of a request's spans, their attributes, and the choice of traced requests."""
 
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -23,7 +23,7 @@ FIELDS = {
 
 
 class Traced:
-    """A tracer whose spans stay here."""
+    """A tracer that keeps its spans in memory."""
 
     def __init__(self, **settings) -> None:
         chosen = TracingSettings(enabled=True, **{"sample_ratio": 1.0, **settings})
@@ -50,12 +50,12 @@ def traced() -> Traced:
     return Traced()
 
 
-def test_a_request_that_waited(traced):
-    """Three spans of one tree, with the times they had."""
+def test_a_request_that_waited_has_three_spans(traced):
+    """Of one tree, with their own times."""
     trace = traced.begin()
     trace.waited(101.0, 102.0)
-    headers = trace.ask("http://10.0.0.5:8000", 102.0)
-    trace.leave(103.0, goes_on=False)
+    headers = trace.forward("http://10.0.0.5:8000", 102.0)
+    trace.leave(103.0, is_retried=False)
     trace.finish(FIELDS, 104.0)
     root, queue, asked = (traced.spans[name] for name in ("POST /v1/chat/completions", "queue", "chat demo"))
     assert root.parent is None
@@ -67,18 +67,18 @@ def test_a_request_that_waited(traced):
         (1_000_101 * 10**9, 1_000_102 * 10**9),
         (1_000_102 * 10**9, 1_000_103 * 10**9),
     ]
-    told = read_parent(headers["traceparent"])
-    assert (told.trace_id, told.span_id) == (root.context.trace_id, asked.context.span_id)
-    assert told.trace_flags.sampled
+    parent = read_parent(headers["traceparent"])
+    assert (parent.trace_id, parent.span_id) == (root.context.trace_id, asked.context.span_id)
+    assert parent.trace_flags.sampled
     assert trace.sampled_id == f"{root.context.trace_id:032x}"
     assert trace.exemplar == {"trace_id": trace.sampled_id}
 
 
-def test_what_spans_say(traced):
-    """What the tables name, by the conventions' names; a field nobody has thought about is left out."""
+def test_spans_have_only_the_attributes_of_the_tables(traced):
+    """By the conventions' names; an unknown field is omitted."""
     trace = traced.begin()
-    trace.ask("http://10.0.0.5:8000", 100.0)
-    trace.leave(101.0, goes_on=False)
+    trace.forward("http://10.0.0.5:8000", 100.0)
+    trace.leave(101.0, is_retried=False)
     trace.finish(FIELDS, 102.0)
     root, asked = traced.spans["POST /v1/chat/completions"], traced.spans["chat demo"]
     assert dict(root.attributes) == {
@@ -106,25 +106,25 @@ def test_what_spans_say(traced):
     }
 
 
-def test_a_worker_cannot_say_what_it_likes(traced):
-    """A reason to stop that is none is not passed on: it could hold anything."""
+def test_an_unknown_finish_reason_is_omitted(traced):
+    """It could hold anything."""
     trace = traced.begin()
-    trace.ask("http://10.0.0.5:8000", 100.0)
+    trace.forward("http://10.0.0.5:8000", 100.0)
     trace.finish({**FIELDS, "finish_reason": "because the patient"}, 101.0)
     assert "gen_ai.response.finish_reasons" not in traced.spans["chat demo"].attributes
 
 
-def test_a_retry(traced):
-    """Each worker that was asked has a span; the one that failed says so and has no tokens."""
+def test_each_worker_of_a_retried_request_has_a_span(traced):
+    """The span of the failed worker is an error and has no tokens."""
     trace = traced.begin()
-    first = trace.ask("http://10.0.0.5:8000", 100.0)
-    trace.leave(101.0, goes_on=True)
+    first = trace.forward("http://10.0.0.5:8000", 100.0)
+    trace.leave(101.0, is_retried=True)
     failed = traced.spans["chat demo"]
     assert failed.attributes["error.type"] == "worker_failed"
     assert failed.status.status_code is StatusCode.ERROR
     assert "gen_ai.usage.output_tokens" not in failed.attributes
-    assert trace.ask("http://10.0.0.6:8000", 101.0) != first
-    trace.leave(102.0, goes_on=False)
+    assert trace.forward("http://10.0.0.6:8000", 101.0) != first
+    trace.leave(102.0, is_retried=False)
     trace.finish(FIELDS, 102.0)
     assert traced.spans["chat demo"].attributes["server.address"] == "10.0.0.6"
     assert traced.spans["chat demo"].status.status_code is StatusCode.UNSET
@@ -138,8 +138,8 @@ def test_a_retry(traced):
         ("worker_refused", 400, StatusCode.UNSET),
     ],
 )
-def test_errors(traced, outcome, status, expected):
-    """`error.type` always says it; the span is an error only where the fault is the appliance's."""
+def test_a_span_is_an_error_if_the_appliance_failed(traced, outcome, status, expected):
+    """`error.type` has the outcome in any case."""
     trace = traced.begin()
     trace.finish({**FIELDS, "outcome": outcome, "status": status}, 101.0)
     root = traced.spans["POST /v1/chat/completions"]
@@ -148,7 +148,7 @@ def test_errors(traced, outcome, status, expected):
 
 
 def test_a_clients_trace_is_linked(traced):
-    """It can be found from ours, and decides nothing."""
+    """It does not decide what is traced."""
     traced.begin(THEIRS).finish(FIELDS, 101.0)
     root = traced.spans["POST /v1/chat/completions"]
     assert root.parent is None
@@ -157,16 +157,15 @@ def test_a_clients_trace_is_linked(traced):
     assert f"{link.context.trace_id:032x}-{link.context.span_id:016x}" in THEIRS
 
 
-def test_a_clients_trace_is_ignored():
-    """Where the settings say so."""
+def test_settings_can_ignore_a_clients_trace():
     traced = Traced(client_context="ignore")
     traced.begin(THEIRS).finish(FIELDS, 101.0)
     assert traced.spans["POST /v1/chat/completions"].links == ()
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_a_callers_trace_is_continued(ratio):
-    """Where the settings say so it is the caller that decides, whatever our own share is."""
+def test_settings_can_continue_a_callers_trace(ratio):
+    """Then the caller decides what is traced, whatever the sample ratio."""
     traced = Traced(client_context="continue", sample_ratio=ratio)
     traced.begin(THEIRS[:-1] + "0").finish(FIELDS, 101.0)
     assert not traced.spans
@@ -175,13 +174,13 @@ def test_a_callers_trace_is_continued(ratio):
     assert f"{root.context.trace_id:032x}-{root.parent.span_id:016x}" in THEIRS
 
 
-@pytest.mark.parametrize("said", [None, THEIRS])
-def test_a_client_cannot_have_itself_traced(said):
-    """Not sampled is not sampled; and the worker is told so, or it would choose for itself."""
+@pytest.mark.parametrize("traceparent", [None, THEIRS])
+def test_a_client_cannot_force_its_request_to_be_traced(traceparent):
+    """The worker receives the choice too, or it would choose for itself."""
     traced = Traced(sample_ratio=0.0)
-    trace = traced.begin(said)
-    headers = trace.ask("http://10.0.0.5:8000", 100.0)
-    trace.leave(101.0, goes_on=False)
+    trace = traced.begin(traceparent)
+    headers = trace.forward("http://10.0.0.5:8000", 100.0)
+    trace.leave(101.0, is_retried=False)
     trace.finish(FIELDS, 102.0)
     assert not traced.spans
     assert not read_parent(headers["traceparent"]).trace_flags.sampled
@@ -189,8 +188,7 @@ def test_a_client_cannot_have_itself_traced(said):
     assert trace.exemplar is None
 
 
-def test_the_environment_has_no_say(monkeypatch):
-    """Attributes of the resource are ours alone."""
+def test_the_environment_sets_no_resource_attributes(monkeypatch):
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=secret")
     traced = Traced()
     traced.begin().finish(FIELDS, 101.0)

@@ -1,4 +1,4 @@
-"""Where requests are not traced, nothing of it is there."""
+"""If tracing is off, its libraries are not loaded."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ asyncio.run(main())
 """
 
 
-def test_nothing_of_the_library_is_imported():
+def test_the_library_is_not_imported():
     done = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=120
     )
