@@ -1,9 +1,9 @@
 """
-What an operator has ordered of a worker's speculation, for a while, against the monitor.
+Overrides: an operator's mode for a worker's speculation, for a limited time, instead of the monitor's.
 
-Kept in the audit log's database, because the gateway that is asked may not be the one that acts.
-An override always ends: one that was forgotten must not decide for good.  Reading fails with an
-error, and control then goes by what it read last; writing fails closed, and nothing is in force.
+Kept in the audit log's database, because the gateway that takes the request may not hold the lease.
+An override always ends, so that a forgotten one does not stay in force.  Reading fails with an error, and the
+control loop then uses the overrides it read last; writing fails closed, and nothing is in force.
 """
 
 import asyncio
@@ -27,20 +27,18 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.errors import ControlUnavailableError, InvalidRequestError
-from appliance.infra.database import first_line, open_database
+from appliance.infra.database import SqlStore, first_line
 from appliance.speculation.values import SpeculationMode
 
 EVERY_WORKER = "*"
 AUTO = "auto"
 MODES = (SpeculationMode.SPECULATIVE, SpeculationMode.TARGET_ONLY)
-SHORTEST_SECONDS, USUAL_SECONDS, LONGEST_SECONDS = 60, 3600, 7 * 86400
-LONGEST_NOTE = 200
-BUSY_SECONDS = 5.0
+MINIMUM_SECONDS, DEFAULT_SECONDS, MAXIMUM_SECONDS = 60, 3600, 7 * 86400
+MAXIMUM_NOTE = 200
 
-_metadata = MetaData()
 _overrides = Table(
     "speculation_override",
-    _metadata,
+    MetaData(),
     Column("worker", Text, primary_key=True),
     Column("mode", Text, nullable=False),
     Column("draft_tokens", Integer),
@@ -53,14 +51,14 @@ _overrides = Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """One order, in force from `since` until just before `expires_at`, both Unix time."""
+    """One override, in force from `since` until just before `expires_at`, both Unix time."""
 
     worker: str
     """Id of a worker, or `*` for all that have no override of their own."""
     mode: SpeculationMode
     """`speculative` or `target_only`."""
     draft_tokens: int | None = None
-    """Draft tokens at every batch size; None for the most the worker is prepared for."""
+    """Draft tokens at every batch size; None for the worker's maximum."""
     actor: str
     note: str
     since: float
@@ -69,17 +67,15 @@ class Override:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverrideRequest:
-    """What an operator asked for."""
-
     worker: str
     mode: SpeculationMode | None
-    """None ends the override."""
+    """None removes the override."""
     draft_tokens: int | None = None
-    seconds: int = USUAL_SECONDS
+    seconds: int = DEFAULT_SECONDS
     note: str = ""
 
     def made_by(self, actor: str, now: float) -> Override | None:
-        """The override it asks for, or None where it ends one."""
+        """The override, or None to remove one."""
         if self.mode is None:
             return None
         return Override(
@@ -95,18 +91,18 @@ class OverrideRequest:
 
 def in_force(overrides: Iterable[Override], now: float) -> tuple[Override, ...]:
     """Those that have not expired."""
-    return tuple(order for order in overrides if now < order.expires_at)
+    return tuple(override for override in overrides if now < override.expires_at)
 
 
 def override_for(overrides: Iterable[Override], worker: str, now: float) -> Override | None:
-    """The order a worker is under now: its own goes before the one for all; expired ones are none."""
-    standing = {order.worker: order for order in in_force(overrides, now)}
-    return standing.get(worker) or standing.get(EVERY_WORKER)
+    """The override in force for a worker: its own takes precedence over the one for all."""
+    found = {override.worker: override for override in in_force(overrides, now)}
+    return found.get(worker) or found.get(EVERY_WORKER)
 
 
 def parse_override(members: Mapping[str, Any]) -> OverrideRequest:
     """
-    Read the body of an override; whether the worker exists is not looked at.
+    Read the body of an override; does not check whether the worker exists.
 
     Raises:
         InvalidRequestError: a member is missing, unknown, of the wrong type or out of bounds.
@@ -126,20 +122,20 @@ def parse_override(members: Mapping[str, Any]) -> OverrideRequest:
         worker=worker,
         mode=None if mode == AUTO else SpeculationMode(mode),
         draft_tokens=_parse_draft_tokens(members.get("draft_tokens"), mode),
-        seconds=_parse_seconds(members.get("seconds", USUAL_SECONDS)),
+        seconds=_parse_seconds(members.get("seconds", DEFAULT_SECONDS)),
         note=parse_note(members.get("note", "")),
     )
 
 
 def parse_note(note: object) -> str:
     """
-    Read what an operator wrote about why.
+    Read an operator's note.
 
     Raises:
-        InvalidRequestError: it is not one line of at most 200 characters.
+        InvalidRequestError: it is not one line of at most `MAXIMUM_NOTE` characters.
     """
-    if not isinstance(note, str) or len(note) > LONGEST_NOTE or not note.isprintable():
-        message = f"`note` must be one line of at most {LONGEST_NOTE} characters."
+    if not isinstance(note, str) or len(note) > MAXIMUM_NOTE or not note.isprintable():
+        message = f"`note` must be one line of at most {MAXIMUM_NOTE} characters."
         raise InvalidRequestError(message, param="note")
     return note
 
@@ -160,58 +156,46 @@ def _parse_seconds(seconds: object) -> int:
     if (
         not isinstance(seconds, int)
         or isinstance(seconds, bool)
-        or not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS
+        or not MINIMUM_SECONDS <= seconds <= MAXIMUM_SECONDS
     ):
-        message = f"`seconds` must be a whole number from {SHORTEST_SECONDS} to {LONGEST_SECONDS}."
+        message = f"`seconds` must be a whole number from {MINIMUM_SECONDS} to {MAXIMUM_SECONDS}."
         raise InvalidRequestError(message, param="seconds")
     return seconds
 
 
 class OverrideStore(Protocol):
-    """Where overrides are kept; every method may raise `ControlUnavailableError`."""
+    """Stores overrides; every method may raise `ControlUnavailableError`."""
 
     async def put(self, override: Override) -> None:
-        """Put an override in force; one for the same worker is replaced.  Durable on return."""
-        ...
+        """Store an override; it replaces one for the same worker.  Durable on return."""
 
     async def delete(self, worker: str) -> bool:
-        """End the override of a worker, or of all (`*`); whether there was one.  Durable on return."""
-        ...
+        """Remove the override of a worker, or of all (`*`); whether there was one.  Durable on return."""
 
     async def list(self) -> tuple[Override, ...]:
-        """Every override there is, ordered by worker; some may have expired."""
-        ...
+        """All overrides, ordered by worker; some may have expired."""
 
 
-class SqlOverrideStore:
+class SqlOverrideStore(SqlStore):
     """
-    Overrides in a SQL database: SQLite file or PostgreSQL, by SQLAlchemy URL.
+    Overrides in a SQL database whose tables `infra.schema` has made.
 
     Raises:
-        ConfigurationError: the URL cannot be used at all.
+        ConfigurationError: the URL cannot be used.
     """
 
-    def __init__(self, url: str) -> None:
-        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
-        self._reader = self._engine.execution_options(writes=False)
-        self._has_table = False
-
-    def close(self) -> None:
-        """Give back every connection."""
-        self._engine.dispose()
-
-    async def put(self, override: Override) -> None:  # noqa: D102 - see the protocol
+    async def put(self, override: Override) -> None:
         await asyncio.to_thread(self._put, override)
 
-    async def delete(self, worker: str) -> bool:  # noqa: D102
+    async def delete(self, worker: str) -> bool:
         return await asyncio.to_thread(self._delete, worker)
 
-    async def list(self) -> tuple[Override, ...]:  # noqa: D102
+    async def list(self) -> tuple[Override, ...]:
         return await asyncio.to_thread(self._list)
 
     def _put(self, override: Override) -> None:
         replaced = (_overrides.c.worker == override.worker) | (_overrides.c.expires_at <= override.since)
-        with self._transaction("written") as connection:
+        with self._writing() as connection:
             connection.execute(delete(_overrides).where(replaced))
             connection.execute(
                 insert(_overrides).values(
@@ -226,14 +210,11 @@ class SqlOverrideStore:
             )
 
     def _delete(self, worker: str) -> bool:
-        with self._transaction("written") as connection:
+        with self._writing() as connection:
             ended = connection.execute(delete(_overrides).where(_overrides.c.worker == worker))
             return ended.rowcount > 0
 
     def _list(self) -> tuple[Override, ...]:
-        if not self._has_table:
-            with self._transaction("opened"):
-                pass
         with self._errors("read"), self._reader.begin() as connection:
             rows = connection.execute(select(_overrides).order_by(_overrides.c.worker)).all()
         return tuple(
@@ -250,20 +231,14 @@ class SqlOverrideStore:
         )
 
     @contextmanager
-    def _transaction(self, verb: str) -> Iterator[Connection]:
-        """One transaction that writes, in a database that has the table."""
-        with self._errors(verb):
-            with self._engine.begin() as connection:
-                if not self._has_table:
-                    _metadata.create_all(connection)
-                yield connection
-            self._has_table = True
+    def _writing(self) -> Iterator[Connection]:
+        with self._errors("written"), self._engine.begin() as connection:
+            yield connection
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
         try:
             yield
         except SQLAlchemyError as error:
-            self._has_table = False  # what was made in this transaction is gone with it
             message = f"the speculation overrides could not be {verb}: {first_line(error)}"
             raise ControlUnavailableError(message) from error

@@ -1,14 +1,13 @@
 """
-Who acts: of several gateways that watch the same workers, one holds the lease and steers them.
+The control lease: of several gateways with the same workers, one holds it and acts.
 
-The lease is one row in the audit log's database, moved by compare-and-swap.  It fails by not
-acting: whatever the database says, or if it says nothing, a lease that is not surely held is not
-held, and the workers keep what they were last told.
+The lease is one row in the audit log's database, moved by compare-and-swap.  It fails by not acting: a lease
+that is not surely held is not held, and the workers keep their last command.
 
-Expiry is read off each machine's own clock.  A machine whose clock is ahead by some seconds takes
-over that much too early, so the lease must be much longer than clocks disagree: with clocks kept
-within a second by NTP, 15 seconds leave ample room.  A holder renews at half of that, so it is
-overtaken early only when it could not reach the database for the other half.
+Expiry is read from each machine's own clock.  A machine whose clock is ahead by some seconds takes over that
+much too early, so the lease must be much longer than clocks disagree: with clocks kept within a second by
+NTP, 15 seconds are ample.  A holder renews at half of that, so another takes over early only if the holder
+could not reach the database for the other half.
 """
 
 import asyncio
@@ -26,10 +25,9 @@ LEASE_BUSY_SECONDS = 2.0
 NOBODY = ""
 NEVER = float("-inf")
 
-_metadata = MetaData()
 _lease = Table(
     "control_lease",
-    _metadata,
+    MetaData(),
     Column("name", Text, primary_key=True),
     Column("holder", Text, nullable=False),
     Column("expires_at", Double, nullable=False),
@@ -68,7 +66,7 @@ def require_lease(*, is_held: bool) -> None:
         ControlRefusedError: it does not hold the control lease.
     """
     if not is_held:
-        message = "This gateway does not hold the control lease: ask the one that does, or see monitor.control."
+        message = "This gateway does not hold the control lease: ask the one that does; see monitor.control."
         raise ControlRefusedError(message)
 
 
@@ -77,7 +75,7 @@ class SqlLease(SqlStore):
     A lease in a SQL database, shared by all who name it alike.
 
     Args:
-        database: where the table is; it is made if it is missing.
+        database: with the tables of `infra.schema`.
         name: what the lease is for.
         holder: names this process and this start of it; no two may ever be the same.
         seconds: how long it lasts from each renewal.
@@ -104,7 +102,6 @@ class SqlLease(SqlStore):
         self._held_until = NEVER
         self._epoch = 0
         self._failure: str | None = None
-        self._has_table = False
         # A cancelled call goes on in its thread: the next one must not overtake it.
         self._turn = threading.Lock()
 
@@ -139,7 +136,6 @@ class SqlLease(SqlStore):
                 return True
             try:
                 with self._engine.begin() as connection:
-                    self._make_table(connection)
                     epoch = self._take(connection, now)
             except SQLAlchemyError as error:
                 # A commit in doubt may have renewed it; not acting is right either way.
@@ -159,19 +155,12 @@ class SqlLease(SqlStore):
             mine = (_lease.c.name == self._name) & (_lease.c.holder == self._holder)
             try:
                 with self._engine.begin() as connection:
-                    self._make_table(connection)
                     connection.execute(update(_lease).where(mine).values(holder=NOBODY))
             except SQLAlchemyError as error:
                 self._fail(error)
 
     def _fail(self, error: SQLAlchemyError) -> None:
         self._failure, self._held_until = first_line(error), NEVER
-        self._has_table = False  # what was made in this transaction is gone with it
-
-    def _make_table(self, connection: Connection) -> None:
-        if not self._has_table:
-            _metadata.create_all(connection)
-            self._has_table = True
 
     def _take(self, connection: Connection, now: float) -> int | None:
         """Make the row ours where it is ours, nobody's or expired; its epoch, or None."""

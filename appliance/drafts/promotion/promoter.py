@@ -34,14 +34,15 @@ from appliance.drafts.promotion.run import (
     PromotionRun,
 )
 from appliance.drafts.promotion.store import PromotionStore
+from appliance.drafts.registry.active_draft import Standing, read_standing
 from appliance.drafts.registry.revision import Revision
-from appliance.drafts.registry.standing import Standing, read_standing
 from appliance.errors import (
     ConfigurationError,
     ControlRefusedError,
     DraftRefusedError,
     DraftStorageError,
 )
+from appliance.infra.lease import require_lease
 from appliance.serving.worker import WorkerSnapshot
 
 POLL_SECONDS = 1.0
@@ -179,7 +180,7 @@ class Promoter:
         """
         running = self._running()
         if running is not None and running.promotion.stage is not PromotionStage.RETURNING:
-            self._require_lease()
+            require_lease(is_held=self.is_acting)
             if to is not None:
                 message = f"{running.promotion.title} is under way: roll back without --to to end it first"
                 raise ControlRefusedError(message)
@@ -269,7 +270,7 @@ class Promoter:
     @asynccontextmanager
     async def _begin(self) -> AsyncIterator[None]:
         """Let one request at a time begin something, and none while a promotion is under way."""
-        self._require_lease()
+        require_lease(is_held=self.is_acting)
         running = self._running()
         if running is not None:
             message = f"{running.promotion.title} is under way: wait until that is done, or roll it back"
@@ -279,13 +280,6 @@ class Promoter:
             raise ControlRefusedError(message)
         async with self._beginning:
             yield
-
-    def _require_lease(self) -> None:
-        if not self.is_acting:
-            message = (
-                "This gateway does not hold the control lease; ask the one that does, or see monitor.control."
-            )
-            raise ControlRefusedError(message)
 
     def _running(self) -> PromotionRun | None:
         return self._run if self._task is not None and not self._task.done() else None

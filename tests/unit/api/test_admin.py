@@ -374,10 +374,12 @@ async def test_without_the_database_of_orders_workers_are_still_shown(admin: Adm
 async def test_an_order_that_cannot_be_kept_says_so_and_can_be_sent_again(admin: Admin, tmp_path: Path):
     await admin.order(worker="*", mode="target_only")
     with closing(sqlite3.connect(tmp_path / "audit.db")) as connection:
-        connection.execute("DROP TABLE speculation_override")
+        connection.execute("ALTER TABLE speculation_override RENAME TO lost")
     response = await admin.order(worker="*", mode="speculative")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "control_unavailable")
     assert response.headers["x-should-retry"] == "true"
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as connection:
+        connection.execute("ALTER TABLE lost RENAME TO speculation_override")
     assert (await admin.order(worker="*", mode="speculative")).status_code == 200
 
 

@@ -46,6 +46,7 @@ from appliance.speculation.values import (
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.identity.authenticator import Authenticator
 from tests.fakes import FakeControl, FakeView, audit_fields
+from tests.migrated import migrated
 
 ADMIN_KEY, STORED_ADMIN_KEY = make_key(b"a" * 37, admin=True)
 NOTHING: Any = None
@@ -93,7 +94,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     listener = bind(settings)
     pool.add(Worker(worker_id=WorkerId("w1"), url="http://w1"))
     tenants = TenantDirectory((Tenant(name="operator", keys=(STORED_ADMIN_KEY,)),))
-    with closing(SqlOverrideStore(f"sqlite:///{tmp_path / 'audit.db'}")) as overrides:
+    with closing(SqlOverrideStore(migrated(tmp_path / "audit.db"))) as overrides:
         audit_log: Any = audit
         app = create_app(
             Services(
