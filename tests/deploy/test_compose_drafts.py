@@ -18,11 +18,11 @@ import typer
 import yaml
 
 from appliance.cli.draft import evaluate, harvest, train
-from appliance.drafts.evaluation.report import Evaluation, Verdict
-from appliance.drafts.harvest.manifest import Manifest
-from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict
+from appliance.drafts.harvest.conversation import Skipped
+from appliance.drafts.harvest.dataset_manifest import DatasetManifest
 from appliance.infra.settings import load_settings
-from appliance.sovereignty.bundle.trust import parse_trusted_keys
+from appliance.sovereignty.bundle.signature import parse_trusted_keys
 from tests.deploy.container_engine import ROOT
 from tests.deploy.test_compose import SERVICES, default_of
 
@@ -403,14 +403,14 @@ def test_the_real_commands_take_what_the_program_gives_them(machine):
 def test_what_the_real_commands_print_is_understood(capsys):
     """Each line is made by the command itself, and read by the program."""
     program = runpy.run_path(str(PROGRAM))
-    manifest = Manifest(target=DATASET, tokenizer="t", policy="p", made="2026-01-01", samples=())
+    manifest = DatasetManifest(target=DATASET, tokenizer="t", policy="p", made="2026-01-01", samples=())
     harvest._show(manifest, Counter({Skipped.ERASED: 1}))
     assert program["made"]((0, capsys.readouterr().out), "harvest") == manifest.digest
     finished = SimpleNamespace(published=DRAFT, refuse_changed=lambda _identity: True)
     asked = SimpleNamespace(run=finished, job=SimpleNamespace(identity={}))
     train._carry_out(asked, None, None)
     assert program["made"]((0, capsys.readouterr().out), "train") == DRAFT
-    for verdict in Verdict:
+    for verdict in EvaluationVerdict:
         report = Evaluation(
             draft=DRAFT,
             target=DATASET,

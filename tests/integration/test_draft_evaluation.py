@@ -35,22 +35,22 @@ from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft import evaluate as command
 from appliance.drafts.evaluation import runner
 from appliance.drafts.evaluation.arms import Arm, Served
-from appliance.drafts.evaluation.contest import Contest, open_contest
-from appliance.drafts.evaluation.evaluating import Data, Site, evaluate
+from appliance.drafts.evaluation.comparison import Comparison, open_comparison
+from appliance.drafts.evaluation.evaluating import EvaluationSite, HeldOutData, evaluate
 from appliance.drafts.evaluation.page import render_page
 from appliance.drafts.evaluation.prompts import choose_prompts
-from appliance.drafts.evaluation.report import Evaluation, Verdict
-from appliance.drafts.evaluation.runner import Options
+from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict
+from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.drafts.evaluation.store import load_evaluation, save_evaluation
-from appliance.drafts.evaluation.worker import Running, running
-from appliance.drafts.harvest.sample import Sample
+from appliance.drafts.evaluation.worker import EvaluationWorker, run_worker
+from appliance.drafts.harvest.sample import TrainingSample
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
-from appliance.drafts.registry.opening import open_registry, site_signer
+from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.errors import DraftRefusedError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, Settings, load_settings
-from appliance.serving.devices import choose_device, look
+from appliance.serving.devices import choose_device, detect_hardware
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.weights import load_weights
 from demo.training.corpus import held_out_prompts, load_corpus
@@ -61,19 +61,19 @@ IN_MODULE = pytest.mark.asyncio(loop_scope="module")
 
 PROMPTS = 16
 """Two in each of eight rounds: many short rounds bound a speed better than few long ones."""
-OPTIONS = Options(max_tokens=16, draft_tokens=3)
+OPTIONS = EvaluationOptions(max_tokens=16, draft_tokens=3)
 AT_MOST = 3
 """Workers that are kept at a time."""
 DATASET = f"sha256:{'d' * 64}"
 START_SECONDS = 600.0
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[TrainingSample]:
     """Held-out code that the demo pair was not trained on, as a harvest would have it."""
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
     for place, text in enumerate(held_out_prompts(load_corpus(), count=PROMPTS)):
         asked, answer = tokenizer.encode(text).ids, tokenizer.encode("    return None\n").ids
-        yield Sample(
+        yield TrainingSample(
             request_id=f"01HARVEST{place:04}",
             tenant="acme",
             template="raw-plain" if place % 2 else "chat-0123abcd",
@@ -90,7 +90,7 @@ class SmallDataset:
     missing = withheld = 0
     manifest = SimpleNamespace(digest=DATASET, tokenizer=digest_tokenizer(DEMO_TARGET))
 
-    def read(self, held_out: bool) -> Iterator[Sample]:
+    def read(self, held_out: bool) -> Iterator[TrainingSample]:
         assert held_out
         yield from samples()
 
@@ -130,16 +130,16 @@ class Scene:
     def __post_init__(self) -> None:
         self.directory = locate(self.settings).drafts
 
-    def contest(self, candidate: str, incumbent: str | None) -> Contest:
-        return open_contest(
+    def comparison(self, candidate: str, incumbent: str | None) -> Comparison:
+        return open_comparison(
             self.registry, self.directory, self.settings.worker, candidate=candidate, incumbent=incumbent
         )
 
-    def site(self, margin: float) -> Site:
-        return Site(
+    def site(self, margin: float) -> EvaluationSite:
+        return EvaluationSite(
             directory=self.directory,
             settings=self.settings.worker,
-            device=choose_device("cpu", look()),
+            device=choose_device("cpu", detect_hardware()),
             python=sys.executable,
             environment={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **ONE_ENGINE_PROCESS},
             engine="vllm of the test",
@@ -158,8 +158,12 @@ class Scene:
         arms: dict[Arm, Served] | None = None,
         margin: float = 0.02,
     ) -> Evaluation:
-        data = Data(digest=DATASET, chosen=choose_prompts(samples(), count=PROMPTS, room=1900), missing=0)
-        return await evaluate(self.contest(candidate, incumbent), data, OPTIONS, self.site(margin), arms=arms)
+        data = HeldOutData(
+            digest=DATASET, chosen=choose_prompts(samples(), count=PROMPTS, room=1900), missing=0
+        )
+        return await evaluate(
+            self.comparison(candidate, incumbent), data, OPTIONS, self.site(margin), arms=arms
+        )
 
 
 @pytest.fixture(scope="module")
@@ -190,17 +194,17 @@ class Pool:
     """Workers that were started once and are lent to whoever would start the same."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, ...], tuple[AsyncExitStack, Running]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, ...], tuple[AsyncExitStack, EvaluationWorker]] = OrderedDict()
         self._lent: set[tuple[str, ...]] = set()
 
     @asynccontextmanager
-    async def lend(self, arm: Arm, plan: LaunchPlan, **more: Any) -> AsyncIterator[Running]:
+    async def lend(self, arm: Arm, plan: LaunchPlan, **more: Any) -> AsyncIterator[EvaluationWorker]:
         serves = tuple(plan.argv[plan.argv.index(name) + 1] for name in ("--model",))
         serves += tuple(word for word in plan.argv if word.startswith('{"method"'))
         if serves not in self._kept:
             await self._make_room()
             stack = AsyncExitStack()
-            self._kept[serves] = stack, await stack.enter_async_context(running(arm, plan, **more))
+            self._kept[serves] = stack, await stack.enter_async_context(run_worker(arm, plan, **more))
         self._kept.move_to_end(serves)
         self._lent.add(serves)
         try:
@@ -221,7 +225,7 @@ class Pool:
 async def pool():
     pool, before = Pool(), psutil.Process().children(recursive=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "running", pool.lend)
+        patch.setattr(runner, "run_worker", pool.lend)
         yield pool
     await pool.close()
     left = [each for each in psutil.Process().children(recursive=True) if each not in before]
@@ -240,7 +244,7 @@ async def test_the_committed_draft_passes_against_a_damaged_one(scene, pool):
     """Better beyond doubt, and the target's answers stay its own."""
     # The margin is for speed: measured in a few seconds on a machine that tests share with others.
     found = await scene.evaluate(scene.committed, scene.noisy, margin=0.5)
-    assert (found.verdict, found.reasons) == (Verdict.PASSED, ())
+    assert (found.verdict, found.reasons) == (EvaluationVerdict.PASSED, ())
     assert (found.compared, found.complete, found.together) == (PROMPTS, True, True)
     assert found.acceptance_length(Arm.CANDIDATE).low > found.acceptance_length(Arm.INCUMBENT).high
     assert found.acceptance_ratio.low > 1.1
@@ -270,7 +274,7 @@ async def test_the_committed_draft_passes_against_a_damaged_one(scene, pool):
 async def test_a_worse_draft_is_refused_for_what_it_accepts(scene, pool):
     """Noise on the weights that fuse the target's layers: everything looks fine but the numbers."""
     found = await scene.evaluate(scene.noisy, scene.committed)
-    assert found.verdict is Verdict.REFUSED
+    assert found.verdict is EvaluationVerdict.REFUSED
     ratio = found.acceptance_ratio
     assert ratio.high < 0.8
     assert found.reasons[0].startswith(f"its acceptance length is {ratio.value:.3f} times the incumbent's (")
@@ -282,10 +286,10 @@ async def test_a_worse_draft_is_refused_for_what_it_accepts(scene, pool):
 async def test_an_arm_that_answers_differently_than_the_target_is_refused(scene, pool):
     """Served with a target of other weights, the candidate's answers are another model's."""
     other = load_weights(scene.other_target)
-    arms = scene.contest(scene.committed, "none").arms
+    arms = scene.comparison(scene.committed, "none").arms
     arms[Arm.CANDIDATE] = replace(arms[Arm.CANDIDATE], target=other)
     found = await scene.evaluate(scene.committed, "none", arms=arms)
-    assert found.verdict is Verdict.REFUSED
+    assert found.verdict is EvaluationVerdict.REFUSED
     assert found.mismatches > 0
     assert found.reasons[0].startswith(f"{found.mismatches} of {PROMPTS} of its greedy answers differ")
     assert found.differences[0].request_id.startswith("01HARVEST")
@@ -315,7 +319,7 @@ def test_a_flag_against_the_training_record_is_refused_before_anything_is_starte
     assert "reason     training-norm-output: " in result.stdout
     assert "verdict    refused" in result.stdout
     found = load_evaluation(scene.directory, scene.flipped)
-    assert found.verdict is Verdict.REFUSED
+    assert found.verdict is EvaluationVerdict.REFUSED
     assert [reason.partition(":")[0] for reason in found.reasons] == ["training-norm-output"]
     assert (found.lines, found.compared) == ((), 0)
     entry = entries(scene)[-1]

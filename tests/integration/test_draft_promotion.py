@@ -19,10 +19,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from appliance.audit.keys import create_signing_key
-from appliance.drafts.evaluation.report import Evaluation, Verdict
+from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.store import save_evaluation
-from appliance.drafts.registry.opening import open_registry, site_signer
-from appliance.drafts.registry.standing import Standing, read_standing
+from appliance.drafts.registry.site_registry import open_registry, site_signer
+from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, DataSettings, DraftSettings, Settings
 from appliance.serving.weights import digest_weights
 from demo.process import ApplianceProcess
@@ -60,8 +60,8 @@ class DraftSite:
         return digest_weights(DEMO_TARGET)
 
     @property
-    def standing(self) -> Standing:
-        return read_standing(self.directory / "drafts", self.target)
+    def standing(self) -> ActiveDraft:
+        return read_active_draft(self.directory / "drafts", self.target)
 
     def gateway(self) -> ApplianceProcess:
         """The running gateway; a new one continues where the last one ended."""
@@ -115,7 +115,7 @@ class DraftSite:
             incumbent=OLD,
             target=self.target,
             dataset=f"sha256:{'d' * 64}",
-            verdict=Verdict.PASSED,
+            verdict=EvaluationVerdict.PASSED,
             reasons=(),
             made="2026-11-22T10:00:00Z",
             engine="vllm 0.32.0",
@@ -238,7 +238,7 @@ def test_damaged_draft_is_refused_and_rolled_back(site, admin):
     assert done["stage"] == "refused", done["timeline"]
     assert "collapsed on worker" in done["reason"] or "is the least allowed" in done["reason"]
     assert drafts(admin) == [OLD, OLD]
-    assert site.standing == Standing(target=site.target)
+    assert site.standing == ActiveDraft(target=site.target)
     given_back = [step["text"] for step in done["timeline"] if "is given back" in step["text"]]
     assert given_back == [f"worker {done['canary']} is given back"]
     refused_entry, back = site.entries()[-2:]
@@ -257,7 +257,7 @@ def test_gateway_killed_in_the_trial_leaves_the_former_draft(site, admin, good):
     admin = Admin(site.gateway())
     done = ended(admin)
     assert (done["stage"], done["draft"]) == ("interrupted", good)
-    assert site.standing == Standing(target=site.target)
+    assert site.standing == ActiveDraft(target=site.target)
     wait_for(lambda: drafts(admin) == [OLD, OLD], seconds=RESTARTS)
     assert [entry.get("step") for entry in site.entries()][-2:] == ["interrupted", None]
 
@@ -275,7 +275,7 @@ def test_promotion_and_rollback_of_a_good_draft_fail_no_request(site, admin, goo
         done = ended(admin)
         assert done["stage"] == "promoted", done["timeline"]
         wait_for(lambda: drafts(admin) == [good, good], seconds=RESTARTS)
-        assert site.standing == Standing(target=site.target, draft=good, previous=(None,))
+        assert site.standing == ActiveDraft(target=site.target, draft=good, previous=(None,))
         answers = traffic.answers
         wait_for(lambda: traffic.answers > answers + 4, seconds=RESTARTS)
         order(admin, "drafts/rollbacks", reason="a test")
@@ -283,7 +283,7 @@ def test_promotion_and_rollback_of_a_good_draft_fail_no_request(site, admin, goo
         assert done["stage"] == "rolled_back", done["timeline"]
         wait_for(lambda: drafts(admin) == [OLD, OLD], seconds=RESTARTS)
     assert traffic.failures == []
-    assert site.standing == Standing(target=site.target)
+    assert site.standing == ActiveDraft(target=site.target)
     steps = [(entry["type"], entry.get("step")) for entry in site.entries()[before:]]
     assert steps == [
         *(("draft.tried", step) for step in ("begun", "canary", "trial", "rollout")),

@@ -1,8 +1,8 @@
 """
-`appliance draft evaluate`: a new draft against the one in service, on prompts it was not trained on.
+`appliance draft evaluate`: compares a new draft with the one in service on held-out prompts.
 
-It starts workers of its own and ends them, also on Ctrl-C; the serving worker is not touched, but
-shares the machine.  Run again after it was stopped, it goes on with what was not finished.
+It starts its own workers and ends them, also on Ctrl-C; a serving worker is unchanged but shares the machine.
+Run again, a stopped evaluation resumes.
 """
 
 import asyncio
@@ -22,48 +22,54 @@ from appliance.audit.registry import EntryType
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.draft.journal import open_journal
 from appliance.drafts.evaluation.arms import Arm
-from appliance.drafts.evaluation.contest import Contest, open_contest
-from appliance.drafts.evaluation.evaluating import Data, Site, evaluate, forget_work
-from appliance.drafts.evaluation.intervals import Interval
+from appliance.drafts.evaluation.comparison import Comparison, open_comparison
+from appliance.drafts.evaluation.evaluating import EvaluationSite, HeldOutData, evaluate, forget_work
+from appliance.drafts.evaluation.intervals import ConfidenceInterval
 from appliance.drafts.evaluation.page import render_page
-from appliance.drafts.evaluation.place import available_memory, context_of
 from appliance.drafts.evaluation.prompts import choose_prompts
-from appliance.drafts.evaluation.report import Evaluation, Verdict, kind_name
-from appliance.drafts.evaluation.runner import Options
+from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict, kind_name
+from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.drafts.evaluation.store import save_evaluation
+from appliance.drafts.evaluation.worker import available_memory, context_of
 from appliance.drafts.harvest.dataset import open_dataset
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
-from appliance.drafts.registry.opening import open_registry
+from appliance.drafts.registry.site_registry import open_registry
 from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings, process_environment
-from appliance.serving.devices import choose_device, look
+from appliance.serving.devices import choose_device, detect_hardware
 from appliance.sovereignty.environment import refuse_ways_out
 
 MEMINFO = Path("/proc/meminfo")
 REASON_CHARACTERS = 1000
-"""Of the reasons, in the audit log; the report has all of them."""
+"""Maximum in the audit log; the report has all reasons."""
 STOPPED_BY_SIGNAL = 130
 
 CandidateArgument = Annotated[
-    str, typer.Argument(help="Digest of a registered draft, or how it begins.", metavar="CANDIDATE")
+    str, typer.Argument(help="Digest of a registered draft, or a prefix.", metavar="CANDIDATE")
 ]
-DatasetOption = Annotated[str, typer.Option("--dataset", help="Digest of a data set, or how it begins.")]
+DatasetOption = Annotated[str, typer.Option("--dataset", help="Digest of a data set, or a prefix.")]
 TargetOption = Annotated[
-    Path | None, typer.Option("--target", help="Directory of the target; default: the one in the settings.")
+    Path | None, typer.Option("--target", help="Directory of the target; default: worker.model.")
 ]
 IncumbentOption = Annotated[
     str | None,
     typer.Option(
-        "--incumbent", help="Draft to compare with, or `none`; default: the one in service.", metavar="DRAFT"
+        "--incumbent",
+        help="Draft to compare with, or `none`; default: the draft in service.",
+        metavar="DRAFT",
     ),
 ]
-PromptsOption = Annotated[int, typer.Option("--prompts", min=1, help="Most prompts to ask.")]
-TokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
+PromptsOption = Annotated[int, typer.Option("--prompts", min=1, help="Maximum number of prompts.")]
+TokensOption = Annotated[
+    int, typer.Option("--max-tokens", min=1, help="Maximum length of an answer, in tokens.")
+]
 LimitOption = Annotated[
     float | None,
     typer.Option(
-        "--seconds-limit", min=1, help="Begin no further round after so long; the same command goes on."
+        "--seconds-limit",
+        min=1,
+        help="Start no new round after this time. Run the command again to continue.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
@@ -82,10 +88,10 @@ def evaluate_draft(
     data: DataOption = None,
 ) -> None:
     """
-    Measure a draft against the one in service on held-out prompts, and say whether it may be tried.
+    Compare a draft with the one in service on held-out prompts, and decide whether it may be tried.
 
-    It runs vLLM with the target alone, with the draft in service and with the candidate, greedily and
-    sampled. The exit code is 0 for a draft that passed, 1 for one that was refused.
+    Runs vLLM with the target alone, with the draft in service and with the candidate, greedy and sampled.
+    The exit code is 0 if the draft passed, 1 if it was refused.
     """
     refuse_ways_out(process_environment())
     settings = settings_from(config, data)
@@ -93,46 +99,48 @@ def evaluate_draft(
     say = partial(typer.echo, err=True)
     registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
     say("reading the weights")
-    contest = open_contest(
+    comparison = open_comparison(
         registry, directory, settings.worker, candidate=candidate, target=target, incumbent=incumbent
     )
-    asked = _read_prompts(settings, contest, dataset, prompts, max_tokens)
-    options = Options(
+    asked = _read_prompts(settings, comparison, dataset, prompts, max_tokens)
+    options = EvaluationOptions(
         max_tokens=max_tokens, draft_tokens=settings.worker.draft_tokens, seconds_limit=seconds_limit
     )
-    evaluation = _run(contest, asked, options, _site(settings, directory, say))
-    # The report counts only once the audit log knows of it: promotion reads the report.
+    evaluation = _run(comparison, asked, options, _site(settings, directory, say))
+    # The audit entry comes before the report: promotion reads the report.
     open_journal(settings)(EntryType.DRAFT_EVALUATED, _entry(evaluation))
     path = save_evaluation(directory, evaluation, render_page(evaluation))
-    if evaluation.complete or contest.objections:
-        forget_work(directory, contest.candidate.digest)
+    if evaluation.complete or comparison.objections:
+        forget_work(directory, comparison.candidate.digest)
     if as_json:
         typer.echo(evaluation.encode().decode())
     else:
         _show(evaluation, path)
-    sys.exit(0 if evaluation.verdict is Verdict.PASSED else 1)
+    sys.exit(0 if evaluation.verdict is EvaluationVerdict.PASSED else 1)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"evaluate": evaluate_draft}
 """By name below `appliance draft`."""
 
 
-def _read_prompts(settings: Settings, contest: Contest, name: str, count: int, max_tokens: int) -> Data:
+def _read_prompts(
+    settings: Settings, comparison: Comparison, name: str, count: int, max_tokens: int
+) -> HeldOutData:
     dataset = open_dataset(settings, name)
-    room = context_of(settings.worker, contest.target) - max_tokens
+    room = context_of(settings.worker, comparison.target) - max_tokens
     if room < 1:
         message = f"--max-tokens {max_tokens} leaves no room for a prompt in the context"
         raise ConfigurationError(f"{message}: choose fewer")
-    if dataset.manifest.tokenizer != digest_tokenizer(contest.target.path):
-        # The same numbers would be other words to this target.
+    if dataset.manifest.tokenizer != digest_tokenizer(comparison.target.path):
+        # The same token ids mean other text to this target.
         message = f"data set {dataset.manifest.digest} was made with another tokenizer than this target's"
         raise DraftRefusedError(f"{message}: harvest again with it")
-    if contest.objections:
-        # Nothing will be asked, so no content is read.
+    if comparison.objections:
+        # No prompt will be sent, so no content is read.
         chosen = choose_prompts((), count=count, room=room)
-        return Data(digest=dataset.manifest.digest, chosen=chosen, missing=0)
+        return HeldOutData(digest=dataset.manifest.digest, chosen=chosen, missing=0)
     chosen = choose_prompts(dataset.read(held_out=True), count=count, room=room)
-    return Data(
+    return HeldOutData(
         digest=dataset.manifest.digest,
         chosen=chosen,
         missing=dataset.missing,
@@ -140,11 +148,11 @@ def _read_prompts(settings: Settings, contest: Contest, name: str, count: int, m
     )
 
 
-def _site(settings: Settings, directory: Path, say: Callable[[str], None]) -> Site:
-    return Site(
+def _site(settings: Settings, directory: Path, say: Callable[[str], None]) -> EvaluationSite:
+    return EvaluationSite(
         directory=directory,
         settings=settings.worker,
-        device=choose_device(settings.worker.device, look()),
+        device=choose_device(settings.worker.device, detect_hardware()),
         python=sys.executable,
         environment=process_environment(),
         engine=engine_version(),
@@ -156,21 +164,25 @@ def _site(settings: Settings, directory: Path, say: Callable[[str], None]) -> Si
     )
 
 
-def _run(contest: Contest, data: Data, options: Options, site: Site) -> Evaluation:
-    """Evaluate until it is done or a signal comes; either way no worker is left."""
+def _run(
+    comparison: Comparison, data: HeldOutData, options: EvaluationOptions, site: EvaluationSite
+) -> Evaluation:
+    """Evaluate until done or until a signal; no worker keeps running."""
     try:
-        return asyncio.run(_until_signal(contest, data, options, site))
+        return asyncio.run(_until_signal(comparison, data, options, site))
     except asyncio.CancelledError:
-        site.say("stopped; no worker is left. The same command goes on where it was")
+        site.say("stopped; no worker is left. Run the command again to continue")
         sys.exit(STOPPED_BY_SIGNAL)
 
 
-async def _until_signal(contest: Contest, data: Data, options: Options, site: Site) -> Evaluation:
+async def _until_signal(
+    comparison: Comparison, data: HeldOutData, options: EvaluationOptions, site: EvaluationSite
+) -> Evaluation:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None  # noqa: S101 - it is what runs this
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
-    return await evaluate(contest, data, options, site)
+    return await evaluate(comparison, data, options, site)
 
 
 def _entry(evaluation: Evaluation) -> dict[str, JSON | None]:
@@ -190,7 +202,7 @@ def _entry(evaluation: Evaluation) -> dict[str, JSON | None]:
     }
 
 
-def _decimal(interval: Interval | None) -> str | None:
+def _decimal(interval: ConfidenceInterval | None) -> str | None:
     return None if interval is None else format_decimal(interval.value)
 
 
@@ -206,8 +218,8 @@ def _show(evaluation: Evaluation, path: Path) -> None:
             typer.echo(f"{name:<10} {ratio.value:.3f} times ({ratio.low:.3f} to {ratio.high:.3f})")
     for each in evaluation.equalities:
         typer.echo(
-            f"{each.arm:<10} {each.same} of {each.compared} greedy answers are the target's own, "
-            f"{each.ties} part at a tie, {each.mismatches} differ"
+            f"{each.arm:<10} {each.same} of {each.compared} greedy answers are equal to the target's, "
+            f"{each.ties} differ after a tie, {each.mismatches} differ"
         )
     for reason in evaluation.reasons:
         typer.echo(f"reason     {reason}")

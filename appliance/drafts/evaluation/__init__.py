@@ -1,3 +1,3 @@
 """
-Whether a new draft is at least as good as the one in service, measured before it may serve anybody.
+Measures whether a new draft is at least as good as the one in service, before it serves any request.
 """

@@ -1,8 +1,8 @@
 """
-Ask one worker for completions of token ids, and read what it says about drafts.
+Client of an evaluation's worker: completions of token ids, with what it reports about drafts.
 
-Content goes to a worker on this machine's loopback and is never logged.  Whatever is not an answer of
-the kind that was asked for ends the evaluation: a comparison with holes would be none.
+Content goes to a worker on loopback and is never logged.  A reply that is not the expected one ends the
+evaluation: a comparison with gaps would be worthless.
 """
 
 import asyncio
@@ -16,42 +16,37 @@ from typing import Any, TypeVar
 import aiohttp
 
 from appliance.drafts.evaluation.arms import TEMPERATURE, Mode, Prompt
-from appliance.drafts.evaluation.trail import Candidate
+from appliance.drafts.evaluation.equality import LikelyToken
 from appliance.errors import WorkerFailedError
 from appliance.serving.usage import count_of, object_of
 
 OK = 200
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 3600.0
-"""For a whole answer: longer than any takes whose worker is alive."""
+"""For a whole answer; longer than any answer of a live worker takes."""
 LIKELIEST = 5
-"""Tokens asked for at each position of the target's own answer: two, and room for several that tie."""
+"""Tokens requested at each position of the target's own answer: two, and room for ties."""
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - what vLLM writes for a token's text where ids are asked for
 
-Asked = TypeVar("Asked")
+Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One answer."""
-
     token_ids: tuple[int, ...]
     drafts: int = 0
     draft_tokens: int = 0
     accepted_at: tuple[int, ...] = ()
-    """For each draft position, drafts of which this token and all before it were accepted."""
-    choices: tuple[tuple[Candidate, ...], ...] = ()
-    """For each position the likeliest tokens, where they were asked for."""
+    """By draft position: drafts of which this token and all before it were accepted."""
+    choices: tuple[tuple[LikelyToken, ...], ...] = ()
+    """By position: the likeliest tokens, if requested."""
 
     @property
     def accepted(self) -> int:
-        """Draft tokens that were accepted."""
         return sum(self.accepted_at)
 
 
-class Asker:
-    """Sends prompts to one worker."""
-
+class CompletionClient:
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str, max_tokens: int) -> None:
         self._session = session
         self._url = f"{url}/v1/completions"
@@ -60,11 +55,11 @@ class Asker:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, *, url: str, model: str, max_tokens: int) -> AsyncIterator["Asker"]:
+    async def open(cls, *, url: str, model: str, max_tokens: int) -> AsyncIterator["CompletionClient"]:
         """
-        Make ready to ask; leaving the context aborts what is under way.
+        Open a client; leaving the context aborts requests in flight.
 
-        Every request has a connection of its own: one that was kept might just have been closed.
+        Every request has its own connection: a kept one may just have been closed by the worker.
         """
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True),
@@ -78,16 +73,10 @@ class Asker:
         self, prompt: Prompt, mode: Mode, *, max_tokens: int | None = None, likeliest: bool = False
     ) -> Completion:
         """
-        Have a prompt answered.
-
-        Args:
-            prompt: what is asked.
-            mode: how tokens are chosen.
-            max_tokens: longest answer; default: the one given at the start.
-            likeliest: whether to report the likeliest tokens at each position.
+        Complete a prompt; `likeliest` requests the likeliest tokens at each position as well.
 
         Raises:
-            WorkerFailedError: the worker did not answer, or not what was asked for.
+            WorkerFailedError: the worker did not answer, or not as requested.
         """
         body: dict[str, Any] = {
             "model": self._model,
@@ -105,27 +94,22 @@ class Asker:
         except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:
             message = f"the worker did not answer: {type(error).__name__}"
             raise WorkerFailedError(message) from error
-        # What the worker says of an error may repeat the prompt, so only its status is told.
+        # The body of an error may repeat the prompt, so only its status is reported.
         if status != OK:
             raise WorkerFailedError(f"the worker answered {status}; its log is in the evaluation's directory")
         return parse_completion(text, likeliest=likeliest)
 
 
 def parse_completion(text: str, *, likeliest: bool = False) -> Completion:
-    """
-    Read an answer.
-
-    Raises:
-        WorkerFailedError: it lacks token ids, or the likeliest tokens where they were asked for.
-    """
+    """Parse a reply; raises `WorkerFailedError`, without its content, if anything requested is missing."""
     try:
         content = json.loads(text)
         choice = content["choices"][0]
         token_ids = tuple(int(token) for token in choice["token_ids"])
         choices = tuple(_likeliest(row) for row in choice["logprobs"]["top_logprobs"]) if likeliest else ()
         if likeliest and len(choices) != len(token_ids):
-            message = "as many positions as tokens"
-            raise ValueError(message)  # noqa: TRY301 - one answer to all that is wrong
+            message = "there are not as many positions as tokens"
+            raise ValueError(message)  # noqa: TRY301 - one handler for all defects
         drafting = object_of(object_of(content.get("metrics")).get("speculative_decoding"))
         return Completion(
             token_ids=token_ids,
@@ -140,47 +124,47 @@ def parse_completion(text: str, *, likeliest: bool = False) -> Completion:
 
 
 async def ask_all(
-    ask: Callable[[Prompt], Awaitable[Asked]], prompts: Sequence[Prompt], *, at_once: int
-) -> list[Asked]:
+    ask: Callable[[Prompt], Awaitable[Reply]], prompts: Sequence[Prompt], *, at_once: int
+) -> list[Reply]:
     """
-    Ask for every prompt, some at once; the answers come in the order of the prompts.
+    Ask all prompts, `at_once` at a time; return the answers in the order of the prompts.
 
-    When one fails, or the caller is cancelled, all that are under way are given up.
+    If one fails, or the caller is cancelled, the requests in flight are cancelled.
     """
-    answers: dict[int, Asked] = {}
+    answers: dict[int, Reply] = {}
     waiting = iter(enumerate(prompts))
 
-    async def lane() -> None:
+    async def ask_next() -> None:
         for place, prompt in waiting:
             answers[place] = await ask(prompt)
 
-    lanes = [asyncio.ensure_future(lane()) for _ in range(max(1, at_once))]
+    tasks = [asyncio.ensure_future(ask_next()) for _ in range(max(1, at_once))]
     try:
-        await asyncio.gather(*lanes)
+        await asyncio.gather(*tasks)
     finally:
-        for each in lanes:
+        for each in tasks:
             each.cancel()
-        await asyncio.gather(*lanes, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
     return [answers[place] for place in range(len(prompts))]
 
 
 def _accepted_at(histogram: object) -> tuple[int, ...]:
-    """From drafts by number of accepted tokens to drafts by position that was accepted."""
+    """Drafts by accepted position, from drafts by number of accepted tokens."""
     if histogram is None:
         return ()
     if not isinstance(histogram, list):
-        message = "a histogram is a list"
+        message = "the histogram is not a list"
         raise TypeError(message)
     counts = [int(count) for count in histogram]
     return tuple(sum(counts[position:]) for position in range(1, len(counts)))
 
 
-def _likeliest(row: dict[str, Any]) -> tuple[Candidate, ...]:
-    """The likeliest tokens of one position; the first is the likeliest."""
-    said = {int(name.removeprefix(TOKEN_PREFIX)): float(logarithm) for name, logarithm in row.items()}
-    if not said or not all(map(math.isfinite, said.values())):
-        message = "no token is that likely"
+def _likeliest(row: dict[str, Any]) -> tuple[LikelyToken, ...]:
+    """The likeliest tokens of one position, likeliest first."""
+    found = {int(name.removeprefix(TOKEN_PREFIX)): float(logarithm) for name, logarithm in row.items()}
+    if not found or not all(map(math.isfinite, found.values())):
+        message = "a log probability is not finite"
         raise ValueError(message)
-    best = max(said.values())
-    ordered = sorted(said.items(), key=lambda item: -item[1])
-    return tuple(Candidate(token_id=token, gap=best - logarithm) for token, logarithm in ordered)
+    best = max(found.values())
+    ordered = sorted(found.items(), key=lambda item: -item[1])
+    return tuple(LikelyToken(token_id=token, gap=best - logarithm) for token, logarithm in ordered)

@@ -1,76 +1,121 @@
 """
-Whether a draft left the target's greedy answers as they are.
+Whether a draft left the target's greedy answers unchanged, compared without keeping any answer.
 
-It has to: a draft proposes, the target decides.  But the target computes several tokens at once when
-it verifies a draft, and one at a time when it does not; sums are then added in another order, and
-where two tokens are as likely as each other to the last digits, either may come out first.  What
-follows such a tie is another text, and says nothing.  So answers are compared up to the first place
-where they differ, and there the question is whether the target alone had the two tokens within
-rounding of each other.
+A draft proposes, the target decides, so the answers have to be equal.  But the target computes several tokens
+at once when it verifies a draft, and one at a time when it does not; sums are then added in another order,
+and where two tokens are equally likely up to rounding, either may come first.  The text after such a tie is
+no evidence.  So answers are compared up to their first difference, and that is a tie if the target alone had
+both tokens within rounding of each other.
+
+A killed evaluation resumes, so what its arms answered has to be on disk; but content may only be in the audit
+database, sealed and erasable.  So the evaluation keeps a *trail*: for each token, a keyed hash of all tokens
+up to it.  The key is derived from the prompt and the salt of its sample, which are sealed with the content:
+once a request is erased, guesses cannot be tested against its trail.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from appliance.drafts.evaluation.trail import Near
+from appliance.drafts.evaluation.arms import Prompt
 
 EPSILONS: Mapping[str, float] = MappingProxyType({"float32": 1e-3, "float16": 0.0625, "bfloat16": 0.5})
 """
-Difference of two logarithms of probabilities that counts as rounding, by arithmetic type.
+Difference of two log probabilities that counts as rounding, by arithmetic type.
 
-Of the half types it is four steps of a logit between 16 and 32 (float16 has steps of 1/64 there,
-bfloat16 of 1/8); of float32, where a step is 2e-6, what sums over thousands of products come to.
+For the half types it is four steps of a logit between 16 and 32 (steps are 1/64 in float16, 1/8 in bfloat16);
+for float32, whose step is 2e-6, the error of sums over thousands of products.
 """
 STRICTEST = 1e-3
-"""For a type that is not named."""
+"""For any other type."""
+DIGEST_BYTES = 8
+TOKEN_BYTES = 4
+Near = tuple[int, str, float]
+"""Position, trail of another token there, and how much less likely that token is (log probability)."""
 
 
 class Agreement(StrEnum):
-    """How an answer stands to the target's own."""
+    """How an answer compares with the target's own."""
 
     SAME = "same"
     TIE = "tie"
-    """It parts where the target had two tokens within rounding of each other."""
+    """At the first difference the target had two tokens within rounding of each other."""
     MISMATCH = "mismatch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """One comparison."""
-
+class AnswerComparison:
     agreement: Agreement
     position: int | None = None
     """Of the first token that differs."""
     gap: float | None = None
-    """How much less likely the target had that token; None where it was not near at all."""
+    """How much less likely (log probability) the target had that token; None if it was not near."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LikelyToken:
+    """A likely token at some position of an answer."""
+
+    token_id: int
+    gap: float
+    """Log probability of the likeliest token minus this one's; 0 for a tie."""
 
 
 def epsilon_of(dtype: str) -> float:
-    """What counts as rounding in this arithmetic type."""
     return EPSILONS.get(dtype, STRICTEST)
 
 
-def compare(own: Sequence[str], near: Sequence[Near], other: Sequence[str], epsilon: float) -> Compared:
-    """
-    Compare an answer with the target's own.
-
-    Args:
-        own: trail of the target's answer.
-        near: what could as well have come there.
-        other: trail of the answer that is compared.
-        epsilon: what counts as rounding.
-    """
+def compare(
+    own: Sequence[str], near: Sequence[Near], other: Sequence[str], epsilon: float
+) -> AnswerComparison:
+    """Compare the trail of an answer with that of the target's own, of which `near` are the alternatives."""
     position = next(
         (place for place, (mine, theirs) in enumerate(zip(own, other, strict=False)) if mine != theirs),
         min(len(own), len(other)),
     )
     if position == len(own) == len(other):
-        return Compared(agreement=Agreement.SAME)
-    # An answer that is only shorter or longer ended elsewhere: no token there to be tied with.
-    said = other[position] if position < min(len(own), len(other)) else None
-    gap = next((gap for place, trail, gap in near if (place, trail) == (position, said)), None)
+        return AnswerComparison(agreement=Agreement.SAME)
+    # If one answer is a prefix of the other, there is no token at that position to tie with.
+    token = other[position] if position < min(len(own), len(other)) else None
+    gap = next((gap for place, trail, gap in near if (place, trail) == (position, token)), None)
     tied = gap is not None and gap <= epsilon
     agreement = Agreement.TIE if tied else Agreement.MISMATCH
-    return Compared(agreement=agreement, position=position, gap=gap)
+    return AnswerComparison(agreement=agreement, position=position, gap=gap)
+
+
+def trail_of(prompt: Prompt, answer: Sequence[int]) -> tuple[str, ...]:
+    """A hash for each token of an answer, over all tokens up to it."""
+    walk = _begin(prompt)
+    trail = []
+    for token in answer:
+        walk.update(_bytes(token))
+        trail.append(walk.copy().hexdigest())
+    return tuple(trail)
+
+
+def near_tokens(
+    prompt: Prompt, answer: Sequence[int], choices: Sequence[Iterable[LikelyToken]], *, epsilon: float
+) -> tuple[Near, ...]:
+    """The tokens at each position of the target's answer that are less likely by at most `epsilon`."""
+    walk = _begin(prompt)
+    near: list[Near] = []
+    for position, (token, likely) in enumerate(zip(answer, choices, strict=True)):
+        for other in likely:
+            if other.token_id != token and other.gap <= epsilon:
+                step = walk.copy()
+                step.update(_bytes(other.token_id))
+                near.append((position, step.hexdigest(), other.gap))
+        walk.update(_bytes(token))
+    return tuple(near)
+
+
+def _begin(prompt: Prompt) -> "hashlib.blake2b":
+    secret = b"".join((prompt.salt.encode(), b"\0", *map(_bytes, prompt.token_ids)))
+    key = hashlib.blake2b(secret, person=b"draft evaluation").digest()
+    return hashlib.blake2b(key=key, digest_size=DIGEST_BYTES)
+
+
+def _bytes(token: int) -> bytes:
+    return token.to_bytes(TOKEN_BYTES)

@@ -1,7 +1,7 @@
 """
-One evaluation, from who is compared to the report.
+One evaluation, from the weights that are compared to the report.
 
-Nothing but the report's own directory is written: neither the registry nor what serves is touched.
+It writes only into the report's own directory: neither the registry nor a serving worker changes.
 """
 
 import secrets
@@ -12,46 +12,53 @@ from pathlib import Path
 from typing import Any
 
 from appliance.drafts.evaluation import speed, summary
-from appliance.drafts.evaluation.arms import TEMPERATURE, Arm, Served
-from appliance.drafts.evaluation.contest import Contest
-from appliance.drafts.evaluation.course import Shift, plan_course
+from appliance.drafts.evaluation.arms import TEMPERATURE, Arm, MeasurementPhase, Served, plan_schedule
+from appliance.drafts.evaluation.comparison import Comparison
 from appliance.drafts.evaluation.equality import epsilon_of
-from appliance.drafts.evaluation.place import Place
-from appliance.drafts.evaluation.prompts import Chosen, split_rounds
-from appliance.drafts.evaluation.report import Aspect, Evaluation, Speed, Verdict
-from appliance.drafts.evaluation.results import StepResult
-from appliance.drafts.evaluation.runner import Options, Runner
-from appliance.drafts.evaluation.store import evaluation_directory
-from appliance.drafts.evaluation.verdict import Measured, judge
-from appliance.drafts.evaluation.work import Work, alone, storing
-from appliance.drafts.evaluation.worker import Say
+from appliance.drafts.evaluation.prompts import ChosenPrompts, split_rounds
+from appliance.drafts.evaluation.report import (
+    ArmSpeed,
+    Evaluation,
+    EvaluationVerdict,
+    StepResult,
+    TrafficAspect,
+)
+from appliance.drafts.evaluation.runner import EvaluationOptions, EvaluationRunner
+from appliance.drafts.evaluation.store import (
+    FinishedSteps,
+    evaluation_directory,
+    evaluation_lock,
+    storage_errors,
+)
+from appliance.drafts.evaluation.verdict import EvaluationMeasurements, judge
+from appliance.drafts.evaluation.worker import Say, WorkerTemplate
 from appliance.errors import DraftRefusedError
 from appliance.infra.files import write_private
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
 
 FORMAT = 1
-"""Of what is measured; another number makes finished steps of an earlier version useless."""
+"""Of what is measured; another number discards finished steps of an earlier version."""
 WORK, LOGS, TOKEN = "work", "logs", "control.token"
 TOKEN_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
+class HeldOutData:
     """The held-out part of a data set."""
 
     digest: str
     """Of its manifest."""
-    chosen: Chosen
+    chosen: ChosenPrompts
     missing: int
-    """Held-out samples that had been erased."""
+    """Samples that were erased."""
     withheld: int = 0
-    """Held-out samples whose tenants do not allow it any more."""
+    """Samples whose tenants withdrew their consent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """Where an evaluation runs, and what it is told by."""
+class EvaluationSite:
+    """The machine, directory and settings of an evaluation."""
 
     directory: Path
     """Of the registry."""
@@ -61,96 +68,102 @@ class Site:
     environment: Mapping[str, str]
     engine: str
     available_bytes: int
-    """Memory of this machine that is free for use."""
+    """Of memory."""
     margin: float
     say: Say
     clock: Callable[[], float]
-    """Seconds that never go backwards."""
+    """Monotonic seconds."""
     wall_clock: Callable[[], float]
-    """Unix time."""
+    """Unix seconds."""
 
 
 async def evaluate(
-    contest: Contest,
-    data: Data,
-    options: Options,
-    site: Site,
+    comparison: Comparison,
+    data: HeldOutData,
+    options: EvaluationOptions,
+    site: EvaluationSite,
     *,
     arms: Mapping[Arm, Served] | None = None,
 ) -> Evaluation:
     """
-    Measure and judge; the report is returned, not saved.
+    Measure and judge; return the report without saving it.
 
-    A candidate that may not be loaded is refused without starting anything.
-
-    Args:
-        contest: who is compared.
-        data: what is asked.
-        options: how much of it.
-        site: where.
-        arms: what each arm's worker serves instead of what the contest says, for tests of the checks.
+    A candidate with objections is refused without starting a worker.  `arms` replaces the weights that the
+    comparison names, to test the checks.
 
     Raises:
         DraftRefusedError: there is no prompt, or another process evaluates this draft.
-        DraftStorageError: the work cannot be kept.
+        DraftStorageError: finished steps cannot be written.
         WorkerStartError: a worker does not start.
         WorkerFailedError: a worker failed.
     """
-    if contest.objections:
-        return _refused(contest, data, options, site)
+    if comparison.objections:
+        return Evaluation(
+            **_header(comparison, data, options, site),
+            verdict=EvaluationVerdict.REFUSED,
+            reasons=comparison.objections,
+            compared=0,
+        )
     if not data.chosen.prompts:
         message = f"data set {data.digest} has no held-out prompt that can be used: harvest more"
         raise DraftRefusedError(message)
-    place = evaluation_directory(site.directory, contest.candidate.digest)
-    serving = dict(arms or contest.arms)
-    with alone(place):
-        work = Work(place / WORK, _depends(data, options, site, serving))
-        course, results = await _measure(serving, data, options, site, place, work)
-    return _report(contest, data, options, site, course, results)
+    home = evaluation_directory(site.directory, comparison.candidate.digest)
+    serving = dict(arms or comparison.arms)
+    with evaluation_lock(home):
+        finished = FinishedSteps(home / WORK, _depends(data, options, site, serving))
+        schedule, results = await _measure(serving, data, options, site, home, finished)
+    return _report(comparison, data, options, site, schedule, results)
 
 
 def forget_work(directory: Path, draft: str) -> None:
     """
-    Drop what an evaluation had finished, once its report is saved.
+    Delete the finished steps of an evaluation, once its report is saved.
 
     Raises:
-        DraftStorageError: it cannot be removed.
+        DraftStorageError: they cannot be deleted.
     """
-    place = evaluation_directory(directory, draft)
-    with alone(place):
-        Work(place / WORK, {}).clear()
+    home = evaluation_directory(directory, draft)
+    with evaluation_lock(home):
+        FinishedSteps(home / WORK, {}).clear()
 
 
 async def _measure(
-    arms: Mapping[Arm, Served], data: Data, options: Options, site: Site, place: Path, work: Work
-) -> tuple[tuple[Shift, ...], tuple[StepResult, ...]]:
-    token, token_file = secrets.token_hex(TOKEN_BYTES), place / TOKEN
-    where = _place(site, token_file)
+    arms: Mapping[Arm, Served],
+    data: HeldOutData,
+    options: EvaluationOptions,
+    site: EvaluationSite,
+    home: Path,
+    finished: FinishedSteps,
+) -> tuple[tuple[MeasurementPhase, ...], tuple[StepResult, ...]]:
+    token, token_file = secrets.token_hex(TOKEN_BYTES), home / TOKEN
+    template = _template(site, token_file)
     rounds = split_rounds(data.chosen.prompts)
     incumbent = arms.get(Arm.INCUMBENT)
-    together = incumbent is not None and where.holds_two(arms[Arm.CANDIDATE], incumbent, site.available_bytes)
-    course = plan_course(len(rounds), incumbent=incumbent is not None, together=together)
-    with storing(token_file):
+    together = incumbent is not None and template.holds_two(
+        arms[Arm.CANDIDATE], incumbent, site.available_bytes
+    )
+    schedule = plan_schedule(len(rounds), incumbent=incumbent is not None, together=together)
+    with storage_errors(token_file):
         write_private(token_file, token + "\n")
     try:
-        runner = Runner(
+        runner = EvaluationRunner(
             arms=arms,
             rounds=rounds,
             options=options,
-            place=where,
+            template=template,
             token=token,
-            logs=place / LOGS,
-            work=work,
+            logs=home / LOGS,
+            finished=finished,
             say=site.say,
             clock=site.clock,
         )
-        return course, await runner.run(course)
+        return schedule, await runner.run(schedule)
     finally:
         token_file.unlink(missing_ok=True)
 
 
-def _place(site: Site, token_file: Path) -> Place:
-    return Place(
+def _template(site: EvaluationSite, token_file: Path) -> WorkerTemplate:
+    return WorkerTemplate(
         settings=site.settings,
         device=site.device,
         python=site.python,
@@ -159,8 +172,10 @@ def _place(site: Site, token_file: Path) -> Place:
     )
 
 
-def _depends(data: Data, options: Options, site: Site, arms: Mapping[Arm, Served]) -> dict[str, Any]:
-    """Everything the results of a step depend on; the prompts by their ids and the data set's digest."""
+def _depends(
+    data: HeldOutData, options: EvaluationOptions, site: EvaluationSite, arms: Mapping[Arm, Served]
+) -> dict[str, Any]:
+    """Everything the result of a step depends on; prompts by their ids and the data set's digest."""
     return {
         "format": FORMAT,
         "arms": {
@@ -179,73 +194,64 @@ def _depends(data: Data, options: Options, site: Site, arms: Mapping[Arm, Served
 
 
 def _report(
-    contest: Contest,
-    data: Data,
-    options: Options,
-    site: Site,
-    course: tuple[Shift, ...],
+    comparison: Comparison,
+    data: HeldOutData,
+    options: EvaluationOptions,
+    site: EvaluationSite,
+    schedule: tuple[MeasurementPhase, ...],
     results: tuple[StepResult, ...],
 ) -> Evaluation:
-    arms = list(contest.arms)
-    rounds = split_rounds(data.chosen.prompts)
-    ordered = [prompt for each in rounds for prompt in each]
-    evidence = summary.gather(results, arms, ordered, options.draft_tokens)
-    blank = _blank(contest, data, options, site)
-    equalities, differences = summary.equalities(evidence, blank["epsilon"])
-    found, compared = summary.lines(evidence), summary.comparisons(evidence)
+    prompts = [prompt for each in split_rounds(data.chosen.prompts) for prompt in each]
+    evidence = summary.gather(results, list(comparison.arms), prompts, options.draft_tokens)
+    header = _header(comparison, data, options, site)
+    equalities, differences = summary.equalities(evidence, header["epsilon"])
+    lines, ratios = summary.lines(evidence), summary.length_ratios(evidence)
     gains = {arm: speed.gains(results, arm) for arm in evidence.drafting}
-    ratio = speed.speed_ratio(gains[Arm.CANDIDATE], gains.get(Arm.INCUMBENT))
-    complete = len(results) == sum(len(shift.steps) for shift in course)
+    speed_ratio = speed.speed_ratio(gains[Arm.CANDIDATE], gains.get(Arm.INCUMBENT))
+    complete = len(results) == sum(len(phase.steps) for phase in schedule)
     verdict, reasons = judge(
-        Measured(
+        EvaluationMeasurements(
             complete=complete,
             compared=evidence.compared,
-            has_incumbent=contest.incumbent is not None,
-            acceptance=next((each.ratio for each in compared if each.aspect is Aspect.ALL), None),
-            speed=ratio,
+            has_incumbent=comparison.incumbent is not None,
+            acceptance=next((each.ratio for each in ratios if each.aspect is TrafficAspect.ALL), None),
+            speed=speed_ratio,
             speed_problem=next((result.problem for result in results if result.problem), ""),
             equalities=equalities,
             margin=site.margin,
         )
     )
     return Evaluation(
-        **blank,
+        **header,
         verdict=verdict,
         reasons=reasons,
         compared=evidence.compared,
-        together=any(len(shift.arms) > 1 for shift in course),
+        together=any(len(phase.arms) > 1 for phase in schedule),
         complete=complete,
-        lines=found,
-        comparisons=compared,
+        lines=lines,
+        comparisons=ratios,
         speeds=tuple(
-            Speed(
-                arm=arm,
-                gain=speed.speed_ratio(gains[arm], None),
-                paces=speed.total(results, arm),
-            )
+            ArmSpeed(arm=arm, gain=speed.speed_ratio(gains[arm], None), paces=speed.step_totals(results, arm))
             for arm in evidence.drafting
         ),
-        speed_ratio=ratio,
+        speed_ratio=speed_ratio,
         equalities=equalities,
         differences=differences,
-        expected=summary.expected(found),
+        expected=summary.expected(lines),
     )
 
 
-def _refused(contest: Contest, data: Data, options: Options, site: Site) -> Evaluation:
-    blank = _blank(contest, data, options, site)
-    return Evaluation(**blank, verdict=Verdict.REFUSED, reasons=contest.objections, compared=0)
-
-
-def _blank(contest: Contest, data: Data, options: Options, site: Site) -> dict[str, Any]:
-    """What a report says before anything is measured."""
-    dtype = _place(site, site.directory).dtype(contest.target)
+def _header(
+    comparison: Comparison, data: HeldOutData, options: EvaluationOptions, site: EvaluationSite
+) -> dict[str, Any]:
+    """The fields of a report that need no measurement."""
+    dtype = _template(site, site.directory).dtype(comparison.target)
     now = datetime.fromtimestamp(site.wall_clock(), UTC)
     gpus = f"{site.device.count} GPU{'' if site.device.count == 1 else 's'}"
     return {
-        "draft": contest.candidate.digest,
-        "incumbent": contest.incumbent.digest if contest.incumbent is not None else None,
-        "target": contest.target.digest,
+        "draft": comparison.candidate.digest,
+        "incumbent": comparison.incumbent.digest if comparison.incumbent is not None else None,
+        "target": comparison.target.digest,
         "dataset": data.digest,
         "made": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "engine": site.engine,

@@ -1,8 +1,8 @@
 """
-Choose the prompts of an evaluation from the held-out part of a data set.
+Chooses the prompts of an evaluation from the held-out part of a data set.
 
-The same data set, number and context give the same prompts, whatever the order it is read in: the
-choice goes by a hash of the request's id, so no kind of traffic comes first.
+The choice is by a hash of the request id: the same data set, count and context give the same prompts in any
+reading order, from all kinds of traffic.
 """
 
 import hashlib
@@ -11,31 +11,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from appliance.drafts.evaluation.arms import Prompt
-from appliance.drafts.harvest.sample import Sample
+from appliance.drafts.harvest.sample import TrainingSample
 
 SEED_BYTES = 4
-FEW_ROUNDS, LEAST_IN_ROUND = 8, 2
-MOST_ROUNDS, ENOUGH_IN_ROUND = 16, 4
+ROUNDS, MIN_IN_ROUND = 8, 2
+MAX_ROUNDS, ENOUGH_IN_ROUND = 16, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """The prompts, in the order they are asked."""
-
+class ChosenPrompts:
     prompts: tuple[Prompt, ...]
+    """In the order in which they are asked."""
     unusable: int
     """Held-out samples without a prompt or an answer, or too long for the context."""
 
 
-def choose_prompts(samples: Iterable[Sample], *, count: int, room: int) -> Chosen:
-    """
-    Choose prompts.
-
-    Args:
-        samples: held-out samples, in any order.
-        count: most prompts to choose.
-        room: longest prompt in tokens, so that the answer still fits the context.
-    """
+def choose_prompts(samples: Iterable[TrainingSample], *, count: int, room: int) -> ChosenPrompts:
+    """Choose at most `count` prompts of at most `room` tokens."""
     unusable = 0
 
     def usable() -> Iterator[tuple[bytes, str, Prompt]]:
@@ -47,13 +39,13 @@ def choose_prompts(samples: Iterable[Sample], *, count: int, room: int) -> Chose
             else:
                 yield _order(sample.request_id), sample.request_id, prompt
 
-    # Held are `count` prompts at a time, however large the data set is.
+    # Keeps `count` prompts in memory, however large the data set is.
     chosen = heapq.nsmallest(count, usable(), key=lambda item: item[:2])
-    return Chosen(prompts=tuple(prompt for _order, _id, prompt in chosen), unusable=unusable)
+    return ChosenPrompts(prompts=tuple(prompt for _order, _id, prompt in chosen), unusable=unusable)
 
 
-def prompt_of(sample: Sample) -> Prompt | None:
-    """The part of a sample before the first token of an answer; None where there is none, or no answer."""
+def prompt_of(sample: TrainingSample) -> Prompt | None:
+    """The part of a sample before its first answer token; None if it has none, or no answer."""
     if True not in sample.loss_mask or not sample.prompt:
         return None
     return Prompt(
@@ -68,13 +60,13 @@ def prompt_of(sample: Sample) -> Prompt | None:
 
 def split_rounds(prompts: tuple[Prompt, ...]) -> tuple[tuple[Prompt, ...], ...]:
     """
-    The prompts in rounds of nearly the same size, two prompts or more in each.
+    Split the prompts into rounds of nearly equal size, with at least two prompts each.
 
-    The shorter a round, the less a machine changes within it, and the more rounds there are to tell how
-    much they differ; but below four prompts a round has no larger batches.
+    Short rounds limit the machine's drift within one and give more observations; below four prompts a round
+    has no larger batches.
     """
     count = len(prompts)
-    few, many = min(FEW_ROUNDS, count // LEAST_IN_ROUND), min(MOST_ROUNDS, count // ENOUGH_IN_ROUND)
+    few, many = min(ROUNDS, count // MIN_IN_ROUND), min(MAX_ROUNDS, count // ENOUGH_IN_ROUND)
     rounds = max(1, few, many)
     return tuple(prompts[number::rounds] for number in range(rounds))
 

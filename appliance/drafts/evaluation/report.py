@@ -1,7 +1,7 @@
 """
-What an evaluation says: numbers with their intervals, what was compared, and the verdict with its reasons.
+The JSON files of an evaluation: results of single steps, and the report.
 
-It names requests by id where an answer differed, and holds no content.
+They contain numbers, trails (`equality`) and request ids, no content.
 """
 
 import hashlib
@@ -10,22 +10,66 @@ from typing import Literal
 
 from pydantic import Field
 
-from appliance.drafts.evaluation.arms import Arm
-from appliance.drafts.evaluation.equality import Agreement
-from appliance.drafts.evaluation.intervals import Interval
-from appliance.drafts.evaluation.part import Part
-from appliance.drafts.evaluation.results import Pace
+from appliance.drafts.evaluation.arms import Arm, MeasurementStep, Mode
+from appliance.drafts.evaluation.equality import Agreement, Near
+from appliance.drafts.evaluation.intervals import ConfidenceInterval, EvaluationModel
 from appliance.speculation.values import Expectation
 
 
-class Verdict(StrEnum):
+class PromptResult(EvaluationModel):
+    prompt: int
+    """Index among all prompts."""
+    mode: Mode
+    tokens: int
+    """Length of the answer."""
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted: int = 0
+    accepted_at: tuple[int, ...] = ()
+    """By draft position: drafts of which this token and all before it were accepted."""
+    trail: tuple[str, ...] = ()
+    """Of a greedy answer."""
+    near: tuple[Near, ...] = ()
+    """Alternatives in the target's own greedy answer."""
+
+
+class StepTotals(EvaluationModel):
+    """Sums over whole decode steps of one kind, as the worker's plugin counts them."""
+
+    batch: int
+    """Batch bucket."""
+    draft_tokens: int
+    steps: int
+    seconds: float
+    """Of engine time."""
+    requests: int
+    """Sum of batch sizes."""
+    tokens: int
+
+
+class StepResult(EvaluationModel):
+    """A finished step."""
+
+    arm: Arm
+    number: int
+    answered: tuple[PromptResult, ...]
+    paces: tuple[StepTotals, ...] = ()
+    problem: str = ""
+    """Why its speed could not be measured."""
+
+    @property
+    def step(self) -> MeasurementStep:
+        return MeasurementStep(arm=self.arm, number=self.number)
+
+
+class EvaluationVerdict(StrEnum):
     """Whether a draft may be tried on served traffic."""
 
     PASSED = "passed"
     REFUSED = "refused"
 
 
-class Aspect(StrEnum):
+class TrafficAspect(StrEnum):
     """What acceptance is broken down by."""
 
     ALL = "all"
@@ -34,60 +78,58 @@ class Aspect(StrEnum):
     TEMPLATE = "template"
 
 
-def kind_name(aspect: Aspect, value: str) -> str:
-    """What people are shown of a kind of traffic."""
-    return value if aspect in {Aspect.ALL, Aspect.MODE} else f"{aspect} {value}"
+def kind_name(aspect: TrafficAspect, value: str) -> str:
+    """A kind of traffic in messages and reports."""
+    return value if aspect in {TrafficAspect.ALL, TrafficAspect.MODE} else f"{aspect} {value}"
 
 
-class Line(Part):
-    """Acceptance of one arm's draft, of one kind of traffic."""
+class AcceptanceLine(EvaluationModel):
+    """Acceptance of one arm's draft for one kind of traffic."""
 
-    aspect: Aspect
+    aspect: TrafficAspect
     value: str
     """Such as `greedy`, `0-1k`, or a template's label."""
     arm: Arm
     requests: int
-    """That were drafted for."""
+    """With drafts."""
     drafts: int
     draft_tokens: int
     accepted: int
-    acceptance_length: Interval
+    acceptance_length: ConfidenceInterval
     per_position: tuple[float, ...]
-    """For each draft position, the share of drafts of which this token and all before it were accepted."""
+    """By draft position: share of drafts of which this token and all before it were accepted."""
 
 
-class Comparison(Part):
-    """Acceptance length of the candidate over that of the draft in service, of one kind of traffic."""
+class LengthRatio(EvaluationModel):
+    """Acceptance length of the candidate over that of the incumbent, for one kind of traffic."""
 
-    aspect: Aspect
+    aspect: TrafficAspect
     value: str
     requests: int
-    """That both were asked."""
-    ratio: Interval
+    """That both answered."""
+    ratio: ConfidenceInterval
 
 
-class Speed(Part):
-    """What an arm's draft did to the speed of its target."""
-
+class ArmSpeed(EvaluationModel):
     arm: Arm
-    gain: Interval | None = None
-    """Tokens per engine second with drafts over without; absent where it could not be told."""
-    paces: tuple[Pace, ...]
+    gain: ConfidenceInterval | None = None
+    """Tokens per engine second with drafts over without; absent if it could not be measured."""
+    paces: tuple[StepTotals, ...]
 
 
-class Equality(Part):
-    """Greedy answers of one arm against the target's own."""
+class Equality(EvaluationModel):
+    """Greedy answers of one arm compared with the target's own."""
 
     arm: Arm
     compared: int
     same: int
     ties: int
-    """They part where the target had two tokens within `epsilon` of each other."""
+    """First difference where the target had two tokens within `epsilon` of each other."""
     mismatches: int
 
 
-class Difference(Part):
-    """One answer that is not the target's own."""
+class Difference(EvaluationModel):
+    """An answer that differs from the target's own."""
 
     arm: Arm
     request_id: str
@@ -95,30 +137,30 @@ class Difference(Part):
     position: int
     """Of the first token that differs."""
     gap: float | None = None
-    """How much less likely (logarithm) the target had that token; absent for more than 1."""
+    """How much less likely (log probability) the target had that token; absent for more than 1."""
 
 
-class Expected(Part):
-    """What the candidate accepted of one kind of traffic, for whoever compares with it later."""
+class ExpectedAcceptance(EvaluationModel):
+    """What the candidate accepted of one kind of traffic, for later comparison."""
 
     acceptance_length: float
     draft_tokens: int
 
 
-class Evaluation(Part):
-    """One report."""
+class Evaluation(EvaluationModel):
+    """A report."""
 
     format: Literal[1] = 1
     draft: str
     """Digest of the candidate."""
     incumbent: str | None = None
-    """Digest of the draft in service; absent where the target serves alone."""
+    """Digest of the draft in service; absent if the target serves without one."""
     target: str
     dataset: str
     """Digest of the data set's manifest."""
-    verdict: Verdict
+    verdict: EvaluationVerdict
     reasons: tuple[str, ...]
-    """Why it was refused, one line each; none for one that passed."""
+    """Why it was refused, one line each; empty if it passed."""
     made: str
     """RFC 3339, UTC."""
     engine: str
@@ -127,34 +169,32 @@ class Evaluation(Part):
     draft_tokens: int
     """K."""
     max_tokens: int
-    """Longest answer."""
     margin: float
-    """Share of acceptance length and speed that it may lose."""
+    """Allowed loss of acceptance length and speed, as a share."""
     epsilon: float
-    """Difference of two logarithms of probabilities that counts as rounding."""
+    """Difference of two log probabilities that counts as rounding."""
     prompts: int
-    """That were chosen."""
     compared: int
-    """Of these, prompts that every arm answered."""
+    """Prompts that every arm answered."""
     missing: int
-    """Held-out samples that had been erased."""
+    """Held-out samples that were erased."""
     withheld: int = 0
-    """Held-out samples whose tenants do not allow it any more."""
+    """Held-out samples whose tenants withdrew their consent."""
     unusable: int
     """Held-out samples without an answer, or too long."""
     together: bool = False
-    """Whether both workers ran at the same time and took turns by round."""
+    """Whether both workers ran at the same time and alternated by round."""
     complete: bool = False
-    """Whether every step was taken."""
-    lines: tuple[Line, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
-    speeds: tuple[Speed, ...] = ()
-    speed_ratio: Interval | None = None
-    """Of tokens per engine second, the candidate over the draft in service."""
+    """Whether every step was measured."""
+    lines: tuple[AcceptanceLine, ...] = ()
+    comparisons: tuple[LengthRatio, ...] = ()
+    speeds: tuple[ArmSpeed, ...] = ()
+    speed_ratio: ConfidenceInterval | None = None
+    """Tokens per engine second, candidate over incumbent."""
     equalities: tuple[Equality, ...] = ()
     differences: tuple[Difference, ...] = ()
-    """The first of them, mismatches before ties."""
-    expected: dict[str, Expected] = Field(default_factory=dict)
+    """The first ones, mismatches before ties."""
+    expected: dict[str, ExpectedAcceptance] = Field(default_factory=dict)
     """By template label, and `all`."""
 
     @property
@@ -164,23 +204,23 @@ class Evaluation(Part):
 
     @property
     def mismatches(self) -> int:
-        """Greedy answers, of either arm, that differ from the target's own beyond rounding."""
+        """Greedy answers of all arms that differ from the target's own beyond rounding."""
         return sum(equality.mismatches for equality in self.equalities)
 
     @property
-    def acceptance_ratio(self) -> Interval | None:
-        """Acceptance length of the candidate over that of the draft in service, of all traffic."""
-        return next((each.ratio for each in self.comparisons if each.aspect is Aspect.ALL), None)
+    def acceptance_ratio(self) -> ConfidenceInterval | None:
+        """Acceptance length of the candidate over that of the incumbent, for all traffic."""
+        return next((each.ratio for each in self.comparisons if each.aspect is TrafficAspect.ALL), None)
 
     @property
     def expectations(self) -> dict[str, Expectation]:
-        """What the candidate accepted, by kind of traffic, as a training record says it."""
+        """`expected` in the type that training records have."""
         return {
-            kind: Expectation(acceptance_length=said.acceptance_length, draft_tokens=said.draft_tokens)
-            for kind, said in self.expected.items()
+            kind: Expectation(acceptance_length=each.acceptance_length, draft_tokens=each.draft_tokens)
+            for kind, each in self.expected.items()
         }
 
-    def acceptance_length(self, arm: Arm) -> Interval | None:
-        """Acceptance length of an arm's draft, of all traffic."""
-        found = (line for line in self.lines if line.aspect is Aspect.ALL and line.arm is arm)
+    def acceptance_length(self, arm: Arm) -> ConfidenceInterval | None:
+        """Acceptance length of an arm's draft for all traffic."""
+        found = (line for line in self.lines if line.aspect is TrafficAspect.ALL and line.arm is arm)
         return next((line.acceptance_length for line in found), None)

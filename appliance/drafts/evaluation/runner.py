@@ -1,8 +1,8 @@
 """
-Carry out the course of an evaluation: start workers, take the steps that are left, keep each result.
+Runs the schedule of an evaluation: starts workers, measures the steps that are left, stores each result.
 
-Whatever ends it (the last step, the time limit, an error, a signal), no worker is left running, and
-what was finished is on the disk.
+However it ends (last step, time limit, error, signal), no worker keeps running, and every finished step is on
+disk.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,133 +10,118 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.drafts.evaluation.arms import Arm, Prompt, Served
-from appliance.drafts.evaluation.course import Shift, Step
-from appliance.drafts.evaluation.measuring import Round, measure, warm_up
-from appliance.drafts.evaluation.place import Place
-from appliance.drafts.evaluation.results import StepResult
-from appliance.drafts.evaluation.work import Work
-from appliance.drafts.evaluation.worker import Running, Say, running
+from appliance.drafts.evaluation.arms import Arm, MeasurementPhase, MeasurementStep, Prompt, Served
+from appliance.drafts.evaluation.measuring import PromptRound, measure, warm_up
+from appliance.drafts.evaluation.report import StepResult
+from appliance.drafts.evaluation.store import FinishedSteps
+from appliance.drafts.evaluation.worker import EvaluationWorker, Say, WorkerTemplate, run_worker
 
 MINUTE = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How much is measured."""
-
+class EvaluationOptions:
     max_tokens: int
-    """Longest answer."""
+    """Maximum length of an answer."""
     draft_tokens: int
-    """Most draft tokens a step (K)."""
+    """Maximum draft tokens per step (K)."""
     seconds_limit: float | None = None
-    """Beyond it no further step is begun."""
+    """Start no new step after this time."""
 
 
-class Runner:
-    """Takes the steps of one evaluation."""
-
+class EvaluationRunner:
     def __init__(
         self,
         *,
         arms: Mapping[Arm, Served],
         rounds: Sequence[Sequence[Prompt]],
-        options: Options,
-        place: Place,
+        options: EvaluationOptions,
+        template: WorkerTemplate,
         token: str,
         logs: Path,
-        work: Work,
+        finished: FinishedSteps,
         say: Say,
         clock: Callable[[], float],
     ) -> None:
-        """
-        Prepare; nothing is started before `run`.
-
-        Args:
-            arms: what each arm's worker serves.
-            rounds: the prompts.
-            options: how much is measured.
-            place: how workers are started.
-            token: secret that their plugins expect.
-            logs: directory of their logs.
-            work: where finished steps are kept.
-            say: told of the progress.
-            clock: seconds that never go backwards.
-        """
         self._arms = arms
         self._options = options
-        self._place = place
+        self._template = template
         self._token = token
+        """Control token that the workers' plugins expect."""
         self._logs = logs
-        self._work = work
+        """Directory of the workers' logs."""
+        self._finished = finished
         self._say = say
         self._clock = clock
-        self._rounds: list[Round] = []
+        """Monotonic seconds."""
+        self._rounds: list[PromptRound] = []
         first = 0
         for number, prompts in enumerate(rounds):
             places = tuple(range(first, first + len(prompts)))
-            self._rounds.append(Round(number=number, places=places, prompts=tuple(prompts)))
+            self._rounds.append(PromptRound(number=number, places=places, prompts=tuple(prompts)))
             first += len(prompts)
         self._took: list[float] = []
         self._began = clock()
 
-    async def run(self, course: Sequence[Shift]) -> tuple[StepResult, ...]:
+    async def run(self, schedule: Sequence[MeasurementPhase]) -> tuple[StepResult, ...]:
         """
-        Take every step that is not finished yet, and return the results of all that are.
+        Measure the steps that are not finished; return all finished ones.
 
         Raises:
             WorkerStartError: a worker does not start.
-            WorkerFailedError: a worker failed while it was asked.
-            DraftStorageError: a result cannot be kept.
+            WorkerFailedError: a worker failed.
+            DraftStorageError: a result cannot be written.
         """
-        wanted = [step for shift in course for step in shift.steps]
-        done = {result.step: result for result in self._work.open() if result.step in wanted}
+        steps = [step for phase in schedule for step in phase.steps]
+        done = {result.step: result for result in self._finished.open() if result.step in steps}
         if done:
-            self._say(f"{len(done)} of {len(wanted)} steps were finished before, and are kept")
-        for shift in course:
-            left = shift.without(done)
+            self._say(f"{len(done)} of {len(steps)} steps were finished before, and are kept")
+        for phase in schedule:
+            left = phase.without(done)
             if left.steps and not self._is_late():
-                await self._take(left, done, len(wanted))
-        return tuple(done[step] for step in wanted if step in done)
+                await self._run_phase(left, done, len(steps))
+        return tuple(done[step] for step in steps if step in done)
 
-    async def _take(self, shift: Shift, done: dict[Step, StepResult], wanted: int) -> None:
+    async def _run_phase(
+        self, phase: MeasurementPhase, done: dict[MeasurementStep, StepResult], steps: int
+    ) -> None:
         async with AsyncExitStack() as stack:
-            servers: dict[Arm, Running] = {}
-            for arm in shift.arms:
-                servers[arm] = await stack.enter_async_context(
-                    running(
+            workers: dict[Arm, EvaluationWorker] = {}
+            for arm in phase.arms:
+                workers[arm] = await stack.enter_async_context(
+                    run_worker(
                         arm,
-                        self._place.plan(self._arms[arm]),
+                        self._template.plan(self._arms[arm]),
                         token=self._token,
                         max_tokens=self._options.max_tokens,
                         logs=self._logs,
                         say=self._say,
                     )
                 )
-                await warm_up(servers[arm], self._rounds[0].prompts[0])
-            for step in shift.steps:
+                await warm_up(workers[arm], self._rounds[0].prompts[0])
+            for step in phase.steps:
                 if self._is_late():
                     return
                 began = self._clock()
                 result = await measure(
-                    servers[step.arm], self._rounds[step.number], draft_tokens=self._options.draft_tokens
+                    workers[step.arm], self._rounds[step.number], draft_tokens=self._options.draft_tokens
                 )
-                self._work.keep(result)
+                self._finished.keep(result)
                 done[step] = result
-                self._tell(step, self._clock() - began, wanted - len(done))
+                self._report(step, self._clock() - began, steps - len(done))
 
     def _is_late(self) -> bool:
         limit = self._options.seconds_limit
         return limit is not None and self._clock() - self._began >= limit
 
-    def _tell(self, step: Step, seconds: float, left: int) -> None:
+    def _report(self, step: MeasurementStep, seconds: float, left: int) -> None:
         self._took.append(seconds)
         mean = sum(self._took) / len(self._took)
-        what = f"{step.arm}: round {step.number + 1} of {len(self._rounds)} took {seconds:.0f} s"
-        self._say(f"{what}; {_time_left(left * mean)}" if left else what)
+        line = f"{step.arm}: round {step.number + 1} of {len(self._rounds)} took {seconds:.0f} s"
+        self._say(f"{line}; {_time_left(left * mean)}" if left else line)
 
 
 def _time_left(seconds: float) -> str:
     if seconds < MINUTE:
-        return f"about {seconds:.0f} s left, starts of workers not counted"
-    return f"about {seconds / MINUTE:.0f} min left, starts of workers not counted"
+        return f"about {seconds:.0f} s left, not counting worker starts"
+    return f"about {seconds / MINUTE:.0f} min left, not counting worker starts"

@@ -1,34 +1,33 @@
 """
-How much faster a draft makes its target: tokens per engine second, by whole decode steps.
+How much faster a draft makes its target: tokens per engine second over whole decode steps.
 
-What is counted is what the worker's plugin counts: engine seconds of steps in which every request
-verified a whole draft, by batch bucket and number of draft tokens.  Prompts, waiting and the network
-are in none of it.
+The worker's plugin counts the engine seconds of steps in which every request verified a whole draft, by batch
+bucket and number of draft tokens.  Prefill, waiting and network are excluded.
 
-Without drafts means here: the same process with drafting switched off.  On a GPU vLLM 0.32 then still
-runs the draft once a step, so over a target that never had one a gain is a little smaller than shown;
-between two drafts that cancels.
+"Without drafts" is the same process with drafting switched off.  On a GPU vLLM 0.32 then still runs the draft
+once per step, so the gain over a target that has no draft is slightly smaller than shown; between two drafts
+this cancels.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from appliance.drafts.evaluation.arms import Arm
-from appliance.drafts.evaluation.intervals import Interval, mean_ratio
-from appliance.drafts.evaluation.results import Pace, StepResult
+from appliance.drafts.evaluation.intervals import ConfidenceInterval, mean_ratio
+from appliance.drafts.evaluation.report import StepResult, StepTotals
 
 LEAST_STEPS = 8
-"""Fewer steps of one kind in a round measure nothing."""
+"""Minimum steps of one kind in a round."""
 
 
-def gain(paces: Iterable[Pace]) -> float | None:
+def gain(paces: Iterable[StepTotals]) -> float | None:
     """
     Tokens per engine second with drafts over without, in one round of one worker.
 
-    Steps are compared with steps of the same batch bucket, and each bucket weighs as much as its time
-    without drafts.  None where no bucket was measured both ways.
+    Steps are compared within their batch bucket, weighted by the bucket's time without drafts.  None if no
+    bucket was measured both ways.
     """
-    cells: defaultdict[tuple[int, bool], list[Pace]] = defaultdict(list)
+    cells: defaultdict[tuple[int, bool], list[StepTotals]] = defaultdict(list)
     for pace in paces:
         cells[pace.batch, pace.draft_tokens > 0].append(pace)
     drafting = without = 0.0
@@ -43,33 +42,29 @@ def gain(paces: Iterable[Pace]) -> float | None:
 
 
 def gains(results: Iterable[StepResult], arm: Arm) -> dict[int, float]:
-    """The gain of an arm's draft in each round in which it could be measured."""
+    """The gain of an arm's draft by round, where it could be measured."""
     found = {result.number: gain(result.paces) for result in results if result.arm is arm}
     return {number: value for number, value in found.items() if value is not None}
 
 
-def speed_ratio(candidate: Mapping[int, float], incumbent: Mapping[int, float] | None) -> Interval | None:
-    """
-    How many times as fast the candidate is, over rounds that both have; None for fewer than two.
-
-    Args:
-        candidate: its gain by round.
-        incumbent: the same of the draft in service; None where the target serves alone.
-    """
+def speed_ratio(
+    candidate: Mapping[int, float], incumbent: Mapping[int, float] | None
+) -> ConfidenceInterval | None:
+    """Mean ratio of gains over the rounds that both have, or of the candidate's if `incumbent` is None."""
     if incumbent is None:
         return mean_ratio(list(candidate.values()))
     both = sorted(candidate.keys() & incumbent.keys())
     return mean_ratio([candidate[number] / incumbent[number] for number in both])
 
 
-def total(results: Iterable[StepResult], arm: Arm) -> tuple[Pace, ...]:
-    """Everything counted of an arm, by batch bucket and draft tokens."""
-    cells: defaultdict[tuple[int, int], list[Pace]] = defaultdict(list)
+def step_totals(results: Iterable[StepResult], arm: Arm) -> tuple[StepTotals, ...]:
+    """Sums over all rounds of an arm, by batch bucket and draft tokens."""
+    cells: defaultdict[tuple[int, int], list[StepTotals]] = defaultdict(list)
     for result in results:
         for pace in result.paces if result.arm is arm else ():
             cells[pace.batch, pace.draft_tokens].append(pace)
     return tuple(
-        Pace(
+        StepTotals(
             batch=batch,
             draft_tokens=draft_tokens,
             steps=sum(pace.steps for pace in found),
@@ -81,13 +76,13 @@ def total(results: Iterable[StepResult], arm: Arm) -> tuple[Pace, ...]:
     )
 
 
-def _is_measured(paces: list[Pace]) -> bool:
+def _is_measured(paces: list[StepTotals]) -> bool:
     return sum(pace.steps for pace in paces) >= LEAST_STEPS and _seconds(paces) > 0 and _tokens(paces) > 0
 
 
-def _seconds(paces: list[Pace]) -> float:
+def _seconds(paces: list[StepTotals]) -> float:
     return sum(pace.seconds for pace in paces)
 
 
-def _tokens(paces: list[Pace]) -> int:
+def _tokens(paces: list[StepTotals]) -> int:
     return sum(pace.tokens for pace in paces)

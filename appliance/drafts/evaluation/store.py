@@ -1,34 +1,39 @@
 """
-Reports on the disk, one directory a candidate, beside the registry's other things.
+Evaluations on disk, one directory per candidate in the registry's directory.
 
     D/evaluations/<64 hex of draft>/report.json, report.html
+    D/evaluations/<64 hex of draft>/work/<hash>/<arm>-<number>.json
 
-The page is written first: whoever finds report.json finds the page that belongs to it, or a newer one.
+The page is written before the report, so a report.json always has its page, or a newer one.  `work` holds the
+finished steps of an evaluation that has not ended, so that a killed one resumes; a crash loses only the step
+in progress.
 """
 
+import hashlib
 import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from appliance.drafts.evaluation.report import Evaluation
-from appliance.drafts.evaluation.work import storing
-from appliance.errors import DraftNotFoundError, DraftRefusedError
-from appliance.infra.files import write_private
+from appliance.drafts.evaluation.report import Evaluation, StepResult
+from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError
+from appliance.infra.canonical_json import canonical
+from appliance.infra.files import open_locked, write_private
 from appliance.speculation.values import Expectation
 
 EVALUATIONS, REPORT, PAGE = "evaluations", "report.json", "report.html"
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
+KEY_DIGITS = 32
 
 
 def evaluation_directory(directory: Path, draft: str) -> Path:
     """
-    Where the evaluation of a draft lies.
-
-    Args:
-        directory: of the registry.
-        draft: digest of the draft.
+    The directory of a draft's evaluation, in that of the registry.
 
     Raises:
-        DraftNotFoundError: that is no digest.
+        DraftNotFoundError: `draft` is not a digest.
     """
     found = DIGEST.fullmatch(draft)
     if found is None:
@@ -38,18 +43,14 @@ def evaluation_directory(directory: Path, draft: str) -> Path:
 
 def load_evaluation(directory: Path, draft: str) -> Evaluation | None:
     """
-    Read the latest report about a draft; None where there is none.
-
-    Args:
-        directory: of the registry.
-        draft: digest of the draft.
+    Read the latest report about a draft; None if there is none.
 
     Raises:
         DraftRefusedError: the report was altered, or is about another draft.
         DraftStorageError: it cannot be read.
     """
     path = evaluation_directory(directory, draft) / REPORT
-    with storing(path):
+    with storage_errors(path):
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -62,12 +63,7 @@ def load_evaluation(directory: Path, draft: str) -> Evaluation | None:
 
 def load_measured(directory: Path, draft: str, target: str) -> dict[str, Expectation]:
     """
-    What an evaluation measured a draft to accept, by kind of traffic; nothing where none was completed.
-
-    Args:
-        directory: of the registry.
-        draft: digest of the draft.
-        target: digest of the target it has to have been evaluated with.
+    The acceptance that a complete evaluation with this target measured, by kind of traffic; may be empty.
 
     Raises:
         DraftRefusedError: the report was altered, or is about another draft.
@@ -81,19 +77,83 @@ def load_measured(directory: Path, draft: str, target: str) -> dict[str, Expecta
 
 def save_evaluation(directory: Path, evaluation: Evaluation, page: str) -> Path:
     """
-    Put a report in the place of an earlier one, and return where it is; it survives a crash.
-
-    Args:
-        directory: of the registry.
-        evaluation: the report.
-        page: the same for people, as HTML.
+    Write a report and its HTML page durably, over earlier ones; return the report's path.
 
     Raises:
         DraftStorageError: it cannot be written.
     """
-    place = evaluation_directory(directory, evaluation.draft)
-    with storing(place):
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(place / PAGE, page)
-        write_private(place / REPORT, evaluation.encode().decode())
-    return place / REPORT
+    home = evaluation_directory(directory, evaluation.draft)
+    with storage_errors(home):
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(home / PAGE, page)
+        write_private(home / REPORT, evaluation.encode().decode())
+    return home / REPORT
+
+
+class FinishedSteps:
+    """
+    The finished steps of one evaluation; every method raises `DraftStorageError`.
+
+    Their directory is named by a hash of everything the results depend on, so that an evaluation with other
+    prompts, weights or settings never finds them.
+    """
+
+    def __init__(self, directory: Path, depends: Mapping[str, Any]) -> None:
+        self._all = directory
+        self._own = directory / hashlib.sha256(canonical(depends)).hexdigest()[:KEY_DIGITS]
+
+    def open(self) -> tuple[StepResult, ...]:
+        """Read them, and delete those of other evaluations and damaged ones, which are measured again."""
+        with storage_errors(self._own):
+            self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for other in self._all.iterdir():
+                if other != self._own:
+                    shutil.rmtree(other)
+            return tuple(self._read())
+
+    def keep(self, result: StepResult) -> None:
+        """Write a finished step durably."""
+        with storage_errors(self._own):
+            write_private(self._own / f"{result.arm}-{result.number}.json", result.encode().decode())
+
+    def clear(self) -> None:
+        with storage_errors(self._all):
+            shutil.rmtree(self._all, ignore_errors=True)
+
+    def _read(self) -> Iterator[StepResult]:
+        for path in sorted(self._own.glob("*.json")):
+            try:
+                yield StepResult.decode(path.read_bytes(), path.name)
+            except DraftRefusedError:
+                path.unlink()
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an `OSError` into a `DraftStorageError` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        message = f"cannot read or write {path}: {reason}; make room or grant access, and run this again"
+        raise DraftStorageError(message) from error
+
+
+@contextmanager
+def evaluation_lock(directory: Path) -> Iterator[None]:
+    """
+    Hold the exclusive lock of one candidate's evaluation; the kernel releases it if the process is killed.
+
+    Raises:
+        DraftRefusedError: another process holds it.
+        DraftStorageError: the directory cannot be created.
+    """
+    with storage_errors(directory):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            lock = open_locked(directory / ".lock")
+        except BlockingIOError as error:
+            message = f"another process evaluates this draft ({directory}): wait for it, or end it"
+            raise DraftRefusedError(message) from error
+    with lock:
+        yield

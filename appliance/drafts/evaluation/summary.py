@@ -1,36 +1,35 @@
-"""
-From finished steps to the numbers of a report.  Pure.
-"""
+"""The numbers of a report from finished steps.  Pure."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.drafts.evaluation.arms import Arm, Mode, Prompt
-from appliance.drafts.evaluation.equality import Agreement, Compared, compare
-from appliance.drafts.evaluation.intervals import Drafted, acceptance_length, length_ratio
+from appliance.drafts.evaluation.equality import Agreement, AnswerComparison, compare
+from appliance.drafts.evaluation.intervals import RequestDrafts, acceptance_length, length_ratio
 from appliance.drafts.evaluation.report import (
-    Aspect,
-    Comparison,
+    AcceptanceLine,
     Difference,
     Equality,
-    Expected,
-    Line,
+    ExpectedAcceptance,
+    LengthRatio,
+    PromptResult,
+    StepResult,
+    TrafficAspect,
 )
-from appliance.drafts.evaluation.results import Answered, StepResult
 from appliance.speculation.values import ALL_TRAFFIC
 
 DIFFERENCES = 20
-"""Most differences that a report names."""
-NOTHING = Drafted(drafts=0, accepted=0)
+"""Maximum differences that a report lists."""
+NOTHING = RequestDrafts(drafts=0, accepted=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything that was answered, in the rounds that every arm finished."""
+    """All answers of the rounds that every arm finished."""
 
     prompts: Sequence[Prompt]
-    answers: Mapping[Arm, Sequence[Answered]]
+    answers: Mapping[Arm, Sequence[PromptResult]]
     draft_tokens: int
 
     @property
@@ -47,15 +46,7 @@ class Evidence:
 def gather(
     results: Iterable[StepResult], arms: Iterable[Arm], prompts: Sequence[Prompt], draft_tokens: int
 ) -> Evidence:
-    """
-    Take what is comparable: rounds that only some arms have finished are left out.
-
-    Args:
-        results: finished steps.
-        arms: who takes part.
-        prompts: in the order of the rounds.
-        draft_tokens: K.
-    """
+    """Collect the rounds that every arm finished; `prompts` are in the order of the rounds."""
     by_arm: dict[Arm, dict[int, StepResult]] = {arm: {} for arm in arms}
     for result in results:
         by_arm[result.arm][result.number] = result
@@ -70,8 +61,8 @@ def gather(
     )
 
 
-def lines(evidence: Evidence) -> tuple[Line, ...]:
-    """Acceptance by arm and kind of traffic; kinds of which nothing was drafted for are left out."""
+def lines(evidence: Evidence) -> tuple[AcceptanceLine, ...]:
+    """Acceptance by arm and kind of traffic, for kinds with drafts."""
     found = []
     for aspect, value, belongs in _kinds(evidence):
         for arm in evidence.drafting:
@@ -81,8 +72,8 @@ def lines(evidence: Evidence) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def comparisons(evidence: Evidence) -> tuple[Comparison, ...]:
-    """The candidate over the draft in service, by kind of traffic; none where there is no such draft."""
+def length_ratios(evidence: Evidence) -> tuple[LengthRatio, ...]:
+    """Candidate over incumbent by kind of traffic; empty without an incumbent."""
     if Arm.INCUMBENT not in evidence.answers:
         return ()
     found = []
@@ -93,12 +84,12 @@ def comparisons(evidence: Evidence) -> tuple[Comparison, ...]:
         pairs = [(mine[place], other[place]) for place in both if other[place].drafts]
         ratio = length_ratio(pairs)
         if ratio is not None:
-            found.append(Comparison(aspect=aspect, value=value, requests=len(pairs), ratio=ratio))
+            found.append(LengthRatio(aspect=aspect, value=value, requests=len(pairs), ratio=ratio))
     return tuple(found)
 
 
 def equalities(evidence: Evidence, epsilon: float) -> tuple[tuple[Equality, ...], tuple[Difference, ...]]:
-    """How many greedy answers are the target's own, by arm, and the first that are not."""
+    """Agreement of greedy answers with the target's own by arm, and the first differences."""
     own = {answer.prompt: answer for answer in evidence.answers[Arm.TARGET]}
     found, differences = [], []
     for arm in evidence.drafting:
@@ -125,23 +116,23 @@ def equalities(evidence: Evidence, epsilon: float) -> tuple[tuple[Equality, ...]
     return tuple(found), tuple(differences[:DIFFERENCES])
 
 
-def expected(found: Iterable[Line]) -> dict[str, Expected]:
-    """What the candidate accepted by template, and of everything together."""
-    said = {}
+def expected(found: Iterable[AcceptanceLine]) -> dict[str, ExpectedAcceptance]:
+    """What the candidate accepted, by template and for all traffic."""
+    accepted = {}
     for line in found:
-        if line.arm is Arm.CANDIDATE and line.aspect in {Aspect.ALL, Aspect.TEMPLATE}:
-            kind = ALL_TRAFFIC if line.aspect is Aspect.ALL else line.value
-            said[kind] = Expected(
+        if line.arm is Arm.CANDIDATE and line.aspect in {TrafficAspect.ALL, TrafficAspect.TEMPLATE}:
+            kind = ALL_TRAFFIC if line.aspect is TrafficAspect.ALL else line.value
+            accepted[kind] = ExpectedAcceptance(
                 acceptance_length=line.acceptance_length.value, draft_tokens=len(line.per_position)
             )
-    return said
+    return accepted
 
 
-Belongs = Callable[[Answered], bool]
+Belongs = Callable[[PromptResult], bool]
 
 
-def _kinds(evidence: Evidence) -> list[tuple[Aspect, str, Belongs]]:
-    """Every kind of traffic there is, the widest first."""
+def _kinds(evidence: Evidence) -> list[tuple[TrafficAspect, str, Belongs]]:
+    """Every kind of traffic, all traffic first."""
     prompts = evidence.prompts
     seen = {answer.prompt for answer in evidence.answers[Arm.CANDIDATE]}
 
@@ -156,35 +147,37 @@ def _kinds(evidence: Evidence) -> list[tuple[Aspect, str, Belongs]]:
 
     contexts = sorted({prompts[place].context for place in seen}, key=_context_order)
     return [
-        (Aspect.ALL, ALL_TRAFFIC, lambda _answer: True),
-        *((Aspect.MODE, str(mode), of_mode(mode)) for mode in Mode),
-        *((Aspect.CONTEXT, context, of_context(context)) for context in contexts),
+        (TrafficAspect.ALL, ALL_TRAFFIC, lambda _answer: True),
+        *((TrafficAspect.MODE, str(mode), of_mode(mode)) for mode in Mode),
+        *((TrafficAspect.CONTEXT, context, of_context(context)) for context in contexts),
         *(
-            (Aspect.TEMPLATE, template, of_template(template))
+            (TrafficAspect.TEMPLATE, template, of_template(template))
             for template in sorted({prompts[place].template for place in seen})
         ),
     ]
 
 
 def _context_order(label: str) -> tuple[int, str]:
-    """Ranges of lengths by where they begin: `0-1k`, `1k-2k`, ..., `128k+`."""
+    """Order of ranges by their lower bound: `0-1k`, `1k-2k`, ..., `128k+`."""
     begin = label.partition("-")[0].rstrip("k+")
     return (int(begin) if begin.isdecimal() else 0, label)
 
 
-def _by_prompt(answers: Iterable[Answered], belongs: Belongs) -> dict[int, Drafted]:
-    """Drafts by prompt, all of a prompt's answers together: they are alike."""
-    found: defaultdict[int, Drafted] = defaultdict(lambda: NOTHING)
+def _by_prompt(answers: Iterable[PromptResult], belongs: Belongs) -> dict[int, RequestDrafts]:
+    """Drafts by prompt, summed over its answers, which are correlated."""
+    found: defaultdict[int, RequestDrafts] = defaultdict(lambda: NOTHING)
     for answer in answers:
         if belongs(answer):
             before = found[answer.prompt]
-            found[answer.prompt] = Drafted(
+            found[answer.prompt] = RequestDrafts(
                 drafts=before.drafts + answer.drafts, accepted=before.accepted + answer.accepted
             )
     return found
 
 
-def _line(evidence: Evidence, aspect: Aspect, value: str, arm: Arm, belongs: Belongs) -> Line | None:
+def _line(
+    evidence: Evidence, aspect: TrafficAspect, value: str, arm: Arm, belongs: Belongs
+) -> AcceptanceLine | None:
     answers = [answer for answer in evidence.answers[arm] if belongs(answer)]
     requests = [request for request in _by_prompt(answers, belongs).values() if request.drafts]
     length = acceptance_length(requests, evidence.draft_tokens)
@@ -195,7 +188,7 @@ def _line(evidence: Evidence, aspect: Aspect, value: str, arm: Arm, belongs: Bel
         sum(answer.accepted_at[position] for answer in answers if position < len(answer.accepted_at))
         for position in range(evidence.draft_tokens)
     ]
-    return Line(
+    return AcceptanceLine(
         aspect=aspect,
         value=value,
         arm=arm,
@@ -208,7 +201,7 @@ def _line(evidence: Evidence, aspect: Aspect, value: str, arm: Arm, belongs: Bel
     )
 
 
-def _difference(arm: Arm, prompt: Prompt, compared: Compared) -> Difference:
+def _difference(arm: Arm, prompt: Prompt, compared: AnswerComparison) -> Difference:
     return Difference(
         arm=arm,
         request_id=prompt.request_id,

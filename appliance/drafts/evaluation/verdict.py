@@ -1,60 +1,52 @@
 """
-May a draft be tried on served traffic?  Numbers in, a verdict with its reasons out.
+Whether a draft may be tried on served traffic: measurements in, a verdict with reasons out.
 
-It fails towards refusing: a draft passes only where the intervals prove that it loses no more than the
-margin.  What cannot be told from so few prompts is a refusal too, with the advice to use more.
+Fails closed: a draft passes only if the intervals prove that it loses at most the margin.  Too few prompts to
+tell is a refusal as well, which asks for more.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from appliance.drafts.evaluation.arms import Arm
-from appliance.drafts.evaluation.intervals import Interval
-from appliance.drafts.evaluation.report import Equality, Verdict
+from appliance.drafts.evaluation.intervals import ConfidenceInterval
+from appliance.drafts.evaluation.report import Equality, EvaluationVerdict
 from appliance.drafts.lint.rules import Finding, Severity
-from appliance.drafts.record import TrainingRecord
+from appliance.drafts.training_record import TrainingRecord
 
-LEAST_PROMPTS = 8
-"""With fewer the intervals are not to be trusted."""
+MIN_PROMPTS = 8
+"""Intervals of fewer are not reliable."""
 TRAINING_RULES = "training-"
-"""Beginning of the rules about what the trainer wrote down."""
+"""Prefix of the lint rules about the training record."""
 SHOWN_DIGITS = 19
-"""Of a digest, in a reason: `sha256:` and twelve digits."""
+"""Characters of a digest in a reason: `sha256:` and twelve digits."""
 NAMES = {Arm.CANDIDATE: "its", Arm.INCUMBENT: "the incumbent's"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What was measured, as far as a verdict depends on it."""
+class EvaluationMeasurements:
+    """What a verdict depends on."""
 
     complete: bool
     """Whether every round was measured."""
     compared: int
     """Prompts that every arm answered."""
     has_incumbent: bool
-    acceptance: Interval | None
-    """Acceptance length over the incumbent's; None where it could not be told, or there is no incumbent."""
-    speed: Interval | None
+    acceptance: ConfidenceInterval | None
+    """Acceptance length over the incumbent's; None if it could not be measured or there is no incumbent."""
+    speed: ConfidenceInterval | None
     """Tokens per engine second over the incumbent's, or over the target's alone."""
     speed_problem: str
-    """Why speed could not be measured; empty where it could."""
+    """Why speed could not be measured; empty if it was."""
     equalities: tuple[Equality, ...]
     margin: float
-    """Share that may be lost."""
+    """Allowed loss, as a share."""
 
 
 def objections(
     record: TrainingRecord, registered_target: str, target: str, lint: Iterable[Finding]
 ) -> tuple[str, ...]:
-    """
-    Return what speaks against loading a draft at all; one line each.
-
-    Args:
-        record: what its trainer wrote down.
-        registered_target: digest of the target that its revision names.
-        target: digest of the target it is to serve.
-        lint: what was found about it and this target.
-    """
+    """Why a draft must not be loaded with this target (digests), one line each; `lint` is of this pair."""
     found = []
     if record.target is not None and record.target != target:
         found.append(f"its training record names the target {_short(record.target)}, not {_short(target)}")
@@ -63,14 +55,13 @@ def objections(
     found += [
         f"{finding.rule}: {finding.message}; {finding.advice}"
         for finding in lint
-        # A warning of what its trainer wrote down is about flags that no later measurement can tell.
+        # Warnings about the training record concern flags that no later measurement can detect.
         if finding.severity is Severity.ERROR or finding.rule.startswith(TRAINING_RULES)
     ]
     return tuple(found)
 
 
-def judge(measured: Measured) -> tuple[Verdict, tuple[str, ...]]:
-    """Decide; every reason is one line."""
+def judge(measured: EvaluationMeasurements) -> tuple[EvaluationVerdict, tuple[str, ...]]:
     reasons = [
         f"{equality.mismatches} of {equality.compared} of {NAMES[equality.arm]} greedy answers differ from "
         "the target's own beyond rounding: a draft may not change what is answered"
@@ -81,22 +72,24 @@ def judge(measured: Measured) -> tuple[Verdict, tuple[str, ...]]:
         reasons.append(
             "the time was over before every round was measured: the same command goes on from there"
         )
-        return Verdict.REFUSED, tuple(reasons)
-    if measured.compared < LEAST_PROMPTS:
+        return EvaluationVerdict.REFUSED, tuple(reasons)
+    if measured.compared < MIN_PROMPTS:
         reasons.append(
             f"too few prompts for a decision: {measured.compared} were answered by every arm, and "
-            f"{LEAST_PROMPTS} are needed; evaluate with more --prompts, or harvest more"
+            f"{MIN_PROMPTS} are needed; evaluate with more --prompts, or harvest more"
         )
-        return Verdict.REFUSED, tuple(reasons)
+        return EvaluationVerdict.REFUSED, tuple(reasons)
     against = "the incumbent's" if measured.has_incumbent else "the target's alone"
     if measured.has_incumbent:
         reasons += _weigh("acceptance length", measured.acceptance, against, measured.margin, "")
     reasons += _weigh("speed", measured.speed, against, measured.margin, measured.speed_problem)
-    return Verdict.REFUSED if reasons else Verdict.PASSED, tuple(reasons)
+    return EvaluationVerdict.REFUSED if reasons else EvaluationVerdict.PASSED, tuple(reasons)
 
 
-def _weigh(what: str, ratio: Interval | None, against: str, margin: float, problem: str) -> list[str]:
-    """The reason against a draft by one ratio, if there is one."""
+def _weigh(
+    what: str, ratio: ConfidenceInterval | None, against: str, margin: float, problem: str
+) -> list[str]:
+    """The reason to refuse a draft by one ratio, if any."""
     limit = 1.0 - margin
     if ratio is None:
         why = problem or "too few prompts for a decision"
@@ -106,8 +99,8 @@ def _weigh(what: str, ratio: Interval | None, against: str, margin: float, probl
     bounds = f"{ratio.low:.3f} to {ratio.high:.3f} with 95 % confidence"
     if ratio.high < limit:
         return [f"its {what} is {ratio.value:.3f} times {against} ({bounds}), less than {limit:.3f}"]
-    told = f"its {what} is {bounds} times {against}, and has to be {limit:.3f} at least"
-    return [f"too few prompts for a decision: {told}; evaluate with more --prompts"]
+    bound = f"its {what} is {bounds} times {against}, and has to be {limit:.3f} at least"
+    return [f"too few prompts for a decision: {bound}; evaluate with more --prompts"]
 
 
 def _short(digest: str) -> str:

@@ -1,62 +1,193 @@
 """
-One worker of an evaluation, from its start to its end, which comes whatever happens.
+The workers of an evaluation: like the serving worker, but isolated from it.
+
+Loopback only, an offline environment, their own ports, logs and control token; nothing is shared with a
+serving worker.  They need memory in addition to it: on a GPU whose memory is taken, the worker fails to start
+and says so.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from appliance.drafts.evaluation.arms import Arm
-from appliance.drafts.evaluation.asking import Asker
-from appliance.serving.launch import LaunchPlan
+from appliance.drafts.evaluation.arms import Arm, Served
+from appliance.drafts.evaluation.asking import CompletionClient
+from appliance.drafts.lint.pair import language_model
+from appliance.errors import ConfigurationError
+from appliance.infra.settings import WorkerSettings
+from appliance.serving.devices import Device, DeviceKind, choose_dtype
+from appliance.serving.launch import GIB, SEVERAL_NODES, LaunchPlan, plan_launch
 from appliance.serving.plugin_client import SpeculationClient
-from appliance.serving.supervise import StartProgress, Supervisor, WorkerEvent
+from appliance.serving.supervise import StartProgress, Supervisor, WorkerEvent, free_port
+from appliance.serving.weights import Weights
 from appliance.serving.worker import Worker, WorkerId
+from appliance.sovereignty.environment import offline_environment
 
-Say = Callable[[str], None]
-"""Takes one line for the person who watches."""
+LOOPBACK = "127.0.0.1"
+MODEL = "evaluated"
+PLUGIN = "appliance"
+"""Our entry point in `vllm.general_plugins`."""
+LARGEST_BATCH = 8
+"""Maximum requests in a batch: fewer batch sizes compile sooner."""
+PROCESS_BYTES = 3 * GIB
+"""Memory of a worker on a CPU in addition to weights and KV cache."""
+CPU_NUMBER_BYTES = 4
+GPU_SHARE = 0.98
+"""Maximum share of a GPU's memory for two workers."""
 PROGRESS_SECONDS = 10.0
+Say = Callable[[str], None]
+"""Prints one line of progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """A worker that answers."""
+class WorkerTemplate:
+    """What all workers of one evaluation are started with."""
+
+    settings: WorkerSettings
+    """The `worker` section of the site."""
+    device: Device
+    python: str
+    """Interpreter to run vLLM with."""
+    environment: Mapping[str, str]
+    """Of the process that starts them."""
+    token_file: Path
+    """The control token of this evaluation."""
+    choose_port: Callable[[str], int] = free_port
+
+    def plan(self, served: Served) -> LaunchPlan:
+        """
+        Plan the launch of a worker.
+
+        Raises:
+            ConfigurationError: the settings do not allow it.
+        """
+        chosen = worker_settings(self.settings, served)
+        return plan_launch(
+            chosen,
+            python=self.python,
+            port=self.choose_port(chosen.host),
+            device=self.device,
+            target=served.target,
+            draft=served.draft,
+            environment=offline_environment(self.environment, plugins=(PLUGIN,)),
+            control_token_file=self.token_file,
+        )
+
+    def dtype(self, target: Weights) -> str:
+        """The workers' arithmetic type; `unknown` if neither settings nor the target's config name it."""
+        chosen = choose_dtype(self.settings.dtype, self.device)
+        if chosen != "auto":
+            return chosen
+        fields: Mapping[str, Any] = {**target.config, **language_model(target.config)}
+        return str(fields.get("dtype") or fields.get("torch_dtype") or "unknown")
+
+    def holds_two(self, first: Served, second: Served, available_bytes: int) -> bool:
+        """Whether both workers may run at the same time."""
+        if self.device.kind is DeviceKind.GPU:
+            return 2 * self.settings.gpu_memory_fraction <= GPU_SHARE
+        need = sum(
+            PROCESS_BYTES + self.settings.cpu_kv_cache_gib * GIB + CPU_NUMBER_BYTES * _parameters(served)
+            for served in (first, second)
+        )
+        return need <= available_bytes
+
+
+def worker_settings(settings: WorkerSettings, served: Served) -> WorkerSettings:
+    """
+    The site's settings, changed for an evaluation's worker.
+
+    Raises:
+        ConfigurationError: the site's worker spans several nodes, which an evaluation cannot start.
+    """
+    if SEVERAL_NODES in settings.extra_arguments:
+        message = "worker.extra_arguments make it one of several nodes, and an evaluation starts its workers"
+        raise ConfigurationError(f"{message} on one: evaluate with settings for a single machine")
+    return settings.model_copy(
+        update={
+            "model": served.target.path,
+            "draft": served.draft.path if served.draft else None,
+            "method": "eagle3" if served.draft else "none",
+            "task": "generate",
+            "served_name": MODEL,
+            "host": LOOPBACK,
+            "port": 0,
+            "max_num_seqs": min(settings.max_num_seqs, LARGEST_BATCH),
+            "draft_token_schedule": None,
+            "tool_call_parser": None,
+            "reasoning_parser": None,
+        }
+    )
+
+
+def context_of(settings: WorkerSettings, target: Weights) -> int:
+    """
+    Maximum context in tokens.
+
+    Raises:
+        ConfigurationError: neither the settings nor the target's config contain it.
+    """
+    longest = settings.max_model_len or language_model(target.config).get("max_position_embeddings")
+    if not isinstance(longest, int):
+        message = "neither worker.max_model_len nor the target's config.json give the maximum context"
+        raise ConfigurationError(f"{message}: set worker.max_model_len")
+    return longest
+
+
+def available_memory(meminfo: str) -> int:
+    """Bytes of available memory in the text of /proc/meminfo; 0 if it has none."""
+    for line in meminfo.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if name == "MemAvailable" and words and words[0].isdecimal():
+            return int(words[0]) * 1024
+    return 0
+
+
+def _parameters(served: Served) -> int:
+    models = [served.target, *([served.draft] if served.draft else [])]
+    return sum(math.prod(tensor.shape) for weights in models for tensor in weights.tensors.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationWorker:
+    """A running worker and its clients."""
 
     arm: Arm
     worker: Worker
-    asker: Asker
+    asker: CompletionClient
     speculation: SpeculationClient
 
 
 @asynccontextmanager
-async def running(
+async def run_worker(
     arm: Arm, plan: LaunchPlan, *, token: str, max_tokens: int, logs: Path, say: Say
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[EvaluationWorker]:
     """
-    Start a worker, hold it for as long as the context lasts, and end every process of it.
+    Run a worker while the context lasts; every process of it ends, also on an error or cancellation.
 
-    It is ended on an error and on cancellation as well; and should this process be killed, the guardian
-    above the worker ends it (`appliance.serving.guardian`).
+    If this process is killed, the guardian above the worker ends it (`appliance.serving.guardian`).
 
     Args:
-        arm: what it is for.
+        arm: names the worker and its log.
         plan: how it is started.
-        token: secret that its plugin expects.
-        max_tokens: longest answer.
+        token: control token that its plugin expects.
+        max_tokens: maximum length of an answer.
         logs: directory of its log.
-        say: told how far the start is.
+        say: prints the progress of the start.
 
     Raises:
-        WorkerStartError: it does not start; the line says why and where its log is.
+        WorkerStartError: it does not start; names the reason and its log.
     """
-    told = 0.0
+    reported = 0.0
 
     def report(progress: StartProgress) -> None:
-        nonlocal told
-        if progress.seconds - told >= PROGRESS_SECONDS:
-            told = progress.seconds
+        nonlocal reported
+        if progress.seconds - reported >= PROGRESS_SECONDS:
+            reported = progress.seconds
             say(f"{arm}: worker is {progress.phase}, {progress.seconds:.0f} s")
 
     def observe(event: WorkerEvent) -> None:
@@ -69,13 +200,13 @@ async def running(
     try:
         await supervisor.healthy()
         async with (
-            Asker.open(url=plan.url, model=plan.model, max_tokens=max_tokens) as asker,
+            CompletionClient.open(url=plan.url, model=plan.model, max_tokens=max_tokens) as asker,
             SpeculationClient.open(token=token) as speculation,
         ):
             worker = Worker(worker_id=WorkerId(str(arm)), url=plan.url)
-            yield Running(arm=arm, worker=worker, asker=asker, speculation=speculation)
+            yield EvaluationWorker(arm=arm, worker=worker, asker=asker, speculation=speculation)
     finally:
-        # A second cancellation breaks these waits off; the task's own end then kills what is left.
+        # A second cancellation interrupts these waits; the task's own end then kills what is left.
         try:
             await supervisor.stop()
         finally:

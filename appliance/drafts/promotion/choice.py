@@ -16,8 +16,8 @@ from pathlib import Path
 from appliance.drafts.evaluation.store import load_measured
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.lint.rules import Finding, Severity
+from appliance.drafts.registry.active_draft import read_active_draft
 from appliance.drafts.registry.registry import DraftRegistry
-from appliance.drafts.registry.standing import read_standing
 from appliance.errors import ApplianceError, DraftRefusedError
 from appliance.serving.restart_request import CandidateDraft
 from appliance.serving.weights import Weights, inspect_weights
@@ -68,7 +68,7 @@ class DraftChooser:
     def choose(self, candidate: CandidateDraft | None) -> Choice:
         """Choose a draft; reads whole files, never raises.  `candidate` is the restart request's."""
         try:
-            standing = read_standing(self._directory, self._target.digest)
+            standing = read_active_draft(self._directory, self._target.digest)
         except (ApplianceError, OSError, ValueError) as error:
             return Choice(problems=(Problem(draft="", why=_line(error)),))
         problems: list[Problem] = []

@@ -35,8 +35,8 @@ from appliance.drafts.promotion.trial import (
     handicaps,
     judge,
 )
+from appliance.drafts.registry.active_draft import read_active_draft
 from appliance.drafts.registry.revision import Revision
-from appliance.drafts.registry.standing import read_standing
 from appliance.errors import ApplianceError, ControlRefusedError
 from appliance.serving.restart_request import CandidateDraft
 from appliance.serving.weights import inspect_weights
@@ -131,7 +131,7 @@ async def _promote(run: PromotionRun, revision: Revision, recent: RecentCounts) 
         raise EndedError(PromotionStage.REFUSED, judgement.reason)
     await run.move(PromotionStage.ROLLOUT, judgement.reason)
     await _roll_out(run)
-    standing = await asyncio.to_thread(read_standing, parts.directory, promotion.target)
+    standing = await asyncio.to_thread(read_active_draft, parts.directory, promotion.target)
     known = {
         "previous_draft": promotion.incumbent,
         "evaluation": (promotion.evaluation or "").removeprefix("sha256:"),

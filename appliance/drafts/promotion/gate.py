@@ -7,10 +7,10 @@ Fails closed: a draft is refused unless it is known to be allowed, with one line
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from appliance.drafts.evaluation.report import Evaluation, Verdict
+from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict
 from appliance.drafts.promotion.promotion import Promotion, PromotionStage
+from appliance.drafts.registry.active_draft import ActiveDraft
 from appliance.drafts.registry.revision import Revision
-from appliance.drafts.registry.standing import Standing
 from appliance.errors import ControlRefusedError, DraftNotFoundError, DraftRefusedError
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 
@@ -48,7 +48,7 @@ def target_of(snapshots: Iterable[WorkerSnapshot], model: str | None) -> str:
     raise ControlRefusedError(message)
 
 
-def incumbent_of(standing: Standing, members: Iterable[WorkerSnapshot]) -> str:
+def incumbent_of(standing: ActiveDraft, members: Iterable[WorkerSnapshot]) -> str:
     """
     Digest of the draft in service; empty if the target is served without one.
 
@@ -78,7 +78,7 @@ def check_evaluation(revision: Revision, evaluation: Evaluation | None, incumben
     again = f"evaluate it (appliance draft evaluate {name})"
     if evaluation is None:
         raise DraftRefusedError(f"draft {name} was never evaluated: {again}")
-    if evaluation.verdict is not Verdict.PASSED or not evaluation.complete:
+    if evaluation.verdict is not EvaluationVerdict.PASSED or not evaluation.complete:
         why = evaluation.reasons[0] if evaluation.reasons else "it is not complete"
         raise DraftRefusedError(f"the evaluation of draft {name} refused it: {why}")
     if evaluation.target != revision.target:
@@ -92,7 +92,7 @@ def check_evaluation(revision: Revision, evaluation: Evaluation | None, incumben
     return evaluation.digest
 
 
-def rollback_draft(standing: Standing, to: str | None) -> str | None:
+def rollback_draft(standing: ActiveDraft, to: str | None) -> str | None:
     """
     The draft that a rollback restores, one that served before; None for that of the settings.
 
@@ -122,7 +122,7 @@ def rollback_draft(standing: Standing, to: str | None) -> str | None:
     return found.pop()
 
 
-def own_draft(standing: Standing, promotions: Iterable[Promotion]) -> str:
+def own_draft(standing: ActiveDraft, promotions: Iterable[Promotion]) -> str:
     """Digest of the settings' draft, from the promotion that replaced it; empty if unknown."""
     chain = (standing.draft, *standing.previous)
     successor = next((later for later, earlier in pairwise(chain) if earlier is None), None)

@@ -34,7 +34,7 @@ from appliance.drafts.promotion.run import (
     PromotionRun,
 )
 from appliance.drafts.promotion.store import PromotionStore
-from appliance.drafts.registry.active_draft import Standing, read_standing
+from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
 from appliance.drafts.registry.revision import Revision
 from appliance.errors import (
     ConfigurationError,
@@ -188,7 +188,7 @@ class Promoter:
             return running.promotion
         async with self._begin():
             target = target_of(self._targets.pool.snapshots, model)
-            standing = await asyncio.to_thread(read_standing, self._parts.directory, target)
+            standing = await asyncio.to_thread(read_active_draft, self._parts.directory, target)
             former = rollback_draft(standing, to)
             known, _ = await asyncio.to_thread(self._store.list)
             began = self._parts.now()
@@ -238,7 +238,7 @@ class Promoter:
             for each in kept[:SHOWN]
         )
 
-    async def standings(self) -> tuple[Standing, ...]:
+    async def standings(self) -> tuple[ActiveDraft, ...]:
         """
         The standing of each target that a worker serves.
 
@@ -247,7 +247,7 @@ class Promoter:
         """
         targets = sorted({seen.weights for seen in self.workers if seen.weights})
         return tuple(
-            [await asyncio.to_thread(read_standing, self._parts.directory, target) for target in targets]
+            [await asyncio.to_thread(read_active_draft, self._parts.directory, target) for target in targets]
         )
 
     @property
@@ -259,13 +259,13 @@ class Promoter:
         """Whether this gateway holds the control lease, so that promotions can begin here."""
         return self._targets.is_acting()
 
-    def _find(self, name: str) -> tuple[Revision, Standing]:
+    def _find(self, name: str) -> tuple[Revision, ActiveDraft]:
         try:
             registry = self._parts.open_registry()
         except ConfigurationError as error:
             raise DraftStorageError(str(error)) from error
         revision = registry.find(name)
-        return revision, read_standing(self._parts.directory, revision.target)
+        return revision, read_active_draft(self._parts.directory, revision.target)
 
     @asynccontextmanager
     async def _begin(self) -> AsyncIterator[None]:
@@ -343,7 +343,7 @@ class Promoter:
         if promotion.stage is PromotionStage.RETURNING:
             await roll_back(run)
             return
-        standing = await asyncio.to_thread(read_standing, self._parts.directory, promotion.target)
+        standing = await asyncio.to_thread(read_active_draft, self._parts.directory, promotion.target)
         if standing.draft == promotion.draft and standing.promotion is None:
             await finish(run)
             return

@@ -21,8 +21,8 @@ from appliance.control.recycle import Recycler, RecycleResult
 from appliance.drafts.promotion.gate import NONE
 from appliance.drafts.promotion.promotion import Promotion, PromotionStage
 from appliance.drafts.promotion.store import PromotionStore
+from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft, write_active_draft
 from appliance.drafts.registry.registry import DraftRegistry
-from appliance.drafts.registry.standing import Standing, read_standing, write_standing
 from appliance.errors import ApplianceError, DraftStorageError
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
@@ -204,7 +204,7 @@ class PromotionRun:
     async def move_with_retry(self, stage: PromotionStage, text: str, **changes: Any) -> None:  # noqa: ANN401 - as `replace`
         await self.retry_until_done(lambda: self.move(stage, text, **changes))
 
-    async def change_standing(self, change: Callable[[Standing], Standing]) -> None:
+    async def change_standing(self, change: Callable[[ActiveDraft], ActiveDraft]) -> None:
         """
         Change which draft is in service or on trial.
 
@@ -234,10 +234,10 @@ class PromotionRun:
         except ApplianceError as error:
             self.parts.logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
 
-    def _change_standing(self, change: Callable[[Standing], Standing]) -> None:
-        standing = read_standing(self.parts.directory, self.promotion.target)
+    def _change_standing(self, change: Callable[[ActiveDraft], ActiveDraft]) -> None:
+        standing = read_active_draft(self.parts.directory, self.promotion.target)
         if (changed := change(standing)) != standing:
-            write_standing(self.parts.directory, changed)
+            write_active_draft(self.parts.directory, changed)
 
     def _fields(self, step: str) -> dict[str, Any]:
         return {
@@ -249,7 +249,7 @@ class PromotionRun:
         }
 
 
-def restored(standing: Standing, promotion: Promotion) -> Standing:
+def restored(standing: ActiveDraft, promotion: Promotion) -> ActiveDraft:
     """The standing without a failed promotion, or after a rollback; idempotent."""
     if promotion.kind == "promotion":
         if standing.promotion != promotion.promotion_id:

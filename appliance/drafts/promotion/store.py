@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from appliance.drafts.promotion.promotion import Promotion, decode
-from appliance.drafts.registry.standing import STANDING, read_standing, write_standing
+from appliance.drafts.registry.active_draft import STANDING, read_active_draft, write_active_draft
 from appliance.errors import DraftStorageError
 from appliance.infra.data_directory import write_private
 
@@ -84,13 +84,13 @@ class PromotionStore:
         changed: list[str] = []
         for file in sorted((self._registry / STANDING).glob("*.json")):
             try:
-                standing = read_standing(self._registry, f"sha256:{file.stem}")
+                standing = read_active_draft(self._registry, f"sha256:{file.stem}")
             except DraftStorageError:
                 # No worker starts by a damaged one: it falls back to the draft of its settings.
                 changed.append(file.name)
                 continue
             if standing.promotion is not None and standing.promotion not in known:
-                write_standing(self._registry, replace(standing, promotion=None, candidate=None))
+                write_active_draft(self._registry, replace(standing, promotion=None, candidate=None))
                 changed.append(file.name)
         return tuple(changed)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from appliance.drafts.evaluation.report import Evaluation, Verdict
+from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict
 
 DATASET = f"sha256:{'d' * 64}"
 
@@ -13,7 +13,7 @@ def bare_report(draft: str, target: str, **more: Any) -> Evaluation:
         "draft": draft,
         "target": target,
         "dataset": DATASET,
-        "verdict": Verdict.PASSED,
+        "verdict": EvaluationVerdict.PASSED,
         "reasons": (),
         "made": "2026-11-22T10:00:00.000Z",
         "engine": "vllm 0.32.0",

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from appliance.drafts.evaluation.arms import Arm, Prompt, Served
-from appliance.drafts.evaluation.asking import Asker
-from appliance.drafts.evaluation.contest import Contest
-from appliance.drafts.evaluation.evaluating import Data, Site
+from appliance.drafts.evaluation.asking import CompletionClient
+from appliance.drafts.evaluation.comparison import Comparison
+from appliance.drafts.evaluation.evaluating import EvaluationSite, HeldOutData
 from appliance.drafts.evaluation.prompts import choose_prompts
-from appliance.drafts.evaluation.worker import Running
-from appliance.drafts.harvest.sample import Sample
+from appliance.drafts.evaluation.worker import EvaluationWorker
+from appliance.drafts.harvest.sample import TrainingSample
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
 from appliance.serving.launch import LaunchPlan
@@ -57,7 +57,7 @@ def prompt(place: int = 0, **more: Any) -> Prompt:
     return Prompt(**{**values, **more})
 
 
-def sample(place: int, *, prompt_tokens: int = 6, answer_tokens: int = 4, **more: Any) -> Sample:
+def sample(place: int, *, prompt_tokens: int = 6, answer_tokens: int = 4, **more: Any) -> TrainingSample:
     dice = random.Random(place)
     values = {
         "request_id": f"request-{place}",
@@ -68,16 +68,16 @@ def sample(place: int, *, prompt_tokens: int = 6, answer_tokens: int = 4, **more
         "loss_mask": (False,) * prompt_tokens + (True,) * answer_tokens,
         "salt": f"{place:032x}",
     }
-    return Sample(**{**values, **more})
+    return TrainingSample(**{**values, **more})
 
 
-def data(count: int) -> Data:
+def data(count: int) -> HeldOutData:
     chosen = choose_prompts(map(sample, range(count)), count=count, room=1000)
-    return Data(digest=DATASET, chosen=chosen, missing=0)
+    return HeldOutData(digest=DATASET, chosen=chosen, missing=0)
 
 
 TARGET, OLD, NEW = weights("a"), weights("b"), weights("c")
-CONTEST = Contest(target=TARGET, candidate=NEW, incumbent=OLD, objections=())
+COMPARISON = Comparison(target=TARGET, candidate=NEW, incumbent=OLD, objections=())
 
 
 @dataclass
@@ -119,25 +119,25 @@ class Programs:
 @asynccontextmanager
 async def in_thread(
     arm: Arm, plan: LaunchPlan, *, token: str, max_tokens: int, logs: Path, say: Callable[[str], None]
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[EvaluationWorker]:
     """Run the program in a thread of this process, which takes no time to start; it cannot die."""
     server = make_server(plan.port, json.loads(plan.argv[-1]))
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         async with (
-            Asker.open(url=plan.url, model=plan.model, max_tokens=max_tokens) as asker,
+            CompletionClient.open(url=plan.url, model=plan.model, max_tokens=max_tokens) as asker,
             SpeculationClient.open(token=token) as speculation,
         ):
             worker = Worker(worker_id=WorkerId(str(arm)), url=plan.url)
-            yield Running(arm=arm, worker=worker, asker=asker, speculation=speculation)
+            yield EvaluationWorker(arm=arm, worker=worker, asker=asker, speculation=speculation)
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-def site(directory: Path, say: Callable[[str], None] = lambda _line: None, **more: Any) -> Site:
+def site(directory: Path, say: Callable[[str], None] = lambda _line: None, **more: Any) -> EvaluationSite:
     ticks = iter(range(10**9))
     values = {
         "directory": directory,
@@ -152,4 +152,4 @@ def site(directory: Path, say: Callable[[str], None] = lambda _line: None, **mor
         "clock": lambda: float(next(ticks)),
         "wall_clock": lambda: 1_800_000_000.0,
     }
-    return Site(**{**values, **more})
+    return EvaluationSite(**{**values, **more})

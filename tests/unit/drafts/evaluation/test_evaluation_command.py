@@ -17,10 +17,10 @@ from appliance.cli.draft import evaluate as command
 from appliance.drafts.evaluation import evaluating, runner
 from appliance.drafts.evaluation.report import Evaluation
 from appliance.drafts.evaluation.store import load_evaluation
-from appliance.drafts.evaluation.worker import running
+from appliance.drafts.evaluation.worker import run_worker
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
-from appliance.drafts.registry.opening import open_registry, site_signer
-from appliance.drafts.registry.standing import Standing, write_standing
+from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft
+from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.errors import (
     AuditUnavailableError,
     ConfigurationError,
@@ -103,8 +103,8 @@ def bench(tmp_path, monkeypatch) -> Bench:
         registry.add(path, target=digest, how="imported", signer=signer).digest for path in (first, second)
     )
     programs = Programs({old: {"rate": 0.4}, new: {"rate": 0.75}})
-    monkeypatch.setattr(evaluating, "Place", programs)
-    monkeypatch.setattr(runner, "running", in_thread)
+    monkeypatch.setattr(evaluating, "WorkerTemplate", programs)
+    monkeypatch.setattr(runner, "run_worker", in_thread)
     dataset = SmallDataset(digest_tokenizer(target))
     monkeypatch.setattr(command, "open_dataset", lambda _settings, _name: dataset)
     return Bench(settings, config, target, digest, old, new, programs)
@@ -140,8 +140,8 @@ def test_a_draft_that_passed_is_reported_shown_and_recorded(bench):
 
 def test_a_draft_that_was_refused_ends_with_exit_code_1_and_its_reasons(bench):
     """The other way round: the new one is in service and the old one wants to."""
-    standing = Standing(target=bench.target_digest, draft=bench.new)
-    write_standing(bench.drafts, standing)
+    standing = ActiveDraft(target=bench.target_digest, draft=bench.new)
+    write_active_draft(bench.drafts, standing)
     result = bench.invoke(bench.old)
     assert result.exit_code == 1, result.exception
     assert "reason     its acceptance length is " in result.stdout
@@ -230,7 +230,7 @@ def test_a_report_that_the_log_cannot_take_does_not_come_into_being(bench, monke
 
 def test_a_worker_that_dies_leaves_no_report_and_the_next_try_goes_on(bench, monkeypatch):
     """An error is no verdict."""
-    monkeypatch.setattr(runner, "running", running)
+    monkeypatch.setattr(runner, "run_worker", run_worker)
     bench.programs.scripts[bench.new]["dies_at"] = 30
     assert isinstance(bench.invoke(bench.new).exception, WorkerFailedError)
     assert load_evaluation(bench.drafts, bench.new) is None

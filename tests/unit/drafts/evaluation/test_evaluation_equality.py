@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.evaluation.equality import EPSILONS, Agreement, compare, epsilon_of
-from appliance.drafts.evaluation.trail import Candidate, near_tokens, trail_of
+from appliance.drafts.evaluation.equality import (
+    EPSILONS,
+    Agreement,
+    LikelyToken,
+    compare,
+    epsilon_of,
+    near_tokens,
+    trail_of,
+)
 from tests.unit.drafts.evaluation.evaluation_parts import prompt
 
 ASKED = prompt()
@@ -17,7 +24,7 @@ answers = st.lists(st.integers(0, 2**20), max_size=12)
 def near(**gaps: float):
     """What else the target could have said: at `at2` token 9 with this gap, and so on."""
     choices = [
-        [Candidate(token_id=token, gap=0.0), Candidate(token_id=9, gap=gaps.get(f"at{place}", 3.0))]
+        [LikelyToken(token_id=token, gap=0.0), LikelyToken(token_id=9, gap=gaps.get(f"at{place}", 3.0))]
         for place, token in enumerate(OWN)
     ]
     return near_tokens(ASKED, OWN, choices, epsilon=1.0)
@@ -63,7 +70,7 @@ def test_only_the_first_place_where_they_part_counts():
 
 def test_several_tokens_may_tie():
     """In half precision three tokens can have the very same logit."""
-    choices = [[Candidate(token_id=token, gap=gap) for token, gap in ((5, 0.0), (9, 0.0), (10, 0.0))]]
+    choices = [[LikelyToken(token_id=token, gap=gap) for token, gap in ((5, 0.0), (9, 0.0), (10, 0.0))]]
     found = near_tokens(ASKED, (5,), choices, epsilon=1.0)
     for token in (9, 10):
         assert compare(trail_of(ASKED, (5,)), found, trail_of(ASKED, (token,)), EPSILON).agreement == "tie"

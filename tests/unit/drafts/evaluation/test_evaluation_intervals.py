@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from appliance.drafts.evaluation.intervals import (
     STUDENT,
-    Drafted,
+    RequestDrafts,
     acceptance_length,
     length_ratio,
     mean_ratio,
@@ -20,7 +20,7 @@ K = 3
 TRIALS = 400
 
 
-def drafted(dice: random.Random, ease: float, drafts: int) -> Drafted:
+def drafted(dice: random.Random, ease: float, drafts: int) -> RequestDrafts:
     """One request: its own ease moves the chance of all its draft tokens together."""
     accepted = 0
     for _ in range(drafts):
@@ -28,7 +28,7 @@ def drafted(dice: random.Random, ease: float, drafts: int) -> Drafted:
         while position < K and dice.random() < ease:
             position += 1
         accepted += position
-    return Drafted(drafts=drafts, accepted=accepted)
+    return RequestDrafts(drafts=drafts, accepted=accepted)
 
 
 def expected_length(easy: float, hard: float) -> float:
@@ -103,18 +103,18 @@ def test_mean_ratios_of_rounds_hold_the_truth():
 
 def test_one_observation_proves_nothing():
     """Without a spread there is no interval, or one of everything that is possible."""
-    one = Drafted(drafts=100, accepted=150)
+    one = RequestDrafts(drafts=100, accepted=150)
     alone = acceptance_length([one], K)
     assert (alone.value, alone.low, alone.high) == (2.5, 1.0, 4.0)
     assert length_ratio([(one, one)]) is None
     assert mean_ratio([1.2]) is None
-    assert acceptance_length([Drafted(drafts=0, accepted=0)], K) is None
+    assert acceptance_length([RequestDrafts(drafts=0, accepted=0)], K) is None
 
 
 @given(
     st.lists(
         st.tuples(st.integers(1, 200), st.integers(0, 200)).map(
-            lambda pair: Drafted(drafts=pair[0], accepted=min(pair[1], K * pair[0]))
+            lambda pair: RequestDrafts(drafts=pair[0], accepted=min(pair[1], K * pair[0]))
         ),
         min_size=1,
         max_size=30,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from appliance.drafts.evaluation.arms import Served
-from appliance.drafts.evaluation.place import Place, available_memory, context_of
+from appliance.drafts.evaluation.worker import WorkerTemplate, available_memory, context_of
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
@@ -18,8 +18,8 @@ GPU = Device(kind=DeviceKind.GPU, count=1, bfloat16=True)
 WITH, ALONE = Served(target=TARGET, draft=NEW), Served(target=TARGET)
 
 
-def place(settings: WorkerSettings | None = None, device: Device = CPU) -> Place:
-    return Place(
+def place(settings: WorkerSettings | None = None, device: Device = CPU) -> WorkerTemplate:
+    return WorkerTemplate(
         settings=settings or WorkerSettings(),
         device=device,
         python="/usr/bin/python3",

@@ -7,21 +7,27 @@ from html.parser import HTMLParser
 import pytest
 
 from appliance.drafts.evaluation.arms import Arm, Mode
-from appliance.drafts.evaluation.equality import Agreement
-from appliance.drafts.evaluation.intervals import Interval
+from appliance.drafts.evaluation.equality import Agreement, trail_of
+from appliance.drafts.evaluation.intervals import ConfidenceInterval
 from appliance.drafts.evaluation.page import render_page
-from appliance.drafts.evaluation.report import Aspect, Evaluation, Speed, Verdict
-from appliance.drafts.evaluation.results import Answered, Pace, StepResult
+from appliance.drafts.evaluation.report import (
+    ArmSpeed,
+    Evaluation,
+    EvaluationVerdict,
+    PromptResult,
+    StepResult,
+    StepTotals,
+    TrafficAspect,
+)
 from appliance.drafts.evaluation.store import load_evaluation, save_evaluation
 from appliance.drafts.evaluation.summary import (
-    comparisons,
     equalities,
     expected,
     gather,
+    length_ratios,
     lines,
 )
-from appliance.drafts.evaluation.trail import trail_of
-from appliance.drafts.record import parse_record
+from appliance.drafts.training_record import parse_record
 from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError
 from tests.unit.drafts.evaluation.evaluation_parts import DATASET, digest_of, prompt
 
@@ -34,8 +40,8 @@ PROMPTS = [
 ARMS = tuple(Arm)
 
 
-def answered(place: int, mode: Mode, accepted_at=(), drafts=10, tokens=(1, 2, 3), near=()) -> Answered:
-    return Answered(
+def answered(place: int, mode: Mode, accepted_at=(), drafts=10, tokens=(1, 2, 3), near=()) -> PromptResult:
+    return PromptResult(
         prompt=place,
         mode=mode,
         tokens=len(tokens),
@@ -69,14 +75,14 @@ def report() -> Evaluation:
     found = evidence()
     equal, differences = equalities(found, 1e-3)
     said = lines(found)
-    interval = Interval(value=1.25, low=1.2, high=1.3)
-    paces = (Pace(batch=1, draft_tokens=3, steps=10, seconds=0.5, requests=10, tokens=24),)
+    interval = ConfidenceInterval(value=1.25, low=1.2, high=1.3)
+    paces = (StepTotals(batch=1, draft_tokens=3, steps=10, seconds=0.5, requests=10, tokens=24),)
     return Evaluation(
         draft=digest_of("c"),
         incumbent=digest_of("b"),
         target=digest_of("a"),
         dataset=DATASET,
-        verdict=Verdict.REFUSED,
+        verdict=EvaluationVerdict.REFUSED,
         reasons=("it is <slow>",),
         made="2026-11-22T10:00:00Z",
         engine="vllm 0.32.0",
@@ -94,8 +100,8 @@ def report() -> Evaluation:
         together=True,
         complete=True,
         lines=said,
-        comparisons=comparisons(found),
-        speeds=(Speed(arm=Arm.CANDIDATE, gain=interval, paces=paces),),
+        comparisons=length_ratios(found),
+        speeds=(ArmSpeed(arm=Arm.CANDIDATE, gain=interval, paces=paces),),
         speed_ratio=interval,
         equalities=equal,
         differences=differences,
@@ -159,14 +165,14 @@ def test_acceptance_is_broken_down_by_mode_context_and_template():
     """Contexts stand in the order of their length; prompts are the unit, whatever was asked of them."""
     found = [line for line in lines(evidence()) if line.arm is Arm.CANDIDATE]
     assert [(line.aspect, line.value, line.requests, line.drafts) for line in found] == [
-        (Aspect.ALL, "all", 4, 80),
-        (Aspect.MODE, "greedy", 4, 40),
-        (Aspect.MODE, "sampled", 4, 40),
-        (Aspect.CONTEXT, "0-1k", 2, 40),
-        (Aspect.CONTEXT, "2k-4k", 1, 20),
-        (Aspect.CONTEXT, "16k-32k", 1, 20),
-        (Aspect.TEMPLATE, "chat-1", 3, 60),
-        (Aspect.TEMPLATE, "chat-2", 1, 20),
+        (TrafficAspect.ALL, "all", 4, 80),
+        (TrafficAspect.MODE, "greedy", 4, 40),
+        (TrafficAspect.MODE, "sampled", 4, 40),
+        (TrafficAspect.CONTEXT, "0-1k", 2, 40),
+        (TrafficAspect.CONTEXT, "2k-4k", 1, 20),
+        (TrafficAspect.CONTEXT, "16k-32k", 1, 20),
+        (TrafficAspect.TEMPLATE, "chat-1", 3, 60),
+        (TrafficAspect.TEMPLATE, "chat-2", 1, 20),
     ]
     assert found[0].acceptance_length.value == pytest.approx(2.8)
     assert found[0].per_position == (0.8, 0.6, 0.4)
@@ -175,11 +181,11 @@ def test_acceptance_is_broken_down_by_mode_context_and_template():
 
 def test_the_candidate_is_compared_on_the_prompts_that_both_answered():
     """Of kinds with one prompt alone nothing is said."""
-    found = {(each.aspect, each.value): each for each in comparisons(evidence())}
-    assert found[Aspect.ALL, "all"].ratio.value == pytest.approx(2.8 / 1.9)
-    assert found[Aspect.ALL, "all"].requests == 4
-    assert (Aspect.CONTEXT, "2k-4k") not in found
-    assert comparisons(evidence(arms=(Arm.TARGET, Arm.CANDIDATE))) == ()
+    found = {(each.aspect, each.value): each for each in length_ratios(evidence())}
+    assert found[TrafficAspect.ALL, "all"].ratio.value == pytest.approx(2.8 / 1.9)
+    assert found[TrafficAspect.ALL, "all"].requests == 4
+    assert (TrafficAspect.CONTEXT, "2k-4k") not in found
+    assert length_ratios(evidence(arms=(Arm.TARGET, Arm.CANDIDATE))) == ()
 
 
 def test_rounds_that_an_arm_did_not_finish_are_left_out_of_everything():
@@ -190,7 +196,7 @@ def test_rounds_that_an_arm_did_not_finish_are_left_out_of_everything():
     assert found.compared == 2
     assert {line.acceptance_length.value for line in lines(found)} == {1.9}
     nothing = gather([], ARMS, PROMPTS, 3)
-    assert (nothing.compared, lines(nothing), comparisons(nothing)) == (0, (), ())
+    assert (nothing.compared, lines(nothing), length_ratios(nothing)) == (0, (), ())
 
 
 def test_differences_are_counted_by_arm_and_named_mismatches_first():

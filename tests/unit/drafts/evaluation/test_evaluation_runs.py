@@ -11,12 +11,12 @@ import pytest
 from appliance.drafts.evaluation import evaluating, runner
 from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.evaluating import evaluate, forget_work
-from appliance.drafts.evaluation.report import Evaluation, Verdict
-from appliance.drafts.evaluation.runner import Options
-from appliance.drafts.evaluation.worker import running
+from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict
+from appliance.drafts.evaluation.runner import EvaluationOptions
+from appliance.drafts.evaluation.worker import run_worker
 from appliance.errors import DraftRefusedError, WorkerFailedError, WorkerStartError
 from tests.unit.drafts.evaluation.evaluation_parts import (
-    CONTEST,
+    COMPARISON,
     NEW,
     OLD,
     STARTER,
@@ -30,7 +30,7 @@ from tests.unit.drafts.evaluation.evaluation_parts import (
 
 PROMPTS = 16
 DRAFTS = {OLD.digest: {"rate": 0.4}, NEW.digest: {"rate": 0.75}}
-OPTIONS = Options(max_tokens=24, draft_tokens=3)
+OPTIONS = EvaluationOptions(max_tokens=24, draft_tokens=3)
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def programs(monkeypatch):
         for name, script in scripts.items():
             merged[named[name]] = {**merged.get(named[name], {}), **script}
         made = Programs(merged, holds)
-        monkeypatch.setattr(evaluating, "Place", made)
-        monkeypatch.setattr(runner, "running", running if processes else in_thread)
+        monkeypatch.setattr(evaluating, "WorkerTemplate", made)
+        monkeypatch.setattr(runner, "run_worker", run_worker if processes else in_thread)
         return made
 
     return choose
@@ -60,16 +60,16 @@ def running_programs() -> list[int]:
     return found
 
 
-async def run(directory: Path, contest=CONTEST, prompts: int = PROMPTS, **more) -> Evaluation:
+async def run(directory: Path, comparison=COMPARISON, prompts: int = PROMPTS, **more) -> Evaluation:
     options = more.pop("options", OPTIONS)
-    return await evaluate(contest, data(prompts), options, site(directory, **more))
+    return await evaluate(comparison, data(prompts), options, site(directory, **more))
 
 
 async def test_a_better_draft_passes_with_its_numbers(programs, tmp_path):
     """Acceptance, speed and equality, all from what the workers said; no process is left."""
     programs(processes=True)
     found = await run(tmp_path)
-    assert (found.verdict, found.reasons) == (Verdict.PASSED, ())
+    assert (found.verdict, found.reasons) == (EvaluationVerdict.PASSED, ())
     assert (found.prompts, found.compared, found.complete, found.together) == (PROMPTS, PROMPTS, True, True)
     # 1 + r + r^2 + r^3 for a chain whose every token is accepted with chance r.
     assert found.acceptance_length(Arm.CANDIDATE).value == pytest.approx(2.73, abs=0.2)
@@ -91,7 +91,7 @@ async def test_a_draft_that_accepts_less_is_refused(programs, tmp_path):
     """And slower, which is another reason."""
     programs(new={"rate": 0.3})
     found = await run(tmp_path)
-    assert found.verdict is Verdict.REFUSED
+    assert found.verdict is EvaluationVerdict.REFUSED
     assert [reason.partition(" is ")[0] for reason in found.reasons] == ["its acceptance length", "its speed"]
 
 
@@ -107,7 +107,7 @@ async def test_an_arm_that_answers_differently_is_refused(programs, tmp_path):
     """The target was not near that token; every answer counts."""
     programs(new={"parts": True})
     found = await run(tmp_path)
-    assert found.verdict is Verdict.REFUSED
+    assert found.verdict is EvaluationVerdict.REFUSED
     assert found.mismatches == PROMPTS
     assert found.reasons[0].startswith(f"{PROMPTS} of {PROMPTS} of its greedy answers differ")
     assert {each.position for each in found.differences} == {3}
@@ -117,19 +117,19 @@ async def test_an_arm_that_parts_at_ties_passes(programs, tmp_path):
     """Where the target itself had both tokens within rounding."""
     programs(target={"gap": 0.0005}, new={"parts": True})
     found = await run(tmp_path)
-    assert (found.verdict, found.mismatches) == (Verdict.PASSED, 0)
+    assert (found.verdict, found.mismatches) == (EvaluationVerdict.PASSED, 0)
     assert found.equalities[1].ties == PROMPTS
 
 
 async def test_without_a_draft_in_service_speed_over_the_target_alone_decides(programs, tmp_path):
     """A draft that does not pay is refused, whatever it accepts."""
-    contest = replace(CONTEST, incumbent=None)
+    comparison = replace(COMPARISON, incumbent=None)
     programs()
-    found = await run(tmp_path / "one", contest)
-    assert (found.verdict, found.incumbent, found.comparisons) == (Verdict.PASSED, None, ())
+    found = await run(tmp_path / "one", comparison)
+    assert (found.verdict, found.incumbent, found.comparisons) == (EvaluationVerdict.PASSED, None, ())
     assert found.speed_ratio.low > 1.5
     programs(new={"rate": 0.1})
-    found = await run(tmp_path / "two", contest)
+    found = await run(tmp_path / "two", comparison)
     assert [reason.partition(" is ")[0] for reason in found.reasons] == ["its speed"]
 
 
@@ -138,7 +138,7 @@ async def test_workers_that_do_not_fit_together_run_in_turn(programs, tmp_path):
     started = programs(holds=False)
     found = await run(tmp_path)
     assert started.started == [TARGET.digest, OLD.digest, NEW.digest, OLD.digest]
-    assert (found.verdict, found.together, found.compared) == (Verdict.PASSED, False, PROMPTS)
+    assert (found.verdict, found.together, found.compared) == (EvaluationVerdict.PASSED, False, PROMPTS)
 
 
 async def test_a_killed_evaluation_goes_on_where_it_was(programs, tmp_path):
@@ -166,7 +166,7 @@ async def test_an_evaluation_of_something_else_starts_from_nothing(programs, tmp
     with pytest.raises(WorkerFailedError):
         await run(tmp_path)
     again = programs()
-    await run(tmp_path, options=Options(max_tokens=20, draft_tokens=3))
+    await run(tmp_path, options=EvaluationOptions(max_tokens=20, draft_tokens=3))
     assert TARGET.digest in again.started
 
 
@@ -174,14 +174,14 @@ async def test_a_time_limit_ends_it_and_what_is_missing_is_a_refusal(programs, t
     """Nothing is guessed; the same command with more time goes on."""
     programs()
     # Each step takes a second by the clock given here, and reading the clock another.
-    found = await run(tmp_path, options=Options(max_tokens=24, draft_tokens=3, seconds_limit=40))
-    assert (found.verdict, found.complete) == (Verdict.REFUSED, False)
+    found = await run(tmp_path, options=EvaluationOptions(max_tokens=24, draft_tokens=3, seconds_limit=40))
+    assert (found.verdict, found.complete) == (EvaluationVerdict.REFUSED, False)
     assert found.reasons == (
         "the time was over before every round was measured: the same command goes on from there",
     )
     again = programs()
     found = await run(tmp_path)
-    assert (found.verdict, found.complete) == (Verdict.PASSED, True)
+    assert (found.verdict, found.complete) == (EvaluationVerdict.PASSED, True)
     assert TARGET.digest not in again.started
 
 
@@ -231,9 +231,9 @@ async def test_a_worker_that_does_not_start_is_named_with_its_log(programs, tmp_
 async def test_a_candidate_with_objections_is_refused_without_starting_anything(programs, tmp_path):
     """What lint says is enough."""
     started = programs()
-    contest = replace(CONTEST, objections=("training-x: no",))
-    found = await run(tmp_path, contest)
-    assert (found.verdict, found.reasons) == (Verdict.REFUSED, ("training-x: no",))
+    comparison = replace(COMPARISON, objections=("training-x: no",))
+    found = await run(tmp_path, comparison)
+    assert (found.verdict, found.reasons) == (EvaluationVerdict.REFUSED, ("training-x: no",))
     assert (started.started, found.lines) == ([], ())
 
 
@@ -248,7 +248,7 @@ async def test_few_prompts_are_too_few(programs, tmp_path):
     """However much better it looks."""
     programs()
     found = await run(tmp_path, prompts=6)
-    assert found.verdict is Verdict.REFUSED
+    assert found.verdict is EvaluationVerdict.REFUSED
     (reason,) = found.reasons
     assert reason.startswith("too few prompts for a decision: 6 were answered by every arm, and 8 are needed")
 

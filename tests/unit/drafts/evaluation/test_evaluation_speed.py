@@ -3,12 +3,12 @@
 import pytest
 
 from appliance.drafts.evaluation.arms import Arm
-from appliance.drafts.evaluation.results import Pace, StepResult
-from appliance.drafts.evaluation.speed import gain, gains, speed_ratio, total
+from appliance.drafts.evaluation.report import StepResult, StepTotals
+from appliance.drafts.evaluation.speed import gain, gains, speed_ratio, step_totals
 
 
 def pace(batch: int, draft_tokens: int, *, step_seconds: float, tokens_per_step: float, steps: int = 100):
-    return Pace(
+    return StepTotals(
         batch=batch,
         draft_tokens=draft_tokens,
         steps=steps,
@@ -18,7 +18,7 @@ def pace(batch: int, draft_tokens: int, *, step_seconds: float, tokens_per_step:
     )
 
 
-def paces(factor: float = 1.0, length: float = 2.4) -> tuple[Pace, ...]:
+def paces(factor: float = 1.0, length: float = 2.4) -> tuple[StepTotals, ...]:
     """One round at batch size 1; `factor` is how slow the process is, for whatever reason."""
     return (
         pace(1, 3, step_seconds=0.006 * factor, tokens_per_step=length),
@@ -26,7 +26,7 @@ def paces(factor: float = 1.0, length: float = 2.4) -> tuple[Pace, ...]:
     )
 
 
-def result(arm: Arm, number: int, measured: tuple[Pace, ...]) -> StepResult:
+def result(arm: Arm, number: int, measured: tuple[StepTotals, ...]) -> StepResult:
     return StepResult(arm=arm, number=number, answered=(), paces=measured)
 
 
@@ -78,7 +78,7 @@ def test_the_rounds_of_an_arm_are_added_up():
     """What people are shown: every kind of step, over the whole evaluation."""
     results = [result(Arm.CANDIDATE, 0, paces()), result(Arm.CANDIDATE, 1, paces())]
     results.append(result(Arm.INCUMBENT, 0, paces(3.0)))
-    plain, drafted = total(results, Arm.CANDIDATE)
+    plain, drafted = step_totals(results, Arm.CANDIDATE)
     assert (plain.draft_tokens, plain.steps, plain.tokens) == (0, 200, 200)
     assert (drafted.draft_tokens, drafted.steps, drafted.tokens) == (3, 200, 480)
     assert drafted.seconds == pytest.approx(1.2)

@@ -3,24 +3,24 @@
 import pytest
 
 from appliance.drafts.evaluation.arms import Arm
-from appliance.drafts.evaluation.intervals import Interval
-from appliance.drafts.evaluation.report import Equality, Verdict
-from appliance.drafts.evaluation.verdict import LEAST_PROMPTS, Measured, judge, objections
+from appliance.drafts.evaluation.intervals import ConfidenceInterval
+from appliance.drafts.evaluation.report import Equality, EvaluationVerdict
+from appliance.drafts.evaluation.verdict import MIN_PROMPTS, EvaluationMeasurements, judge, objections
 from appliance.drafts.lint.rules import Finding, Rule, Severity
-from appliance.drafts.record import TrainingRecord
+from appliance.drafts.training_record import TrainingRecord
 from tests.unit.drafts.evaluation.evaluation_parts import digest_of
 
-BETTER = Interval(value=1.1, low=1.05, high=1.15)
-SLIGHTLY_LESS = Interval(value=0.99, low=0.981, high=1.0)
-UNKNOWN = Interval(value=1.0, low=0.9, high=1.1)
-WORSE = Interval(value=0.9, low=0.85, high=0.95)
+BETTER = ConfidenceInterval(value=1.1, low=1.05, high=1.15)
+SLIGHTLY_LESS = ConfidenceInterval(value=0.99, low=0.981, high=1.0)
+UNKNOWN = ConfidenceInterval(value=1.0, low=0.9, high=1.1)
+WORSE = ConfidenceInterval(value=0.9, low=0.85, high=0.95)
 
 
 def equality(mismatches: int = 0, arm: Arm = Arm.CANDIDATE) -> Equality:
     return Equality(arm=arm, compared=64, same=60 - mismatches, ties=4, mismatches=mismatches)
 
 
-def measured(**more) -> Measured:
+def measured(**more) -> EvaluationMeasurements:
     values = {
         "complete": True,
         "compared": 64,
@@ -31,7 +31,7 @@ def measured(**more) -> Measured:
         "equalities": (equality(), equality(arm=Arm.INCUMBENT)),
         "margin": 0.02,
     }
-    return Measured(**{**values, **more})
+    return EvaluationMeasurements(**{**values, **more})
 
 
 @pytest.mark.parametrize(
@@ -40,15 +40,15 @@ def measured(**more) -> Measured:
         measured(),
         measured(acceptance=SLIGHTLY_LESS),
         measured(speed=SLIGHTLY_LESS),
-        measured(acceptance=Interval(value=0.99, low=0.98, high=1.0)),
+        measured(acceptance=ConfidenceInterval(value=0.99, low=0.98, high=1.0)),
         measured(acceptance=UNKNOWN, speed=UNKNOWN, margin=0.1),
-        measured(compared=LEAST_PROMPTS),
+        measured(compared=MIN_PROMPTS),
         measured(has_incumbent=False, acceptance=None),
     ],
 )
 def test_what_surely_loses_no_more_than_the_margin_passes(found):
     """Better, or a little worse with certainty; without a draft in service only speed counts."""
-    assert judge(found) == (Verdict.PASSED, ())
+    assert judge(found) == (EvaluationVerdict.PASSED, ())
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_surely_loses_no_more_than_the_margin_passes(found):
             "1 of 64 of the incumbent's greedy answers differ from the target's own beyond rounding",
         ),
         (
-            measured(compared=LEAST_PROMPTS - 1),
+            measured(compared=MIN_PROMPTS - 1),
             "too few prompts for a decision: 7 were answered by every arm",
         ),
         (measured(complete=False, acceptance=WORSE), "the time was over before every round was measured: "),
@@ -92,7 +92,7 @@ def test_what_surely_loses_no_more_than_the_margin_passes(found):
 def test_everything_else_is_refused_with_the_reason_in_one_line(found, reason):
     """Worse, unknown, different, too little: each has words of its own."""
     verdict, reasons = judge(found)
-    assert verdict is Verdict.REFUSED
+    assert verdict is EvaluationVerdict.REFUSED
     assert [each for each in reasons if each.startswith(reason)], reasons
     assert len(reasons) == 1
     assert "\n" not in reasons[0]
@@ -108,7 +108,7 @@ def test_too_few_prompts_say_nothing_about_acceptance_but_a_mismatch_counts():
     """Intervals of seven requests are not quoted; an answer that is wrong is wrong with any number."""
     found = measured(compared=7, acceptance=WORSE, equalities=(equality(1),))
     verdict, reasons = judge(found)
-    assert verdict is Verdict.REFUSED
+    assert verdict is EvaluationVerdict.REFUSED
     assert [reason.split()[0] for reason in reasons] == ["1", "too"]
 
 

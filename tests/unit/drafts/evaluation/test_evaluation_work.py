@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from appliance.drafts.evaluation.arms import Arm, Mode
-from appliance.drafts.evaluation.results import Answered, Pace, StepResult
-from appliance.drafts.evaluation.trail import Candidate, near_tokens, trail_of
-from appliance.drafts.evaluation.work import Work, alone
+from appliance.drafts.evaluation.equality import LikelyToken, near_tokens, trail_of
+from appliance.drafts.evaluation.report import PromptResult, StepResult, StepTotals
+from appliance.drafts.evaluation.store import FinishedSteps, evaluation_lock
 from appliance.errors import DraftRefusedError, DraftStorageError
 from tests.unit.drafts.evaluation.evaluation_parts import prompt
 
@@ -18,12 +18,12 @@ SAID = (52_001, 52_002)
 
 
 def result(number: int = 0, arm: Arm = Arm.CANDIDATE) -> StepResult:
-    choices = [[Candidate(token_id=53_000 + place, gap=0.25)] for place in range(2)]
+    choices = [[LikelyToken(token_id=53_000 + place, gap=0.25)] for place in range(2)]
     return StepResult(
         arm=arm,
         number=number,
         answered=(
-            Answered(
+            PromptResult(
                 prompt=number,
                 mode=Mode.GREEDY,
                 tokens=2,
@@ -35,34 +35,34 @@ def result(number: int = 0, arm: Arm = Arm.CANDIDATE) -> StepResult:
                 near=near_tokens(ASKED, SAID, choices, epsilon=1.0),
             ),
         ),
-        paces=(Pace(batch=4, draft_tokens=3, steps=7, seconds=0.1, requests=28, tokens=60),),
+        paces=(StepTotals(batch=4, draft_tokens=3, steps=7, seconds=0.1, requests=28, tokens=60),),
     )
 
 
 def test_finished_steps_are_found_again(tmp_path):
     """Exactly as they were."""
-    work = Work(tmp_path / "work", {"prompts": 8})
+    work = FinishedSteps(tmp_path / "work", {"prompts": 8})
     assert work.open() == ()
     kept = [result(0), result(1), result(0, Arm.TARGET)]
     for each in kept:
         work.keep(each)
-    found = Work(tmp_path / "work", {"prompts": 8}).open()
+    found = FinishedSteps(tmp_path / "work", {"prompts": 8}).open()
     assert sorted(found, key=repr) == sorted(kept, key=repr)
 
 
 def test_what_another_evaluation_left_never_counts_and_goes(tmp_path):
     """Other prompts, weights or settings: other numbers."""
-    Work(tmp_path / "work", {"prompts": 8}).open()
-    other = Work(tmp_path / "work", {"prompts": 8})
+    FinishedSteps(tmp_path / "work", {"prompts": 8}).open()
+    other = FinishedSteps(tmp_path / "work", {"prompts": 8})
     other.keep(result())
-    assert Work(tmp_path / "work", {"prompts": 9}).open() == ()
-    assert Work(tmp_path / "work", {"prompts": 8}).open() == ()
+    assert FinishedSteps(tmp_path / "work", {"prompts": 9}).open() == ()
+    assert FinishedSteps(tmp_path / "work", {"prompts": 8}).open() == ()
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b"[1, 2]", None])
 def test_a_file_that_cannot_be_read_is_a_step_to_be_taken_again(tmp_path, content):
     """A disk that lost it costs a round, not the evaluation."""
-    work = Work(tmp_path / "work", {})
+    work = FinishedSteps(tmp_path / "work", {})
     work.open()
     work.keep(result())
     (path,) = (tmp_path / "work").glob("*/*.json")
@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_read_is_a_step_to_be_taken_again(tmp_path, conten
 
 def test_nothing_that_was_asked_or_said_is_in_the_files(tmp_path):
     """Content lies sealed in the audit database, and nowhere else."""
-    work = Work(tmp_path / "work", {})
+    work = FinishedSteps(tmp_path / "work", {})
     work.open()
     work.keep(result())
     (path,) = (tmp_path / "work").glob("*/*.json")
@@ -85,7 +85,7 @@ def test_nothing_that_was_asked_or_said_is_in_the_files(tmp_path):
 
 def test_cleared_work_is_gone(tmp_path):
     """The report has the numbers then."""
-    work = Work(tmp_path / "work", {})
+    work = FinishedSteps(tmp_path / "work", {})
     work.open()
     work.keep(result())
     work.clear()
@@ -97,20 +97,24 @@ def test_a_directory_that_cannot_be_used_is_said_to_be_so(tmp_path):
     """An error with its path and what to do."""
     (tmp_path / "work").write_text("a file in the way")
     with pytest.raises(DraftStorageError, match=r"work.*run this again"):
-        Work(tmp_path / "work", {}).open()
+        FinishedSteps(tmp_path / "work", {}).open()
 
 
 def test_one_process_at_a_time_evaluates_a_draft_and_a_killed_one_is_in_nobodys_way(tmp_path):
     """The kernel gives the right back."""
     place = tmp_path / "draft"
-    with alone(place), pytest.raises(DraftRefusedError, match="another process"), alone(place):
+    with (
+        evaluation_lock(place),
+        pytest.raises(DraftRefusedError, match="another process"),
+        evaluation_lock(place),
+    ):
         pass
     program = (
         "import os, pathlib, signal\n"
-        "from appliance.drafts.evaluation.work import alone\n"
-        f"with alone(pathlib.Path({str(place)!r})):\n"
+        "from appliance.drafts.evaluation.store import evaluation_lock\n"
+        f"with evaluation_lock(pathlib.Path({str(place)!r})):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == -9
-    with alone(place):
+    with evaluation_lock(place):
         pass

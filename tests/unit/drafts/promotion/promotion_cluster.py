@@ -21,7 +21,7 @@ from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.drafts.promotion.promotion import Promotion
 from appliance.drafts.promotion.run import PromotionParts, TargetPool
-from appliance.drafts.registry.standing import Standing, read_standing
+from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
 from appliance.errors import AuditUnavailableError, WorkerFailedError
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
@@ -99,8 +99,8 @@ class PromotionCluster:
         return self.site.directory
 
     @property
-    def standing(self) -> Standing:
-        return read_standing(self.directory, self.target)
+    def standing(self) -> ActiveDraft:
+        return read_active_draft(self.directory, self.target)
 
     def drafts(self) -> list[str]:
         """The draft of each worker."""

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from appliance.drafts.evaluation.report import Verdict
+from appliance.drafts.evaluation.report import EvaluationVerdict
 from appliance.drafts.promotion import run, store
 from appliance.drafts.promotion.promotion import PromotionStage
-from appliance.drafts.registry.standing import Standing
+from appliance.drafts.registry.active_draft import ActiveDraft
 from appliance.errors import (
     AuditUnavailableError,
     ControlRefusedError,
@@ -39,7 +39,7 @@ async def cluster(tmp_path, monkeypatch):
         return step
 
     monkeypatch.setattr(store, "write_private", fateful(store.write_private))
-    monkeypatch.setattr(run, "write_standing", fateful(run.write_standing))
+    monkeypatch.setattr(run, "write_active_draft", fateful(run.write_active_draft))
     made.evaluated(new(made))
     await made.gateway.run()
     yield made
@@ -70,7 +70,7 @@ def steps(cluster: PromotionCluster) -> list[str]:
 
 def is_clean(cluster: PromotionCluster) -> bool:
     """Whether the draft of the settings serves everywhere and no promotion is left in the standing."""
-    return set(cluster.drafts()) == {OWN} and cluster.standing == Standing(target=cluster.target)
+    return set(cluster.drafts()) == {OWN} and cluster.standing == ActiveDraft(target=cluster.target)
 
 
 async def test_good_draft_is_promoted_one_worker_at_a_time(cluster):
@@ -78,7 +78,7 @@ async def test_good_draft_is_promoted_one_worker_at_a_time(cluster):
     done = await promote(cluster)
     assert (done.stage, done.reason) == (PromotionStage.PROMOTED, None)
     assert cluster.drafts() == [new(cluster)] * 3
-    assert cluster.standing == Standing(target=cluster.target, draft=new(cluster), previous=(None,))
+    assert cluster.standing == ActiveDraft(target=cluster.target, draft=new(cluster), previous=(None,))
     tried = ["draft.tried begun", "draft.tried canary", "draft.tried trial"]
     assert steps(cluster) == [*tried, *["draft.tried rollout"] * 2, "draft.promoted"]
     assert cluster.fewest == 2
@@ -210,7 +210,7 @@ async def test_trial_without_drafts_times_out_and_names_the_cause(cluster):
     ("evaluation", "why"),
     [
         (None, "was never evaluated"),
-        ({"verdict": Verdict.REFUSED, "reasons": ("slow",)}, "refused it: slow"),
+        ({"verdict": EvaluationVerdict.REFUSED, "reasons": ("slow",)}, "refused it: slow"),
         ({"complete": False}, "it is not complete"),
         ({"incumbent": f"sha256:{'7' * 64}"}, "was compared with 777777777777"),
         ({"incumbent": None}, "was compared with of the settings"),
@@ -288,7 +288,7 @@ async def test_rollback_restores_the_draft_that_served_before(cluster):
     done = await roll_back(cluster)
     assert (done.stage, done.kind) == (PromotionStage.ROLLED_BACK, "rollback")
     assert cluster.drafts() == [first] * 3
-    assert cluster.standing == Standing(target=cluster.target, draft=first, previous=(None,))
+    assert cluster.standing == ActiveDraft(target=cluster.target, draft=first, previous=(None,))
     (entry,) = cluster.entries
     assert (entry["draft"], entry["previous_draft"], entry["reason"]) == (first, second, "slow")
     assert entry["actor"] == "k2"
@@ -463,7 +463,7 @@ async def test_promotion_with_a_damaged_file_is_cleared_from_the_standing(cluste
     gateway = await cluster.new_gateway()
     await gateway.run()
     await gateway.until(lambda: gateway.promoter._has_recovered)
-    assert cluster.standing == Standing(target=cluster.target)
+    assert cluster.standing == ActiveDraft(target=cluster.target)
 
 
 async def test_rollback_waits_rather_than_restart_the_last_worker(cluster):

@@ -1,45 +1,40 @@
-"""
-Who is compared: the candidate, the draft in service, their target, and what speaks against the candidate.
-"""
-
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.drafts.evaluation.arms import Arm, Served
 from appliance.drafts.evaluation.verdict import objections
 from appliance.drafts.lint.lint import lint_pair
-from appliance.drafts.record import parse_record
+from appliance.drafts.registry.active_draft import read_active_draft
 from appliance.drafts.registry.registry import DraftRegistry
-from appliance.drafts.registry.standing import read_standing
+from appliance.drafts.training_record import parse_record
 from appliance.errors import DraftRefusedError
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.weights import Weights, inspect_weights, load_weights
 
 NO_DRAFT = "none"
-"""How a command names the target alone."""
+"""As `incumbent`: compare with the target alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
-    """One comparison; every digest has been computed from the bytes that will be served."""
+class Comparison:
+    """The weights of an evaluation; every digest was computed from the bytes that will be served."""
 
     target: Weights
     candidate: Weights
     incumbent: Weights | None
-    """None where the target serves alone."""
+    """None if the target serves without a draft."""
     objections: tuple[str, ...]
-    """Why the candidate may not even be loaded; one line each."""
+    """Why the candidate must not be loaded; one line each."""
 
     @property
     def arms(self) -> dict[Arm, Served]:
-        """What each arm's worker serves."""
         arms = {Arm.TARGET: Served(target=self.target)}
         if self.incumbent is not None:
             arms[Arm.INCUMBENT] = Served(target=self.target, draft=self.incumbent)
         return arms | {Arm.CANDIDATE: Served(target=self.target, draft=self.candidate)}
 
 
-def open_contest(
+def open_comparison(
     registry: DraftRegistry,
     directory: Path,
     settings: WorkerSettings,
@@ -47,17 +42,17 @@ def open_contest(
     candidate: str,
     target: Path | None = None,
     incumbent: str | None = None,
-) -> Contest:
+) -> Comparison:
     """
-    Find out who is compared; reads all weights to digest them.
+    Load and digest all weights.
 
     Args:
         registry: of drafts.
         directory: of that registry.
         settings: the `worker` section.
-        candidate: digest of a registered draft, or how it begins.
+        candidate: digest of a registered draft, or a prefix.
         target: directory of the target; default: the one in the settings.
-        incumbent: likewise for the draft to compare with, `none` for none; default: the one in service.
+        incumbent: as `candidate`, or `none`; default: the draft in service.
 
     Raises:
         DraftNotFoundError: the registry has no such draft.
@@ -73,7 +68,7 @@ def open_contest(
         raise DraftRefusedError(f"{message}; name another with --incumbent")
     record, _wrong = parse_record(mine.training)
     lint = lint_pair(weights, mine, context=settings.max_model_len)
-    return Contest(
+    return Comparison(
         target=weights,
         candidate=mine,
         incumbent=other,
@@ -86,9 +81,9 @@ def _incumbent(
 ) -> Weights | None:
     if name == NO_DRAFT:
         return None
-    standing = read_standing(directory, target).draft if name is None else name
-    if standing is not None:
-        return load_weights(registry.weights(registry.find(standing)))
+    draft = read_active_draft(directory, target).draft if name is None else name
+    if draft is not None:
+        return load_weights(registry.weights(registry.find(draft)))
     if settings.method != "eagle3" or settings.draft is None:
         return None
     inspect_weights(settings.draft)
