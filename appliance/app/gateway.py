@@ -47,15 +47,14 @@ from appliance.control.recycle import RecycleParts, Recycler, Restarter
 from appliance.control.tenants.enrolment import enrol
 from appliance.control.tenants.registrar import Registrar
 from appliance.control.worker_list import WorkerList
-from appliance.drafts.promotion.run import TargetPool
-from appliance.drafts.promotion.run import LocalTarget, PromotionParts
 from appliance.drafts.promotion.promoter import Promoter
-from appliance.drafts.registry.opening import open_registry
+from appliance.drafts.promotion.run import LocalTarget, PromotionParts, TargetPool
+from appliance.drafts.registry.site_registry import open_registry
 from appliance.gateway.admission import AdmissionControl
 from appliance.gateway.attribution import Attribution
 from appliance.gateway.batch.answerer import Answerer
 from appliance.gateway.batch.opening import OpenBatches, open_batches
-from appliance.gateway.batch.runner import Runner
+from appliance.gateway.batch.runner import BatchRunner
 from appliance.gateway.capture import OpenContent, open_content
 from appliance.gateway.cost.meter import CostMeter, open_costs
 from appliance.gateway.gateway import Gateway, GatewayPolicy
@@ -63,6 +62,7 @@ from appliance.gateway.recorder import Recorder
 from appliance.gateway.tracing.opening import open_tracing
 from appliance.gateway.tracing.trace import Tracing
 from appliance.infra.data_directory import Installation, load_control_token
+from appliance.infra.database import Database
 from appliance.infra.lease import SqlLease
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics, observe_tenants, observe_witnesses
@@ -105,7 +105,7 @@ class GatewayParts:
     shown: dict[str, str]
     """Keys made just now, by what they are for."""
     metrics: Metrics
-    batches: Runner
+    batches: BatchRunner
     limits: Limiter
     costs: CostMeter
     renewable: tuple[Renewable, ...]
@@ -117,6 +117,7 @@ class _Opened:
     """What has to be closed again, and what it shares."""
 
     metrics: Metrics
+    database: Database
     pool: WorkerPool
     gateway: str
     """Its name, which no other process holds while this one runs."""
@@ -239,7 +240,6 @@ class GatewayRole:
     async def _opened(self) -> AsyncIterator[_Opened]:
         """Open what has to be closed again, and close it in the reverse order."""
         settings, installation, logger = self.settings, self.installation, self.logger
-        database = installation.database_url
         metrics = self._make_metrics()
         token = load_control_token(installation)
         prepare_mldsa_key(installation.signing_key, wanted=settings.audit.post_quantum)
@@ -250,19 +250,16 @@ class GatewayRole:
                 stack.enter_context(closing(self.prober))
             held = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
             stack.callback(held.release)
+            # Closed after the stores, which give their connections back to it.
+            database = stack.enter_context(closing(Database(installation.database_url)))
             store = stack.enter_context(closing(SqlAuditStore(database)))
-            tenant_store = stack.enter_context(closing(SqlTenantStore(database)))
-            overrides = stack.enter_context(closing(SqlOverrideStore(database)))
-            lease = stack.enter_context(
-                closing(
-                    SqlLease(
-                        database,
-                        name="control",
-                        holder=new_request_id(),
-                        seconds=settings.monitor.lease_seconds,
-                        clock=WALL_CLOCK,
-                    )
-                )
+            tenant_store, overrides = SqlTenantStore(database), SqlOverrideStore(database)
+            lease = SqlLease(
+                database,
+                name="control",
+                holder=new_request_id(),
+                seconds=settings.monitor.lease_seconds,
+                clock=WALL_CLOCK,
             )
             audit = await stack.enter_async_context(
                 open_guarded(
@@ -270,7 +267,7 @@ class GatewayRole:
                     signer=signer,
                     settings=settings.audit,
                     files=LogFiles(
-                        database_url=database,
+                        database_url=installation.database_url,
                         sealed_head=installation.sealed_head,
                         spool=installation.spool,
                     ),
@@ -284,7 +281,7 @@ class GatewayRole:
             )
             content = await stack.enter_async_context(
                 open_content(
-                    database_url=database,
+                    database=database,
                     keys_directory=settings.audit.payload_keys_directory or installation.payload_keys,
                     settings=settings.audit,
                     log=audit.log,
@@ -298,7 +295,7 @@ class GatewayRole:
             observe_witnesses(metrics, lambda: witnessing.level)
             limits = await stack.enter_async_context(
                 open_limits(
-                    database_url=database,
+                    database=database,
                     gateway=new_request_id(),
                     settings=settings.limits,
                     clock=time.monotonic,
@@ -309,7 +306,7 @@ class GatewayRole:
             )
             costs = await stack.enter_async_context(
                 open_costs(
-                    database_url=database,
+                    database=database,
                     gateway=held.name,
                     start=new_request_id(),
                     settings=settings.cost,
@@ -334,6 +331,7 @@ class GatewayRole:
             client = WorkerClient.open(connect_seconds=settings.pool.connect_seconds)
             yield _Opened(
                 metrics=metrics,
+                database=database,
                 pool=WorkerPool(on_gone=metrics.forget_worker),
                 gateway=held.name,
                 audit=audit,
@@ -502,7 +500,7 @@ class GatewayRole:
             logger=self.logger,
         )
         return open_batches(
-            database_url=self.installation.database_url,
+            database=opened.database,
             directory=settings.batch.directory or self.installation.files,
             gateway=opened.gateway,
             keys=self._payload_keys(),

@@ -9,18 +9,14 @@ give again, and the log goes on.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
 
-from sqlalchemy import Connection, Engine, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from appliance.audit.checkpoint import parse_note, with_signatures
-from appliance.audit.store import SqlAuditStore
 from appliance.audit.tables import audit_cosigned
 from appliance.errors import AuditUnavailableError
-from appliance.infra.database import first_line, open_database
-
-BUSY_SECONDS = 5.0
+from appliance.infra.database import SqlStore, first_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +32,8 @@ class Cosigned:
     """The checkpoint with the log's and the witness's signatures."""
 
 
-class CosignedCheckpoints:
+class CosignedCheckpoints(SqlStore):
     """The statements that are kept."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @classmethod
-    def open(cls, url: str) -> Self:
-        """Use the database at `url`; raises ConfigurationError when the URL cannot be used."""
-        return cls(open_database(url, busy_seconds=BUSY_SECONDS))
-
-    @classmethod
-    def beside(cls, store: SqlAuditStore) -> Self:
-        """Use the database of a log that is open; it is closed with the store."""
-        return cls(store._engine)  # noqa: SLF001 - the tables of one database, in one package
-
-    def close(self) -> None:
-        """Give back every connection."""
-        self._engine.dispose()
 
     def save(self, cosigned: Cosigned) -> None:
         """
@@ -101,7 +80,7 @@ class CosignedCheckpoints:
     def _transaction(self, *, writes: bool = True) -> Iterator[Connection]:
         try:
             # A reader must not take SQLite's write lock: the log would wait for it.
-            with self._engine.execution_options(writes=writes).begin() as connection:
+            with (self._engine if writes else self._reader).begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
             raise AuditUnavailableError(

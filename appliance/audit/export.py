@@ -95,7 +95,7 @@ def _latest(store: AuditStore) -> StoredCheckpoint:
 
 def _cosigned(store: AuditStore) -> list[tuple[int, str]]:
     """Return size and text of the cosigned checkpoints, each with all its cosignatures."""
-    return merge_notes(CosignedCheckpoints.beside(store).all()) if isinstance(store, SqlAuditStore) else []
+    return merge_notes(CosignedCheckpoints(store.database).all()) if isinstance(store, SqlAuditStore) else []
 
 
 def _best_cosigned(store: AuditStore, index: int, latest: str) -> str | None:

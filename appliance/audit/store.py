@@ -34,7 +34,7 @@ from appliance.audit.stored import (
 from appliance.audit.tables import audit_checkpoints, audit_head, audit_leaves, audit_writers
 from appliance.errors import AuditEntryError, AuditError, AuditForkError, AuditUnavailableError
 from appliance.infra import schema
-from appliance.infra.database import first_line, open_database
+from appliance.infra.database import BUSY_SECONDS, Database, SqlStore, first_line
 
 __all__ = [
     "AuditStore",
@@ -50,7 +50,6 @@ __all__ = [
 CHUNK = 4096
 OPEN_CHUNK = 100_000
 """Entries searched in one statement for requests without an end, so that none takes long."""
-BUSY_SECONDS = 5.0
 _COLUMNS = tuple(column.name for column in audit_leaves.columns)
 # One array for each column: with a parameter for each value, a batch takes ten times as long.
 _INSERT = text(
@@ -61,10 +60,10 @@ _INSERT = text(
 _TURN = text("SELECT pg_advisory_xact_lock(6962)")
 
 
-class SqlAuditStore:
+class SqlAuditStore(SqlStore):
     """An `AuditStore` in a SQL database."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, database: Database | str) -> None:
         """
         Connect; a SQLite file is made or upgraded, PostgreSQL must have its tables.
 
@@ -72,10 +71,12 @@ class SqlAuditStore:
             ConfigurationError: the URL cannot be used.
             AuditUnavailableError: the database cannot be used, or its tables are of another version.
         """
-        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
-        self._reader = self._engine.execution_options(writes=False)
+        super().__init__(database)
+        # The writer's connection is reserved; on SQLite it is the appender's, held from the first append on.
+        self._writer = (
+            self.database.engine(BUSY_SECONDS, reserved=True) if self._is_postgresql else self._engine
+        )
         self._where = self._engine.url.render_as_string(hide_password=True)
-        self._is_postgresql = self._engine.dialect.name == "postgresql"
         self._sqlite = None if self._is_postgresql else SqliteAppender(self._engine)
         if not self._is_postgresql and self._engine.url.database in {None, "", ":memory:"}:
             raise AuditUnavailableError(
@@ -98,10 +99,9 @@ class SqlAuditStore:
         return self._is_postgresql
 
     def close(self) -> None:
-        """Give back every connection."""
         if self._sqlite is not None:
             self._sqlite.close()
-        self._engine.dispose()
+        super().close()
 
     def head(self) -> Head:
         with self._reading() as connection:
@@ -255,7 +255,7 @@ class SqlAuditStore:
 
     @contextmanager
     def _writing(self, *, turn: bool = True) -> Iterator[Connection]:
-        with self._errors("written"), self._engine.begin() as connection:
+        with self._errors("written"), self._writer.begin() as connection:
             if turn and self._is_postgresql:
                 connection.execute(_TURN)
             yield connection

@@ -94,7 +94,7 @@ class LogVerification:
         Do nothing yet.
 
         Args:
-            database_url: where the log is; read over connections of its own.
+            database_url: where the log is; read over connections of its own, closed after each copy.
             scratch: directory that copies are made in, of this gateway alone; `/tmp` is small in containers.
             vkey: the verifier keys now, one a line; read when asked, as keys are rotated.
             witnesses: whose cosignatures are looked for.

@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,8 +86,7 @@ def prune(
     days = settings.audit.payload_retention_days
     if before is None:
         if days is None:
-            message = "say --before TIME, or set audit.payload_retention_days"
-            raise ConfigurationError(message)
+            raise ConfigurationError("say --before TIME, or set audit.payload_retention_days")
         now_ms = int(time.time() * 1000)  # noqa: TID251 - a command is a composition root
         before = format_time(now_ms - days * DAY_MS)
     erased = _ask(settings, url, "POST", "audit/prunes", {"before": before})["erased"]
@@ -145,10 +143,8 @@ def open_content(
     settings = settings_from(config, data)
     wanted = [Part(part)] if part else [*LOGGED]
     opened: dict[str, str] = {}
-    with (
-        open_reader(settings, url, purpose, unrecorded=False) as reader,
-        closing(SqlPayloadStore(locate(settings).database_url)) as store,
-    ):
+    with open_reader(settings, url, purpose, unrecorded=False) as reader:
+        store = SqlPayloadStore(reader.store.database)
         named = _named(reader.store, request_id, "payload_digest")
         for each in wanted:
             if each not in named:
@@ -190,18 +186,14 @@ def check(
     try:
         content = file.read_bytes()
     except OSError as error:
-        message = f"cannot read {file}: {error.strerror}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
     wanted = Part(part)
     where = place(settings.audit.origin, request_id, wanted)
-    with (
-        open_reader(settings, url, purpose, unrecorded=False) as reader,
-        closing(SqlPayloadStore(locate(settings).database_url)) as store,
-    ):
+    with open_reader(settings, url, purpose, unrecorded=False) as reader:
+        store = SqlPayloadStore(reader.store.database)
         named = _named(reader.store, request_id, "payload_commitment")
         if wanted not in named:
-            message = f"the log commits to no {wanted} of request {request_id}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"the log commits to no {wanted} of request {request_id}")
         index, entry = named[wanted]
         reader.record("check", index, index + 1)
         if "payload_digest" in entry:
@@ -213,8 +205,7 @@ def check(
         else:
             found = commit(_tenant_key(settings, entry["payload_key"], Purpose.COMMITMENT), where, content)
     if found != entry["payload_commitment"]:
-        message = f"{file} is not the {part} that entry {index} commits to"
-        raise AuditVerificationError(message)
+        raise AuditVerificationError(f"{file} is not the {part} that entry {index} commits to")
     typer.echo(f"{file} is the {part} that entry {index} commits to")
 
 
@@ -243,8 +234,7 @@ def _named(store: AuditStore, request_id: str, field: str) -> dict[Part, tuple[i
         if field in entry:
             named[Part.REQUEST if leaf.type == "request.intent" else Part.RESPONSE] = (leaf.index, entry)
     if not named:
-        message = f"the log names no such content of request {request_id}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"the log names no such content of request {request_id}")
     return named
 
 

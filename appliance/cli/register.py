@@ -8,7 +8,7 @@ which takes about a second.  It fails closed: what cannot be recorded is not cha
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from appliance.audit.append import append_entry
@@ -16,7 +16,6 @@ from appliance.audit.registry import EntryType
 from appliance.cli.audit import open_store
 from appliance.cli.common.duration import SECONDS_IN, parse_duration
 from appliance.control.tenants.registrar import Edit, Registrar
-from appliance.infra.data_directory import locate
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
 from appliance.tenancy.moments import parse_moment
@@ -70,7 +69,8 @@ def parse_names(text: str) -> list[str]:
 
 @contextmanager
 def _open_register(settings: Settings) -> Iterator[Registrar]:
-    with open_store(settings) as log, closing(SqlTenantStore(locate(settings).database_url)) as store:
+    with open_store(settings) as log:
+        store = SqlTenantStore(log.database)
 
         async def record(entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - as the registry has it
             append_entry(log, entry_type, fields, origin=settings.audit.origin, clock=CLOCK)

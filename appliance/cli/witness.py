@@ -163,14 +163,13 @@ def _open(home: WitnessHome) -> Witness:
 @contextmanager
 def _open_log(settings: Settings) -> Iterator[tuple[SqlAuditStore, CosignedCheckpoints]]:
     with open_store(settings) as store:
-        yield store, CosignedCheckpoints.beside(store)
+        yield store, CosignedCheckpoints(store.database)
 
 
 def _only_witness(settings: Settings) -> str | None:
     names = [witness.name for witness in settings.audit.witnesses]
     if len(names) > 1:
-        message = f"say with --witness whom the file is for: {', '.join(names)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"say with --witness whom the file is for: {', '.join(names)}")
     return names[0] if names else None
 
 
@@ -179,8 +178,7 @@ def _read(file: Path) -> str:
         with file.open("rb") as opened:
             return opened.read(MAX_REQUEST_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read {file}: {error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"cannot read {file}: {error}") from error
 
 
 def _write(file: Path, text: str) -> None:
@@ -190,8 +188,7 @@ def _write(file: Path, text: str) -> None:
         fresh.write_text(text, encoding="utf-8")
         fresh.replace(file)
     except OSError as error:
-        message = f"cannot write {file}: {error.strerror}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"cannot write {file}: {error.strerror}") from error
 
 
 def _time(seconds: int) -> str:

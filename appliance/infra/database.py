@@ -1,23 +1,90 @@
 """
-The one place that makes database engines: the audit log's, and those of what gateways share.
+The connections of a process to its database: a SQLite file or PostgreSQL, by URL.
 
-SQLite files and PostgreSQL, by URL.  Every statement is bounded in time, so that a locked file or a
-lost server is an error of seconds, never a writer or a control loop that hangs.  Commits are
-durable when they return: with SQLite's `synchronous=NORMAL` an acknowledged entry can be lost in a
-power cut.
+A process opens one `Database` and hands it to every store.  Every statement is bounded in time: a locked
+file or a lost server is an error after seconds, never a writer or a control loop that hangs.  Commits are
+durable when they return: with SQLite's `synchronous=NORMAL` a power cut can lose an acknowledged entry.
 """
 
 import sqlite3
+import threading
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from appliance.errors import ConfigurationError
 
+BUSY_SECONDS = 5.0
+IDLE_CONNECTIONS = 5
+"""Connections that stay open while no store uses them."""
 
-def open_database(url: str, *, busy_seconds: float) -> Engine:
+
+class Database:
     """
-    An engine that connects when it is first used, and gives up on a busy database after so long.
+    Engines on one database, shared by the stores of a process.
+
+    Stores with the same time-out share an engine.  Time-outs belong to a connection: opening one, and
+    testing one from the pool, happen before anything knows which store asked.  So the lease and the limits,
+    which give up sooner than the other stores, have an engine of their own.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._engines: dict[tuple[float, bool], Engine] = {}
+        self._opening = threading.Lock()
+
+    def engine(self, busy_seconds: float, *, reserved: bool = False) -> Engine:
+        """
+        The engine whose connections give up on a busy database after `busy_seconds`.
+
+        Args:
+            busy_seconds: bound of every statement, and of every wait for a lock.
+            reserved: whether it is for one store alone and keeps one connection open, so that no other store
+                can take the server's last connection from it.
+
+        Raises:
+            ConfigurationError: the URL cannot be used.
+        """
+        with self._opening:
+            key = busy_seconds, reserved
+            if key not in self._engines:
+                idle = 1 if reserved else IDLE_CONNECTIONS
+                self._engines[key] = open_database(self.url, busy_seconds=busy_seconds, idle=idle)
+            return self._engines[key]
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        for engine in tuple(self._engines.values()):
+            engine.dispose()
+
+
+class SqlStore:
+    """
+    Tables in a `Database` that other stores share; a URL opens one for this store alone.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+
+    def __init__(self, database: Database | str, *, busy_seconds: float = BUSY_SECONDS) -> None:
+        self._is_alone = isinstance(database, str)
+        self.database = Database(database) if isinstance(database, str) else database
+        self._engine = self.database.engine(busy_seconds)
+        self._reader = self._engine.execution_options(writes=False)
+        self._is_postgresql = self._engine.dialect.name == "postgresql"
+
+    def close(self) -> None:
+        """Close the connections that are this store's alone."""
+        if self._is_alone:
+            self.database.close()
+
+
+def open_database(url: str, *, busy_seconds: float, idle: int = IDLE_CONNECTIONS) -> Engine:
+    """
+    An engine that connects when it is first used.
+
+    No thread waits for another's connection: one more is opened, and `idle` of them stay open.  So the
+    number of threads bounds the number of connections, and every time-out is the database's alone.
 
     With the execution option `writes=False`, transactions on SQLite do not take the write lock.
 
@@ -30,8 +97,9 @@ def open_database(url: str, *, busy_seconds: float) -> Engine:
         if parsed.get_backend_name() == "postgresql":
             from appliance.infra.postgresql import open_postgresql  # noqa: PLC0415 - the driver is slow to import
 
-            return open_postgresql(parsed, busy_seconds=busy_seconds)
-        engine = create_engine(parsed)
+            return open_postgresql(parsed, busy_seconds=busy_seconds, idle=idle)
+        in_memory = parsed.database in {None, "", ":memory:"}
+        engine = create_engine(parsed, **({} if in_memory else {"pool_size": idle, "max_overflow": -1}))
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         message = f"the database URL cannot be used: {first_line(error)}"
         raise ConfigurationError(message) from error

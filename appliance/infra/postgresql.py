@@ -24,7 +24,7 @@ OPTIONS = frozenset({"unix_sock", "password_file", "sslmode", "sslrootcert", "ss
 SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
 
 
-def open_postgresql(url: URL, *, busy_seconds: float) -> Engine:
+def open_postgresql(url: URL, *, busy_seconds: float, idle: int) -> Engine:
     """
     An engine that connects when it is first used.
 
@@ -47,7 +47,13 @@ def open_postgresql(url: URL, *, busy_seconds: float) -> Engine:
             # What the driver makes of a server that asks for a password where there is none.
             raise pg8000.InterfaceError("the server asks for a password, and none was given") from error
 
-    engine = create_engine(url.set(drivername=DRIVERS[1], query={}), creator=connect, pool_pre_ping=True)
+    engine = create_engine(
+        url.set(drivername=DRIVERS[1], query={}),
+        creator=connect,
+        pool_pre_ping=True,
+        pool_size=idle,
+        max_overflow=-1,
+    )
     # One statement with many rows; the driver would send each by itself and wait for its answer.
     engine.dialect.use_insertmanyvalues_wo_returning = True
     _prepare_connections(engine)

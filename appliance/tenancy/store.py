@@ -15,14 +15,13 @@ from sqlalchemy import Connection, Row, Table, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.errors import ConfigurationError, TenantConflictError, TenantsUnavailableError
-from appliance.infra.database import first_line, open_database
+from appliance.infra.database import SqlStore, first_line
 from appliance.tenancy.file import encode_policy, parse_policy
 from appliance.tenancy.keys import ApiKey
 from appliance.tenancy.roster import Roster, in_order
 from appliance.tenancy.tables import api_keys, tenancy_generation, tenants
 from appliance.tenancy.tenant import Tenant
 
-BUSY_SECONDS = 5.0
 _AS_JSON = ("models", "may", "limits")
 
 
@@ -44,21 +43,8 @@ class TenantStore(Protocol):
         """
 
 
-class SqlTenantStore:
-    """
-    Tenants in a SQL database whose tables are there, by SQLAlchemy URL.
-
-    Raises:
-        ConfigurationError: the URL cannot be used at all.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
-        self._reader = self._engine.execution_options(writes=False)
-
-    def close(self) -> None:
-        """Give back every connection."""
-        self._engine.dispose()
+class SqlTenantStore(SqlStore):
+    """Tenants in a SQL database whose tables are there."""
 
     def generation(self) -> int:
         with self._errors("read"), self._reader.begin() as connection:

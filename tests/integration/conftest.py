@@ -361,7 +361,7 @@ async def _running(
         stack.callback(store.release)
         content = await stack.enter_async_context(
             open_content(
-                database_url=f"sqlite:///{directory / 'audit.db'}",
+                database=f"sqlite:///{directory / 'audit.db'}",
                 keys_directory=directory / "payload-keys",
                 settings=audit_settings,
                 log=audit,

@@ -26,9 +26,8 @@ from appliance.audit.entry import new_entry_id
 from appliance.audit.registry import EntryType
 from appliance.audit.tables import audit_checkpoints, audit_leaves, audit_payloads
 from appliance.errors import AuditUnavailableError, ConfigurationError
-from appliance.infra.database import first_line, open_database
+from appliance.infra.database import SqlStore, first_line
 
-BUSY_SECONDS = 5.0
 CHUNK = 500
 _COLUMNS = audit_payloads.c
 _IS_LOGGED = _COLUMNS.part.in_([part.value for part in LOGGED])
@@ -71,22 +70,8 @@ class Found:
     """Tenant's keys that wrap them, samples included."""
 
 
-class SqlPayloadStore:
-    """
-    Payloads in the audit log's database, by SQLAlchemy URL.
-
-    Raises:
-        ConfigurationError: the URL cannot be used at all.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
-        self._is_sqlite = self._engine.dialect.name == "sqlite"
-        self._reader = self._engine.execution_options(writes=False)
-
-    def close(self) -> None:
-        """Give back every connection."""
-        self._engine.dispose()
+class SqlPayloadStore(SqlStore):
+    """Payloads in the audit log's database."""
 
     def add(self, payloads: Sequence[Payload]) -> None:
         """Keep payloads, in one durable transaction."""
@@ -129,7 +114,7 @@ class SqlPayloadStore:
     def delete(self, selection: Selection) -> int:
         """Delete what is selected, in one transaction, and return how many rows that were."""
         with self._transaction("erased") as connection:
-            if self._is_sqlite:
+            if not self._is_postgresql:
                 # What is deleted is overwritten in the file, not just unlinked from its pages.
                 connection.exec_driver_sql("PRAGMA secure_delete = ON")
             # Samples come after what they were made of.  On PostgreSQL a statement does not see rows
@@ -162,7 +147,7 @@ class SqlPayloadStore:
             for request, part, wrapped in rows
         ]
         with self._transaction("rewrapped") as connection:
-            if self._is_sqlite:
+            if not self._is_postgresql:
                 connection.exec_driver_sql("PRAGMA secure_delete = ON")
             connection.execute(change, values)
 
@@ -172,7 +157,7 @@ class SqlPayloadStore:
 
         PostgreSQL keeps deleted rows until it vacuums; what they hold opens with no key any more.
         """
-        if not self._is_sqlite:
+        if self._is_postgresql:
             return
         try:
             with self._engine.connect() as connection:

@@ -64,10 +64,10 @@ class SqlSampleStore(SqlPayloadStore):
         mine = and_(_COLUMNS.request_id == sample.request_id, _COLUMNS.tenant == sample.tenant)
         body = select(_COLUMNS.key_id).where(mine, _COLUMNS.part == Part.REQUEST.value)
         answer = select(_COLUMNS.key_id).where(mine, _COLUMNS.part == Part.RESPONSE.value)
-        dialect = sqlite if self._is_sqlite else postgresql
+        dialect = postgresql if self._is_postgresql else sqlite
         add = dialect.insert(audit_payloads).values(row_of(sample)).on_conflict_do_nothing()
         with self._transaction("kept") as connection:
-            if self._is_sqlite:
+            if not self._is_postgresql:
                 connection.exec_driver_sql("PRAGMA secure_delete = ON")
             # One row is locked and no more, so that an erasure that holds others is never waited for
             # while it waits for this one.
@@ -84,7 +84,7 @@ class SqlSampleStore(SqlPayloadStore):
     def remove_sample(self, sample: Payload) -> None:
         """Delete a sample; one that took its place stays."""
         with self._transaction("erased") as connection:
-            if self._is_sqlite:
+            if not self._is_postgresql:
                 connection.exec_driver_sql("PRAGMA secure_delete = ON")
             connection.execute(_removal(sample))
 

@@ -39,7 +39,7 @@ async def open_witnessing(
     async with WitnessClient.open(timeout_seconds=TIMEOUT_SECONDS) as client:
         yield Witnessing(
             store=store,
-            kept=CosignedCheckpoints.beside(store),
+            kept=CosignedCheckpoints(store.database),
             witnesses=load_witnesses(settings),
             courier=client,
             seconds=settings.witness_seconds,

@@ -1,3 +1,3 @@
 """
-Taking samples for training out of kept content, for as long as that content is kept.
+Makes training samples from kept content; they exist only as long as that content.
 """

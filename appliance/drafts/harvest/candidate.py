@@ -1,5 +1,5 @@
 """
-Which requests may be taken, by what the log says of them alone.
+Filters requests by their audit entries alone.
 
 Pure: an outcome's members in, a candidate or a reason out.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.harvest.conversation import Skipped
 from appliance.gateway.attribution import context_bucket
 from appliance.tenancy import ContentPolicy, Permission, Tenant
 
@@ -21,15 +21,15 @@ ROUTES = MappingProxyType(
         "/v1/responses": "responses",
     }
 )
-"""Routes with an answer to learn from, and how their bodies are read (`harvest.conversation`)."""
+"""Routes whose answers can be trained on, and the parser of their bodies."""
 POLICY = f"may {Permission.TRAIN_DRAFTS}, content {ContentPolicy.ENCRYPTED}"
-"""What has to be true of every tenant that is harvested; the log and the manifest say so."""
+"""Condition for harvesting a tenant; recorded in the log and the manifest."""
 _OK = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A request that may be taken."""
+class HarvestCandidate:
+    """A request that may be harvested."""
 
     request_id: str
     tenant: str
@@ -41,31 +41,31 @@ class Candidate:
 
     @property
     def stratum(self) -> tuple[str, str]:
-        """What it is like: template and context bucket."""
+        """Template and context bucket."""
         return self.template, self.context
 
     @property
     def tokens(self) -> int:
-        """Tokens of prompt and answer, as the worker counted them."""
+        """Tokens of prompt and answer, as counted by the worker."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a harvest is after."""
+class HarvestFilter:
+    """What a harvest looks for."""
 
     models: Collection[str]
     """Names the target is served under."""
     weights: str
     """Digest of the target's weights."""
     any_weights: bool = False
-    """Whether answers of other weights may be taken as well."""
+    """Whether to include answers of other weights."""
     longest: int
-    """Most tokens of one sample."""
+    """Maximum tokens of one sample."""
 
 
 def allows(tenant: Tenant) -> bool:
-    """Whether a tenant's content may be harvested now; one that is disabled says nothing any more."""
+    """Whether a tenant's content may be harvested now; a disabled tenant's may not."""
     return (
         Permission.TRAIN_DRAFTS in tenant.may
         and tenant.content is ContentPolicy.ENCRYPTED
@@ -74,20 +74,14 @@ def allows(tenant: Tenant) -> bool:
 
 
 def still_allows(tenant: Tenant) -> bool:
-    """Whether what was harvested of a tenant may still be trained on."""
+    """Whether existing samples of a tenant may still be trained on."""
     return Permission.TRAIN_DRAFTS in tenant.may
 
 
-def judge(request_id: str, tenant: str, outcome: Mapping[str, Any], wanted: Wanted) -> Candidate | Skipped:
-    """
-    Say whether a request may be taken.
-
-    Args:
-        request_id: of a request of which body and answer are kept.
-        tenant: whose it is.
-        outcome: members of its `request.outcome`.
-        wanted: what the harvest is after.
-    """
+def classify(
+    request_id: str, tenant: str, outcome: Mapping[str, Any], wanted: HarvestFilter
+) -> HarvestCandidate | Skipped:
+    """Decide on a request with kept content by the members of its `request.outcome`."""
     prompt, completion = (_count(outcome.get(name)) for name in ("prompt_tokens", "completion_tokens"))
     weights = outcome.get("weights")
     checks = (
@@ -95,7 +89,7 @@ def judge(request_id: str, tenant: str, outcome: Mapping[str, Any], wanted: Want
         (Skipped.NOT_COMPLETED, (outcome.get("outcome"), outcome.get("status")) != ("completed", _OK)),
         (Skipped.OTHER_ROUTE, outcome.get("route") not in ROUTES),
         (Skipped.OTHER_MODEL, outcome.get("model") not in wanted.models),
-        # Who did not start the worker does not know its weights; the name has to do then.
+        # A gateway that did not start the worker does not know its weights: the name decides.
         (Skipped.OTHER_WEIGHTS, not wanted.any_weights and weights not in {None, wanted.weights}),
         (Skipped.TRUNCATED, bool(outcome.get("payload_truncated"))),
         (Skipped.TOOL_CALL, outcome.get("finish_reason") in {"tool_calls", "tool_use", "function_call"}),
@@ -106,7 +100,7 @@ def judge(request_id: str, tenant: str, outcome: Mapping[str, Any], wanted: Want
     for reason, applies in checks:
         if applies:
             return reason
-    return Candidate(
+    return HarvestCandidate(
         request_id=request_id,
         tenant=tenant,
         template=str(outcome.get("template", "none")),

@@ -1,9 +1,8 @@
 """
-A data set that was harvested: its manifest on disk, its samples beside the content they were made of.
+A harvested data set: its manifest on disk, its samples with the content they were made from.
 
-Reading decrypts one sample after the other.  What was erased since is left out, and so is what
-belongs to a tenant that took its permission back; both are counted.  Fails closed: a sample that
-is not the one the manifest names ends the reading.
+Samples are decrypted one by one.  Samples erased since, and samples of tenants that withdrew their
+permission, are skipped and counted.  Fails closed: a sample that differs from the manifest raises.
 """
 
 import re
@@ -12,9 +11,14 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 from appliance.drafts.harvest.candidate import still_allows
-from appliance.drafts.harvest.manifest import Entry, Manifest, decode_manifest, encode_manifest
-from appliance.drafts.harvest.sample import Sample
-from appliance.drafts.harvest.vault import Vault, open_vault
+from appliance.drafts.harvest.content_vault import ContentVault, open_vault
+from appliance.drafts.harvest.dataset_manifest import (
+    DatasetManifest,
+    ManifestEntry,
+    decode_manifest,
+    encode_manifest,
+)
+from appliance.drafts.harvest.sample import TrainingSample
 from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError
 from appliance.infra.data_directory import locate
 from appliance.infra.files import sync_directory, write_private
@@ -28,58 +32,48 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Dataset:
-    """One data set; made by `open_dataset`, used by one thread."""
+    """Made by `open_dataset`; used by one thread."""
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: DatasetManifest,
         *,
-        vault: Callable[[], AbstractContextManager[Vault]],
-        allowing: Callable[[], Collection[str]],
+        vault: Callable[[], AbstractContextManager[ContentVault]],
+        permitted: Callable[[], Collection[str]],
     ) -> None:
-        """
-        Prepare; nothing is opened yet.
-
-        Args:
-            manifest: what was taken.
-            vault: opens content and keys.
-            allowing: names of the tenants whose content may train drafts now.
-        """
         self.manifest = manifest
         self._vault = vault
-        self._allowing = allowing
+        self._permitted = permitted
         self._erased: set[str] = set()
         self._withheld: set[str] = set()
 
     @property
     def missing(self) -> int:
-        """Samples that were found erased so far, each counted once however often it is read."""
+        """Samples found erased so far, each counted once."""
         return len(self._erased)
 
     @property
     def withheld(self) -> int:
-        """Samples left out so far because their tenants do not allow it any more."""
+        """Samples skipped so far because their tenants no longer allow training."""
         return len(self._withheld)
 
-    def read(self, held_out: bool) -> Iterator[Sample]:  # noqa: FBT001 - which half, and nothing else
+    def read(self, held_out: bool) -> Iterator[TrainingSample]:  # noqa: FBT001 - which half, and nothing else
         """
-        Decrypt what is still there, in order of request.
-
-        Args:
-            held_out: whether to give what is kept for judging, or what is there to be trained on.
+        Decrypt the remaining samples in order of request, held-out ones or training ones.
 
         Raises:
-            DraftRefusedError: a sample is not what the manifest says: it was altered, or harvested
-                anew with another tokenizer.
+            DraftRefusedError: a sample differs from the manifest: it was altered, or harvested again with
+            another
+                tokenizer.
             AuditError: database or keys cannot be read.
-            TenantsUnavailableError: it cannot be told who allows it.
+            TenantsUnavailableError: the tenants' permissions cannot be read.
         """
-        allowing = self._allowing()
+        permitted = self._permitted()
         with self._vault() as vault:
             for entry in self.manifest.samples:
                 if entry.held_out is not held_out:
                     continue
-                if entry.tenant not in allowing:
+                if entry.tenant not in permitted:
                     self._withheld.add(entry.request_id)
                     continue
                 sample = vault.read(entry.request_id)
@@ -89,52 +83,42 @@ class Dataset:
                 self._check(entry, sample)
                 yield sample
 
-    def _check(self, entry: Entry, sample: Sample) -> None:
+    def _check(self, entry: ManifestEntry, sample: TrainingSample) -> None:
         if sample.tokenizer != self.manifest.tokenizer:
             raise DraftRefusedError(
-                f"request {entry.request_id} was harvested again with another tokenizer: harvest for this "
-                "target again"
+                f"request {entry.request_id} was harvested again with another tokenizer: harvest again for "
+                "this target"
             )
         if (sample.digest, sample.tenant) != (entry.digest, entry.tenant):
             raise DraftRefusedError(
-                f"the sample of request {entry.request_id} is not the one the manifest names: harvest again"
+                f"the sample of request {entry.request_id} differs from the manifest: harvest again"
             )
 
 
 def open_dataset(settings: Settings, name: str) -> Dataset:
     """
-    Find a data set of this site.
-
-    Args:
-        settings: where things are.
-        name: its digest, or hex digits it begins with.
+    Open a data set by its digest or a prefix of its hex digits.
 
     Raises:
-        DraftNotFoundError: there is none, or several begin so.
+        DraftNotFoundError: no data set, or several, match.
         DraftRefusedError: its manifest was altered.
         DraftStorageError: it cannot be read.
     """
 
-    def allowing() -> Collection[str]:
+    def permitted() -> Collection[str]:
         with closing(SqlTenantStore(locate(settings).database_url)) as store:
             return frozenset(tenant.name for tenant in store.read().tenants if still_allows(tenant))
 
     return Dataset(
         find_manifest(locate(settings).drafts, name),
-        # Only whoever seals or makes a key needs to know the time.
+        # Reading neither seals nor makes keys, so it needs no time.
         vault=lambda: open_vault(settings, clock=lambda: 0.0),
-        allowing=allowing,
+        permitted=permitted,
     )
 
 
-def find_manifest(drafts: Path, name: str) -> Manifest:
-    """
-    Read the manifest of a data set below the registry's directory; raises as `open_dataset` does.
-
-    Args:
-        drafts: the registry's directory.
-        name: digest of the data set, or hex digits it begins with.
-    """
+def find_manifest(drafts: Path, name: str) -> DatasetManifest:
+    """Read a manifest below the registry's directory; `name` and errors as for `open_dataset`."""
     digits = name.strip().lower().removeprefix("sha256:")
     try:
         paths = [
@@ -152,7 +136,7 @@ def find_manifest(drafts: Path, name: str) -> Manifest:
     return decode_manifest(content, f"sha256:{paths[0].stem}")
 
 
-def save_manifest(drafts: Path, manifest: Manifest) -> Path:
+def save_manifest(drafts: Path, manifest: DatasetManifest) -> Path:
     """
     Write a manifest under its digest; durable on return.
 

@@ -1,10 +1,10 @@
 """
-From kept content to a data set: what the log knows, then what is read, then what is kept of it.
+Turns kept content into a data set.
 
-    survey ─► log says `begun` ─► open, tokenize, seal beside the content ─► manifest ─► log says `done`
+    survey ─► log `begun` ─► open, tokenize, seal with the content ─► manifest ─► log `done`
 
-Nothing is read before the log says so.  Killed anywhere it leaves samples that no manifest names,
-which go with their requests, and which the next harvest finds and uses.
+No content is read before the `begun` entry is durable.  A crash leaves samples that no manifest names; they
+are erased with their requests, and the next harvest reuses them.
 """
 
 import hashlib
@@ -18,114 +18,94 @@ from typing import Protocol
 from appliance.audit.content.samples import Answered
 from appliance.audit.entry import JSON, format_time
 from appliance.audit.registry import EntryType
-from appliance.drafts.harvest.answered import read_answer
-from appliance.drafts.harvest.asked import read_body
-from appliance.drafts.harvest.candidate import POLICY, ROUTES, Candidate, Wanted, judge
-from appliance.drafts.harvest.conversation import Conversation, UnusableError
+from appliance.drafts.harvest.candidate import POLICY, ROUTES, HarvestCandidate, HarvestFilter, classify
+from appliance.drafts.harvest.content_vault import KeptContent
+from appliance.drafts.harvest.conversation import Conversation, Skipped, UnusableError
 from appliance.drafts.harvest.dataset import save_manifest
-from appliance.drafts.harvest.manifest import Entry, Manifest, is_held_out
-from appliance.drafts.harvest.reasons import Skipped
-from appliance.drafts.harvest.sample import Sample
-from appliance.drafts.harvest.selection import Selection
+from appliance.drafts.harvest.dataset_manifest import DatasetManifest, ManifestEntry, is_held_out
+from appliance.drafts.harvest.request_body import read_body
+from appliance.drafts.harvest.response_body import read_answer
+from appliance.drafts.harvest.sample import TrainingSample
+from appliance.drafts.harvest.selection import SampleSelection
 from appliance.drafts.harvest.tokenizer import Tokens
-from appliance.drafts.harvest.vault import Content
 from appliance.errors import AuditError, DraftRefusedError
 
-MOST_CANDIDATES = 200_000
-"""Requests that are looked at in the log, the newest first."""
-LOOK_AGAIN_AFTER = 100
-"""Requests that are read between two looks at who allows it."""
+MAX_CANDIDATES = 200_000
+"""Maximum candidates taken from the log, newest first."""
+RECHECK_AFTER = 100
+"""Requests read between two checks of the tenants' permissions."""
 TENANTS_PER_ENTRY = 40
-"""Names of 63 characters that fit into one entry beside the rest."""
+"""Tenant names (up to 63 characters) that fit into one entry."""
 
 Journal = Callable[[EntryType, dict[str, JSON | None]], int]
-"""Writes one entry of the audit log, durable on return; raises AuditError."""
+"""Writes one audit entry, durable on return; raises AuditError."""
 
 
 class Samples(Protocol):
-    """What is asked of `harvest.vault`."""
+    def open_content(self, request_id: str, tenant: str) -> KeptContent | Skipped: ...
 
-    def open_content(self, request_id: str, tenant: str) -> Content | Skipped:
-        """Open body and answer."""
-
-    def keep(self, sample: Sample) -> Sample | Skipped:
-        """Keep a sample beside them."""
+    def keep(self, sample: TrainingSample) -> TrainingSample | Skipped: ...
 
 
-class Tokenizer(Protocol):
-    """What is asked of `harvest.tokenizer`."""
-
+class ConversationTokenizer(Protocol):
     def tokenize(
         self, conversation: Conversation, *, prompt_tokens: int, completion_tokens: int
-    ) -> Tokens | Skipped:
-        """Return the tokens of prompt and answer."""
+    ) -> Tokens | Skipped: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What the log knows of the requests that could be taken."""
+    """The candidates in the log, and counts of the others."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[HarvestCandidate, ...]
     skipped: Counter[Skipped]
 
 
 @dataclass(slots=True, kw_only=True)
-class Taken:
-    """What was taken so far, and why the rest was not."""
-
-    entries: list[Entry] = field(default_factory=list)
+class HarvestResult:
+    entries: list[ManifestEntry] = field(default_factory=list)
     skipped: Counter[Skipped] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a harvest works with."""
-
+class HarvestTools:
     samples: Samples
-    tokenizer: Tokenizer
+    tokenizer: ConversationTokenizer
     journal: Journal
-    allowing: Callable[[], Collection[str]]
-    """Names of the tenants that allow it now."""
+    permitted: Callable[[], Collection[str]]
+    """Names of the tenants that allow harvesting now."""
     clock: Callable[[], float]
     drafts: Path
     """The registry's directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Purpose:
-    """What it is done for."""
-
+class HarvestPurpose:
     target: str
     """Digest of the target's weights."""
     tokenizer: str
     """Digest of its tokenizer and template."""
-    words: str = ""
-    """Why, in the operator's words; goes into the log."""
+    text: str = ""
+    """The operator's reason, for the log."""
 
 
-def survey(found: Iterable[Answered], wanted: Wanted) -> Survey:
-    """
-    Sort requests by what the log says of them; no content is read.
-
-    Args:
-        found: requests of tenants that allow it, the newest first.
-        wanted: what the harvest is after.
-    """
-    candidates: list[Candidate] = []
+def survey(found: Iterable[Answered], wanted: HarvestFilter) -> Survey:
+    """Filter requests (newest first) by their audit entries; reads no content."""
+    candidates: list[HarvestCandidate] = []
     skipped: Counter[Skipped] = Counter()
     for each in found:
-        judged = judge(each.request_id, each.tenant, each.entry, wanted)
+        judged = classify(each.request_id, each.tenant, each.entry, wanted)
         if isinstance(judged, Skipped):
             skipped[judged] += 1
         else:
             candidates.append(judged)
-        if len(candidates) >= MOST_CANDIDATES:
+        if len(candidates) >= MAX_CANDIDATES:
             break
     return Survey(candidates=tuple(candidates), skipped=skipped)
 
 
-def rehearse(selection: Selection) -> tuple[Candidate, ...]:
-    """Return what would be taken if all of it could be used; nothing is read."""
+def preview(selection: SampleSelection) -> tuple[HarvestCandidate, ...]:
+    """Candidates that a harvest would take if all were usable; reads no content."""
     chosen = []
     while (candidate := selection.next()) is not None:
         if selection.take(candidate):
@@ -134,33 +114,27 @@ def rehearse(selection: Selection) -> tuple[Candidate, ...]:
 
 
 def harvest(
-    surveyed: Survey, selection: Selection, purpose: Purpose, parts: Parts
-) -> tuple[Manifest, Counter[Skipped]]:
+    surveyed: Survey, selection: SampleSelection, purpose: HarvestPurpose, parts: HarvestTools
+) -> tuple[DatasetManifest, Counter[Skipped]]:
     """
-    Make a data set, and say in the log that content was read for it.
-
-    Args:
-        surveyed: what the log knows.
-        selection: of its candidates; nobody has asked it yet.
-        purpose: what it is for.
-        parts: what it works with.
+    Make a data set and record that content was read for it.
 
     Returns:
-        The manifest, which is written, and how many requests were not taken for each reason.
+        The saved manifest, and the number of skipped requests per reason.
 
     Raises:
-        AuditError: it could not be recorded, and nothing was read; or content cannot be read.
-        DraftRefusedError: nothing can be taken.
+        AuditError: the harvest could not be recorded, and nothing was read; or content cannot be read.
+        DraftRefusedError: nothing can be harvested.
         DraftStorageError: the tokenizer's process died, or the manifest cannot be written.
     """
     tenants = sorted({candidate.tenant for candidate in surveyed.candidates})
     if not tenants:
-        raise DraftRefusedError(f"there is nothing to harvest ({in_words(surveyed.skipped)})")
-    about: dict[str, JSON | None] = {"policy": POLICY, "purpose": purpose.words or None}
-    _record(parts.journal, tenants, {**about, "stage": "begun"})
+        raise DraftRefusedError(f"nothing to harvest ({describe_skipped(surveyed.skipped)})")
+    common: dict[str, JSON | None] = {"policy": POLICY, "purpose": purpose.text or None}
+    _record(parts.journal, tenants, {**common, "stage": "begun"})
     taken = take(selection, purpose, parts)
     skipped = surveyed.skipped + taken.skipped
-    manifest = Manifest(
+    manifest = DatasetManifest(
         target=purpose.target,
         tokenizer=purpose.tokenizer,
         policy=POLICY,
@@ -168,37 +142,39 @@ def harvest(
         samples=tuple(sorted(taken.entries, key=lambda entry: entry.request_id)),
     )
     done: dict[str, JSON | None] = {
-        **about,
+        **common,
         "stage": "done",
         "samples": len(manifest.samples),
         "tokens": sum(entry.tokens for entry in manifest.samples),
     }
     if not manifest.samples:
         _record(parts.journal, tenants, done)
-        raise DraftRefusedError(f"nothing could be harvested ({in_words(skipped)})")
+        raise DraftRefusedError(f"nothing could be harvested ({describe_skipped(skipped)})")
     path = save_manifest(parts.drafts, manifest)
-    # A crash before the next line: a data set that can be used, and an entry that says it was begun.
+    # A crash before the next line leaves a usable data set and only its `begun` entry.
     try:
         _record(parts.journal, tenants, {**done, "dataset": manifest.digest})
     except AuditError:
-        # What the log does not know of is not to be trained on; the samples stay for the next time.
+        # A data set without its entry must not be trained on; the samples stay for the next harvest.
         with suppress(OSError):
             path.unlink()
         raise
     return manifest, skipped
 
 
-def take(selection: Selection, purpose: Purpose, parts: Parts) -> Taken:
-    """Read, tokenize and keep one request after the other, until there is enough; raises as `harvest`."""
-    taken, prompts = Taken(), set[bytes]()
-    allowing: Collection[str] = parts.allowing()
+def take(selection: SampleSelection, purpose: HarvestPurpose, parts: HarvestTools) -> HarvestResult:
+    """Read, tokenize and keep requests until there are enough; raises as `harvest` does."""
+    taken, prompts = HarvestResult(), set[bytes]()
+    permitted: Collection[str] = parts.permitted()
     count = 0
     while (candidate := selection.next()) is not None:
         count += 1
-        if count % LOOK_AGAIN_AFTER == 0:
-            allowing = parts.allowing()
+        if count % RECHECK_AFTER == 0:
+            permitted = parts.permitted()
         made = (
-            _sample(candidate, purpose, parts, prompts) if candidate.tenant in allowing else Skipped.WITHDRAWN
+            _sample(candidate, purpose, parts, prompts)
+            if candidate.tenant in permitted
+            else Skipped.WITHDRAWN
         )
         if isinstance(made, Skipped):
             taken.skipped[made] += 1
@@ -207,21 +183,22 @@ def take(selection: Selection, purpose: Purpose, parts: Parts) -> Taken:
     left = selection.left + selection.without_room
     if left:
         taken.skipped[Skipped.NO_ROOM] += left
-    # Whoever took the permission back meanwhile is not in it.
-    allowing = parts.allowing()
-    withdrawn = [entry for entry in taken.entries if entry.tenant not in allowing]
+    # Drop tenants that withdrew their permission meanwhile.
+    permitted = parts.permitted()
+    withdrawn = [entry for entry in taken.entries if entry.tenant not in permitted]
     if withdrawn:
         taken.skipped[Skipped.WITHDRAWN] += len(withdrawn)
-        taken.entries = [entry for entry in taken.entries if entry.tenant in allowing]
+        taken.entries = [entry for entry in taken.entries if entry.tenant in permitted]
     return taken
 
 
-def in_words(skipped: Counter[Skipped]) -> str:
-    """Reasons and their counts on one line."""
+def describe_skipped(skipped: Counter[Skipped]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in skipped.most_common()) or "no content is kept"
 
 
-def _sample(candidate: Candidate, purpose: Purpose, parts: Parts, prompts: set[bytes]) -> Sample | Skipped:
+def _sample(
+    candidate: HarvestCandidate, purpose: HarvestPurpose, parts: HarvestTools, prompts: set[bytes]
+) -> TrainingSample | Skipped:
     content = parts.samples.open_content(candidate.request_id, candidate.tenant)
     if isinstance(content, Skipped):
         return content
@@ -240,11 +217,11 @@ def _sample(candidate: Candidate, purpose: Purpose, parts: Parts, prompts: set[b
     if isinstance(tokens, Skipped):
         return tokens
     prompt, answer = tokens
-    told_by = hashlib.sha256(",".join(map(str, prompt)).encode()).digest()
-    if told_by in prompts:
+    prompt_hash = hashlib.sha256(",".join(map(str, prompt)).encode()).digest()
+    if prompt_hash in prompts:
         return Skipped.DUPLICATE
     kept = parts.samples.keep(
-        Sample(
+        TrainingSample(
             request_id=candidate.request_id,
             tenant=candidate.tenant,
             template=candidate.template,
@@ -254,13 +231,13 @@ def _sample(candidate: Candidate, purpose: Purpose, parts: Parts, prompts: set[b
             tokenizer=purpose.tokenizer,
         )
     )
-    if isinstance(kept, Sample):
-        prompts.add(told_by)
+    if isinstance(kept, TrainingSample):
+        prompts.add(prompt_hash)
     return kept
 
 
-def _entry(sample: Sample) -> Entry:
-    return Entry(
+def _entry(sample: TrainingSample) -> ManifestEntry:
+    return ManifestEntry(
         request_id=sample.request_id,
         tenant=sample.tenant,
         template=sample.template,
@@ -272,7 +249,7 @@ def _entry(sample: Sample) -> Entry:
 
 
 def _record(journal: Journal, tenants: Sequence[str], fields: dict[str, JSON | None]) -> None:
-    """Write an entry, or several where the tenants' names do not fit into one; counts are in the first."""
+    """Write one entry, or several if the tenants' names do not fit; only the first has the counts."""
     for start in range(0, len(tenants), TENANTS_PER_ENTRY):
         named = tuple(tenants[start : start + TENANTS_PER_ENTRY])
         journal(EntryType.DRAFT_HARVESTED, {**fields, "tenants": named})

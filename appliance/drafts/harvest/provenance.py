@@ -1,9 +1,8 @@
 """
-Which requests a draft learnt from, and whether each of them could still be learnt from then.
+The requests a draft was trained on, checked against the erasures in the log.
 
-The draft's own list of what it used is held against the log: an `erasure` entry before the training
-entry must cover none of it.  What was erased after the training is told as well, for a draft keeps
-what it learnt.  Pure.
+No `erasure` entry before the training entry may cover a used request.  Later erasures are reported as well,
+because a draft keeps what it learned.  Pure.
 """
 
 import hashlib
@@ -14,93 +13,83 @@ from typing import Any
 
 from appliance.audit.content.payloads import first_id
 from appliance.audit.content.retention import parse_moment
-from appliance.drafts.harvest.manifest import Manifest
+from appliance.drafts.harvest.dataset_manifest import DatasetManifest
 from appliance.errors import DraftRefusedError
 
 FIELDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Covered:
-    """A used request that an entry of the log calls erased."""
+class ErasedSample:
+    """A used request that an erasure covers."""
 
     request_id: str
     tenant: str
     index: int
-    """Of the `erasure` entry, the first that covers it."""
+    """Index of the first `erasure` entry that covers it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What is known of a draft's training data."""
-
     dataset: str | None
-    """Digest of the data set's manifest, as the draft's record has it."""
+    """Digest of the data set's manifest, from the draft's record."""
     trained: int | None
-    """Index of the `draft.trained` entry; None: the log knows of no training here."""
+    """Index of the `draft.trained` entry; None if the log has none."""
     used: int
-    """Samples it learnt from."""
+    """Number of samples used."""
     tenants: Mapping[str, int]
-    """How many of whom."""
+    """Samples per tenant."""
     unknown: tuple[str, ...]
-    """Used requests that the data set does not name, or with another digest."""
-    erased_before: tuple[Covered, ...]
-    """Erased before the training: they must not have been used."""
-    erased_since: tuple[Covered, ...]
-    """Erased after it."""
+    """Used requests that are not in the data set, or have another digest there."""
+    erased_before: tuple[ErasedSample, ...]
+    """Erased before the training: must not have been used."""
+    erased_since: tuple[ErasedSample, ...]
+    """Erased after the training."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether every used sample is the data set's, and none of them had been erased before."""
+        """Whether every used sample is in the data set and none was erased before the training."""
         return not self.unknown and not self.erased_before
 
 
 def parse_used(content: bytes, digest: object) -> dict[str, str]:
     """
-    Read the list of used samples; digests by request id.
-
-    Args:
-        content: of `used.txt`: a request id and a sample's digest on each line.
-        digest: SHA-256 of it in hex, as the training record has it.
+    Parse `used.txt` into digests by request id; `digest` is its SHA-256 (hex) in the training record.
 
     Raises:
-        DraftRefusedError: it is another list than the record's, or none.
+        DraftRefusedError: it is not the recorded list, or malformed.
     """
     if hashlib.sha256(content).hexdigest() != digest:
-        raise DraftRefusedError("used.txt is not the list that the draft's training record names")
+        raise DraftRefusedError("used.txt differs from the list in the draft's training record")
     used: dict[str, str] = {}
     for line in content.decode("utf-8", "replace").splitlines():
         words = line.split()
         if len(words) != FIELDS or words[0] in used:
-            raise DraftRefusedError(f"line {len(used) + 1} of used.txt is not a request and a digest")
+            raise DraftRefusedError(f"line {len(used) + 1} of used.txt is not a request ID and a digest")
         used[words[0]] = words[1]
     return used
 
 
 def trace(
     used: Mapping[str, str],
-    manifest: Manifest,
+    manifest: DatasetManifest,
     entries: Sequence[tuple[int, Mapping[str, Any]]],
     *,
     trained: int | None,
 ) -> Provenance:
     """
-    Hold what a draft used against its data set and the log.
+    Check the samples a draft used against its data set and the log.
 
-    Args:
-        used: digests by request id.
-        manifest: of the data set.
-        entries: index and members of every `erasure` entry, in order.
-        trained: index of the first entry that says the draft was trained; None where there is none,
-            and whatever was erased counts as erased before.
+    `erasures` has index and members of every `erasure` entry, in order.  `trained` is the index of the first
+    entry on the draft's training; without one, every erasure counts as earlier.
     """
     named = {entry.request_id: entry for entry in manifest.samples}
-    covered: list[Covered] = []
+    covered: list[ErasedSample] = []
     for request_id in sorted(used.keys() & named.keys()):
         tenant = named[request_id].tenant
         index = _erased_at(request_id, tenant, entries)
         if index is not None:
-            covered.append(Covered(request_id=request_id, tenant=tenant, index=index))
+            covered.append(ErasedSample(request_id=request_id, tenant=tenant, index=index))
     return Provenance(
         dataset=manifest.digest,
         trained=trained,
@@ -113,7 +102,7 @@ def trace(
 
 
 def first_training(draft: str, entries: Iterable[tuple[int, Mapping[str, Any]]]) -> int | None:
-    """Index of the first `draft.trained` entry about a draft; a crash may have had it written twice."""
+    """Index of the first `draft.trained` entry on a draft; a crash may have written it twice."""
     return next((index for index, entry in entries if entry.get("draft") == draft), None)
 
 

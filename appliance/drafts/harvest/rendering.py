@@ -1,20 +1,19 @@
 """
-From text to the tokens the worker saw, or a reason why not: never tokens that only look like it.
+Reproduces the tokens the worker processed, or gives a reason.
 
-A prompt counts only if the target's own template makes as many tokens of it as the worker counted,
-an answer only if its tokens are as many and lead back to the very same text.  Pure, given a
-tokenizer; runs where `transformers` may be imported (`harvest.tokenizer_child`).
+A prompt counts only if the target's own template gives as many tokens as the worker counted; an answer only
+if its tokens are as many and decode to the same text.  Pure, given a tokenizer; runs where `transformers`
+may be imported (`harvest.tokenizer_process`).
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from appliance.drafts.harvest.conversation import EOS
-from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.harvest.conversation import EOS, Skipped
 
 TAIL = 16
-"""Tokens of the prompt that are decoded along with an answer: some tokenizers need what came before."""
-OURS = frozenset(
+"""Prompt tokens decoded with an answer: some tokenizers need context."""
+FIXED_ARGUMENTS = frozenset(
     {
         "add_generation_prompt",
         "chat_template",
@@ -28,34 +27,30 @@ OURS = frozenset(
         "tools",
     }
 )
-"""Arguments of `apply_chat_template` that no request decides."""
+"""Arguments of `apply_chat_template` that a request cannot set."""
 
 
-class Tokenizer(Protocol):
-    """What is asked of a tokenizer of `transformers`."""
+class TransformersTokenizer(Protocol):
+    """The part of a `transformers` tokenizer that is used."""
 
     eos_token_id: int | None
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], **more: Any) -> Any:  # noqa: ANN401
-        """Render and tokenize messages."""
+        ...
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenize a text."""
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
     def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
-    ) -> str:
-        """Return the text of tokens."""
+    ) -> str: ...
 
 
-def render(tokenizer: Tokenizer, job: Mapping[str, Any]) -> dict[str, Any]:
+def render(tokenizer: TransformersTokenizer, job: Mapping[str, Any]) -> dict[str, Any]:
     """
     Tokenize one request.
 
-    Args:
-        tokenizer: the target's.
-        job: members of `conversation.Asked` and `conversation.Answer`, the answer's text as `answer`,
-            and the worker's `prompt_tokens` and `completion_tokens`.
+    `job` has the members of `PromptSource` and `SampledAnswer` (its text as `answer`), and the worker's
+    `prompt_tokens` and `completion_tokens`.
 
     Returns:
         `prompt` and `answer`, lists of tokens; or `skipped`, a reason.
@@ -70,16 +65,16 @@ def render(tokenizer: Tokenizer, job: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt": list(prompt), "answer": answer}
 
 
-def _prompts(tokenizer: Tokenizer, job: Mapping[str, Any]) -> list[list[int]]:
-    """The ways in which a worker may have tokenized a prompt."""
+def _prompts(tokenizer: TransformersTokenizer, job: Mapping[str, Any]) -> list[list[int]]:
+    """Every tokenization of the prompt that the worker may have used."""
     if job["tokens"] is not None:
         return [job["tokens"]]
     if job["text"] is not None:
         return [list(tokenizer.encode(job["text"], add_special_tokens=True))]
-    more = {name: value for name, value in job["arguments"].items() if name not in OURS}
+    more = {name: value for name, value in job["arguments"].items() if name not in FIXED_ARGUMENTS}
     rendered = []
-    # vLLM looks at a template to see which of the two it expects.
-    for form in (_joined, _listed):
+    # vLLM inspects the template to choose between the two.
+    for form in (_as_text, _as_parts):
         messages = [{**message, "content": form(message)} for message in job["messages"]]
         try:
             tokens = tokenizer.apply_chat_template(
@@ -90,27 +85,27 @@ def _prompts(tokenizer: Tokenizer, job: Mapping[str, Any]) -> list[list[int]]:
                 tokenize=True,
                 return_dict=False,
             )
-        except Exception:  # noqa: BLE001, S112 - templates raise what they like at what they do not expect
+        except Exception:  # noqa: BLE001, S112 - templates raise anything
             continue
         rendered.append(list(tokens))
     return rendered
 
 
-def _joined(message: Mapping[str, Any]) -> str:
+def _as_text(message: Mapping[str, Any]) -> str:
     content = message["content"]
     return content if isinstance(content, str) else "\n".join(content)
 
 
-def _listed(message: Mapping[str, Any]) -> str | list[dict[str, str]]:
+def _as_parts(message: Mapping[str, Any]) -> str | list[dict[str, str]]:
     content = message["content"]
     if message["role"] == "tool":
-        return _joined(message)
+        return _as_text(message)
     texts = [content] if isinstance(content, str) else content
     return [{"type": "text", "text": text} for text in texts]
 
 
-def _answer(tokenizer: Tokenizer, prompt: tuple[int, ...], job: Mapping[str, Any]) -> list[int]:
-    """The answer's tokens, its last one included; none if they cannot be told."""
+def _answer(tokenizer: TransformersTokenizer, prompt: tuple[int, ...], job: Mapping[str, Any]) -> list[int]:
+    """The answer's tokens with the last one; empty if they cannot be determined."""
     text = job["answer"] + job["stop"]
     tokens = list(tokenizer.encode(text, add_special_tokens=False))
     end = tokenizer.eos_token_id if job["end"] == EOS else job["end"]
@@ -123,12 +118,12 @@ def _answer(tokenizer: Tokenizer, prompt: tuple[int, ...], job: Mapping[str, Any
     if _decode(tokenizer, (*prompt[-TAIL:], *tokens)) != before + text:
         return []
     if job["stop"]:
-        # The last of them may have held more than what stopped it: only those that lie before it are sure.
+        # The last token may extend beyond the stop text: only those before it are certain.
         whole = before + job["answer"]
         while tokens and not whole.startswith(_decode(tokenizer, (*prompt[-TAIL:], *tokens))):
             tokens.pop()
     return tokens + ended
 
 
-def _decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+def _decode(tokenizer: TransformersTokenizer, tokens: Sequence[int]) -> str:
     return tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -1,9 +1,8 @@
 """
-One request as it is trained on: the tokens of prompt and answer, and which of them are the answer's.
+A training sample: the tokens of prompt and answer, and which of them are the answer's.
 
-Written as canonical JSON, which is only ever stored sealed.  Its digest stands in manifests and
-training records, which outlive it; the salt inside keeps anybody from guessing the text by it.
-Pure.
+Encoded as canonical JSON, which is stored sealed only.  Manifests and training records keep its digest after
+erasure; the salt prevents guessing the text from it.  Pure.
 """
 
 import hashlib
@@ -16,41 +15,38 @@ from appliance.errors import DraftRefusedError
 
 FORMAT = 1
 SALT_BYTES = 16
-LARGEST_TOKEN = 2**31
+TOKEN_LIMIT = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One request and its answer."""
-
+class TrainingSample:
     request_id: str
     tenant: str
     template: str
-    """Label of the prompt template, as the request's outcome has it."""
+    """Prompt-template label, from the request's outcome."""
     context: str
-    """Range of prompt lengths, as the request's outcome has it."""
+    """Context bucket, from the request's outcome."""
     token_ids: tuple[int, ...]
-    """Prompt and answer, as the target's own tokenizer has them."""
+    """Prompt and answer, tokenized by the target's own tokenizer."""
     loss_mask: tuple[bool, ...]
-    """True where the token is the answer's; as long as `token_ids`."""
+    """True for tokens of the answer; as long as `token_ids`."""
     tokenizer: str = ""
-    """Digest of the files that made the tokens."""
+    """Digest of the tokenizer's files."""
     salt: str = ""
     """Random hex digits."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical form, in hex."""
+        """SHA-256 (hex) of the canonical form."""
         return hashlib.sha256(encode_sample(self)).hexdigest()
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """The tokens before the answer."""
         return self.token_ids[: self.loss_mask.index(True)] if True in self.loss_mask else self.token_ids
 
 
-def encode_sample(sample: Sample) -> bytes:
-    """Return the canonical form; `decode_sample` reads it back."""
+def encode_sample(sample: TrainingSample) -> bytes:
+    """Encode in canonical form."""
     content = {
         "v": FORMAT,
         "request_id": sample.request_id,
@@ -58,7 +54,7 @@ def encode_sample(sample: Sample) -> bytes:
         "template": sample.template,
         "context": sample.context,
         "token_ids": sample.token_ids,
-        # Lengths of runs, the first of them of tokens that are not the answer's.
+        # Run lengths, beginning with tokens outside the answer.
         "runs": _runs(sample.loss_mask),
         "tokenizer": sample.tokenizer,
         "salt": sample.salt,
@@ -66,32 +62,32 @@ def encode_sample(sample: Sample) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def decode_sample(content: bytes) -> Sample:
+def decode_sample(content: bytes) -> TrainingSample:
     """
-    Read a canonical form.
+    Decode the canonical form.
 
     Raises:
-        DraftRefusedError: it is none.  Nothing of the content is in the message.
+        DraftRefusedError: it is malformed; the message holds none of the content.
     """
     try:
         fields = json.loads(content)
-        sample = Sample(
+        sample = TrainingSample(
             token_ids=tuple(fields.pop("token_ids")),
             loss_mask=_mask(fields.pop("runs")),
             **{name: value for name, value in fields.items() if name != "v"},
         )
-        known = fields["v"] == FORMAT and _is_sound(sample) and encode_sample(sample) == content
+        valid = fields["v"] == FORMAT and _is_sound(sample) and encode_sample(sample) == content
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DraftRefusedError("a stored sample cannot be read: harvest again") from error
-    if not known:
-        raise DraftRefusedError("a stored sample is not of a form that is known here: harvest again")
+    if not valid:
+        raise DraftRefusedError("a stored sample has an unknown format: harvest again")
     return sample
 
 
-def _is_sound(sample: Sample) -> bool:
+def _is_sound(sample: TrainingSample) -> bool:
     tokens = sample.token_ids
     return len(tokens) == len(sample.loss_mask) and all(
-        type(token) is int and 0 <= token < LARGEST_TOKEN for token in tokens
+        type(token) is int and 0 <= token < TOKEN_LIMIT for token in tokens
     )
 
 

@@ -1,11 +1,11 @@
 """
-Which requests are taken of many: every kind of traffic, no tenant more than its share, within bounds.
+Chooses requests: every kind of traffic, fair shares between tenants, within limits.
 
-    first   one of each stratum (template and context bucket), so that what is rare is there at all
-    then    the tenant with the fewest, of its strata the one with the fewest, in a seeded order
+    first   one of each stratum (template and context bucket), so that rare traffic is present
+    then    the tenant with the fewest samples, its stratum with the fewest, in a seeded order
 
-A sample counts only once it is taken: for one that turned out useless the next in line is asked for.
-The same candidates, seed and answers give the same choice.  Pure.
+A sample counts only once it is taken; for an unusable one the next candidate follows.  The same candidates,
+seed and answers give the same choice.  Pure.
 """
 
 import hashlib
@@ -14,34 +14,31 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from appliance.drafts.harvest.candidate import Candidate
+from appliance.drafts.harvest.candidate import HarvestCandidate
 
 Stratum = tuple[str, str]
 """Template and context bucket."""
-Place = tuple[str, Stratum]
-"""A tenant, and one of its strata."""
+TenantStratum = tuple[str, Stratum]
+"""A tenant and one of its strata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """How much is wanted."""
-
+class SelectionLimits:
     samples: int
     tokens: int | None = None
-    """Of all samples together; None for no bound."""
+    """Of all samples together; None for no limit."""
     per_stratum: int | None = None
-    """Samples of one stratum; None for no bound."""
+    """Samples per stratum; None for no limit."""
 
 
-class Selection:
+class SampleSelection:
     """
-    Asks for one candidate after the other: `next`, then `take` for each that is taken.
+    Proposes candidates one by one: call `next`, then `take` for each one that is taken.
 
-    What does not fit into the bounds is left out for good and counted in `without_room`, when it is
-    met; `left` candidates were never asked for.
+    A candidate that exceeds a limit is dropped and counted in `without_room`.
     """
 
-    def __init__(self, candidates: Iterable[Candidate], bounds: Bounds, *, seed: str) -> None:
+    def __init__(self, candidates: Iterable[HarvestCandidate], bounds: SelectionLimits, *, seed: str) -> None:
         self.bounds = bounds
         self.samples = 0
         self.tokens = 0
@@ -49,30 +46,30 @@ class Selection:
         self._of_tenant: Counter[str] = Counter()
         self._of_stratum: Counter[Stratum] = Counter()
         self._seed = seed
-        self._waiting: dict[Place, list[Candidate]] = {}
+        self._waiting: dict[TenantStratum, list[HarvestCandidate]] = {}
         for candidate in candidates:
             self._waiting.setdefault((candidate.tenant, candidate.stratum), []).append(candidate)
         for waiting in self._waiting.values():
-            # Taken from the end.
-            waiting.sort(key=lambda candidate: self._chance(candidate.request_id), reverse=True)
-        # Of each tenant the strata to come, those with the fewest samples first.  A count in here may
-        # be too low, for others add to the same stratum, and is put right when it comes up.
+            # `next` pops from the end.
+            waiting.sort(key=lambda candidate: self._random(candidate.request_id), reverse=True)
+        # Each tenant's strata, fewest samples first.  A count may be outdated, because other tenants add to
+        # the same stratum; it is corrected when it reaches the top.
         self._strata: dict[str, list[tuple[int, bytes, Stratum]]] = {}
         self._new: dict[str, list[Stratum]] = {}
-        """Strata nobody was taken of yet, the next one last."""
+        """Strata without a sample yet, the next one last."""
         for tenant, stratum in sorted(self._waiting):
-            entry = (0, self._chance(tenant, *stratum), stratum)
+            entry = (0, self._random(tenant, *stratum), stratum)
             heapq.heappush(self._strata.setdefault(tenant, []), entry)
         for tenant, strata in self._strata.items():
             self._new[tenant] = [stratum for _, _, stratum in sorted(strata, reverse=True)]
 
     @property
     def left(self) -> int:
-        """Candidates that were not asked for so far."""
+        """Candidates not proposed so far."""
         return sum(map(len, self._waiting.values()))
 
-    def next(self) -> Candidate | None:
-        """The candidate to try now, or None: there is no more of them, or no more room."""
+    def next(self) -> HarvestCandidate | None:
+        """The next candidate; None if there are no more or the limits are reached."""
         while self.samples < self.bounds.samples:
             place = self._next_new() or self._next_fair()
             if place is None:
@@ -83,14 +80,8 @@ class Selection:
             self.without_room += 1
         return None
 
-    def take(self, candidate: Candidate, tokens: int | None = None) -> bool:
-        """
-        Count a candidate as taken, unless it does not fit after all.
-
-        Args:
-            candidate: what `next` gave.
-            tokens: what it really has; by default what the worker counted.
-        """
+    def take(self, candidate: HarvestCandidate, tokens: int | None = None) -> bool:
+        """Count a candidate as taken; False if its real number of tokens exceeds the limit."""
         tokens = candidate.tokens if tokens is None else tokens
         if self.bounds.tokens is not None and self.tokens + tokens > self.bounds.tokens:
             self.without_room += 1
@@ -101,8 +92,8 @@ class Selection:
         self._of_stratum[candidate.stratum] += 1
         return True
 
-    def _next_new(self) -> Place | None:
-        """Of the tenants with strata nobody was taken of, that with the fewest samples, and one of them."""
+    def _next_new(self) -> TenantStratum | None:
+        """The tenant with the fewest samples among those with an unsampled stratum, and that stratum."""
         for tenant, strata in list(self._new.items()):
             while strata and (self._of_stratum[strata[-1]] or not self._waiting[tenant, strata[-1]]):
                 strata.pop()
@@ -111,18 +102,18 @@ class Selection:
         first = self._fewest(self._new)
         return None if first is None else (first, self._new[first][-1])
 
-    def _next_fair(self) -> Place | None:
-        """The tenant with the fewest samples, and of its strata the one with the fewest."""
+    def _next_fair(self) -> TenantStratum | None:
+        """The tenant with the fewest samples, and its stratum with the fewest."""
         while (tenant := self._fewest(self._strata)) is not None:
             strata = self._strata[tenant]
             while strata:
-                counted, chance, stratum = strata[0]
+                counted, random, stratum = strata[0]
                 count = self._of_stratum[stratum]
                 full = self.bounds.per_stratum is not None and count >= self.bounds.per_stratum
                 if full or not self._waiting[tenant, stratum]:
                     heapq.heappop(strata)
                 elif count != counted:
-                    heapq.heapreplace(strata, (count, chance, stratum))
+                    heapq.heapreplace(strata, (count, random, stratum))
                 else:
                     return tenant, stratum
             del self._strata[tenant]
@@ -131,7 +122,7 @@ class Selection:
     def _fewest(self, tenants: Iterable[str]) -> str | None:
         return min(tenants, key=lambda tenant: (self._of_tenant[tenant], tenant), default=None)
 
-    def _chance(self, *what: str) -> bytes:
-        """A number that the seed decides, the same on every machine."""
+    def _random(self, *what: str) -> bytes:
+        """A seeded random number, the same on every machine."""
         text = "\0".join((self._seed, *what))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()

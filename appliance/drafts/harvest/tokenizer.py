@@ -1,8 +1,8 @@
 """
-The target's own tokenizer, asked in a process of its own.
+Runs the target's own tokenizer in a child process.
 
-The engine's libraries are imported there and nowhere else.  Content goes over pipes, never on a
-command line or into a file.  Fails closed: a child that dies or is silent ends the harvest.
+Only the child imports the engine's libraries.  Content passes through pipes, never through a command line or
+a file.  Fails closed: a child that dies or does not answer ends the harvest.
 """
 
 import hashlib
@@ -16,24 +16,23 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from appliance.drafts.harvest.conversation import Conversation
-from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.harvest.conversation import Conversation, Skipped
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError
 from appliance.serving.weights import DIGESTED_SUFFIXES
 
-CHILD = "appliance.drafts.harvest.tokenizer_child"
+CHILD = "appliance.drafts.harvest.tokenizer_process"
 LOAD_SECONDS = 600.0
 ANSWER_SECONDS = 120.0
-"""Both are generous: nobody waits for a harvest, and the machine serves meanwhile."""
-NO_TOKENIZER = frozenset({"config.json", "generation_config.json", "training.json", "hf_quant_config.json"})
-"""Files of a model that do not decide how text becomes tokens."""
+"""Generous, because the machine serves traffic meanwhile."""
+OTHER_FILES = frozenset({"config.json", "generation_config.json", "training.json", "hf_quant_config.json"})
+"""Model files that do not affect tokenization."""
 
 Tokens = tuple[tuple[int, ...], tuple[int, ...]]
-"""Of prompt and answer."""
+"""Tokens of prompt and answer."""
 
 
 class TargetTokenizer:
-    """One child that has loaded a tokenizer; made by `open_tokenizer`."""
+    """A child process with a loaded tokenizer; made by `open_tokenizer`."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self._child = child
@@ -42,15 +41,12 @@ class TargetTokenizer:
         self, conversation: Conversation, *, prompt_tokens: int, completion_tokens: int
     ) -> Tokens | Skipped:
         """
-        Return the tokens the worker saw, or why they cannot be told.
+        The tokens the worker processed, or why they are unknown.
 
-        Args:
-            conversation: request and answer.
-            prompt_tokens: how many the worker counted.
-            completion_tokens: likewise, the last token included.
+        `prompt_tokens` and `completion_tokens` are the worker's counts, the last token included.
 
         Raises:
-            DraftStorageError: the child ended, or is silent.
+            DraftStorageError: the child ended or does not answer.
         """
         answer = conversation.answer
         job = {
@@ -61,15 +57,15 @@ class TargetTokenizer:
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
         }
-        said = self.ask(json.dumps(job), ANSWER_SECONDS)
-        if "skipped" in said:
-            return Skipped(said["skipped"])
-        return tuple(said["prompt"]), tuple(said["answer"])
+        reply = self.ask(json.dumps(job), ANSWER_SECONDS)
+        if "skipped" in reply:
+            return Skipped(reply["skipped"])
+        return tuple(reply["prompt"]), tuple(reply["answer"])
 
     def ask(self, line: str | None, seconds: float) -> dict[str, Any]:
-        """Send a line, if there is one, and return what comes back; raises DraftStorageError."""
+        """Send a line, if any, and return the reply; raises DraftStorageError."""
         child = self._child
-        assert child.stdin is not None  # noqa: S101 - it was started with pipes
+        assert child.stdin is not None  # noqa: S101 - started with pipes
         assert child.stdout is not None  # noqa: S101 - as above
         watchdog = Timer(seconds, child.kill)
         watchdog.start()
@@ -81,7 +77,7 @@ class TargetTokenizer:
             return dict(json.loads(answer))
         except (OSError, ValueError, TypeError) as error:
             raise DraftStorageError(
-                f"the process with the target's tokenizer ended, or said nothing for {seconds:g} s: try again"
+                f"the process with the target's tokenizer ended or did not answer within {seconds:g} s: try again"
             ) from error
         finally:
             watchdog.cancel()
@@ -90,11 +86,7 @@ class TargetTokenizer:
 @contextmanager
 def open_tokenizer(target: Path, environment: Mapping[str, str]) -> Iterator[TargetTokenizer]:
     """
-    Load the tokenizer of a target, for as long as the context lasts.
-
-    Args:
-        target: directory of its weights.
-        environment: of the child; see `sovereignty.environment.offline_environment`.
+    Load the tokenizer of a target for the duration of the context.
 
     Raises:
         DraftRefusedError: it cannot be loaded.
@@ -129,9 +121,7 @@ def open_tokenizer(target: Path, environment: Mapping[str, str]) -> Iterator[Tar
 
 def digest_tokenizer(target: Path) -> str:
     """
-    Digest what decides how text becomes tokens: tokenizer files and chat template.
-
-    Made as `serving.weights.digest_weights` makes its own, of fewer files.
+    Digest the tokenizer files and chat template, as `serving.weights.digest_weights` digests all files.
 
     Raises:
         ConfigurationError: a file cannot be read.
@@ -143,7 +133,7 @@ def digest_tokenizer(target: Path) -> str:
                 file
                 for file in target.iterdir()
                 if file.suffix in DIGESTED_SUFFIXES - {".safetensors"}
-                and file.name not in NO_TOKENIZER
+                and file.name not in OTHER_FILES
                 and not file.name.endswith(".index.json")
                 and file.is_file()
             ),

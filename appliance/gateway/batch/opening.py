@@ -10,16 +10,15 @@ from pathlib import Path
 
 from appliance.audit.content.payload_keys import PayloadKeys
 from appliance.audit.sink import AuditSink
-from appliance.gateway.batch.answerer import Answerer
+from appliance.gateway.batch.answerer import Answerer, find_owner
 from appliance.gateway.batch.batches import Batches
-from appliance.gateway.batch.files import Files
-from appliance.gateway.batch.gate import Gate
-from appliance.gateway.batch.idle import Idle
-from appliance.gateway.batch.owner import find_owner
-from appliance.gateway.batch.parts import BatchParts
-from appliance.gateway.batch.runner import Runner
+from appliance.gateway.batch.executor import BatchParts
+from appliance.gateway.batch.files import TenantFiles
+from appliance.gateway.batch.idle import Gate, IdleCapacity
+from appliance.gateway.batch.runner import BatchRunner
 from appliance.gateway.batch.store import SqlBatchStore
-from appliance.gateway.batch.vault import Vault
+from appliance.gateway.batch.vault import FileVault
+from appliance.infra.database import Database
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import BatchSettings
@@ -31,15 +30,15 @@ from appliance.tenancy import TenantDirectory
 class OpenBatches:
     """What the API and the process are given."""
 
-    files: Files
+    files: TenantFiles
     batches: Batches
-    runner: Runner
+    runner: BatchRunner
 
 
 @asynccontextmanager
 async def open_batches(
     *,
-    database_url: str,
+    database: Database | str,
     directory: Path,
     gateway: str,
     keys: PayloadKeys,
@@ -61,7 +60,7 @@ async def open_batches(
     Keep files until the block ends; what a crash left half done is removed first.
 
     Args:
-        database_url: of the audit log; its tables are there.
+        database: the audit log's; its tables are there.
         directory: of all gateways' files.
         gateway: name of this one.
         keys: where the keys of encrypted files are.
@@ -83,8 +82,8 @@ async def open_batches(
         ConfigurationError: the directory or the URL cannot be used.
         StorageUnavailableError: the database cannot be read.
     """
-    with closing(SqlBatchStore(database_url)) as store:
-        vault = Vault(
+    with closing(SqlBatchStore(database)) as store:
+        vault = FileVault(
             directory,
             gateway,
             keys,
@@ -93,8 +92,8 @@ async def open_batches(
             random_bytes=random_bytes,
         )
         await asyncio.to_thread(lambda: vault.sweep(*store.known(gateway)))
-        files = Files(store=store, vault=vault, audit=audit, settings=settings, clock=clock)
-        idle = Idle(
+        files = TenantFiles(store=store, vault=vault, audit=audit, settings=settings, clock=clock)
+        idle = IdleCapacity(
             concurrency=settings.concurrency,
             share=settings.idle_share,
             worker_requests=worker_requests,
@@ -113,7 +112,7 @@ async def open_batches(
             max_line_bytes=max_line_bytes,
             max_requests=settings.max_requests,
         )
-        runner = Runner(parts, clock=monotonic, logger=logger)
+        runner = BatchRunner(parts, clock=monotonic, logger=logger)
         batches = Batches(
             store=store,
             vault=vault,

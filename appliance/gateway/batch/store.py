@@ -16,18 +16,27 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, 
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.errors import StorageQuotaError, StorageUnavailableError
-from appliance.gateway.batch.batch import ENDED, OPEN, Batch, BatchProblem, Counts, Status, before
-from appliance.gateway.batch.stored_file import Deleted, Purpose, StoredFile
+from appliance.gateway.batch.batch import (
+    ENDED,
+    OPEN,
+    Batch,
+    BatchProblem,
+    Counts,
+    Deleted,
+    FilePurpose,
+    Status,
+    StoredFile,
+    before,
+)
 from appliance.gateway.batch.tables import batch_files, batches
-from appliance.infra.database import first_line, open_database
+from appliance.infra.database import SqlStore, first_line
 
-BUSY_SECONDS = 5.0
 _FILE, _BATCH = batch_files.c, batches.c
 _MOMENTS = tuple(status for status in Status if status is not Status.VALIDATING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quota:
+class StorageQuota:
     """What one tenant may keep."""
 
     files: int
@@ -46,25 +55,17 @@ class Window:
     """Oldest first, instead of newest first."""
 
 
-class SqlBatchStore:
+class SqlBatchStore(SqlStore):
     """
-    Files and batches, by SQLAlchemy URL; the tables are there already.
+    TenantFiles and batches, by SQLAlchemy URL; the tables are there already.
 
     Raises:
         ConfigurationError: the URL cannot be used at all.
     """
 
-    def __init__(self, url: str) -> None:
-        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
-        self._reader = self._engine.execution_options(writes=False)
+    # TenantFiles.
 
-    def close(self) -> None:
-        """Give back every connection."""
-        self._engine.dispose()
-
-    # Files.
-
-    def add_file(self, stored: StoredFile, quota: Quota) -> None:
+    def add_file(self, stored: StoredFile, quota: StorageQuota) -> None:
         """
         Make a file known whose bytes are durable.
 
@@ -80,7 +81,7 @@ class SqlBatchStore:
             _refuse_over(quota, count + 1, size + stored.size)
             connection.execute(insert(batch_files).values(_file_row(stored)))
 
-    def check_quota(self, tenant: str, quota: Quota, more_bytes: int) -> None:
+    def check_quota(self, tenant: str, quota: StorageQuota, more_bytes: int) -> None:
         """Raise StorageQuotaError if the tenant may not add a file of so many bytes."""
         with self._reading() as connection:
             count, size = _usage(connection, tenant)
@@ -274,7 +275,7 @@ def _usage(connection: Connection, tenant: str) -> tuple[int, int]:
     return int(count), int(size)
 
 
-def _refuse_over(quota: Quota, files: int, size: int) -> None:
+def _refuse_over(quota: StorageQuota, files: int, size: int) -> None:
     if files > quota.files:
         raise StorageQuotaError(f"This tenant may keep {quota.files} files: delete some first.")
     if size > quota.size:
@@ -301,7 +302,7 @@ def _file(row: Any) -> StoredFile:  # noqa: ANN401 - a row of the table
         tenant=row.tenant,
         gateway=row.gateway,
         filename=row.filename,
-        purpose=Purpose(row.purpose),
+        purpose=FilePurpose(row.purpose),
         size=row.bytes,
         sealed=row.sealed,
         created_at=row.created_at,

@@ -18,30 +18,24 @@ from appliance.errors import CostUnavailableError
 from appliance.gateway.cost.gaps import SILENT_AFTER
 from appliance.gateway.cost.rows import Period, Recorded, Share, ShareKey, WorkerKey, WorkerTime
 from appliance.gateway.cost.tables import cost_periods, cost_shares, cost_workers
-from appliance.infra.database import first_line, open_database
-
-BUSY_SECONDS = 5.0
+from appliance.infra.database import Database, SqlStore, first_line
 
 
-class CostStore:
+class CostStore(SqlStore):
     """
     Rows in a SQL database, which has the tables already.
 
     Args:
-        url: SQLAlchemy URL of a SQLite file or of PostgreSQL.
+        database: where the tables are.
 
     Raises:
         ConfigurationError: the URL cannot be used at all.
     """
 
-    def __init__(self, url: str) -> None:
-        self._engine = open_database(url, busy_seconds=BUSY_SECONDS)
+    def __init__(self, database: Database | str) -> None:
+        super().__init__(database)
         # A cancelled call goes on in its thread: the next one must not overtake it.
         self._turn = threading.Lock()
-
-    def close(self) -> None:
-        """Give back every connection."""
-        self._engine.dispose()
 
     def write(
         self, period: Period, shares: Mapping[ShareKey, Share], workers: Mapping[WorkerKey, WorkerTime]
@@ -95,7 +89,7 @@ class CostStore:
             CostUnavailableError: the tables cannot be read, or are not there yet.
         """
         try:
-            with self._engine.connect().execution_options(writes=False) as connection, connection.begin():
+            with self._reader.begin() as connection:
                 periods = connection.execute(select(cost_periods).order_by(cost_periods.c.began_at)).all()
                 shares = _between(connection, cost_shares, begin, end)
                 workers = _between(connection, cost_workers, begin, end)

@@ -92,7 +92,7 @@ def log(sql_store, signer):
 
 @pytest.fixture
 def kept(sql_store):
-    return CosignedCheckpoints.beside(sql_store)
+    return CosignedCheckpoints(sql_store.database)
 
 
 @pytest.fixture
@@ -410,7 +410,7 @@ async def test_a_rewritten_log_diverges_from_what_was_cosigned(
     other = SqlAuditStore(f"sqlite:///{tmp_path}/rewritten.db")
     Log(other, signer, "rewritten ").grow(9)
     assert audit(other, pair[1], needed=0).exit_code == ExitCode.VALID
-    CosignedCheckpoints.beside(other).save(kept.all()[0])
+    CosignedCheckpoints(other.database).save(kept.all()[0])
     report = audit(other, pair[1])
     assert report.exit_code == ExitCode.DIVERGED
     assert "a witness cosigned another log" in report.held
@@ -426,7 +426,7 @@ async def test_a_log_cut_below_what_was_cosigned_diverges(
     await witnessing([pair])[0].round()
     other = SqlAuditStore(f"sqlite:///{tmp_path}/restored.db")
     Log(other, signer).grow(5)
-    CosignedCheckpoints.beside(other).save(kept.all()[0])
+    CosignedCheckpoints(other.database).save(kept.all()[0])
     assert audit(other, pair[1]).exit_code == ExitCode.DIVERGED
     other.close()
 

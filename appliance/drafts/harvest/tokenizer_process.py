@@ -1,11 +1,11 @@
 """
-The target's tokenizer and chat template in a process of its own: `python -m ... DIRECTORY`.
+The tokenizer process: `python -m ... DIRECTORY`.
 
-    in    one job a line, as JSON (`harvest.rendering`)
-    out   first how loading went, then one answer a line
+    in    one JSON job per line (`harvest.rendering`)
+    out   first the result of loading, then one answer per line
 
-Content comes and goes by pipes only.  Nothing else this process or a library prints goes anywhere,
-no error's text is passed on, and it leaves no core file: any of these could hold somebody's words.
+Content passes through these pipes only: other output is discarded, error texts are not passed on, and core
+dumps are off, because each of them could hold a tenant's text.
 """
 
 import contextlib
@@ -17,27 +17,26 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from appliance.drafts.harvest.reasons import Skipped
-from appliance.drafts.harvest.rendering import Tokenizer, render
+from appliance.drafts.harvest.conversation import Skipped
+from appliance.drafts.harvest.rendering import TransformersTokenizer, render
 
 NEW_USER_AND_NETWORK = 0x50000000
-"""CLONE_NEWUSER and CLONE_NEWNET of unshare(2): a network with nothing in it, without privileges."""
+"""CLONE_NEWUSER and CLONE_NEWNET of unshare(2): an empty network, without privileges."""
 
 
-def answer_all(tokenizer: Tokenizer, jobs: Iterable[str], answers: TextIO) -> None:
-    """Answer one job after the other until there are no more."""
+def answer_all(tokenizer: TransformersTokenizer, jobs: Iterable[str], answers: TextIO) -> None:
     for line in jobs:
         try:
             answer = render(tokenizer, json.loads(line))
-        except Exception:  # noqa: BLE001 - libraries raise what they like, and may quote the text
+        except Exception:  # noqa: BLE001 - libraries raise anything, and may quote the text
             answer = {"skipped": Skipped.UNREADABLE.value}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
 def main(model: str) -> None:
-    """Load the tokenizer, say how that went, and answer jobs."""
-    # Before the import, which starts threads: a process that has some cannot leave its user namespace.
+    """Load the tokenizer, report the result, and answer jobs."""
+    # Before the import, which starts threads: a threaded process cannot leave its user namespace.
     ctypes.CDLL(None).unshare(NEW_USER_AND_NETWORK)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:
@@ -51,13 +50,13 @@ def main(model: str) -> None:
 
             tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
             tokenizer.encode("appliance")
-        except Exception as error:  # noqa: BLE001 - nothing of anybody's was read so far
+        except Exception as error:  # noqa: BLE001 - no content was read so far
             problem = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         answers.write(json.dumps({"problem": problem}) + "\n")
         answers.flush()
         if tokenizer is not None and not problem:
             sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-            # Whoever asked may be gone.
+            # The parent may be gone.
             with contextlib.suppress(BrokenPipeError):
                 answer_all(tokenizer, sys.stdin, answers)
 

@@ -1,10 +1,10 @@
 """
-Kept content opened, and samples sealed beside it: what of a harvest touches keys.
+Opens kept content and seals samples: the part of a harvest that touches keys.
 
-A sample is sealed under the key that wraps its request's body, never under a newer one: every
-erasure of the request destroys that key, so nothing under another could outlive it in a copy of
-the database.  Whoever seals looks whether the key is still in use afterwards, whoever erases
-retires it before looking for rows: one of them sees the other.  Fails closed.
+A sample is sealed under the key that wraps its request's body, never under a newer one: every erasure of the
+request destroys that key, so no copy of the database can hold a readable sample.  Sealing checks afterwards
+that the key is still in use; erasing retires the key before it reads rows: one of them sees the
+other.  Fails closed.
 """
 
 import json
@@ -22,27 +22,25 @@ from appliance.audit.content.sealing import Part, open_sealed, open_unlogged, pl
 from appliance.audit.entry import format_time
 from appliance.audit.registry import EntryType
 from appliance.audit.store import AuditStore, SqlAuditStore
-from appliance.drafts.harvest.reasons import Skipped
-from appliance.drafts.harvest.sample import SALT_BYTES, Sample, decode_sample, encode_sample
+from appliance.drafts.harvest.conversation import Skipped
+from appliance.drafts.harvest.sample import SALT_BYTES, TrainingSample, decode_sample, encode_sample
 from appliance.errors import AuditKeyError, AuditVerificationError, DraftRefusedError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings
 
 TRIES = 5
 PAUSE_SECONDS = 0.2
-"""Between two looks at something that an erasure is just changing."""
+"""Pause between two reads of something that an erasure is changing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    """Body and answer of one request, as they were kept."""
-
+class KeptContent:
     body: bytes
     answer: bytes
 
 
-class Vault:
-    """Content, samples and keys of one site; used by one thread."""
+class ContentVault:
+    """The site's content, samples and keys; used by one thread."""
 
     def __init__(
         self,
@@ -63,11 +61,11 @@ class Vault:
         self._random_bytes = random_bytes
         self._sleep = sleep
         self._lost: set[str] = set()
-        """Keys that were waited for in vain; an id is never given to another key."""
+        """Keys given up on; an id is never reused."""
 
-    def open_content(self, request_id: str, tenant: str) -> Content | Skipped:
+    def open_content(self, request_id: str, tenant: str) -> KeptContent | Skipped:
         """
-        Open body and answer, each checked against the log, which also has to say that they are the tenant's.
+        Open body and answer, checked against the log's digests and tenant.
 
         Raises:
             AuditError: database or keys cannot be read.
@@ -83,19 +81,16 @@ class Vault:
                 found[part] = opened
         if found.keys() != {Part.REQUEST, Part.RESPONSE}:
             return Skipped.ERASED
-        return Content(body=found[Part.REQUEST], answer=found[Part.RESPONSE])
+        return KeptContent(body=found[Part.REQUEST], answer=found[Part.RESPONSE])
 
-    def keep(self, sample: Sample) -> Sample | Skipped:
+    def keep(self, sample: TrainingSample) -> TrainingSample | Skipped:
         """
-        Keep a sample beside its request's content; durable on return.
+        Store a sample with its request's content; durable on return.
 
-        The same tokens again keep what is there, so a harvest can be done again after a crash.
-
-        Args:
-            sample: without a salt.
+        The same tokens keep the stored sample, so a harvest can be repeated after a crash.
 
         Returns:
-            What is kept, salt included, or why nothing is.
+            The stored sample with its salt, or why there is none.
 
         Raises:
             AuditError: database or keys cannot be read or written.
@@ -104,31 +99,31 @@ class Vault:
             if attempt:
                 self._sleep(PAUSE_SECONDS)
             old = self.store.get(sample.request_id, Part.SAMPLE)
-            there = None if old is None else self._there(sample.request_id)
-            if there is not None and replace(there, salt="") == sample:
-                return there
+            stored = None if old is None else self._stored(sample.request_id)
+            if stored is not None and replace(stored, salt="") == sample:
+                return stored
             body = self.store.get(sample.request_id, Part.REQUEST)
             if body is None or body.tenant != sample.tenant:
                 return Skipped.ERASED
             key = self._key_in_use(body.key_id)
             if key is None:
-                continue  # it is being destroyed: another will wrap the body, or the body will be gone
+                continue  # being destroyed: another key will wrap the body, or the body will be erased
             salted = replace(sample, salt=self._random_bytes(SALT_BYTES).hex())
             sealed = self._sealed(salted, key)
             done = self.store.add_sample(sealed, instead_of=old)
             if done is Beside.GONE:
                 return Skipped.ERASED
-            # A crash before the next lines: a sample under a key that may be gone, which opens for
-            # nobody, goes with its request, and is replaced by the next harvest.
+            # A crash before the next lines may leave a sample under a destroyed key: unreadable, erased
+            # with its request, and replaced by the next harvest.
             if done is Beside.KEPT and self._keys.is_in_use(key.key_id, Purpose.WRAPPING):
                 return salted
             if done is Beside.KEPT:
                 self.store.remove_sample(sealed)
         return Skipped.ERASED
 
-    def read(self, request_id: str) -> Sample | None:
+    def read(self, request_id: str) -> TrainingSample | None:
         """
-        Open the sample of a request; None where there is none any more, or its key was destroyed.
+        Open the sample of a request; None if it was erased.
 
         Raises:
             DraftRefusedError: it was altered.
@@ -142,13 +137,17 @@ class Vault:
             payload, data_key = opened
             sample = decode_sample(open_unlogged(payload.sealed.blob, where, data_key))
         except AuditVerificationError as error:
-            raise DraftRefusedError(f"the sample of request {request_id} does not open: {error}") from error
+            raise DraftRefusedError(
+                f"the sample of request {request_id} cannot be decrypted: {error}"
+            ) from error
         if (sample.request_id, sample.tenant) != (request_id, payload.tenant):
-            raise DraftRefusedError(f"the sample of request {request_id} is another's: harvest again")
+            raise DraftRefusedError(
+                f"the sample of request {request_id} belongs to another tenant: harvest again"
+            )
         return sample
 
-    def _there(self, request_id: str) -> Sample | None:
-        """The sample of a request as far as it can be read; what cannot be is replaced."""
+    def _stored(self, request_id: str) -> TrainingSample | None:
+        """The stored sample; None if it cannot be read, so that it is replaced."""
         try:
             return self.read(request_id)
         except DraftRefusedError:
@@ -176,9 +175,9 @@ class Vault:
 
     def _data_key(self, request_id: str, part: Part) -> tuple[Payload, bytes] | None:
         """
-        A stored part and its data key, or None: it was erased, is being erased, or its key is not here.
+        A stored part and its data key; None if it was erased, is being erased, or its key is elsewhere.
 
-        Nothing is opened with a key whose destruction has begun: the part may be what it is about.
+        A key whose destruction has begun opens nothing: the part may be what is erased.
         """
         for tries_left in reversed(range(TRIES)):
             payload = self.store.get(request_id, part)
@@ -206,7 +205,7 @@ class Vault:
                 raise
             return None  # retired between the two lines above
 
-    def _sealed(self, sample: Sample, key: TenantKey) -> Payload:
+    def _sealed(self, sample: TrainingSample, key: TenantKey) -> Payload:
         where = place(self._origin, sample.request_id, Part.SAMPLE)
         sealed, _ = seal(encode_sample(sample), where, key.key, random_bytes=self._random_bytes)
         return Payload(
@@ -226,13 +225,13 @@ def open_vault(
     clock: Callable[[], float],
     random_bytes: Callable[[int], bytes] = os.urandom,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Vault]:
+) -> Iterator[ContentVault]:
     """
-    Open content, samples and keys where the settings say they are, for as long as the context lasts.
+    Open the site's content, samples and keys for the duration of the context.
 
     Raises:
         AuditError: database or keys cannot be used.
-        ConfigurationError: the database URL cannot be.
+        ConfigurationError: the database URL is invalid.
     """
     audit, installation = settings.audit, locate(settings)
     master = audit.payload_master_key_file
@@ -243,12 +242,9 @@ def open_vault(
         clock=clock,
         random_bytes=random_bytes,
     )
-    with (
-        closing(SqlAuditStore(installation.database_url)) as log,
-        closing(SqlSampleStore(installation.database_url)) as store,
-    ):
-        yield Vault(
-            store=store,
+    with closing(SqlAuditStore(installation.database_url)) as log:
+        yield ContentVault(
+            store=SqlSampleStore(log.database),
             log=log,
             keys=keys,
             origin=audit.origin,

@@ -1,9 +1,9 @@
 """
-Bodies of requests, read as the worker read them.
+Parses request bodies as the worker parsed them.
 
 Follows vLLM 0.32: `renderers/chat_utils.py` (messages), `entrypoints/openai/chat_completion/protocol.py`
-(arguments of the template, tools), `entrypoints/anthropic/serving.py` and
-`entrypoints/openai/responses/utils.py` (what those two make messages of).  Pure.
+(template arguments, tools), `entrypoints/anthropic/serving.py` and
+`entrypoints/openai/responses/utils.py` (conversion to messages).  Pure.
 """
 
 import json
@@ -11,10 +11,17 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from appliance.drafts.harvest.conversation import Asked, list_of, object_of, parse_object, refuse, text_of
-from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.harvest.conversation import (
+    PromptSource,
+    Skipped,
+    list_of,
+    object_of,
+    parse_object,
+    refuse,
+    text_of,
+)
 
-USUAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
+NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "add_generation_prompt": (True,),
         "add_special_tokens": (),
@@ -33,35 +40,31 @@ USUAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "use_beam_search": (False,),
     }
 )
-"""Members that change how text and tokens go together, and the values beside null that do not."""
-# Tuples, as all that is looked for here: a client may send anything, and not all of it has a hash.
+"""Members that change how text maps to tokens, with the values besides null that do not."""
+# Tuples, not sets: client values may be unhashable.
 TEXT_PARTS = ("text", "input_text", "output_text")
-ODD_PARTS = ("refusal", "thinking", "redacted_thinking", "tool_use", "tool_result", "tool_reference")
-OF_CHAT = ("system", "user", "assistant", "tool")
+UNSUPPORTED_PARTS = ("refusal", "thinking", "redacted_thinking", "tool_use", "tool_result", "tool_reference")
+CHAT_ROLES = ("system", "user", "assistant", "tool")
 TOOL_FIELDS = ("name", "description", "parameters")
 
 
-def read_body(kind: str, content: bytes) -> Asked:
+def read_body(kind: str, content: bytes) -> PromptSource:
     """
-    Read a body.
-
-    Args:
-        kind: one of `candidate.ROUTES`' values.
-        content: as the client sent it.
+    Parse a body; `kind` is one of `candidate.ROUTES`' values.
 
     Raises:
         UnusableError: with the reason.
     """
     body = parse_object(content)
-    for name, usual in USUAL.items():
-        if body.get(name) is not None and body[name] not in usual:
-            refuse(Skipped.UNUSUAL)
+    for name, neutral in NEUTRAL_VALUES.items():
+        if body.get(name) is not None and body[name] not in neutral:
+            refuse(Skipped.UNNEUTRAL_VALUES)
     if body.get("n") not in (None, 1):
         refuse(Skipped.SEVERAL_ANSWERS)
     return _READERS[kind](body)
 
 
-def _chat(body: Mapping[str, Any]) -> Asked:
+def _chat(body: Mapping[str, Any]) -> PromptSource:
     arguments = dict(object_of(body.get("chat_template_kwargs") or {}))
     effort = body.get("reasoning_effort")
     if effort is not None:
@@ -69,7 +72,7 @@ def _chat(body: Mapping[str, Any]) -> Asked:
         arguments.setdefault("enable_thinking", effort != "none")
     if body.get("documents") is not None:
         arguments["documents"] = body["documents"]
-    return Asked(
+    return PromptSource(
         messages=tuple(_message(object_of(each)) for each in list_of(body.get("messages"))),
         tools=tuple(_tool(object_of(each)) for each in list_of(body.get("tools") or [])),
         arguments=arguments,
@@ -78,12 +81,12 @@ def _chat(body: Mapping[str, Any]) -> Asked:
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     role = given.get("role")
-    if role not in OF_CHAT:
-        refuse(Skipped.UNUSUAL)
+    if role not in CHAT_ROLES:
+        refuse(Skipped.UNNEUTRAL_VALUES)
     if given.get("reasoning") or given.get("reasoning_content"):
         refuse(Skipped.REASONING)
     if any(given.get(name) for name in ("function_call", "refusal", "audio")):
-        refuse(Skipped.UNUSUAL)
+        refuse(Skipped.UNNEUTRAL_VALUES)
     message: dict[str, Any] = {"role": role, "content": _content(given.get("content"))}
     if isinstance(given.get("name"), str):
         message["name"] = given["name"]
@@ -95,7 +98,7 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(content: object) -> str | list[str]:
-    """The text of a message, or its texts where there are several."""
+    """The text of a message, or a list of several texts."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = [part if isinstance(part, str) else _part(object_of(part)) for part in list_of(content)]
@@ -104,16 +107,16 @@ def _content(content: object) -> str | list[str]:
 
 def _part(part: Mapping[str, Any]) -> str:
     kind = part.get("type", "text")
-    if kind in ODD_PARTS:
-        refuse(Skipped.UNUSUAL)
+    if kind in UNSUPPORTED_PARTS:
+        refuse(Skipped.UNNEUTRAL_VALUES)
     return text_of(part.get("text")) if kind in TEXT_PARTS else refuse(Skipped.MEDIA)
 
 
 def _call(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call of the conversation so far; templates get its arguments as an object."""
+    """An earlier tool call; templates take its arguments as an object."""
     function = object_of(given.get("function"))
     if given.get("type", "function") != "function":
-        refuse(Skipped.UNUSUAL)
+        refuse(Skipped.UNNEUTRAL_VALUES)
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
@@ -125,7 +128,7 @@ def _call(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool on offer, with its members in the order the worker gives them to the template."""
+    """An offered tool, its members in the order the worker passes them to the template."""
     function = object_of(given.get("function"))
     shown = {name: function.get(name) for name in TOOL_FIELDS}
     if function.get("strict") is not None:
@@ -133,50 +136,50 @@ def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": given.get("type", "function"), "function": shown}
 
 
-def _text(body: Mapping[str, Any]) -> Asked:
+def _text(body: Mapping[str, Any]) -> PromptSource:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        return Asked(text=prompt)
+        return PromptSource(text=prompt)
     tokens = list_of(prompt)
     if not tokens or not all(type(token) is int and token >= 0 for token in tokens):
         refuse(Skipped.SEVERAL_ANSWERS)
-    return Asked(tokens=tuple(tokens))
+    return PromptSource(tokens=tuple(tokens))
 
 
-def _messages(body: Mapping[str, Any]) -> Asked:
+def _messages(body: Mapping[str, Any]) -> PromptSource:
     thinking = body.get("thinking")
     if body.get("tools") or (isinstance(thinking, dict) and thinking.get("type") != "disabled"):
-        refuse(Skipped.UNUSUAL)
+        refuse(Skipped.UNNEUTRAL_VALUES)
     system = _content(body.get("system"))
     system = system if isinstance(system, str) else "".join(system)
     first = [{"role": "system", "content": system}] if system else []
     messages = [object_of(each) for each in list_of(body.get("messages"))]
     if any(message.get("role") not in ("user", "assistant") for message in messages):
-        refuse(Skipped.UNUSUAL)
-    return Asked(messages=(*first, *(_message(message) for message in messages)))
+        refuse(Skipped.UNNEUTRAL_VALUES)
+    return PromptSource(messages=(*first, *(_message(message) for message in messages)))
 
 
-def _responses(body: Mapping[str, Any]) -> Asked:
+def _responses(body: Mapping[str, Any]) -> PromptSource:
     if any(body.get(name) for name in ("tools", "reasoning", "prompt", "chat_template_kwargs")):
-        refuse(Skipped.UNUSUAL)
+        refuse(Skipped.UNNEUTRAL_VALUES)
     instructions = body.get("instructions")
     first = [{"role": "system", "content": text_of(instructions)}] if instructions else []
     given = body.get("input")
     if isinstance(given, str):
-        return Asked(messages=(*first, {"role": "user", "content": given}))
+        return PromptSource(messages=(*first, {"role": "user", "content": given}))
     messages = []
     for each in map(object_of, list_of(given)):
         if each.get("type", "message") != "message":
-            refuse(Skipped.UNUSUAL)
+            refuse(Skipped.UNNEUTRAL_VALUES)
         message = _message(each)
         if message["role"] == "assistant" and isinstance(message["content"], list):
-            refuse(Skipped.UNUSUAL)  # the worker takes the first text and leaves the others
+            refuse(Skipped.UNNEUTRAL_VALUES)  # the worker uses the first text only
         messages.append(message)
-    return Asked(messages=(*first, *messages))
+    return PromptSource(messages=(*first, *messages))
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], Asked]] = MappingProxyType(
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], PromptSource]] = MappingProxyType(
     {"chat": _chat, "text": _text, "messages": _messages, "responses": _responses}
 )

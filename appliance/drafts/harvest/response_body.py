@@ -1,5 +1,5 @@
 """
-Answers as they were sent, streamed or in one piece, read as text and how it ended.
+Parses answers, streamed or whole, into text and finish reason.
 
 Follows what vLLM 0.32 sends on the four routes.  Pure.
 """
@@ -11,26 +11,24 @@ from typing import Any
 
 from appliance.drafts.harvest.conversation import (
     EOS,
-    Answer,
+    SampledAnswer,
+    Skipped,
     list_of,
     object_of,
     parse_object,
     refuse,
     text_of,
 )
-from appliance.drafts.harvest.reasons import Skipped
 from appliance.serving.sse import SEPARATOR, is_done, split_frames
 
 COMMENT = b":"
 
 
-def read_answer(kind: str, content: bytes) -> Answer:
+def read_answer(kind: str, content: bytes) -> SampledAnswer:
     """
-    Read an answer; whether it was streamed shows in its first bytes.
+    Parse an answer; its first bytes show whether it was streamed.
 
-    Args:
-        kind: one of `candidate.ROUTES`' values.
-        content: as the client got it, all of it.
+    `kind` is one of `candidate.ROUTES`' values; `content` is everything the client received.
 
     Raises:
         UnusableError: with the reason.
@@ -43,17 +41,17 @@ def read_answer(kind: str, content: bytes) -> Answer:
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice of a completion, as far as it has come."""
+    """One choice of a completion, as received so far."""
 
     texts: list[str] = field(default_factory=list)
     finish: Any = None
     stop: Any = None
 
-    def answer(self) -> Answer:
-        return _ended("".join(self.texts), self.finish, self.stop)
+    def answer(self) -> SampledAnswer:
+        return _finished("".join(self.texts), self.finish, self.stop)
 
-    def see(self, choice: Mapping[str, Any], part: Mapping[str, Any], name: str) -> None:
-        """Add a frame's share, or the whole of an answer in one piece."""
+    def add(self, choice: Mapping[str, Any], part: Mapping[str, Any], name: str) -> None:
+        """Add a frame's choice, or the choice of a whole answer."""
         if choice.get("index", 0) != 0:
             refuse(Skipped.SEVERAL_ANSWERS)
         if part.get("tool_calls") or part.get("function_call"):
@@ -68,63 +66,65 @@ class _Choice:
             self.finish, self.stop = choice["finish_reason"], choice.get("stop_reason")
 
 
-def _ended(text: str, finish: object, stop: object) -> Answer:
-    """An answer by OpenAI's word for how it ended, and vLLM's for what ended it."""
+def _finished(text: str, finish: object, stop: object) -> SampledAnswer:
+    """Map OpenAI's finish reason and vLLM's stop reason."""
     if finish == "length":
-        return Answer(text=text, end=None)
+        return SampledAnswer(text=text, end=None)
     if finish in ("tool_calls", "function_call"):
         refuse(Skipped.TOOL_CALL)
     if finish != "stop":
         refuse(Skipped.UNUSUAL)
     if isinstance(stop, str):
-        return Answer(text=text, end=None, stop=stop)
-    return Answer(text=text, end=stop if type(stop) is int else EOS)
+        return SampledAnswer(text=text, end=None, stop=stop)
+    return SampledAnswer(text=text, end=stop if type(stop) is int else EOS)
 
 
-def _whole_choice(body: Mapping[str, Any], part: str | None, name: str) -> Answer:
+def _whole_choice(body: Mapping[str, Any], part: str | None, name: str) -> SampledAnswer:
     choices = list_of(body.get("choices"))
     if len(choices) != 1:
         refuse(Skipped.SEVERAL_ANSWERS)
     choice, found = object_of(choices[0]), _Choice()
-    found.see(choice, object_of(choice.get(part)) if part else choice, name)
+    found.add(choice, object_of(choice.get(part)) if part else choice, name)
     return found.answer()
 
 
-def _streamed_choice(events: Iterable[tuple[bytes, dict[str, Any]]], part: str | None, name: str) -> Answer:
+def _streamed_choice(
+    events: Iterable[tuple[bytes, dict[str, Any]]], part: str | None, name: str
+) -> SampledAnswer:
     found = _Choice()
     for _, event in events:
         if "error" in event:
             refuse(Skipped.UNREADABLE)
         for choice in map(object_of, list_of(event.get("choices"))):
-            found.see(choice, object_of(choice.get(part)) if part else choice, name)
+            found.add(choice, object_of(choice.get(part)) if part else choice, name)
     return found.answer()
 
 
-def _chat(body: Mapping[str, Any]) -> Answer:
+def _chat(body: Mapping[str, Any]) -> SampledAnswer:
     return _whole_choice(body, "message", "content")
 
 
-def _chat_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> Answer:
+def _chat_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> SampledAnswer:
     return _streamed_choice(events, "delta", "content")
 
 
-def _text(body: Mapping[str, Any]) -> Answer:
+def _text(body: Mapping[str, Any]) -> SampledAnswer:
     return _whole_choice(body, None, "text")
 
 
-def _text_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> Answer:
+def _text_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> SampledAnswer:
     return _streamed_choice(events, None, "text")
 
 
-def _messages(body: Mapping[str, Any]) -> Answer:
+def _messages(body: Mapping[str, Any]) -> SampledAnswer:
     blocks = [object_of(block) for block in list_of(body.get("content"))]
     for block in blocks:
         _check_block(block)
     texts = [text_of(block.get("text")) for block in blocks]
-    return _message_ended("".join(texts), body)
+    return _message_end("".join(texts), body)
 
 
-def _messages_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> Answer:
+def _messages_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> SampledAnswer:
     texts: list[str] = []
     ended: Mapping[str, Any] = {}
     for name, event in events:
@@ -140,7 +140,7 @@ def _messages_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> Answer:
                 refuse(Skipped.UNREADABLE)
             case _:
                 pass
-    return _message_ended("".join(texts), ended)
+    return _message_end("".join(texts), ended)
 
 
 def _check_block(block: Mapping[str, Any]) -> None:
@@ -153,19 +153,19 @@ def _check_block(block: Mapping[str, Any]) -> None:
         refuse(Skipped.UNUSUAL)
 
 
-def _message_ended(text: str, said: Mapping[str, Any]) -> Answer:
-    match said.get("stop_reason"):
+def _message_end(text: str, end: Mapping[str, Any]) -> SampledAnswer:
+    match end.get("stop_reason"):
         case "end_turn":
-            return Answer(text=text, end=EOS)
+            return SampledAnswer(text=text, end=EOS)
         case "max_tokens":
-            return Answer(text=text, end=None)
+            return SampledAnswer(text=text, end=None)
         case "stop_sequence":
-            return Answer(text=text, end=None, stop=text_of(said.get("stop_sequence")))
+            return SampledAnswer(text=text, end=None, stop=text_of(end.get("stop_sequence")))
         case other:
             return refuse(Skipped.TOOL_CALL if other == "tool_use" else Skipped.UNUSUAL)
 
 
-def _responses(body: Mapping[str, Any]) -> Answer:
+def _responses(body: Mapping[str, Any]) -> SampledAnswer:
     texts = []
     for item in map(object_of, list_of(body.get("output"))):
         kind = item.get("type")
@@ -178,15 +178,15 @@ def _responses(body: Mapping[str, Any]) -> Answer:
                 refuse(Skipped.UNUSUAL)
             texts.append(text_of(part.get("text")))
     if body.get("status") == "completed":
-        return Answer(text="".join(texts), end=EOS)
+        return SampledAnswer(text="".join(texts), end=EOS)
     details = body.get("incomplete_details")
     if isinstance(details, dict) and details.get("reason") == "max_output_tokens":
-        return Answer(text="".join(texts), end=None)
+        return SampledAnswer(text="".join(texts), end=None)
     return refuse(Skipped.UNUSUAL)
 
 
-def _responses_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> Answer:
-    """The event that ends a stream carries all of the response."""
+def _responses_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> SampledAnswer:
+    """The final event of a stream carries the whole response."""
     last: dict[str, Any] | None = None
     for name, event in events:
         if name in {b"response.completed", b"response.incomplete"}:
@@ -195,7 +195,7 @@ def _responses_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> Answer:
 
 
 def _events(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Name and data of each event, comments and the last frame of OpenAI's streams left out."""
+    """Name and data of each event, without comments and OpenAI's last frame."""
     if not content.endswith(SEPARATOR):
         refuse(Skipped.UNREADABLE)
     for frame in split_frames(content):
@@ -215,8 +215,8 @@ def _events(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
 _READERS: Mapping[
     str,
     tuple[
-        Callable[[Mapping[str, Any]], Answer],
-        Callable[[Iterable[tuple[bytes, dict[str, Any]]]], Answer],
+        Callable[[Mapping[str, Any]], SampledAnswer],
+        Callable[[Iterable[tuple[bytes, dict[str, Any]]]], SampledAnswer],
     ],
 ] = MappingProxyType(
     {
@@ -226,4 +226,4 @@ _READERS: Mapping[
         "responses": (_responses, _responses_stream),
     }
 )
-"""How an answer of each kind is read: in one piece, and streamed."""
+"""By kind: how to parse a whole answer and a streamed one."""

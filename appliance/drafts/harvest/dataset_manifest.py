@@ -1,8 +1,8 @@
 """
-What a harvest took, without any of it: which requests, whose, how long, and each sample's digest.
+The manifest of a data set: request, tenant, length and digest of each sample, but no content.
 
-A manifest is named by the digest of its canonical JSON, so a draft's training record can name the
-data it was trained on for good, whatever of that data is erased later.  Pure.
+A manifest is named by the digest of its canonical JSON, so a training record identifies its data even after
+some of it is erased.  Pure.
 """
 
 import hashlib
@@ -22,9 +22,7 @@ _TEXTS = ("request_id", "tenant", "template", "context")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One sample."""
-
+class ManifestEntry:
     request_id: str
     tenant: str
     template: str
@@ -32,49 +30,46 @@ class Entry:
     tokens: int
     """Tokens of prompt and answer."""
     digest: str
-    """SHA-256 of the sample's canonical form, in hex; the form holds a salt, so it gives nothing away."""
+    """SHA-256 (hex) of the sample's canonical form; its salt prevents guessing the text."""
     held_out: bool
-    """Whether it is kept for judging and never trained on."""
+    """Whether it is for evaluation only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """One data set."""
-
+class DatasetManifest:
     target: str
-    """Digest of the target's weights."""
     tokenizer: str
     """Digest of the tokenizer's files and chat template."""
     policy: str
-    """What allowed it."""
+    """The condition that allowed it."""
     made: str
-    """When, RFC 3339 in UTC."""
-    samples: tuple[Entry, ...]
+    """RFC 3339 in UTC."""
+    samples: tuple[ManifestEntry, ...]
     """In order of request id; no request twice."""
 
     @property
     def digest(self) -> str:
-        """The name of the data set: `sha256:` and the hash of the canonical JSON."""
+        """The data set's name: `sha256:` and the hash of the canonical JSON."""
         return f"sha256:{hashlib.sha256(encode_manifest(self)).hexdigest()}"
 
 
 def is_held_out(request_id: str) -> bool:
-    """Whether a request is kept for judging: a tenth of all, the same ones in every data set."""
+    """Whether a request is held out: a tenth of all, the same in every data set."""
     return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8]) % HELD_OUT_ONE_IN == 0
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the canonical JSON; `decode_manifest` reads it back."""
+def encode_manifest(manifest: DatasetManifest) -> bytes:
+    """Encode as canonical JSON."""
     content = {"v": FORMAT, **asdict(manifest)}
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def decode_manifest(content: bytes, digest: str) -> Manifest:
+def decode_manifest(content: bytes, digest: str) -> DatasetManifest:
     """
-    Read a manifest that has to have this digest.
+    Decode a manifest and check its digest.
 
     Raises:
-        DraftRefusedError: it was altered, or is of a form that is not known here.
+        DraftRefusedError: it was altered, or has an unknown format.
     """
     if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
         raise DraftRefusedError(f"the manifest of data set {digest} was altered: harvest again")
@@ -82,7 +77,7 @@ def decode_manifest(content: bytes, digest: str) -> Manifest:
         fields = json.loads(content)
         if fields.pop("v") != FORMAT:
             raise DraftRefusedError(f"the manifest of data set {digest} is of another version: harvest again")
-        manifest = Manifest(samples=tuple(_entry(each) for each in fields.pop("samples")), **fields)
+        manifest = DatasetManifest(samples=tuple(_entry(each) for each in fields.pop("samples")), **fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DraftRefusedError(f"the manifest of data set {digest} is malformed: harvest again") from error
     ids = [entry.request_id for entry in manifest.samples]
@@ -91,8 +86,8 @@ def decode_manifest(content: bytes, digest: str) -> Manifest:
     return manifest
 
 
-def _entry(fields: Mapping[str, Any]) -> Entry:
-    entry = Entry(**fields)
+def _entry(fields: Mapping[str, Any]) -> ManifestEntry:
+    entry = ManifestEntry(**fields)
     sound = all(isinstance(getattr(entry, name), str) for name in _TEXTS) and _HEX.fullmatch(entry.digest)
     if not sound or type(entry.tokens) is not int or type(entry.held_out) is not bool:
         raise ValueError("an entry is not what it has to be")
