@@ -210,7 +210,7 @@ def test_each_alert_has_a_page_that_says_what_to_do(name: str):
     """With the four parts every page has."""
     page = (ROOT / alerts()[name]["annotations"]["runbook"]).read_text(encoding="utf-8")
     assert page.startswith(f"# {name}\n")
-    for part in ("## What it means", "## What to look at", "## What to do", "## When it resolves"):
+    for part in ("## What it means", "## What to check", "## What to do", "## When it resolves"):
         assert part in page, part
 
 

@@ -22,7 +22,7 @@ def rendered(dashboard: Dashboard) -> str:
 
 
 def main() -> None:
-    """Write all files, and remove those of dashboards that are no more."""
+    """Write all files, and remove those of deleted dashboards."""
     WRITTEN_TO.mkdir(exist_ok=True)
     wanted = {WRITTEN_TO / f"{dashboard.uid}.json": rendered(dashboard) for dashboard in ALL}
     for file in WRITTEN_TO.glob("*.json"):

@@ -1,5 +1,5 @@
 """
-Whether everything is recorded, the record is whole, and nothing gets out.
+Whether the log is complete and unaltered, and egress is closed.
 """
 
 from deploy.monitoring.source.common import AUDIT_LOG, DAY, EGRESS, JOB, JOBS, quantiles, since, until
@@ -11,16 +11,15 @@ STATE = Row(
         AUDIT_LOG,
         Panel(
             title="Stored entries",
-            text="Whether the log's own check found stored entries as they were written. Altered: an incident, keep "
-            "the database.",
+            text="Result of the log's own check of stored entries. If altered, this is an incident: keep the database.",
             queries=(Query(expr=f"max(appliance_audit_damaged{{{JOB}}})"),),
-            kind="stat", width=3, height=4, words={"0": ("whole", "green"), "1": ("ALTERED", "red")},
+            kind="stat", width=3, height=4, mappings={"0": ("unaltered", "green"), "1": ("ALTERED", "red")},
         ),
         Panel(
             title="Entries lost",
-            text="Entries that were recorded nowhere, since the gateways started. Stays 0 in `strict` and `spool`.",
+            text="Entries that were not recorded, since the gateways started. Stays 0 in `strict` and `spool`.",
             queries=(Query(expr=f"sum(appliance_audit_dropped_entries_total{{{JOB}}})"),),
-            kind="stat", width=3, height=4, steps=((1, "red"),),
+            kind="stat", width=3, height=4, thresholds=((1, "red"),),
         ),
         Panel(
             title="Entries",
@@ -30,33 +29,33 @@ STATE = Row(
         ),
         Panel(
             title="Last checked",
-            text="How long ago the check of what is stored last ended; it runs every `audit.verify_seconds`.",
+            text="Time since the last check of stored entries; it runs every `audit.verify_seconds`.",
             queries=(Query(expr=since("appliance_audit_last_verification_timestamp_seconds")),),
-            unit="s", kind="stat", width=3, height=4, words={"-1": ("not yet", "orange")},
-            steps=((2 * 3600, "orange"), (3 * 3600, "red")),
+            unit="s", kind="stat", width=3, height=4, mappings={"-1": ("not yet", "orange")},
+            thresholds=((2 * 3600, "orange"), (3 * 3600, "red")),
         ),
         Panel(
             title="Last witnessed",
-            text="How long ago a witness last cosigned the log. Long ago: nobody outside holds a recent head.",
+            text="Time since a witness last cosigned the log. If it is long, no other party holds a recent head.",
             queries=(Query(expr=since("appliance_audit_last_witness_timestamp_seconds")),),
-            unit="s", kind="stat", width=3, height=4, words={"-1": ("never", "orange")}, steps=((DAY, "red"),),
+            unit="s", kind="stat", width=3, height=4, mappings={"-1": ("never", "orange")}, thresholds=((DAY, "red"),),
         ),
         EGRESS,
         Panel(
-            title="Way out last tried",
-            text="How long ago a gateway last checked that it cannot get out.",
+            title="Last egress check",
+            text="Time since the last egress check of a gateway.",
             queries=(Query(expr=since("appliance_egress_last_check_timestamp_seconds")),),
-            unit="s", kind="stat", width=3, height=4, words={"-1": ("never", "orange")},
-            steps=((2 * 3600, "orange"), (3 * 3600, "red")),
+            unit="s", kind="stat", width=3, height=4, mappings={"-1": ("never", "orange")},
+            thresholds=((2 * 3600, "orange"), (3 * 3600, "red")),
         ),
     ),
 )  # fmt: skip
 LOG = Row(
-    title="The log at work",
+    title="Activity of the log",
     panels=(
         Panel(
             title="Entries written",
-            text="Per second, by type; the ten most frequent. Each request makes an intent and an outcome.",
+            text="Per second, by type; the ten most frequent. Each request has an intent and an outcome.",
             queries=(
                 Query(
                     expr=f"topk(10, sum by (type) (rate(appliance_audit_entries_total{{{JOB}}}[$__rate_interval])))",
@@ -66,15 +65,15 @@ LOG = Row(
             stacked=True,
         ),
         Panel(
-            title="Time of a commit",
-            text="Answers wait for two of them. Growing: look at the disk of the database.",
+            title="Commit duration",
+            text="Each answer waits for two commits. If it grows, check the disk of the database.",
             queries=quantiles("appliance_audit_commit_seconds", JOB, 0.5, 0.99),
             unit="s",
         ),
         Panel(
-            title="Entries on their way",
+            title="Pending entries",
             text="`waiting` for a commit, `not signed`: no checkpoint covers them yet, `in the spool`: on the "
-            "gateway's disk until the database is back, `missing`: recorded nowhere and not admitted yet.",
+            "gateway's disk until the database is back, `missing`: not recorded, and without an `audit.gap` entry yet.",
             queries=(
                 Query(expr=f"sum(appliance_audit_queue_entries{{{JOB}}})", legend="waiting"),
                 Query(expr=f"max(appliance_audit_checkpoint_lag_entries{{{JOB}}})", legend="not signed"),
@@ -83,8 +82,8 @@ LOG = Row(
             ),
         ),
         Panel(
-            title="Not taken at once",
-            text="Entries that the database refused, and those that went to the spool for it, per second.",
+            title="Refused and spooled entries",
+            text="Entries that the database refused, and entries that went to the spool instead, per second.",
             queries=(
                 Query(
                     expr=f"sum(rate(appliance_audit_refused_entries_total{{{JOB}}}[$__rate_interval]))",
@@ -97,9 +96,9 @@ LOG = Row(
             ),
         ),
         Panel(
-            title="Covered by others",
-            text="Entries in the log, those a signed checkpoint covers, those that were checked, and those a witness "
-            "has cosigned. The lines should run together.",
+            title="Signed, checked and witnessed entries",
+            text="Entries in the log, entries covered by a signed checkpoint, checked entries, and entries that a "
+            "witness has cosigned. The lines should be close together.",
             queries=(
                 Query(expr=f"max(appliance_audit_tree_size{{{JOB}}})", legend="entries"),
                 Query(expr=f"max(appliance_audit_checkpoint_size{{{JOB}}})", legend="signed"),
@@ -109,13 +108,13 @@ LOG = Row(
         ),
         Panel(
             title="Requests without an outcome",
-            text="Intents whose outcome is not written yet: requests under way. Should fall to 0 when nobody asks.",
+            text="Intents without an outcome yet: requests in flight. Falls to 0 when there is no traffic.",
             queries=(Query(expr=f"max(appliance_audit_open_requests{{{JOB}}})", legend="open"),),
         ),
     ),
 )  # fmt: skip
 ENDS = Row(
-    title="What runs out",
+    title="Disk space, certificates and keys",
     panels=(
         Panel(
             title="Free space",
@@ -129,22 +128,21 @@ ENDS = Row(
             unit="bytes",
         ),
         Panel(
-            title="Certificate ends in",
-            text="The soonest end of a certificate in force. Renew its file before: it is taken over.",
+            title="Certificate expires in",
+            text="The earliest expiry of a certificate in force. Replace its file before; the gateway reloads it.",
             queries=(Query(expr=until("appliance_tls_certificate_not_after_timestamp_seconds")),),
-            unit="s", kind="stat", height=8, width=4, words={"-1": ("no TLS", "blue")},
-            base="red", steps=((3 * DAY, "orange"), (21 * DAY, "green")),
+            unit="s", kind="stat", height=8, width=4, mappings={"-1": ("no TLS", "blue")},
+            base="red", thresholds=((3 * DAY, "orange"), (21 * DAY, "green")),
         ),
         Panel(
             title="Age of the signing key",
-            text="How long ago the file of the key that signs the log was written. It works for ever; rotate it as "
-            "your rules say.",
+            text="Age of the file of the key that signs the log. The key does not expire; rotate it as your rules say.",
             queries=(Query(expr=since("appliance_audit_signing_key_file_timestamp_seconds")),),
-            unit="s", kind="stat", height=8, width=4, steps=((365 * DAY, "orange"),),
+            unit="s", kind="stat", height=8, width=4, thresholds=((365 * DAY, "orange"),),
         ),
         Panel(
             title="Egress checks",
-            text="Checks in the time shown, by what they showed: only `closed` proves that nothing gets out.",
+            text="Checks in the time range, by verdict: only `closed` proves that nothing outside can be reached.",
             queries=(
                 Query(
                     expr=f"sum by (verdict) (increase(appliance_egress_checks_total{{{JOB}}}[$__range])) "
@@ -156,10 +154,10 @@ ENDS = Row(
         ),
         Panel(
             title="Wall",
-            text="Whether the kernel lets gateways connect to configured ports only. `no wall`: its kernel cannot, or "
-            "it was told not to; docs/explanation/no-egress.md says what then still holds.",
+            text="Whether the kernel allows gateways to connect to configured ports only. `no wall`: the kernel has no "
+            "support, or the wall is off; docs/explanation/no-egress.md says which layers remain.",
             queries=(Query(expr=f"min(appliance_wall_up{{{JOB}}})"),),
-            kind="stat", width=4, height=8, words={"0": ("no wall", "orange"), "1": ("up", "green")},
+            kind="stat", width=4, height=8, mappings={"0": ("no wall", "orange"), "1": ("up", "green")},
         ),
     ),
 )  # fmt: skip
@@ -167,7 +165,7 @@ ENDS = Row(
 AUDIT = Dashboard(
     uid="appliance-audit",
     title="Appliance: audit and sovereignty",
-    text="Is everything recorded, is the record whole, and does nothing get out?",
+    text="Whether the log is complete and unaltered, and egress is closed.",
     variables=(JOBS,),
     events=(),
     rows=(STATE, LOG, ENDS),

@@ -26,26 +26,26 @@ class Panel:
 
     title: str
     text: str
-    """What it shows and what to do about it: the tooltip of its title."""
+    """Tooltip of its title: what it shows and what to do."""
     queries: tuple[Query, ...] = ()
     unit: str = "short"
     kind: str = "timeseries"
     width: int = 8
     height: int = 8
-    steps: tuple[tuple[float, str], ...] = ()
-    """Colours from a value on, rising; green below the first."""
+    thresholds: tuple[tuple[float, str], ...] = ()
+    """Colour from each value upwards, ascending; `base` below the first."""
     base: str = "green"
     """Colour below the first step."""
-    words: Mapping[str, tuple[str, str]] | None = None
-    """Text and colour in the place of a value."""
+    mappings: Mapping[str, tuple[str, str]] | None = None
+    """Text and colour shown instead of a value."""
     stacked: bool = False
-    most: float | None = None
-    """Where the axis ends at least, such as 1 for shares."""
-    least: float | None = 0
-    """Where the axis begins; None where values can be below 0."""
+    maximum: float | None = None
+    """Minimum upper end of the axis, such as 1 for ratios."""
+    minimum: float | None = 0
+    """Lower end of the axis; None if values can be below 0."""
 
     def json(self, number: int, x: int, y: int) -> Json:
-        """The panel at a place of the grid."""
+        """The panel at a position of the grid."""
         made: Json = {
             "id": number,
             "type": self.kind,
@@ -77,19 +77,19 @@ class Panel:
 
     def _defaults(self) -> Json:
         steps = [{"color": self.base, "value": None}]
-        steps += [{"color": color, "value": value} for value, color in self.steps]
+        steps += [{"color": color, "value": value} for value, color in self.thresholds]
         made: Json = {"unit": self.unit, "thresholds": {"mode": "absolute", "steps": steps}}
-        if self.words is not None:
-            options = {value: {"text": text, "color": color} for value, (text, color) in self.words.items()}
+        if self.mappings is not None:
+            options = {value: {"text": text, "color": color} for value, (text, color) in self.mappings.items()}
             made["mappings"] = [{"type": "value", "options": options}]
         if self.kind in {"stat", "table", "bargauge", "state-timeline"}:
             made["color"] = {"mode": "thresholds"}
-        if self.kind == "bargauge" or self.most is not None:
-            made |= {"min": 0, "max": 1 if self.most is None else self.most}
+        if self.kind == "bargauge" or self.maximum is not None:
+            made |= {"min": 0, "max": 1 if self.maximum is None else self.maximum}
         if self.kind == "timeseries":
             made |= {"color": {"mode": "palette-classic"}}
-            if self.least is not None:
-                made["min"] = self.least
+            if self.minimum is not None:
+                made["min"] = self.minimum
             made["custom"] = {
                 "drawStyle": "line",
                 "lineWidth": 1,
@@ -97,7 +97,7 @@ class Panel:
                 "showPoints": "never",
                 "spanNulls": False,
                 "stacking": {"mode": "normal" if self.stacked else "none", "group": "A"},
-                "thresholdsStyle": {"mode": "line" if self.steps else "off"},
+                "thresholdsStyle": {"mode": "line" if self.thresholds else "off"},
             }
         return made
 
@@ -107,7 +107,7 @@ class Panel:
             case "stat":
                 return {
                     "reduceOptions": now,
-                    "colorMode": "background" if self.steps or self.words else "value",
+                    "colorMode": "background" if self.thresholds or self.mappings else "value",
                     "graphMode": "none",
                     "justifyMode": "auto",
                     "orientation": "auto",
@@ -133,7 +133,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A panel that explains."""
+    """A panel of text."""
 
     title: str
     markdown: str
@@ -153,7 +153,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A headline with the panels below it, from left to right and top to bottom."""
+    """A heading with its panels, from left to right and top to bottom."""
 
     title: str
     panels: tuple[Panel | Text, ...]
@@ -161,12 +161,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """What is chosen at the top of a dashboard: one or more values of a label, all of them at first."""
+    """A selection at the top of a dashboard: one or more values of a label, by default all."""
 
     name: str
     label: str
     metric: str
-    """Where the label is found, with the variables to the left of this one."""
+    """Metric that has the label; may use the variables before this one."""
 
     def json(self) -> Json:
         """The variable as Grafana reads it."""
@@ -188,11 +188,11 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Marks on all panels at the times when something happened."""
+    """An annotation on all panels at the times of an event."""
 
     name: str
     expr: str
-    """Above 0 for a minute after it."""
+    """Above 0 for a minute after the event."""
     title: str
     text: str
     color: str
@@ -223,7 +223,7 @@ class Dashboard:
     events: tuple[Event, ...]
     rows: tuple[Row, ...]
     price: bool = False
-    """Whether a price per million tokens can be typed in."""
+    """Whether there is a text box for a price per million tokens."""
 
     def json(self) -> Json:
         """The dashboard as Grafana reads it."""
@@ -289,7 +289,7 @@ def _datasource() -> Json:
 
 
 def _laid_out(rows: Sequence[Row]) -> Sequence[Json]:
-    """All panels with numbers and places: side by side while they fit, then a line below."""
+    """All panels with ids and positions: next to each other while they fit, then in a new line."""
     made: list[Json] = []
     y = 0
     for row in rows:

@@ -1,23 +1,23 @@
 """
-Speculation: what it gives, where it does not pay, and what was decided about it.
+Speculation: whether it pays, where it does not, and what the monitor decided.
 """
 
 from deploy.monitoring.source.common import EVENTS, JOB, JOBS, MODEL, MODELS, WORKER, WORKERS
 from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row, Text
 
 EXPLANATION = """
-A small *draft* model proposes a few tokens, and the big model checks all of them in one step. What it finds right
-is kept, so one step gives several tokens. The text is the one the big model would have written alone.
+A small *draft model* proposes a few tokens, and the *target model* verifies all of them in one step. It keeps the
+tokens that it confirms, so one step gives several tokens. The text is the one the target model alone would generate.
 
-**Acceptance length** is how many tokens a step gives on average, the big model's own one included. **1.0**: no
-proposal was right, the draft is no use. **4.0** is the most for three proposals a step.
+**Acceptance length** is the mean number of tokens per step, including the target's own. **1.0**: no draft token was
+accepted, the draft is useless. **4.0** is the maximum for three draft tokens per step.
 
-**Is 2.0 good?** That depends. A step that checks proposals takes longer, by a factor that grows with the number of
-requests decoded together. That factor is the **break-even**: drafting pays while the acceptance length is *above* it.
-The appliance measures both, and stops drafting where it does not pay. *Below break-even* at high load is normal.
-*Collapsed* is not: something is wrong with the draft, the template or the traffic. Purple marks are changes it made.
+**Is 2.0 good?** That depends. A step that verifies draft tokens takes longer, by a factor that grows with the batch
+size. That factor is the **break-even**: drafting pays while the acceptance length is *above* it. The monitor measures
+both, and stops drafting if it does not pay. *Below break-even* at high load is normal. *Collapsed* is not: something is
+wrong with the draft, the template or the traffic. Purple annotations are changes of mode.
 """
-MODES = {"0": ("does not draft", "blue"), "1": ("probing", "purple"), "2": ("drafts", "green")}
+MODES = {"0": ("target only", "blue"), "1": ("probing", "purple"), "2": ("speculative", "green")}
 
 WORTH = Row(
     title="Does drafting pay?",
@@ -25,17 +25,17 @@ WORTH = Row(
         Text(title="What is acceptance length?", markdown=EXPLANATION.strip(), width=12, height=10),
         Panel(
             title="Acceptance length",
-            text="Tokens a step with drafts gives, over the last few hundred drafts. A line that ends: the worker "
-            "does not draft. Near 1: collapsed.",
+            text="Mean tokens per step with drafts, over the last few hundred drafts. If a line ends, the worker does not "
+            "draft. Near 1: collapsed.",
             queries=(
                 Query(expr=f"avg by (worker) (appliance_acceptance_length{{{WORKER}}})", legend="{{worker}}"),
             ),
             unit="none", width=12, height=10,
         ),
         Panel(
-            title="What each worker does",
-            text="`drafts`: as many tokens as pay. `does not draft`: it would not pay, or somebody decided so; the "
-            "reason is below. `probing`: a few steps to see whether it would.",
+            title="Speculation mode",
+            text="`speculative`: drafts as many tokens as pay. `target only`: drafting would not pay, or an operator "
+            "overrode it; the reason is below. `probing`: a few steps measure whether drafting would pay.",
             queries=(
                 Query(
                     expr=f'2 * max by (worker) (appliance_speculation_mode{{{WORKER},mode="speculative"}}) '
@@ -43,11 +43,11 @@ WORTH = Row(
                     legend="{{worker}}",
                 ),
             ),
-            kind="state-timeline", width=12, height=6, words=MODES,
+            kind="state-timeline", width=12, height=6, mappings=MODES,
         ),
         Panel(
             title="Collapsed",
-            text="1 while hardly a draft token is accepted, compared with what is usual on this worker. An alarm: "
+            text="1 while almost no draft token is accepted, compared with the baseline of this worker. An alarm: "
             "see docs/runbooks/alerts/ApplianceAcceptanceCollapsed.md.",
             queries=(
                 Query(
@@ -57,12 +57,12 @@ WORTH = Row(
                 ),
             ),
             kind="state-timeline", width=12, height=6,
-            words={"0": ("no", "green"), "1": ("COLLAPSED", "red")},
+            mappings={"0": ("no", "green"), "1": ("COLLAPSED", "red")},
         ),
         Panel(
             title="Break-even by batch size",
-            text="Acceptance length above which the most draft tokens pay, as measured in the running worker, by "
-            "the number of requests decoded together (at most so many).",
+            text="Acceptance length above which the maximum number of draft tokens pays, as measured in the running "
+            "worker, by batch size (upper bound of the bucket).",
             queries=(
                 Query(
                     expr=f"max by (worker, batch) (appliance_break_even_acceptance_length{{{WORKER}}})",
@@ -73,7 +73,7 @@ WORTH = Row(
         ),
         Panel(
             title="Draft tokens by batch size",
-            text="How many tokens are drafted a step at each batch size; 0 where none pay.",
+            text="Draft tokens per step at each batch size; 0 if none pay.",
             queries=(
                 Query(
                     expr=f"max by (worker, batch) (appliance_speculation_draft_tokens{{{WORKER}}})",
@@ -83,38 +83,38 @@ WORTH = Row(
             unit="none",
         ),
         Panel(
-            title="Accepted at each position",
-            text="Share of drafts whose token at this position was accepted; the first is position 0. A steep fall "
-            "says that fewer draft tokens would do.",
+            title="Acceptance rate by position",
+            text="Fraction of drafts whose token at this position was accepted; the first is position 0. A steep fall "
+            "means that fewer draft tokens would be enough.",
             queries=(
                 Query(
                     expr=f"avg by (position) (appliance_acceptance_rate_per_position_ratio{{{WORKER}}})",
                     legend="position {{position}}",
                 ),
             ),
-            unit="percentunit", most=1,
+            unit="percentunit", maximum=1,
         ),
     ),
 )  # fmt: skip
 DECISIONS = Row(
-    title="What was decided",
+    title="Decisions",
     panels=(
         Panel(
             title="Reason",
-            text="Why each worker is in its mode; docs/explanation/speculation-and-fallback.md says what each reason "
-            "means and what to do.",
+            text="Why each worker is in its mode; docs/explanation/speculation-and-fallback.md explains each reason and "
+            "what to do.",
             queries=(
                 Query(
                     expr=f"max by (worker, reason) (appliance_speculation_reason{{{WORKER}}}) == 1",
                     legend="{{worker}}: {{reason}}",
                 ),
             ),
-            kind="state-timeline", words={"1": (" ", "blue")},
+            kind="state-timeline", mappings={"1": (" ", "blue")},
         ),
         Panel(
-            title="Changes",
-            text="Changes of what workers do, by why, since the gateways started. Many in an hour: traffic goes back "
-            "and forth; see docs/how-to/tune-the-fallback.md.",
+            title="Changes of mode",
+            text="By reason, since the gateways started. Many in an hour: traffic alternates; see "
+            "docs/how-to/tune-the-fallback.md.",
             queries=(
                 Query(
                     expr=f"sum by (reason) (appliance_speculation_changes_total{{{WORKER}}}) or on() vector(0)",
@@ -124,9 +124,9 @@ DECISIONS = Row(
             stacked=True,
         ),
         Panel(
-            title="Drafts promoted, refused, given back",
-            text="How changes of the draft in service ended since the gateways started; green marks are their steps. "
-            "Refused or failed: the former draft serves, and `appliance draft status` says why.",
+            title="Draft promotions by result",
+            text="Results of promotions since the gateways started; green annotations are their steps. If one was "
+            "refused or failed, the former draft serves, and `appliance draft status` says why.",
             queries=(
                 Query(
                     expr=f'sum by (stage) (appliance_draft_promotion_steps_total{{{JOB},'
@@ -137,8 +137,8 @@ DECISIONS = Row(
             kind="bargauge",
         ),
         Panel(
-            title="Probes",
-            text="Probes in a row that failed; each doubles the time to the next, up to a bound.",
+            title="Failed probes",
+            text="Failed probes in a row; each doubles the time to the next, up to a maximum.",
             queries=(
                 Query(expr=f"max by (worker) (appliance_speculation_probes_failed{{{WORKER}}})", legend="{{worker}}"),
             ),
@@ -148,7 +148,7 @@ DECISIONS = Row(
 
 
 def _steps(what: str, by: str, window: str) -> str:
-    """A rate of what engines count of their steps; several gateways read the same counters."""
+    """A rate of the engines' step counters; several gateways read the same counters."""
     counter = f"appliance_worker_step_{what}_total{{{WORKER}}}"
     return f"sum by ({by}) (max by (worker, draft_tokens, batch) (rate({counter}[{window}])))"
 
@@ -163,31 +163,31 @@ def _length(by: str) -> str:
 
 
 SPEED = Row(
-    title="What is fastest?",
+    title="Which number of draft tokens is fastest?",
     panels=(
         Panel(
             title="Tokens per engine second by batch size",
-            text="What one second of an engine gives, by how many requests are decoded together (at most so many) and "
-            "how many tokens are drafted, in the time shown. Within a batch size the longest bar is what pays; "
-            "numbers that are not in use are tried now and then. Steps that read a prompt are left out.",
+            text="Goodput by batch size (upper bound of the bucket) and number of draft tokens, in the time range. Within "
+            "a batch size the longest bar is the best choice; numbers that are not in use are measured from time to "
+            "time. Steps that process a prompt are excluded.",
             queries=(
                 Query(
                     expr=f"{_steps('tokens', 'batch, draft_tokens', '$__range')} "
                     f"/ ({_steps('seconds', 'batch, draft_tokens', '$__range')} > 0)",
-                    legend="batch up to {{batch}}, {{draft_tokens}} drafted",
+                    legend="batch up to {{batch}}, {{draft_tokens}} draft tokens",
                 ),
             ),
             unit="none", kind="bargauge", width=12,
         ),
         Panel(
             title="Tokens per engine second",
-            text="By tokens drafted a step, over all batch sizes: a line that rises may just have had larger batches, "
-            "so compare numbers of draft tokens in the panel beside.",
+            text="By number of draft tokens, over all batch sizes: a rising line may only mean larger batches, so compare "
+            "numbers of draft tokens in the other panel.",
             queries=(
                 Query(
                     expr=f"{_steps('tokens', 'draft_tokens', '$__rate_interval')} "
                     f"/ ({_steps('seconds', 'draft_tokens', '$__rate_interval')} > 0)",
-                    legend="{{draft_tokens}} drafted",
+                    legend="{{draft_tokens}} draft tokens",
                 ),
             ),
             unit="none", width=12,
@@ -199,7 +199,7 @@ WHERE = Row(
     panels=(
         Panel(
             title="Acceptance length by context",
-            text="By the length of the prompt in tokens, over an hour. Far lower from some length on: the draft was "
+            text="By the length of the prompt in tokens, over an hour. If it is far lower above some length, the draft was "
             "not trained for such contexts.",
             queries=(Query(expr=_length("context"), legend="{{context}}"),),
             unit="none",
@@ -207,14 +207,14 @@ WHERE = Row(
         Panel(
             title="Acceptance length by template",
             text="The ten lowest over an hour, by the label of the prompt template; `appliance speculation status` "
-            "names its tenants. Far below the others: the draft never saw this template. Labels are made anew when "
-            "a gateway starts; `(other)` are templates that come rarely.",
+            "names its tenants. If one is far below the others, the draft was not trained on this template. Labels "
+            "change when a gateway starts; `(other)` are rare templates.",
             queries=(Query(expr=f"bottomk(10, {_length('template')})", legend="{{template}}"),),
             unit="none",
         ),
         Panel(
-            title="Draft tokens thrown away by template",
-            text="Drafted and not accepted, per second: computed for nothing. The ten templates with most.",
+            title="Rejected draft tokens by template",
+            text="Draft tokens that were not accepted, per second. The ten templates with most.",
             queries=(
                 Query(
                     expr="topk(10, sum by (template) ("
@@ -231,9 +231,9 @@ TOKENS = Row(
     title="Tokens",
     panels=(
         Panel(
-            title="Draft tokens, and those accepted",
-            text="What was proposed for requests that ended, and how much of it was kept. The difference was "
-            "computed for nothing.",
+            title="Draft tokens and accepted tokens",
+            text="Draft tokens of finished requests, and how many of them were accepted. The difference is wasted "
+            "work.",
             queries=(
                 Query(
                     expr=f"sum(rate(appliance_draft_tokens_total{{{MODEL}}}[$__rate_interval])) or on() vector(0)",
@@ -247,7 +247,7 @@ TOKENS = Row(
         ),
         Panel(
             title="Acceptance length by model",
-            text="From what requests that ended counted, over an hour: slower than the window above, and steadier.",
+            text="From the counters of finished requests, over an hour: slower than the window above, and smoother.",
             queries=(
                 Query(
                     expr=f"1 + sum by (model) (increase(appliance_accepted_tokens_total{{{MODEL}}}[1h])) "
@@ -258,9 +258,9 @@ TOKENS = Row(
             unit="none",
         ),
         Panel(
-            title="Over the hours",
-            text="Acceptance length averaged over an hour. A slope that goes on for hours without a change of "
-            "traffic: recycle the worker.",
+            title="Hourly mean acceptance length",
+            text="Acceptance length averaged over an hour. If it falls for hours without a change of traffic, recycle "
+            "the worker.",
             queries=(Query(expr=f"worker:appliance_acceptance_length:avg1h{{{WORKER}}}", legend="{{worker}}"),),
             unit="none",
         ),
@@ -270,7 +270,7 @@ TOKENS = Row(
 SPECULATION = Dashboard(
     uid="appliance-speculation",
     title="Appliance: speculation",
-    text="What drafting gives, where it does not pay, and what was decided about it.",
+    text="Whether drafting pays, where it does not, and what the monitor decided.",
     variables=(JOBS, WORKERS, MODELS),
     events=EVENTS,
     rows=(WORTH, SPEED, DECISIONS, WHERE, TOKENS),

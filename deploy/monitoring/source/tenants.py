@@ -1,16 +1,16 @@
 """
-Tenants: who uses how much, who is at its limits, what it costs, and what the tokens come to at a price.
+Tenants: usage, limits, costs, and tokens at a price.
 """
 
 from deploy.monitoring.source.common import EVENTS, JOB, JOBS, MODELS, TENANT, TENANTS, until
 from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row
 
 USE = Row(
-    title="Use",
+    title="Usage",
     panels=(
         Panel(
             title="Requests by tenant",
-            text="The ten tenants with most requests. `(other)`: those that came once 3100 series named a "
+            text="The ten tenants with most requests. `(other)`: tenants that were first seen after 3100 series named a "
             "tenant.",
             queries=(
                 Query(
@@ -32,8 +32,8 @@ USE = Row(
             stacked=True,
         ),
         Panel(
-            title="Requests that did not end well",
-            text="By tenant and how they ended; a single tenant with many is doing something unusual.",
+            title="Requests not completed",
+            text="By tenant and outcome. If one tenant has many, its traffic is unusual.",
             queries=(
                 Query(
                     expr="topk(10, sum by (tenant, outcome) (rate(appliance_requests_total"
@@ -44,8 +44,8 @@ USE = Row(
             unit="reqps",
         ),
         Panel(
-            title="Tokens in the time shown",
-            text="What each tenant used in the time chosen at the top right.",
+            title="Tokens in the time range",
+            text="Usage of each tenant in the time range at the top right.",
             queries=(
                 Query(
                     expr=f"topk(20, sum by (tenant, kind) (increase(appliance_tokens_total{{{TENANT}}}[$__range])))",
@@ -55,9 +55,9 @@ USE = Row(
             kind="table", width=12,
         ),
         Panel(
-            title="Price in the time shown",
-            text="What you charge: tokens of prompts and answers at the price of a million tokens that is typed in at "
-            "the top, in its currency. What they cost you is below.",
+            title="Price in the time range",
+            text="What you charge: tokens of prompts and answers at the price of a million tokens that you enter at "
+            "the top, in its currency. Your own costs are below.",
             queries=(
                 Query(
                     expr=f"topk(20, sum by (tenant) (increase(appliance_tokens_total{{{TENANT}}}[$__range]))) "
@@ -74,8 +74,8 @@ ENGINES = Row(
     panels=(
         Panel(
             title="Engine time by tenant",
-            text="Share of time that engines spent on each tenant's requests; the ten with most. 1 is one engine, busy "
-            "all the time. What it costs: `appliance cost report`.",
+            text="Fraction of time that engines spent on each tenant's requests; the ten with most. 1 is one engine that "
+            "is busy all the time. Costs: `appliance cost report`.",
             queries=(
                 Query(
                     expr=f"topk(10, sum by (tenant) (rate(appliance_engine_seconds_total{{{TENANT}}}[$__rate_interval]))) "
@@ -87,8 +87,8 @@ ENGINES = Row(
         ),
         Panel(
             title="Power by tenant",
-            text="Energy that went into each tenant's requests, per second: measured by GPUs, or made of the watts in "
-            "the settings; 0 where neither is there.",
+            text="Energy for each tenant's requests, per second: measured by GPUs, or computed from the watts in the "
+            "settings; 0 without either.",
             queries=(
                 Query(
                     expr=f"topk(10, sum by (tenant) (rate(appliance_energy_joules_total{{{TENANT}}}[$__rate_interval]))) "
@@ -99,8 +99,9 @@ ENGINES = Row(
             unit="watt", stacked=True,
         ),
         Panel(
-            title="Engines at work",
-            text="Share of the time each engine worked. Low for weeks: fewer would do. Near 1 for hours: requests wait.",
+            title="Engine utilisation",
+            text="Fraction of the time each engine was busy. Low for weeks: fewer workers are enough. Near 1 for hours: "
+            "requests wait.",
             queries=(
                 Query(
                     expr=f"max by (worker) (rate(appliance_worker_busy_seconds_total{{{JOB}}}[$__rate_interval])) "
@@ -108,33 +109,33 @@ ENGINES = Row(
                     legend="{{worker}}",
                 ),
             ),
-            unit="percentunit", most=1,
+            unit="percentunit", maximum=1,
         ),
     ),
 )  # fmt: skip
 
 
 SITE = "namespace, job"
-"""What tells one installation from another; each has prices of its own."""
+"""Labels that identify an installation; each has prices of its own."""
 
 
 def _price(of: str) -> str:
-    """A price of each installation's settings; nothing where it is not set."""
+    """A price from each installation's settings; no series if it is not set."""
     return f'max by ({SITE}) (appliance_cost_price{{{JOB},of="{of}"}})'
 
 
 def _priced(amount: str, of: str) -> str:
-    """An amount of each installation at its price, added up; 0 where there is no price."""
+    """Sum of each installation's amount times its price; 0 without a price."""
     return f"(sum({amount} * on ({SITE}) {_price(of)}) or on() vector(0))"
 
 
 def _each_second(counter: str) -> str:
-    """What all workers add to a counter, over an hour; each gateway sees all of every worker."""
+    """Rate of a counter over all workers and an hour; each gateway observes every worker completely."""
     return f"sum by ({SITE}) (max by ({SITE}, worker) (rate({counter}{{{JOB}}}[1h])))"
 
 
 def _saved(bound: str | None) -> str:
-    """Engine seconds that drafting saved; a gateway has those of the time in which it steered."""
+    """Engine seconds that drafting saved; a gateway counts them while it holds the lease."""
     metric = "appliance_speculation_saved_engine_seconds"
     if bound is not None:
         metric = "appliance_speculation_saved_bound_engine_seconds"
@@ -150,12 +151,12 @@ BOUNDS = (("low", "at least"), (None, "measured"), ("high", "at most"))
 """95 % confidence, as if all measurements erred the same way."""
 
 COST = Row(
-    title="What it costs (prices of the settings, section `cost`)",
+    title="Costs (prices from the settings, section `cost`)",
     panels=(
         Panel(
-            title="Cost of an hour",
-            text="Of all workers together, busy or not: their machines, the energy they took in the last hour, and the "
-            "people who run them. 0: no price in the settings. `appliance cost report` has it by tenant and day.",
+            title="Cost per hour",
+            text="Of all workers, busy or not: machines, energy of the last hour, and the people who run them. 0: no "
+            "price in the settings. `appliance cost report` has it by tenant and day.",
             queries=(
                 Query(expr=MACHINES, legend="machines"),
                 Query(expr=ENERGY, legend="energy"),
@@ -164,9 +165,9 @@ COST = Row(
             unit="none", stacked=True, width=6,
         ),
         Panel(
-            title="Cost of a million delivered tokens",
-            text="What the last hour cost, by the tokens of answers that were sent in it, idle time included. Rises "
-            "when there is little to do; a gap: nothing was delivered.",
+            title="Cost per million delivered tokens",
+            text="Cost of the last hour divided by the answer tokens that were sent in it, including idle time. Rises "
+            "when there is little traffic; a gap: nothing was delivered.",
             queries=(
                 Query(expr=f"({MACHINES} + {ENERGY} + {PEOPLE}) / ({DELIVERED} * 3600 > 0) * 1000000", legend="cost"),
             ),
@@ -174,17 +175,17 @@ COST = Row(
         ),
         Panel(
             title="Engine time saved by drafting",
-            text="Since the gateways started, by what workers take without drafts; below 0: lost. With 95 % confidence "
-            "it lies between the outer lines. 0 between them: whether drafting saves is not known.",
+            text="Since the gateways started, compared with the time without drafts; below 0: lost. The outer lines are "
+            "95 % bounds. If 0 is between them, it is not known whether drafting saves.",
             queries=tuple(
                 Query(expr=f"sum({_saved(bound)}) or on() vector(0)", legend=legend) for bound, legend in BOUNDS
             ),
-            unit="s", width=6, least=None,
+            unit="s", width=6, minimum=None,
         ),
         Panel(
-            title="Saved by drafting",
-            text="What the saved engine time would have cost on these machines, at least, as measured and at most; "
-            "energy left out. 0: nothing was saved, or a machine has no price.",
+            title="Money saved by drafting",
+            text="Cost of the saved engine time on these machines, at least, as measured and at most; without energy. "
+            "0: nothing was saved, or there is no price.",
             queries=tuple(
                 Query(expr=_priced(f"{_saved(bound)} / 3600", "worker_hour"), legend=legend)
                 for bound, legend in BOUNDS
@@ -198,8 +199,8 @@ LIMITS = Row(
     panels=(
         Panel(
             title="Limits in use",
-            text="Share of each limit that is used or held; at 1 requests are refused. 0 without a name: no tenant "
-            "has limits.",
+            text="Fraction of each limit that is used or held; at 1 requests are refused. 0 without a name: no tenant has "
+            "limits.",
             queries=(
                 Query(
                     expr=f'max by (tenant, limit) (appliance_limit_used_ratio{{{JOB},tenant=~"$tenant"}}) '
@@ -207,11 +208,11 @@ LIMITS = Row(
                     legend="{{tenant}}: {{limit}}",
                 ),
             ),
-            unit="percentunit", kind="bargauge", steps=((0.8, "orange"), (1, "red")),
+            unit="percentunit", kind="bargauge", thresholds=((0.8, "orange"), (1, "red")),
         ),
         Panel(
-            title="Refused for a limit",
-            text="Requests answered 429 because of the tenant's own limit; other tenants do not notice.",
+            title="Refusals by limit",
+            text="Requests answered 429 because of the tenant's own limit; other tenants are not affected.",
             queries=(
                 Query(
                     expr="sum by (tenant, limit) (rate(appliance_limit_refusals_total"
@@ -222,8 +223,8 @@ LIMITS = Row(
             unit="reqps",
         ),
         Panel(
-            title="Callers turned away",
-            text="Requests answered 401, by what was wrong with the key or token.",
+            title="Refused callers",
+            text="Requests answered 401, by the reason.",
             queries=(
                 Query(
                     expr=f"sum by (reason) (rate(appliance_callers_refused_total{{{JOB}}}[$__rate_interval])) "
@@ -234,15 +235,15 @@ LIMITS = Row(
             unit="reqps",
         ),
         Panel(
-            title="Next API key ends in",
-            text="Of keys in force that have no successor; `appliance key list` says whose.",
+            title="Next API key expires in",
+            text="Of valid keys without a successor; `appliance key list` shows their tenants.",
             queries=(Query(expr=until("appliance_keys_next_end_timestamp_seconds")),),
-            unit="s", kind="stat", width=6, height=4, words={"-1": ("none ends", "green")},
-            base="red", steps=((7 * 86400, "green"),),
+            unit="s", kind="stat", width=6, height=4, mappings={"-1": ("none expires", "green")},
+            base="red", thresholds=((7 * 86400, "green"),),
         ),
         Panel(
-            title="Lines of batches",
-            text="Requests of batches that were done in the time shown, by how they ended.",
+            title="Batch lines",
+            text="Finished requests of batches in the time range, by result.",
             queries=(
                 Query(
                     expr="sum by (result) (increase(appliance_batch_lines_total"
@@ -253,27 +254,27 @@ LIMITS = Row(
             kind="stat", width=6, height=4,
         ),
         Panel(
-            title="Tenants and keys are from",
-            text="How long ago the database last confirmed who may call. Growing: a key that was revoked may still "
-            "open here.",
+            title="Age of tenants and keys",
+            text="Time since the tenants were last confirmed by the database. If it grows, a revoked key may still work "
+            "here.",
             queries=(Query(expr=f"max(appliance_tenants_age_seconds{{{JOB}}})"),),
-            unit="s", kind="stat", width=6, height=4, steps=((5, "orange"), (60, "red")),
+            unit="s", kind="stat", width=6, height=4, thresholds=((5, "orange"), (60, "red")),
         ),
         Panel(
             title="All tenants shown by name",
-            text="`no`: so many series name a tenant that further ones are counted as `(other)`.",
+            text="`no`: the maximum of series with a tenant is reached, and further tenants are counted as `(other)`.",
             queries=(Query(expr=f"max(appliance_tenant_series_full{{{JOB}}})"),),
-            kind="stat", width=6, height=4, words={"0": ("yes", "green"), "1": ("no", "orange")},
+            kind="stat", width=6, height=4, mappings={"0": ("yes", "green"), "1": ("no", "orange")},
         ),
     ),
 )  # fmt: skip
 DRAFTS = Row(
-    title="Whose drafts are accepted",
+    title="Acceptance by tenant",
     panels=(
         Panel(
             title="Acceptance length by tenant",
-            text="The ten lowest over an hour. One tenant far below the others slows down whoever is decoded with "
-            "it: it can opt out of speculation (docs/how-to/opt-out-of-speculation.md).",
+            text="The ten lowest over an hour. A tenant far below the others slows down requests in the same batch: it can "
+            "opt out of speculation (docs/how-to/opt-out-of-speculation.md).",
             queries=(
                 Query(
                     expr=f"bottomk(10, 1 + sum by (tenant) (increase(appliance_accepted_tokens_total{{{TENANT}}}[1h])) "
@@ -284,8 +285,8 @@ DRAFTS = Row(
             unit="none", width=12,
         ),
         Panel(
-            title="Draft tokens thrown away",
-            text="Drafted for a tenant's requests and not accepted, per second: computed for nothing.",
+            title="Rejected draft tokens by tenant",
+            text="Draft tokens of a tenant's requests that were not accepted, per second.",
             queries=(
                 Query(
                     expr="topk(10, sum by (tenant) ("
@@ -302,7 +303,7 @@ DRAFTS = Row(
 TENANTS_AND_COST = Dashboard(
     uid="appliance-tenants",
     title="Appliance: tenants and cost",
-    text="Who uses how much, who is at its limits, what it costs, and what the tokens come to at a price.",
+    text="Usage, limits, costs, and tokens at a price, by tenant.",
     variables=(JOBS, MODELS, TENANTS),
     events=EVENTS[:1],
     rows=(USE, ENGINES, COST, LIMITS, DRAFTS),

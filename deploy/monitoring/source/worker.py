@@ -1,5 +1,5 @@
 """
-One worker in detail: what gateways see of it, and what vLLM says of itself.
+One worker in detail: the gateways' metrics about it, and vLLM's own.
 """
 
 from deploy.monitoring.source.common import (
@@ -14,23 +14,23 @@ from deploy.monitoring.source.common import (
 from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row, Variable
 
 INSTANCES = Variable(
-    name="instance", label="Worker as Prometheus names it", metric="vllm:num_requests_running"
+    name="instance", label="Worker (Prometheus instance)", metric="vllm:num_requests_running"
 )
 VLLM = 'instance=~"$instance"'
 
 SEEN = Row(
-    title="As gateways see it",
+    title="Gateways' metrics",
     panels=(
         Panel(
             title="Up",
             text="Whether the worker can take requests.",
             queries=(Query(expr=f"max by (worker) (appliance_worker_up{{{WORKER}}})", legend="{{worker}}"),),
-            kind="state-timeline", height=6, words={"0": ("down", "red"), "1": ("up", "green")},
+            kind="state-timeline", height=6, mappings={"0": ("down", "red"), "1": ("up", "green")},
         ),
         Panel(
-            title="Left out or at rest",
-            text="Not 0: it gets no requests, because it was recycled and did not come back sound (1), or because it "
-            "failed several requests in a row (2).",
+            title="Excluded or circuit open",
+            text="Not 0: it gets no requests, because it failed the canary after a recycle (1), or because it failed "
+            "several requests in a row (2).",
             queries=(
                 Query(
                     expr=f"(max by (worker) (appliance_worker_left_out{{{WORKER}}}) or 0 * max by (worker) "
@@ -41,13 +41,13 @@ SEEN = Row(
                 ),
             ),
             kind="state-timeline", height=6,
-            words={
-                "0": ("no", "green"), "1": ("left out", "red"), "2": ("at rest", "orange"), "3": ("both", "red"),
+            mappings={
+                "0": ("no", "green"), "1": ("excluded", "red"), "2": ("circuit open", "orange"), "3": ("both", "red"),
             },
         ),
         Panel(
-            title="Restarts and failed looks",
-            text="Restarts by the supervisor, and looks at the worker that failed, in the time shown.",
+            title="Restarts and failed scrapes",
+            text="Restarts by the supervisor, and failed scrapes of the worker, in the time range.",
             queries=(
                 Query(
                     expr=f"sum(increase(appliance_worker_restarts_total{{{WORKER}}}[$__range])) or on() vector(0)",
@@ -55,15 +55,15 @@ SEEN = Row(
                 ),
                 Query(
                     expr=f"sum(increase(appliance_scrape_failures_total{{{WORKER}}}[$__range])) or on() vector(0)",
-                    legend="failed looks",
+                    legend="failed scrapes",
                 ),
             ),
             kind="stat", height=6,
         ),
         Panel(
             title="Requests in the worker",
-            text="`running` are decoded together, `waiting` wait inside the worker; `places` is the most that one "
-            "gateway gives it, which falls when the worker has a queue.",
+            text="`running` requests are in the batch, `waiting` ones wait inside the worker; `slots` is the maximum of one "
+            "gateway, which falls when requests wait inside the worker.",
             queries=(
                 Query(
                     expr=f"max by (worker) (appliance_worker_running_requests{{{WORKER}}})",
@@ -73,7 +73,7 @@ SEEN = Row(
                     expr=f"max by (worker) (appliance_worker_waiting_requests{{{WORKER}}})",
                     legend="{{worker}} waiting",
                 ),
-                Query(expr=f"max by (worker) (appliance_worker_places{{{WORKER}}})", legend="{{worker}} places"),
+                Query(expr=f"max by (worker) (appliance_worker_places{{{WORKER}}})", legend="{{worker}} slots"),
             ),
         ),
         TOKENS_GENERATED,
@@ -81,7 +81,7 @@ SEEN = Row(
     ),
 )  # fmt: skip
 SPEED = Row(
-    title="As vLLM sees itself: speed",
+    title="vLLM's metrics: speed",
     panels=(
         Panel(
             title="Time to the first token",
@@ -91,58 +91,58 @@ SPEED = Row(
         ),
         Panel(
             title="Time per token",
-            text="Of a request, averaged over its answer: what a reader feels. With speculation several tokens come "
-            "at once, so the gap between two pieces says less.",
+            text="Of a request, averaged over its answer. With speculation several tokens arrive at once, so this tells more "
+            "than the time between frames.",
             queries=quantiles("vllm:request_time_per_output_token_seconds", VLLM, 0.5, 0.95),
             unit="s",
         ),
         Panel(
-            title="Where a request's time goes",
-            text="Mean seconds of a request: waiting in the worker, reading its prompt, writing its answer.",
+            title="Request time by phase",
+            text="Mean seconds of a request: queue in the worker, prefill, decode.",
             queries=tuple(
                 Query(
                     expr=f"sum(rate(vllm:request_{part}_time_seconds_sum{{{VLLM}}}[$__rate_interval])) "
                     f"/ sum(rate(vllm:request_{part}_time_seconds_count{{{VLLM}}}[$__rate_interval]))",
                     legend=legend,
                 )
-                for part, legend in (("queue", "waiting"), ("prefill", "reading"), ("decode", "writing"))
+                for part, legend in (("queue", "queue"), ("prefill", "prefill"), ("decode", "decode"))
             ),
             unit="s", stacked=True,
         ),
         Panel(
-            title="Tokens read and written",
-            text="Per second. Prompts found in the prefix cache count as read.",
+            title="Prompt and generation tokens",
+            text="Per second. Prompt tokens from the prefix cache are included.",
             queries=(
-                Query(expr=f"sum(rate(vllm:prompt_tokens_total{{{VLLM}}}[$__rate_interval]))", legend="read"),
-                Query(expr=f"sum(rate(vllm:generation_tokens_total{{{VLLM}}}[$__rate_interval]))", legend="written"),
+                Query(expr=f"sum(rate(vllm:prompt_tokens_total{{{VLLM}}}[$__rate_interval]))", legend="prompt"),
+                Query(expr=f"sum(rate(vllm:generation_tokens_total{{{VLLM}}}[$__rate_interval]))", legend="generation"),
             ),
         ),
         Panel(
-            title="Found in the prefix cache",
-            text="Share of prompt tokens whose computation was kept from an earlier request.",
+            title="Prefix cache hit rate",
+            text="Fraction of prompt tokens whose KV cache was kept from an earlier request.",
             queries=(
                 Query(
                     expr=f"sum(rate(vllm:prefix_cache_hits_total{{{VLLM}}}[$__rate_interval])) "
                     f"/ sum(rate(vllm:prefix_cache_queries_total{{{VLLM}}}[$__rate_interval]))",
-                    legend="found",
+                    legend="hits",
                 ),
             ),
-            unit="percentunit", most=1,
+            unit="percentunit", maximum=1,
         ),
         Panel(
-            title="Pushed back",
-            text="Requests that lost their place because the KV cache was full, per second. Not 0 for long: shorter "
-            "contexts, fewer requests at once, or more memory.",
-            queries=(Query(expr=f"sum(rate(vllm:num_preemptions_total{{{VLLM}}}[$__rate_interval]))", legend="pushed"),),
+            title="Preemptions",
+            text="Requests that were preempted because the KV cache was full, per second. If it stays above 0: shorter "
+            "contexts, fewer concurrent requests, or more memory.",
+            queries=(Query(expr=f"sum(rate(vllm:num_preemptions_total{{{VLLM}}}[$__rate_interval]))", legend="preempted"),),
         ),
     ),
 )  # fmt: skip
 INSIDE = Row(
-    title="As vLLM sees itself: drafts and process",
+    title="vLLM's metrics: drafts and process",
     panels=(
         Panel(
             title="Acceptance length",
-            text="Tokens a step with drafts gives: 1 and the accepted tokens per draft. A gap: nothing was drafted.",
+            text="Mean tokens per step with drafts: 1 plus the accepted tokens per draft. A gap: nothing was drafted.",
             queries=(
                 Query(
                     expr="1 + sum by (instance) (rate("
@@ -155,7 +155,7 @@ INSIDE = Row(
         ),
         Panel(
             title="Requests finished",
-            text="Per second, by why vLLM ended them: `stop` and `length` are usual, `abort` means the client left.",
+            text="Per second, by vLLM's reason: `stop` and `length` are normal, `abort` means the client left.",
             queries=(
                 Query(
                     expr=f"sum by (finished_reason) (rate(vllm:request_success_total{{{VLLM}}}[$__rate_interval]))",
@@ -166,7 +166,7 @@ INSIDE = Row(
         ),
         Panel(
             title="Memory of the server process",
-            text="Resident memory of the process that answers; the engine's own comes on top.",
+            text="Resident memory of the server process, without the engine's.",
             queries=(
                 Query(
                     expr="process_resident_memory_bytes and on (job, instance) "
@@ -182,7 +182,7 @@ INSIDE = Row(
 WORKER_DETAIL = Dashboard(
     uid="appliance-worker",
     title="Appliance: worker",
-    text="What gateways see of a worker, and what vLLM says of itself.",
+    text="The gateways' metrics about a worker, and vLLM's own.",
     variables=(JOBS, WORKERS, INSTANCES),
     events=EVENTS,
     rows=(SEEN, SPEED, INSIDE),
