@@ -1,8 +1,8 @@
 """
-Drafts evaluated on real vLLM workers: a better one passes, everything else is refused with its reason.
+Drafts evaluated on real vLLM workers: a better one passes, others are refused with their reason.
 
-Four workers in all, since each takes half a minute to start: tests that need the same pair of target and
-draft get the worker that an earlier test started.  They are started and ended by the code under test.
+Four workers in all, since each takes half a minute to start: tests that need the same target and draft share
+a worker.  The code under test starts and ends them.
 """
 
 import asyncio
@@ -45,8 +45,9 @@ from appliance.drafts.evaluation.store import load_evaluation, save_evaluation
 from appliance.drafts.evaluation.worker import EvaluationWorker, run_worker
 from appliance.drafts.harvest.sample import TrainingSample
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
-from appliance.drafts.registry.site_registry import open_registry, site_signer
+from appliance.drafts.registry.draft_source import read_source
 from appliance.drafts.registry.registry import DraftRegistry
+from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.errors import DraftRefusedError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, Settings, load_settings
@@ -69,7 +70,7 @@ START_SECONDS = 600.0
 
 
 def samples() -> Iterator[TrainingSample]:
-    """Held-out code that the demo pair was not trained on, as a harvest would have it."""
+    """Held-out code that the demo pair was not trained on, in the form of a harvest."""
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
     for place, text in enumerate(held_out_prompts(load_corpus(), count=PROMPTS)):
         asked, answer = tokenizer.encode(text).ids, tokenizer.encode("    return None\n").ids
@@ -85,7 +86,7 @@ def samples() -> Iterator[TrainingSample]:
 
 
 class SmallDataset:
-    """A data set as `open_dataset` gives one, without a database behind it."""
+    """A data set in the form of `open_dataset`, without a database."""
 
     missing = withheld = 0
     manifest = SimpleNamespace(digest=DATASET, tokenizer=digest_tokenizer(DEMO_TARGET))
@@ -101,7 +102,7 @@ def copied(source: Path, directory: Path) -> Path:
 
 
 def with_noise(directory: Path, tensor: str, share: float) -> Path:
-    """Change a tensor of a copy: so much of its own size in random numbers on top."""
+    """Add noise to a tensor of a copy: this share of its own standard deviation."""
     file = directory / "model.safetensors"
     tensors = load_file(file)
     torch.manual_seed(11)
@@ -113,7 +114,7 @@ def with_noise(directory: Path, tensor: str, share: float) -> Path:
 
 
 @dataclass
-class Scene:
+class RegisteredDrafts:
     """A site with drafts in its registry."""
 
     settings: Settings
@@ -167,7 +168,7 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory) -> Scene:
+def drafts(tmp_path_factory) -> RegisteredDrafts:
     home = tmp_path_factory.mktemp("evaluation")
     settings = load_settings(
         environment={},
@@ -183,15 +184,15 @@ def scene(tmp_path_factory) -> Scene:
     config = json.loads((flipped / "config.json").read_text())
     (flipped / "config.json").write_text(json.dumps({**config, "norm_output": False}))
     digests = [
-        registry.add(path, target=target, how="imported", signer=signer).digest
+        registry.register(read_source(path), target=target, how="imported", signer=signer).digest
         for path in (DEMO_DRAFT, noisy, flipped)
     ]
     other = with_noise(copied(DEMO_TARGET, home / "other-target"), "lm_head.weight", 0.5)
-    return Scene(settings, registry, target, *digests, other)
+    return RegisteredDrafts(settings, registry, target, *digests, other)
 
 
-class Pool:
-    """Workers that were started once and are lent to whoever would start the same."""
+class SharedWorkers:
+    """Workers that start once and are lent to each test that needs the same weights."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, ...], tuple[AsyncExitStack, EvaluationWorker]] = OrderedDict()
@@ -222,12 +223,12 @@ class Pool:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool():
-    pool, before = Pool(), psutil.Process().children(recursive=True)
+async def shared():
+    shared, before = SharedWorkers(), psutil.Process().children(recursive=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "run_worker", pool.lend)
-        yield pool
-    await pool.close()
+        patch.setattr(runner, "run_worker", shared.lend)
+        yield shared
+    await shared.close()
     left = [each for each in psutil.Process().children(recursive=True) if each not in before]
     assert not [each for each in left if "vllm" in " ".join(_line(each))]
 
@@ -240,10 +241,10 @@ def _line(process: psutil.Process) -> list[str]:
 
 
 @IN_MODULE
-async def test_the_committed_draft_passes_against_a_damaged_one(scene, pool):
-    """Better beyond doubt, and the target's answers stay its own."""
+async def test_committed_draft_passes_against_a_damaged_one(drafts, shared):
+    """The target's answers stay its own."""
     # The margin is for speed: measured in a few seconds on a machine that tests share with others.
-    found = await scene.evaluate(scene.committed, scene.noisy, margin=0.5)
+    found = await drafts.evaluate(drafts.committed, drafts.noisy, margin=0.5)
     assert (found.verdict, found.reasons) == (EvaluationVerdict.PASSED, ())
     assert (found.compared, found.complete, found.together) == (PROMPTS, True, True)
     assert found.acceptance_length(Arm.CANDIDATE).low > found.acceptance_length(Arm.INCUMBENT).high
@@ -266,14 +267,14 @@ async def test_the_committed_draft_passes_against_a_damaged_one(scene, pool):
         line for line in found.lines if (line.aspect, line.arm) == ("all", Arm.CANDIDATE)
     ).per_position
     assert 1 > first > second > third > 0
-    save_evaluation(scene.directory, found, render_page(found))
-    assert load_evaluation(scene.directory, scene.committed) == found
+    save_evaluation(drafts.directory, found, render_page(found))
+    assert load_evaluation(drafts.directory, drafts.committed) == found
 
 
 @IN_MODULE
-async def test_a_worse_draft_is_refused_for_what_it_accepts(scene, pool):
-    """Noise on the weights that fuse the target's layers: everything looks fine but the numbers."""
-    found = await scene.evaluate(scene.noisy, scene.committed)
+async def test_draft_with_noisy_weights_is_refused_for_its_acceptance(drafts, shared):
+    """Noise on the weights that fuse the target's layers shows in nothing else."""
+    found = await drafts.evaluate(drafts.noisy, drafts.committed)
     assert found.verdict is EvaluationVerdict.REFUSED
     ratio = found.acceptance_ratio
     assert ratio.high < 0.8
@@ -283,28 +284,28 @@ async def test_a_worse_draft_is_refused_for_what_it_accepts(scene, pool):
 
 
 @IN_MODULE
-async def test_an_arm_that_answers_differently_than_the_target_is_refused(scene, pool):
-    """Served with a target of other weights, the candidate's answers are another model's."""
-    other = load_weights(scene.other_target)
-    arms = scene.comparison(scene.committed, "none").arms
+async def test_answers_of_another_target_are_refused(drafts, shared):
+    """The candidate is served with a target of other weights."""
+    other = load_weights(drafts.other_target)
+    arms = drafts.comparison(drafts.committed, "none").arms
     arms[Arm.CANDIDATE] = replace(arms[Arm.CANDIDATE], target=other)
-    found = await scene.evaluate(scene.committed, "none", arms=arms)
+    found = await drafts.evaluate(drafts.committed, "none", arms=arms)
     assert found.verdict is EvaluationVerdict.REFUSED
     assert found.mismatches > 0
     assert found.reasons[0].startswith(f"{found.mismatches} of {PROMPTS} of its greedy answers differ")
     assert found.differences[0].request_id.startswith("01HARVEST")
 
 
-def invoke(scene: Scene, *words: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def invoke(drafts: RegisteredDrafts, *words: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     app = typer.Typer()
     app.command()(command.COMMANDS["evaluate"])
     monkeypatch.setattr(command, "open_dataset", lambda _settings, _name: SmallDataset())
-    data = str(scene.settings.data.directory)
+    data = str(drafts.settings.data.directory)
     return CliRunner().invoke(app, [*words, "--dataset", "dddd", "--data", data])
 
 
-def entries(scene: Scene) -> list[dict[str, Any]]:
-    store = SqlAuditStore(locate(scene.settings).database_url)
+def entries(drafts: RegisteredDrafts) -> list[dict[str, Any]]:
+    store = SqlAuditStore(locate(drafts.settings).database_url)
     try:
         leaves = [leaf for leaf in store.leaves(0, 10_000) if leaf.type == "draft.evaluated"]
         return [dict(decode(leaf.leaf).fields) for leaf in leaves]
@@ -312,32 +313,32 @@ def entries(scene: Scene) -> list[dict[str, Any]]:
         store.close()
 
 
-def test_a_flag_against_the_training_record_is_refused_before_anything_is_started(scene, monkeypatch):
-    """By the command, with a report, a line in the audit log and exit code 1."""
-    result = invoke(scene, scene.flipped, "--incumbent", scene.committed, monkeypatch=monkeypatch)
+def test_flag_against_the_training_record_is_refused_without_a_worker(drafts, monkeypatch):
+    """With a report, an audit entry and exit code 1."""
+    result = invoke(drafts, drafts.flipped, "--incumbent", drafts.committed, monkeypatch=monkeypatch)
     assert result.exit_code == 1, result.output
     assert "reason     training-norm-output: " in result.stdout
     assert "verdict    refused" in result.stdout
-    found = load_evaluation(scene.directory, scene.flipped)
+    found = load_evaluation(drafts.directory, drafts.flipped)
     assert found.verdict is EvaluationVerdict.REFUSED
     assert [reason.partition(":")[0] for reason in found.reasons] == ["training-norm-output"]
     assert (found.lines, found.compared) == ((), 0)
-    entry = entries(scene)[-1]
+    entry = entries(drafts)[-1]
     assert entry["evaluation"] == found.digest.removeprefix("sha256:")
-    assert (entry["draft"], entry["verdict"]) == (scene.flipped, "refused")
-    assert entry["previous_draft"] == scene.committed
+    assert (entry["draft"], entry["verdict"]) == (drafts.flipped, "refused")
+    assert entry["previous_draft"] == drafts.committed
     assert entry["reason"].startswith("training-norm-output")
 
 
-def test_the_draft_in_service_is_not_evaluated_against_itself(scene, monkeypatch):
-    """By default the settings' draft serves, which is the committed one."""
-    result = invoke(scene, scene.committed, monkeypatch=monkeypatch)
+def test_the_draft_in_service_is_not_evaluated_against_itself(drafts, monkeypatch):
+    """By default the settings' draft is active, which is the committed one."""
+    result = invoke(drafts, drafts.committed, monkeypatch=monkeypatch)
     assert isinstance(result.exception, DraftRefusedError)
     assert "there is nothing to evaluate" in str(result.exception)
 
 
-def test_a_signal_ends_the_command_and_its_worker(scene, tmp_path):
-    """SIGTERM while vLLM starts: exit code 130, a line that says how to go on, and no process left."""
+def test_sigterm_ends_the_command_and_its_worker(drafts, tmp_path):
+    """While vLLM starts: exit code 130 and no process left."""
     program = (
         "import typer\n"
         "from appliance.cli.draft import evaluate as command\n"
@@ -345,9 +346,9 @@ def test_a_signal_ends_the_command_and_its_worker(scene, tmp_path):
         "command.open_dataset = lambda _settings, _name: SmallDataset()\n"
         "typer.run(command.COMMANDS['evaluate'])\n"
     )
-    words = [scene.committed, "--incumbent", "none", "--dataset", "d"]
+    words = [drafts.committed, "--incumbent", "none", "--dataset", "d"]
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *words, "--data", str(scene.settings.data.directory)],
+        [sys.executable, "-c", program, *words, "--data", str(drafts.settings.data.directory)],
         stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
@@ -362,10 +363,10 @@ def test_a_signal_ends_the_command_and_its_worker(scene, tmp_path):
             assert time.monotonic() < deadline, "no worker was started"
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=START_SECONDS)
+        _, output = process.communicate(timeout=START_SECONDS)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 130, said
-    assert "no worker is left" in said
+    assert process.returncode == 130, output
+    assert "no worker is left" in output
     assert psutil.wait_procs(found, timeout=60)[1] == []

@@ -21,8 +21,9 @@ from safetensors.torch import load_file, save_file
 from appliance.audit.keys import create_signing_key
 from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.store import save_evaluation
-from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
+from appliance.drafts.registry.draft_source import read_source
+from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, DataSettings, DraftSettings, Settings
 from appliance.serving.weights import digest_weights
 from demo.process import ApplianceProcess
@@ -60,7 +61,7 @@ class DraftSite:
         return digest_weights(DEMO_TARGET)
 
     @property
-    def standing(self) -> ActiveDraft:
+    def active(self) -> ActiveDraft:
         return read_active_draft(self.directory / "drafts", self.target)
 
     def gateway(self) -> ApplianceProcess:
@@ -106,7 +107,7 @@ class DraftSite:
             save_file(tensors, file)
         registry = open_registry(self.settings, time.time)  # noqa: TID251 - this is a root too
         signer = site_signer(self.settings)
-        return registry.add(copy, target=self.target, how="imported", signer=signer).digest
+        return registry.register(read_source(copy), target=self.target, how="imported", signer=signer).digest
 
     def evaluated(self, draft: str) -> None:
         """Save a passed evaluation; `test_draft_evaluation` makes real ones."""
@@ -238,7 +239,7 @@ def test_damaged_draft_is_refused_and_rolled_back(site, admin):
     assert done["stage"] == "refused", done["timeline"]
     assert "collapsed on worker" in done["reason"] or "is the least allowed" in done["reason"]
     assert drafts(admin) == [OLD, OLD]
-    assert site.standing == ActiveDraft(target=site.target)
+    assert site.active == ActiveDraft(target=site.target)
     given_back = [step["text"] for step in done["timeline"] if "is given back" in step["text"]]
     assert given_back == [f"worker {done['canary']} is given back"]
     refused_entry, back = site.entries()[-2:]
@@ -252,12 +253,12 @@ def test_gateway_killed_in_the_trial_leaves_the_former_draft(site, admin, good):
     # Without traffic the trial has nothing to decide on.
     wait_for(lambda: newest(admin)["stage"] == "trial", seconds=RESTARTS)
     assert sorted(drafts(admin)) == sorted([OLD, good])
-    assert site.standing.candidate == good
+    assert site.active.candidate == good
     site.kill()
     admin = Admin(site.gateway())
     done = ended(admin)
     assert (done["stage"], done["draft"]) == ("interrupted", good)
-    assert site.standing == ActiveDraft(target=site.target)
+    assert site.active == ActiveDraft(target=site.target)
     wait_for(lambda: drafts(admin) == [OLD, OLD], seconds=RESTARTS)
     assert [entry.get("step") for entry in site.entries()][-2:] == ["interrupted", None]
 
@@ -275,7 +276,7 @@ def test_promotion_and_rollback_of_a_good_draft_fail_no_request(site, admin, goo
         done = ended(admin)
         assert done["stage"] == "promoted", done["timeline"]
         wait_for(lambda: drafts(admin) == [good, good], seconds=RESTARTS)
-        assert site.standing == ActiveDraft(target=site.target, draft=good, previous=(None,))
+        assert site.active == ActiveDraft(target=site.target, draft=good, previous=(None,))
         answers = traffic.answers
         wait_for(lambda: traffic.answers > answers + 4, seconds=RESTARTS)
         order(admin, "drafts/rollbacks", reason="a test")
@@ -283,7 +284,7 @@ def test_promotion_and_rollback_of_a_good_draft_fail_no_request(site, admin, goo
         assert done["stage"] == "rolled_back", done["timeline"]
         wait_for(lambda: drafts(admin) == [OLD, OLD], seconds=RESTARTS)
     assert traffic.failures == []
-    assert site.standing == ActiveDraft(target=site.target)
+    assert site.active == ActiveDraft(target=site.target)
     steps = [(entry["type"], entry.get("step")) for entry in site.entries()[before:]]
     assert steps == [
         *(("draft.tried", step) for step in ("begun", "canary", "trial", "rollout")),

@@ -1,7 +1,7 @@
 """
-`appliance draft promote`, `rollback` and `status`: take a draft into service, take it out, see how it goes.
+`appliance draft promote`, `rollback` and `status`: deploy a draft, roll it back, show the progress.
 
-The gateway that steers does it; a command that is ended early ends nothing of it.
+The gateway that holds the control lease does the work; it continues if the command is interrupted.
 """
 
 import asyncio
@@ -19,26 +19,28 @@ from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, se
 from appliance.drafts.promotion.gate import short
 from appliance.infra.settings import Settings
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 DowntimeOption = Annotated[
     bool,
     typer.Option(
         "--allow-downtime",
-        help="Also restart a worker that nobody can stand in for; its requests wait meanwhile.",
+        help="Also restart the only worker of a model; its requests wait meanwhile.",
     ),
 ]
-NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return once it has begun.")]
+NoWaitOption = Annotated[
+    bool, typer.Option("--no-wait", help="Return once the promotion or rollback has begun.")
+]
 
 
 def promote(
-    draft: Annotated[str, typer.Argument(help="Digest of the draft, or its beginning.")],
+    draft: Annotated[str, typer.Argument(help="Digest of the draft, or a prefix.")],
     without_evaluation: Annotated[
         str | None,
         typer.Option(
             "--without-evaluation",
             metavar="REASON",
-            help="Try it although no evaluation lets it; why goes into the audit log.",
+            help="Skip the evaluation requirement; the reason goes into the audit log.",
         ),
     ] = None,
     allow_downtime: DowntimeOption = False,  # noqa: FBT002 - a flag
@@ -48,28 +50,28 @@ def promote(
     data: DataOption = None,
 ) -> None:
     """
-    Take a draft into service: on one worker, beside the others for as long as it takes to tell, then on all.
+    Deploy a draft: canary on one worker until the comparison is conclusive, then roll it out.
 
-    Whatever speaks against it on the way gives every worker the draft in service again.  The exit code is
-    0 where it came into service, and 1 where it did not.
+    If a check fails on the way, every worker gets the former draft again.  The exit code is 0 if the draft
+    was promoted, 1 if not.
     """
     body: dict[str, Any] = {"draft": draft, "allow_downtime": allow_downtime}
     if without_evaluation is not None:
         body["without_evaluation"] = without_evaluation
-    _order(settings_from(config, data), url, "drafts/promotions", body, wanted="promoted", wait=not no_wait)
+    _submit(settings_from(config, data), url, "drafts/promotions", body, wanted="promoted", wait=not no_wait)
 
 
 def rollback(
-    reason: Annotated[str, typer.Option("--reason", help="Why; goes into the audit log.")],
+    reason: Annotated[str, typer.Option("--reason", help="Reason for the audit log.")],
     to: Annotated[
         str | None,
         typer.Option(
             "--to",
-            help="Digest of a draft that served before, `none` for that of the settings; default: the last.",
+            help="Digest of a draft that served before, `none` for worker.draft; default: the last one.",
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="A name of the target, where several are served.")
+        str | None, typer.Option("--model", help="Model name, if several targets are served.")
     ] = None,
     allow_downtime: DowntimeOption = False,  # noqa: FBT002 - a flag
     no_wait: NoWaitOption = False,  # noqa: FBT002 - a flag
@@ -78,13 +80,13 @@ def rollback(
     data: DataOption = None,
 ) -> None:
     """
-    Take a draft out of service again, one worker at a time; a promotion under way is given back.
+    Restore a former draft, one worker at a time; cancels a promotion under way.
 
-    The exit code is 0 where every worker has the former draft again.
+    The exit code is 0 if every worker has the former draft again.
     """
     body: dict[str, Any] = {"reason": reason, "to": to, "model": model, "allow_downtime": allow_downtime}
     path = "drafts/rollbacks"
-    _order(settings_from(config, data), url, path, body, wanted="rolled_back", wait=not no_wait)
+    _submit(settings_from(config, data), url, path, body, wanted="rolled_back", wait=not no_wait)
 
 
 def status(
@@ -93,7 +95,7 @@ def status(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Show which draft serves each target, which one each worker has, and how promotions went."""
+    """Show the active draft of each target, the draft of each worker, and the latest promotions."""
     settings = settings_from(config, data)
 
     async def ask() -> dict[str, Any]:
@@ -111,61 +113,59 @@ COMMANDS: dict[str, Callable[..., None]] = {"promote": promote, "rollback": roll
 """By name below `appliance draft`."""
 
 
-def _order(
+def _submit(
     settings: Settings, url: str | None, path: str, body: dict[str, Any], *, wanted: str, wait: bool
 ) -> None:
-    async def order() -> str:
+    async def submit() -> str:
         async with open_admin(settings, url) as gateway:
             begun = await gateway.request("POST", path, body)
             typer.echo(f"{begun['kind']} {begun['promotion_id']}")
             if not wait:
-                _tell(begun, 0)
+                _print_steps(begun, 0)
                 return wanted
             return await _follow(gateway, begun)
 
-    ended = asyncio.run(order())
+    ended = asyncio.run(submit())
     if ended != wanted:
         sys.exit(1)
 
 
 async def _follow(gateway: AdminApi, begun: dict[str, Any]) -> str:
-    """Print each step as it is taken; how it ended."""
-    told, waits, now = 0, None, begun
+    """Print each step once it is taken; return the last stage."""
+    printed, waits, now = 0, None, begun
     while True:
-        told = _tell(now, told)
+        printed = _print_steps(now, printed)
         if now["over"]:
             return str(now["stage"])
         if now["waits"] != waits:
             waits = now["waits"]
             if waits and sys.stdout.isatty():
                 typer.echo(f"{'':<24}  … {waits}")
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
         answer = await gateway.get("drafts")
         known = {each["promotion_id"]: each for each in answer["promotions"]}
         now = known.get(begun["promotion_id"], now)
 
 
-def _tell(promotion: dict[str, Any], told: int) -> int:
-    """Print the steps after so many; how many have been told now."""
-    for step in promotion["timeline"][told:]:
+def _print_steps(promotion: dict[str, Any], printed: int) -> int:
+    """Print the steps after the first `printed`; return how many are printed now."""
+    for step in promotion["timeline"][printed:]:
         typer.echo(f"{step['at']:<24}  {step['stage']:<11}  {step['text']}")
     return len(promotion["timeline"])
 
 
 def _show(answer: dict[str, Any]) -> None:
-    for standing in answer["standings"]:
-        typer.echo(
-            f"target {short(standing['target'])}: draft {short(standing['draft'] or '')} is in service"
-        )
-        if standing["previous"]:
-            served = ", ".join(short(draft or "") for draft in standing["previous"])
+    for active in answer["standings"]:
+        typer.echo(f"target {short(active['target'])}: draft {short(active['draft'] or '')} is in service")
+        if active["previous"]:
+            served = ", ".join(short(draft or "") for draft in active["previous"])
             typer.echo(f"  before: {served}")
     table = Table("worker", "target", "draft", "models")
     for worker in answer["workers"]:
         table.add_row(
             worker["worker"],
-            short(worker["target"]) if worker["target"] else "not said",
-            short(worker["draft"]) if worker["draft"] else "none" if worker["target"] else "not said",
+            short(worker["target"]) if worker["target"] else "not reported",
+            short(worker["draft"]) if worker["draft"] else "none" if worker["target"] else "not reported",
             ", ".join(worker["models"]),
         )
     Console().print(table)
@@ -174,7 +174,7 @@ def _show(answer: dict[str, Any]) -> None:
             f"{promotion['kind']} {promotion['promotion_id']}: {promotion['stage']}, "
             f"draft {short(promotion['draft'])}"
         )
-        _tell(promotion, 0)
+        _print_steps(promotion, 0)
         numbers = promotion["numbers"]
         if numbers["drafts"]:
             typer.echo(f"trial: {_numbers(numbers)}")
@@ -189,10 +189,10 @@ def _show(answer: dict[str, Any]) -> None:
 
 
 def _numbers(numbers: dict[str, Any]) -> str:
-    said = [f"{numbers['drafts']} drafts"]
+    parts = [f"{numbers['drafts']} drafts"]
     if numbers["acceptance_length"] is not None and numbers["previous_acceptance_length"] is not None:
         lengths = numbers["acceptance_length"], numbers["previous_acceptance_length"]
-        said.append(f"acceptance length {lengths[0]:.3f} against {lengths[1]:.3f}")
+        parts.append(f"acceptance length {lengths[0]:.3f} against {lengths[1]:.3f}")
     if numbers["speed_ratio"] is not None:
-        said.append(f"{numbers['speed_ratio']:.3f} times the tokens per engine second")
-    return ", ".join(said)
+        parts.append(f"{numbers['speed_ratio']:.3f} times the tokens per engine second")
+    return ", ".join(parts)

@@ -1,7 +1,7 @@
 """
 Which draft a worker starts with, decided before every start on the machine that starts it.
 
-    candidate, while its promotion is under way ─► in service, by the standing ─► `worker.draft`
+    candidate, while its promotion is under way ─► active draft ─► `worker.draft`
 
 A draft that cannot be found, read or verified, belongs to another target or fails lint is never started;
 the next in this order is.  So whatever happens to a gateway or to the registry, a worker starts with a
@@ -68,19 +68,19 @@ class DraftChooser:
     def choose(self, candidate: CandidateDraft | None) -> Choice:
         """Choose a draft; reads whole files, never raises.  `candidate` is the restart request's."""
         try:
-            standing = read_active_draft(self._directory, self._target.digest)
+            active = read_active_draft(self._directory, self._target.digest)
         except (ApplianceError, OSError, ValueError) as error:
             return Choice(problems=(Problem(draft="", why=_line(error)),))
         problems: list[Problem] = []
-        if candidate is not None and standing.promotion == candidate.promotion:
+        if candidate is not None and active.promotion == candidate.promotion:
             tried = self._load(candidate.draft, problems, candidate.promotion)
             if tried is not None:
                 return replace(tried, is_trial=True)
         # A candidate counts only while its promotion is under way.
-        if standing.draft is not None:
-            standing_choice = self._load(standing.draft, problems, None)
-            if standing_choice is not None:
-                return replace(standing_choice, problems=tuple(problems))
+        if active.draft is not None:
+            active_choice = self._load(active.draft, problems, None)
+            if active_choice is not None:
+                return replace(active_choice, problems=tuple(problems))
         return Choice(problems=tuple(problems))
 
     def _load(self, digest: str, problems: list[Problem], promotion: str | None) -> Choice | None:

@@ -1,12 +1,12 @@
 """
 The stages of a promotion, and the way back.
 
-    standing names the candidate ─► canary worker ─► trial ─► rollout ─► standing changed
-                     └──────────────────┴─────────────┴─────────┴─► standing restored ─► workers returned
+    candidate named ─► canary worker ─► trial ─► rollout ─► active draft changed
+           └─────────────────┴────────────┴─────────┴─► candidate removed ─► workers rolled back
 
-What a crash leaves: up to the last step the standing keeps the former draft in service, so every worker
-that starts gets that one; the promotion's file names the workers that still run the new draft
-(`promoter`).  After the last step the new draft is in service, and only the file does not say so yet.
+What a crash leaves: up to the last step the former draft is the active one, so every worker that starts
+gets it; the promotion's file names the workers that still run the new draft (`promoter`).  After the last
+step the new draft is active, and only the promotion's file does not say so yet.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ async def abandon(run: PromotionRun, ended: EndedError) -> None:
 
 async def roll_back(run: PromotionRun, *, actor: str | None = None) -> None:
     """Restart every worker with the draft in service, and end a promotion or rollback that is `returning`."""
-    await run.retry_until_done(run.restore_standing)
+    await run.retry_until_done(run.restore_active)
     actor = actor or run.promotion.actor
     await roll_back_workers(run, actor)
     promotion = run.promotion
@@ -108,7 +108,7 @@ async def roll_back(run: PromotionRun, *, actor: str | None = None) -> None:
 
 
 async def finish(run: PromotionRun) -> None:
-    """Write that it is in service, after a crash between the standing's change and that note."""
+    """Write that it is in service, after a crash between the change of the active draft and that note."""
     await run.move_with_retry(PromotionStage.PROMOTED, "in service; noted by the next gateway")
 
 
@@ -118,8 +118,8 @@ async def _promote(run: PromotionRun, revision: Revision, recent: RecentCounts) 
     canary = WorkerId(promotion.canary or "")
     trial = _trial(run, canary, recent)
     await run.move(PromotionStage.CANARY, f"worker {canary} gets it first", workers=(canary,))
-    await run.change_standing(
-        lambda standing: replace(standing, promotion=promotion.promotion_id, candidate=promotion.draft)
+    await run.change_active(
+        lambda active: replace(active, promotion=promotion.promotion_id, candidate=promotion.draft)
     )
     await _equip(run, canary)
     equipped = run.targets.pool.snapshot(canary)
@@ -131,7 +131,7 @@ async def _promote(run: PromotionRun, revision: Revision, recent: RecentCounts) 
         raise EndedError(PromotionStage.REFUSED, judgement.reason)
     await run.move(PromotionStage.ROLLOUT, judgement.reason)
     await _roll_out(run)
-    standing = await asyncio.to_thread(read_active_draft, parts.directory, promotion.target)
+    active = await asyncio.to_thread(read_active_draft, parts.directory, promotion.target)
     known = {
         "previous_draft": promotion.incumbent,
         "evaluation": (promotion.evaluation or "").removeprefix("sha256:"),
@@ -144,10 +144,10 @@ async def _promote(run: PromotionRun, revision: Revision, recent: RecentCounts) 
         actor=promotion.actor,
         **{name: value for name, value in known.items() if value},
     )
-    previous = (standing.draft, *standing.previous)[:KEPT]
-    await run.change_standing(
-        lambda standing: replace(
-            standing, draft=promotion.draft, previous=previous, promotion=None, candidate=None
+    previous = (active.draft, *active.previous)[:KEPT]
+    await run.change_active(
+        lambda active: replace(
+            active, draft=promotion.draft, previous=previous, promotion=None, candidate=None
         )
     )
     # From here on it is in service, whatever happens: the next gateway would only note it.

@@ -48,7 +48,7 @@ def target_of(snapshots: Iterable[WorkerSnapshot], model: str | None) -> str:
     raise ControlRefusedError(message)
 
 
-def incumbent_of(standing: ActiveDraft, members: Iterable[WorkerSnapshot]) -> str:
+def incumbent_of(active: ActiveDraft, members: Iterable[WorkerSnapshot]) -> str:
     """
     Digest of the draft in service; empty if the target is served without one.
 
@@ -56,7 +56,7 @@ def incumbent_of(standing: ActiveDraft, members: Iterable[WorkerSnapshot]) -> st
         ControlRefusedError: workers serve different drafts, so there is no baseline.
     """
     served = {seen.draft: seen.worker.worker_id for seen in members if seen.draft}
-    wanted = standing.draft if standing.draft is not None else next(iter(served), "")
+    wanted = active.draft if active.draft is not None else next(iter(served), "")
     for draft, worker in served.items():
         if draft != wanted:
             message = (
@@ -92,7 +92,7 @@ def check_evaluation(revision: Revision, evaluation: Evaluation | None, incumben
     return evaluation.digest
 
 
-def rollback_draft(standing: ActiveDraft, to: str | None) -> str | None:
+def rollback_draft(active: ActiveDraft, to: str | None) -> str | None:
     """
     The draft that a rollback restores, one that served before; None for that of the settings.
 
@@ -102,33 +102,33 @@ def rollback_draft(standing: ActiveDraft, to: str | None) -> str | None:
         ControlRefusedError: no draft served before.
         DraftNotFoundError: `to` names none of those, or more than one.
     """
-    if standing.draft is None:
+    if active.draft is None:
         message = "the draft of the settings is in service: there is nothing to roll back"
         raise ControlRefusedError(message)
     if to is None:
-        return standing.previous[0] if standing.previous else None
+        return active.previous[0] if active.previous else None
     if to == NONE:
         return None
     digits = to.strip().lower().removeprefix("sha256:")
     found = {
         draft
-        for draft in standing.previous
+        for draft in active.previous
         if draft and digits and draft.removeprefix("sha256:").startswith(digits)
     }
     if len(found) != 1:
-        served = ", ".join(short(draft or "") for draft in standing.previous) or "none"
+        served = ", ".join(short(draft or "") for draft in active.previous) or "none"
         message = f"{to!r} is not one of the drafts that served before ({served}): promote it instead"
         raise DraftNotFoundError(message)
     return found.pop()
 
 
-def own_draft(standing: ActiveDraft, promotions: Iterable[Promotion]) -> str:
+def own_draft(active: ActiveDraft, promotions: Iterable[Promotion]) -> str:
     """Digest of the settings' draft, from the promotion that replaced it; empty if unknown."""
-    chain = (standing.draft, *standing.previous)
+    chain = (active.draft, *active.previous)
     successor = next((later for later, earlier in pairwise(chain) if earlier is None), None)
     for promotion in promotions:
         known = (promotion.kind, promotion.stage, promotion.target, promotion.draft)
-        if known == ("promotion", PromotionStage.PROMOTED, standing.target, successor):
+        if known == ("promotion", PromotionStage.PROMOTED, active.target, successor):
             return promotion.incumbent
     return ""
 

@@ -117,9 +117,9 @@ class Promoter:
             AuditError: the log takes no entry.
         """
         async with self._begin():
-            revision, standing = await asyncio.to_thread(self._find, name)
+            revision, active = await asyncio.to_thread(self._find, name)
             members = self._targets.members(revision.target)
-            incumbent = incumbent_of(standing, members)
+            incumbent = incumbent_of(active, members)
             _refuse_needless(revision, incumbent, members)
             evaluation: str | None = None
             if without_evaluation is None:
@@ -188,8 +188,8 @@ class Promoter:
             return running.promotion
         async with self._begin():
             target = target_of(self._targets.pool.snapshots, model)
-            standing = await asyncio.to_thread(read_active_draft, self._parts.directory, target)
-            former = rollback_draft(standing, to)
+            active = await asyncio.to_thread(read_active_draft, self._parts.directory, target)
+            former = rollback_draft(active, to)
             known, _ = await asyncio.to_thread(self._store.list)
             began = self._parts.now()
             begun = Promotion(
@@ -197,7 +197,7 @@ class Promoter:
                 kind="rollback",
                 target=target,
                 model=_model_of(self._targets.members(target)),
-                draft=standing.draft or "",
+                draft=active.draft or "",
                 incumbent=former or "",
                 actor=actor,
                 began=began,
@@ -212,7 +212,7 @@ class Promoter:
             await self._parts.record(
                 EntryType.DRAFT_ROLLED_BACK,
                 model=promotion.model,
-                draft=former or own_draft(standing, known) or NONE,
+                draft=former or own_draft(active, known) or NONE,
                 previous_draft=promotion.draft,
                 reason=reason,
                 actor=actor,
@@ -238,9 +238,9 @@ class Promoter:
             for each in kept[:SHOWN]
         )
 
-    async def standings(self) -> tuple[ActiveDraft, ...]:
+    async def active_drafts(self) -> tuple[ActiveDraft, ...]:
         """
-        The standing of each target that a worker serves.
+        The active draft of each target that a worker serves.
 
         Raises:
             DraftStorageError: the registry cannot be read.
@@ -343,8 +343,8 @@ class Promoter:
         if promotion.stage is PromotionStage.RETURNING:
             await roll_back(run)
             return
-        standing = await asyncio.to_thread(read_active_draft, self._parts.directory, promotion.target)
-        if standing.draft == promotion.draft and standing.promotion is None:
+        active = await asyncio.to_thread(read_active_draft, self._parts.directory, promotion.target)
+        if active.draft == promotion.draft and active.promotion is None:
             await finish(run)
             return
         await abandon(run, EndedError(PromotionStage.INTERRUPTED, "the gateway that ran it has ended"))

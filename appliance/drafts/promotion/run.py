@@ -204,19 +204,19 @@ class PromotionRun:
     async def move_with_retry(self, stage: PromotionStage, text: str, **changes: Any) -> None:  # noqa: ANN401 - as `replace`
         await self.retry_until_done(lambda: self.move(stage, text, **changes))
 
-    async def change_standing(self, change: Callable[[ActiveDraft], ActiveDraft]) -> None:
+    async def change_active(self, change: Callable[[ActiveDraft], ActiveDraft]) -> None:
         """
         Change which draft is in service or on trial.
 
         Raises:
-            DraftStorageError: it cannot be read or written; the former standing holds.
+            DraftStorageError: it cannot be read or written; nothing changed.
         """
         await self.targets.ensure_acting()
-        await asyncio.to_thread(self._change_standing, change)
+        await asyncio.to_thread(self._change_active, change)
 
-    async def restore_standing(self) -> None:
+    async def restore_active(self) -> None:
         """Take the draft out of service or trial: workers start without it from now on.  May be repeated."""
-        await self.change_standing(lambda standing: restored(standing, self.promotion))
+        await self.change_active(lambda active: restored(active, self.promotion))
 
     async def record_tried(self, step: str, **fields: Any) -> None:  # noqa: ANN401 - see the registry
         """Record a step on the way into service; raises `AuditError`: then it must not be taken."""
@@ -234,9 +234,9 @@ class PromotionRun:
         except ApplianceError as error:
             self.parts.logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
 
-    def _change_standing(self, change: Callable[[ActiveDraft], ActiveDraft]) -> None:
-        standing = read_active_draft(self.parts.directory, self.promotion.target)
-        if (changed := change(standing)) != standing:
+    def _change_active(self, change: Callable[[ActiveDraft], ActiveDraft]) -> None:
+        active = read_active_draft(self.parts.directory, self.promotion.target)
+        if (changed := change(active)) != active:
             write_active_draft(self.parts.directory, changed)
 
     def _fields(self, step: str) -> dict[str, Any]:
@@ -249,14 +249,14 @@ class PromotionRun:
         }
 
 
-def restored(standing: ActiveDraft, promotion: Promotion) -> ActiveDraft:
-    """The standing without a failed promotion, or after a rollback; idempotent."""
+def restored(active: ActiveDraft, promotion: Promotion) -> ActiveDraft:
+    """The active draft without a failed promotion, or after a rollback; idempotent."""
     if promotion.kind == "promotion":
-        if standing.promotion != promotion.promotion_id:
-            return standing
-        return replace(standing, promotion=None, candidate=None)
-    if standing.draft != promotion.draft:
-        return standing
+        if active.promotion != promotion.promotion_id:
+            return active
+        return replace(active, promotion=None, candidate=None)
+    if active.draft != promotion.draft:
+        return active
     former = promotion.incumbent or None
-    at = standing.previous.index(former) + 1 if former in standing.previous else len(standing.previous)
-    return replace(standing, draft=former, previous=standing.previous[at:], promotion=None, candidate=None)
+    at = active.previous.index(former) + 1 if former in active.previous else len(active.previous)
+    return replace(active, draft=former, previous=active.previous[at:], promotion=None, candidate=None)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from appliance.drafts.promotion.promotion import Promotion, decode
-from appliance.drafts.registry.active_draft import STANDING, read_active_draft, write_active_draft
+from appliance.drafts.registry.active_draft import ACTIVE_DRAFTS, read_active_draft, write_active_draft
 from appliance.errors import DraftStorageError
 from appliance.infra.data_directory import write_private
 
@@ -71,26 +71,26 @@ class PromotionStore:
 
     def clear_orphaned_promotions(self, known: Collection[str]) -> tuple[str, ...]:
         """
-        Remove promotions that are not `known` (ids) from every standing.
+        Remove promotions that are not `known` (ids) from every active-draft file.
 
         Their file is lost, damaged or says they are over; workers would keep starting with their draft.
 
         Returns:
-            The names of standing files that were changed or are damaged.
+            The names of the files that were changed or are damaged.
 
         Raises:
-            DraftStorageError: a standing cannot be written.
+            DraftStorageError: a file cannot be written.
         """
         changed: list[str] = []
-        for file in sorted((self._registry / STANDING).glob("*.json")):
+        for file in sorted((self._registry / ACTIVE_DRAFTS).glob("*.json")):
             try:
-                standing = read_active_draft(self._registry, f"sha256:{file.stem}")
+                active = read_active_draft(self._registry, f"sha256:{file.stem}")
             except DraftStorageError:
                 # No worker starts by a damaged one: it falls back to the draft of its settings.
                 changed.append(file.name)
                 continue
-            if standing.promotion is not None and standing.promotion not in known:
-                write_active_draft(self._registry, replace(standing, promotion=None, candidate=None))
+            if active.promotion is not None and active.promotion not in known:
+                write_active_draft(self._registry, replace(active, promotion=None, candidate=None))
                 changed.append(file.name)
         return tuple(changed)
 

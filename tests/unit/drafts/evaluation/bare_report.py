@@ -1,4 +1,4 @@
-"""A report of an evaluation with a verdict and no measurements."""
+"""An evaluation report without measurements."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ DATASET = f"sha256:{'d' * 64}"
 
 
 def bare_report(draft: str, target: str, **more: Any) -> Evaluation:
-    """Return a complete report that lets the draft pass, but for what is said otherwise."""
-    said: dict[str, Any] = {
+    """A complete report that passed, with other fields as given."""
+    fields: dict[str, Any] = {
         "draft": draft,
         "target": target,
         "dataset": DATASET,
@@ -29,4 +29,4 @@ def bare_report(draft: str, target: str, **more: Any) -> Evaluation:
         "unusable": 0,
         "complete": True,
     }
-    return Evaluation(**{**said, **more})
+    return Evaluation(**{**fields, **more})

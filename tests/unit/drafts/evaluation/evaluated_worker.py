@@ -1,9 +1,9 @@
 """
-A small program in the place of vLLM: `python evaluated_worker.py PORT SCRIPT`.
+A stand-in for vLLM: `python evaluated_worker.py PORT SCRIPT`.
 
-It answers completions by token ids as vLLM 0.32 does, with what its script says: how many draft tokens
-are accepted, how long a step takes, where its greedy answers are another model's.  It counts steps as
-the plugin in a worker does.  It imports nothing of the appliance.
+It answers completions of token ids as vLLM 0.32 does; its script sets how many draft tokens are accepted, how
+long a step takes, and where its greedy answers are another model's.  It counts steps as the plugin does.  It
+imports nothing of the appliance.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ LOCK = threading.Lock()
 
 
 class State:
-    """What one worker has counted."""
+    """The counters of one worker."""
 
     def __init__(self, script: dict) -> None:
         self.script = script

@@ -1,6 +1,4 @@
-"""
-What tests of evaluations are made of: samples, weights without files, workers that are small programs.
-"""
+"""Samples, weights without files, and small programs as workers, for tests of evaluations."""
 
 import json
 import os
@@ -31,7 +29,7 @@ from tests.unit.drafts.evaluation.bare_report import DATASET
 from tests.unit.drafts.evaluation.evaluated_worker import make_server
 
 STARTER = ("EVALUATION_TESTS", str(os.getpid()))
-"""Variable by which the processes that these tests start are told from those of tests beside them."""
+"""Variable by which the processes that these tests start are told apart from those of parallel tests."""
 PROGRAM = Path(__file__).with_name("evaluated_worker.py")
 CONFIG = {"max_position_embeddings": 2048, "dtype": "float32"}
 CPU = Device(kind=DeviceKind.CPU, count=1, bfloat16=False)
@@ -82,7 +80,7 @@ COMPARISON = Comparison(target=TARGET, candidate=NEW, incumbent=OLD, objections=
 
 @dataclass
 class Programs:
-    """Starts a program for each arm in place of vLLM, and remembers what it started."""
+    """A worker template that starts a small program for each arm, and records what it started."""
 
     scripts: dict[str, dict[str, Any]]
     """By digest of the draft; that of the target alone by the target's."""
@@ -120,7 +118,7 @@ class Programs:
 async def in_thread(
     arm: Arm, plan: LaunchPlan, *, token: str, max_tokens: int, logs: Path, say: Callable[[str], None]
 ) -> AsyncIterator[EvaluationWorker]:
-    """Run the program in a thread of this process, which takes no time to start; it cannot die."""
+    """Run the program in a thread of this process: it starts at once and cannot die."""
     server = make_server(plan.port, json.loads(plan.argv[-1]))
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

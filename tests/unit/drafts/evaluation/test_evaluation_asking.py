@@ -1,4 +1,4 @@
-"""Promises about what a worker says: read strictly, and never repeated in an error."""
+"""Replies of a worker are parsed strictly, and never repeated in an error."""
 
 import asyncio
 import json
@@ -39,16 +39,14 @@ def test_drafts_are_counted_by_position():
     assert found.accepted == 14
 
 
-def test_the_likeliest_tokens_are_said_with_how_far_they_are_behind():
-    """By id, the likeliest first, whichever was taken."""
+def test_likeliest_tokens_are_sorted_with_their_gap():
     first, second = parse_completion(completion(), likeliest=True).choices
     assert [(each.token_id, each.gap) for each in first] == [(7, 0.0), (9, 0.25)]
     assert [each.token_id for each in second] == [3, 8, 1]
     assert second[1].gap == pytest.approx(0.1)
 
 
-def test_a_worker_without_a_draft_drafts_nothing():
-    """Its answers have no such metrics."""
+def test_answer_without_draft_metrics_counts_no_drafts():
     for metrics in ({"metrics": None}, {"metrics": {}}, {"metrics": {"speculative_decoding": None}}):
         found = parse_completion(completion(**metrics))
         assert (found.drafts, found.accepted_at, found.accepted) == (0, (), 0)
@@ -67,15 +65,14 @@ def test_a_worker_without_a_draft_drafts_nothing():
         completion(metrics={"speculative_decoding": {"acceptance_histogram": "secret"}}),
     ],
 )  # fmt: skip
-def test_anything_else_ends_the_evaluation_without_a_word_of_it(text):
-    """A comparison with holes would be none; and what came may be content."""
+def test_unexpected_reply_raises_an_error_without_its_content(text):
+    """The reply may be a tenant's content."""
     with pytest.raises(WorkerFailedError) as failed:
         parse_completion(text, likeliest=True)
     assert "secret" not in str(failed.value)
 
 
-async def test_answers_come_in_the_order_of_the_prompts_some_at_once():
-    """However long each takes, and no more than asked for at a time."""
+async def test_ask_all_keeps_the_order_and_the_concurrency_limit():
     under_way = most = 0
 
     async def ask(asked: Prompt) -> int:
@@ -91,8 +88,7 @@ async def test_answers_come_in_the_order_of_the_prompts_some_at_once():
     assert most == 4
 
 
-async def test_one_that_fails_gives_up_the_others():
-    """Nothing is asked after the end of an evaluation."""
+async def test_failed_request_cancels_the_others():
     ended = []
 
     async def ask(asked: Prompt) -> int:

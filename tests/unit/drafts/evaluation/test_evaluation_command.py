@@ -1,4 +1,4 @@
-"""Verdict, exit code, report, audit log, in this order."""
+"""`appliance draft evaluate`: verdict, exit code, report, audit log."""
 
 import json
 from contextlib import closing
@@ -20,6 +20,7 @@ from appliance.drafts.evaluation.store import load_evaluation
 from appliance.drafts.evaluation.worker import run_worker
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
 from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft
+from appliance.drafts.registry.draft_source import read_source
 from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.errors import (
     AuditUnavailableError,
@@ -37,8 +38,8 @@ PROMPTS = 16
 
 
 @dataclass
-class Bench:
-    """A site of tiny weights, with small programs in the place of vLLM."""
+class EvaluationBench:
+    """A site of tiny weights, with small programs as workers."""
 
     settings: Settings
     config: Path
@@ -84,7 +85,7 @@ def draft(directory: Path, trained_context: int, **training: Any) -> tuple[Path,
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch) -> Bench:
+def bench(tmp_path, monkeypatch) -> EvaluationBench:
     target, first = draft(tmp_path / "first", 512)
     _, second = draft(tmp_path / "second", 768)
     config = tmp_path / "settings.yaml"
@@ -100,18 +101,19 @@ def bench(tmp_path, monkeypatch) -> Bench:
     registry, signer = open_registry(settings, lambda: 1_800_000_000.0), site_signer(settings)
     digest = load_weights(target).digest
     old, new = (
-        registry.add(path, target=digest, how="imported", signer=signer).digest for path in (first, second)
+        registry.register(read_source(path), target=digest, how="imported", signer=signer).digest
+        for path in (first, second)
     )
     programs = Programs({old: {"rate": 0.4}, new: {"rate": 0.75}})
     monkeypatch.setattr(evaluating, "WorkerTemplate", programs)
     monkeypatch.setattr(runner, "run_worker", in_thread)
     dataset = SmallDataset(digest_tokenizer(target))
     monkeypatch.setattr(command, "open_dataset", lambda _settings, _name: dataset)
-    return Bench(settings, config, target, digest, old, new, programs)
+    return EvaluationBench(settings, config, target, digest, old, new, programs)
 
 
-def test_a_draft_that_passed_is_reported_shown_and_recorded(bench):
-    """Exit code 0; report, page and audit log say the same; the work is cleared."""
+def test_passed_draft_exits_0_with_report_page_and_audit_entry(bench):
+    """Finished steps are deleted."""
     result = bench.invoke(bench.new.removeprefix("sha256:")[:10])
     assert result.exit_code == 0, (result.output, result.exception)
     found = load_evaluation(bench.drafts, bench.new)
@@ -138,8 +140,8 @@ def test_a_draft_that_passed_is_reported_shown_and_recorded(bench):
     assert sorted(path.name for path in place.iterdir()) == [".lock", "report.html", "report.json"]
 
 
-def test_a_draft_that_was_refused_ends_with_exit_code_1_and_its_reasons(bench):
-    """The other way round: the new one is in service and the old one wants to."""
+def test_refused_draft_exits_1_with_its_reasons(bench):
+    """The newer draft is active, the older one is the candidate."""
     standing = ActiveDraft(target=bench.target_digest, draft=bench.new)
     write_active_draft(bench.drafts, standing)
     result = bench.invoke(bench.old)
@@ -151,17 +153,16 @@ def test_a_draft_that_was_refused_ends_with_exit_code_1_and_its_reasons(bench):
     assert entry["reason"].startswith("its acceptance length is ")
 
 
-def test_json_is_the_report_and_nothing_else(bench):
+def test_json_prints_only_the_report(bench):
     """Progress goes to standard error."""
     result = bench.invoke(bench.new, "--json")
     assert result.exit_code == 0, result.exception
-    said = result.stdout.encode()
-    assert Evaluation.decode(said.rstrip(b"\n"), "stdout") == load_evaluation(bench.drafts, bench.new)
+    printed = result.stdout.encode()
+    assert Evaluation.decode(printed.rstrip(b"\n"), "stdout") == load_evaluation(bench.drafts, bench.new)
     assert "took" in result.stderr
 
 
-def test_none_compares_with_the_target_alone(bench):
-    """Whatever is in service."""
+def test_incumbent_none_compares_with_the_target_alone(bench):
     result = bench.invoke(bench.new, "--incumbent", "none", "--json")
     assert result.exit_code == 0, result.exception
     assert "incumbent" not in json.loads(result.stdout)
@@ -170,8 +171,7 @@ def test_none_compares_with_the_target_alone(bench):
 
 
 @pytest.mark.parametrize("words", [(), ("--incumbent", "the same")])
-def test_the_draft_it_would_be_compared_with_is_no_candidate(bench, words):
-    """Neither the settings' draft nor one that is named."""
+def test_draft_is_not_compared_with_itself(bench, words):
     words = [bench.old if word == "the same" else word for word in words]
     result = bench.invoke(bench.old, *words)
     assert isinstance(result.exception, DraftRefusedError)
@@ -179,14 +179,13 @@ def test_the_draft_it_would_be_compared_with_is_no_candidate(bench, words):
     assert not (bench.drafts / "evaluations").exists()
 
 
-def test_a_draft_nobody_registered_is_not_found(bench):
-    """Only what the registry vouches for is loaded."""
+def test_unregistered_draft_is_not_found(bench):
     assert isinstance(bench.invoke("ffff").exception, DraftNotFoundError)
     assert isinstance(bench.invoke(bench.new, "--incumbent", "ffff").exception, DraftNotFoundError)
 
 
-def test_another_target_than_the_drafts_is_a_refusal_on_paper(bench, tmp_path):
-    """Named by the command; nothing is started, and no content is read."""
+def test_another_target_is_refused_without_a_worker(bench, tmp_path):
+    """And without reading content."""
     other, _ = draft(tmp_path / "other", 512)
     (other / "generation_config.json").write_text("{}")
     result = bench.invoke(bench.new, "--target", str(other))
@@ -197,24 +196,24 @@ def test_another_target_than_the_drafts_is_a_refusal_on_paper(bench, tmp_path):
     assert "mismatches" not in bench.entries()[0]
 
 
-def test_a_data_set_of_another_tokenizer_cannot_be_asked(bench, monkeypatch):
-    """Its numbers would be other words."""
+def test_data_set_of_another_tokenizer_is_refused(bench, monkeypatch):
+    """Its token ids mean other text."""
     monkeypatch.setattr(command, "open_dataset", lambda *_: SmallDataset("sha256:another"))
     result = bench.invoke(bench.new)
     assert isinstance(result.exception, DraftRefusedError)
     assert "another tokenizer" in str(result.exception)
 
 
-def test_an_answer_as_long_as_the_context_leaves_no_room(bench):
-    """Said before anything is started."""
+def test_max_tokens_as_long_as_the_context_is_refused(bench):
+    """Before anything is started."""
     result = bench.invoke(bench.new, max_tokens=1024)
     assert isinstance(result.exception, ConfigurationError)
     assert "leaves no room for a prompt" in str(result.exception)
     assert bench.programs.started == []
 
 
-def test_a_report_that_the_log_cannot_take_does_not_come_into_being(bench, monkeypatch):
-    """Promotion reads the report: what nobody recorded must not let a draft serve."""
+def test_no_report_without_its_audit_entry(bench, monkeypatch):
+    """Promotion reads the report, so an unrecorded one must not exist."""
 
     def refuse(_settings):
         def record(*_given):
@@ -228,8 +227,7 @@ def test_a_report_that_the_log_cannot_take_does_not_come_into_being(bench, monke
     assert load_evaluation(bench.drafts, bench.new) is None
 
 
-def test_a_worker_that_dies_leaves_no_report_and_the_next_try_goes_on(bench, monkeypatch):
-    """An error is no verdict."""
+def test_worker_failure_leaves_no_report_and_the_next_run_resumes(bench, monkeypatch):
     monkeypatch.setattr(runner, "run_worker", run_worker)
     bench.programs.scripts[bench.new]["dies_at"] = 30
     assert isinstance(bench.invoke(bench.new).exception, WorkerFailedError)

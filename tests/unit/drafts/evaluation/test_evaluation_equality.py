@@ -1,4 +1,4 @@
-"""Promises of the comparison with the target's own answers, and of the trails it is made on."""
+"""Comparison with the target's own answers, by trails."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ answers = st.lists(st.integers(0, 2**20), max_size=12)
 
 
 def near(**gaps: float):
-    """What else the target could have said: at `at2` token 9 with this gap, and so on."""
+    """Alternatives in the target's answer: `at2` is the gap of token 9 at position 2, and so on."""
     choices = [
         [LikelyToken(token_id=token, gap=0.0), LikelyToken(token_id=9, gap=gaps.get(f"at{place}", 3.0))]
         for place, token in enumerate(OWN)
@@ -34,13 +34,13 @@ def compared(other: tuple[int, ...], **gaps: float):
     return compare(trail_of(ASKED, OWN), near(**gaps), trail_of(ASKED, other), EPSILON)
 
 
-def test_the_same_tokens_are_the_same_answer():
-    """Whatever else was near."""
+def test_equal_answers_agree():
+    """Whatever the alternatives were."""
     assert compared(OWN, at2=0.0).agreement is Agreement.SAME
 
 
-def test_an_answer_that_parts_at_a_tie_counts_as_rounding_whatever_follows():
-    """After a tie the text is another one, and no evidence."""
+def test_first_difference_within_epsilon_is_a_tie():
+    """The text after it is no evidence."""
     found = compared((5, 6, 9, 1), at2=0.0004)
     assert (found.agreement, found.position, found.gap) == (Agreement.TIE, 2, 0.0004)
 
@@ -57,19 +57,19 @@ def test_an_answer_that_parts_at_a_tie_counts_as_rounding_whatever_follows():
         ((), {}, None),
     ],
 )
-def test_anything_else_is_a_mismatch(other, gaps, gap):
-    """It has to be the very token, at the very place, within epsilon."""
+def test_any_other_difference_is_a_mismatch(other, gaps, gap):
+    """A tie needs the same token at the same position within epsilon."""
     found = compared(other, **gaps)
     assert (found.agreement, found.gap) == (Agreement.MISMATCH, gap)
 
 
-def test_only_the_first_place_where_they_part_counts():
-    """A tie later on does not excuse an earlier difference."""
+def test_only_the_first_difference_counts():
+    """A later tie does not excuse an earlier difference."""
     assert compared((9, 6, 9, 8), at2=0.0).agreement is Agreement.MISMATCH
 
 
 def test_several_tokens_may_tie():
-    """In half precision three tokens can have the very same logit."""
+    """In half precision three tokens can have equal logits."""
     choices = [[LikelyToken(token_id=token, gap=gap) for token, gap in ((5, 0.0), (9, 0.0), (10, 0.0))]]
     found = near_tokens(ASKED, (5,), choices, epsilon=1.0)
     for token in (9, 10):
@@ -77,8 +77,7 @@ def test_several_tokens_may_tie():
 
 
 @given(answers, answers)
-def test_trails_part_exactly_where_the_answers_do(one, other):
-    """Comparing trails is comparing tokens."""
+def test_trails_differ_from_the_first_different_token_on(one, other):
     first, second = trail_of(ASKED, one), trail_of(ASKED, other)
     same = 0
     while same < min(len(one), len(other)) and one[same] == other[same]:
@@ -87,8 +86,8 @@ def test_trails_part_exactly_where_the_answers_do(one, other):
     assert all(mine != theirs for mine, theirs in zip(first[same:], second[same:], strict=False))
 
 
-def test_a_trail_cannot_be_tried_out_without_the_sealed_salt_and_the_prompt():
-    """The same words in answer to another request leave another trail."""
+def test_trail_depends_on_the_sealed_salt_and_the_prompt():
+    """So guesses cannot be tested against it once the content is erased."""
     trails = {
         trail_of(each, OWN) for each in (ASKED, prompt(salt="01"), prompt(token_ids=(1, 2, 3)), prompt(1))
     }
@@ -97,7 +96,7 @@ def test_a_trail_cannot_be_tried_out_without_the_sealed_salt_and_the_prompt():
     assert trail_of(prompt(seed=9, request_id="x", template="y"), OWN) == trail_of(ASKED, OWN)
 
 
-def test_what_counts_as_rounding_follows_the_arithmetic():
-    """Coarser numbers, more ties; an unknown type gets no licence."""
+def test_epsilon_depends_on_the_arithmetic_type():
+    """An unknown type gets the strictest."""
     assert EPSILONS["float32"] < EPSILONS["float16"] < EPSILONS["bfloat16"]
     assert epsilon_of("float8_e4m3fn") == min(EPSILONS.values())

@@ -1,4 +1,4 @@
-"""They hold the truth as often as they say, and requests are the unit."""
+"""95 % intervals cover the truth as often as they claim; requests are the unit."""
 
 import math
 import random
@@ -21,7 +21,7 @@ TRIALS = 400
 
 
 def drafted(dice: random.Random, ease: float, drafts: int) -> RequestDrafts:
-    """One request: its own ease moves the chance of all its draft tokens together."""
+    """One request, whose own ease changes the acceptance of all its draft tokens."""
     accepted = 0
     for _ in range(drafts):
         position = 0
@@ -32,7 +32,7 @@ def drafted(dice: random.Random, ease: float, drafts: int) -> RequestDrafts:
 
 
 def expected_length(easy: float, hard: float) -> float:
-    """Acceptance length over all traffic: half of the drafts are of easy requests, half of hard ones."""
+    """Acceptance length over all traffic: half of the drafts belong to easy requests, half to hard ones."""
     return 1 + sum(ease**place for ease in (easy, hard) for place in range(1, K + 1)) / 2
 
 
@@ -41,8 +41,8 @@ def ease_of(dice: random.Random, easy: float, hard: float) -> float:
 
 
 @pytest.mark.parametrize("requests", [12, 48])
-def test_acceptance_lengths_hold_the_truth_in_95_of_100_evaluations(requests):
-    """Requests differ far more than their drafts do; counting drafts as independent would fail this."""
+def test_acceptance_length_intervals_cover_the_truth_at_95_percent(requests):
+    """Requests differ far more than their drafts."""
     dice, truth, hits = random.Random(requests), expected_length(0.8, 0.3), 0
     for _ in range(TRIALS):
         asked = [drafted(dice, ease_of(dice, 0.8, 0.3), dice.randint(20, 50)) for _ in range(requests)]
@@ -51,8 +51,8 @@ def test_acceptance_lengths_hold_the_truth_in_95_of_100_evaluations(requests):
     assert 0.91 <= hits / TRIALS <= 0.985
 
 
-def test_drafts_counted_as_independent_would_be_wrong_about_as_often_as_right():
-    """The reason for all this: the same simulation, with drafts as the unit."""
+def test_intervals_of_independent_drafts_would_be_too_narrow():
+    """The same simulation with drafts as the unit."""
     dice, truth, hits = random.Random(5), expected_length(0.8, 0.3), 0
     for _ in range(TRIALS):
         asked = [drafted(dice, ease_of(dice, 0.8, 0.3), dice.randint(20, 50)) for _ in range(24)]
@@ -65,8 +65,7 @@ def test_drafts_counted_as_independent_would_be_wrong_about_as_often_as_right():
 
 
 @pytest.mark.parametrize(("requests", "better"), [(16, 1.0), (48, 1.0), (48, 0.9)])
-def test_ratios_of_two_drafts_on_the_same_requests_hold_the_truth(requests, better):
-    """What makes a request easy makes it easy for both, and the interval knows."""
+def test_paired_ratio_intervals_cover_the_truth_at_95_percent(requests, better):
     dice, hits = random.Random(requests), 0
     truth = expected_length(0.8 * better, 0.3 * better) / expected_length(0.8, 0.3)
     for _ in range(TRIALS):
@@ -80,8 +79,8 @@ def test_ratios_of_two_drafts_on_the_same_requests_hold_the_truth(requests, bett
     assert 0.91 <= hits / TRIALS <= 0.985
 
 
-def test_the_same_requests_make_the_ratio_narrower_than_different_ones():
-    """Pairing is what lets 64 prompts decide about 2 %."""
+def test_pairing_requests_narrows_the_ratio():
+    """This is how 64 prompts can decide about 2 %."""
     dice = random.Random(1)
     eases = [ease_of(dice, 0.8, 0.3) for _ in range(64)]
     pairs = [(drafted(dice, ease, 60), drafted(dice, ease, 60)) for ease in eases]
@@ -92,8 +91,8 @@ def test_the_same_requests_make_the_ratio_narrower_than_different_ones():
     assert (paired.high - paired.low) < 0.6 * (unpaired.high - unpaired.low)
 
 
-def test_mean_ratios_of_rounds_hold_the_truth():
-    """Eight rounds are few; Student's quantile makes up for it."""
+def test_mean_ratio_intervals_cover_the_truth_at_95_percent():
+    """With Student's quantile for eight rounds."""
     dice, hits = random.Random(3), 0
     for _ in range(2 * TRIALS):
         found = mean_ratio([1.1 * math.exp(dice.gauss(0, 0.04)) for _ in range(8)])
@@ -101,8 +100,8 @@ def test_mean_ratios_of_rounds_hold_the_truth():
     assert 0.93 <= hits / (2 * TRIALS) <= 0.97
 
 
-def test_one_observation_proves_nothing():
-    """Without a spread there is no interval, or one of everything that is possible."""
+def test_one_observation_gives_no_interval():
+    """Or the possible range."""
     one = RequestDrafts(drafts=100, accepted=150)
     alone = acceptance_length([one], K)
     assert (alone.value, alone.low, alone.high) == (2.5, 1.0, 4.0)
@@ -120,8 +119,7 @@ def test_one_observation_proves_nothing():
         max_size=30,
     )
 )
-def test_an_interval_holds_its_own_estimate_and_nothing_impossible(requests):
-    """Whatever was counted, the numbers can be written down and drawn."""
+def test_interval_contains_its_estimate_and_stays_in_range(requests):
     found = acceptance_length(requests, K)
     assert 1.0 <= found.low <= found.value <= found.high <= 1.0 + K
     ratio = length_ratio([(each, each) for each in requests])
@@ -132,15 +130,14 @@ def test_an_interval_holds_its_own_estimate_and_nothing_impossible(requests):
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=12))
-def test_bounds_of_ratios_are_numbers(ratios):
-    """Even two rounds that have nothing in common have bounds that JSON can hold."""
+def test_bounds_of_ratios_are_finite(ratios):
+    """Even of two rounds with nothing in common."""
     found = mean_ratio(ratios)
     assert 0 < found.low <= found.value * (1 + 1e-9)
     assert found.value <= found.high * (1 + 1e-9) < math.inf
 
 
-def test_quantiles_fall_towards_the_normal_distribution():
-    """The table and what follows it are one falling line."""
+def test_student_quantiles_decrease_to_the_normal_quantile():
     quantiles = [student(freedom) for freedom in range(1, 200)]
     assert quantiles == sorted(quantiles, reverse=True)
     assert len(STUDENT) == 30

@@ -1,4 +1,4 @@
-"""Promises about which prompts are asked: held-out ones, whole, the same every time, of all kinds."""
+"""The prompts of an evaluation: held out, complete, deterministic, of all kinds of traffic."""
 
 import random
 
@@ -9,8 +9,8 @@ from appliance.drafts.evaluation.prompts import choose_prompts, prompt_of, split
 from tests.unit.drafts.evaluation.evaluation_parts import prompt, sample
 
 
-def test_a_prompt_is_everything_before_the_first_token_of_the_answer():
-    """The turns of a conversation before it belong to it, whoever said them."""
+def test_prompt_is_everything_before_the_first_answer_token():
+    """Including earlier turns of the conversation."""
     asked = sample(1, loss_mask=(False,) * 3 + (True,) * 2 + (False,) * 3 + (True,) * 2)
     found = prompt_of(asked)
     assert found.token_ids == asked.token_ids[:3]
@@ -18,14 +18,12 @@ def test_a_prompt_is_everything_before_the_first_token_of_the_answer():
     assert found.salt == asked.salt
 
 
-def test_what_has_no_prompt_or_no_answer_is_no_prompt():
-    """Neither can be asked and compared."""
+def test_sample_without_prompt_or_answer_is_not_used():
     assert prompt_of(sample(1, loss_mask=(False,) * 10)) is None
     assert prompt_of(sample(1, loss_mask=(True,) * 10)) is None
 
 
-def test_what_cannot_be_used_is_counted():
-    """A report says how many samples it did not use."""
+def test_unusable_samples_are_counted():
     samples = [sample(1), sample(2, loss_mask=(False,) * 10), sample(3, prompt_tokens=50)]
     found = choose_prompts(samples, count=10, room=20)
     assert [each.request_id for each in found.prompts] == ["request-1"]
@@ -33,13 +31,12 @@ def test_what_cannot_be_used_is_counted():
 
 
 def test_a_prompt_as_long_as_the_room_is_used():
-    """The context is used to its end."""
     assert len(choose_prompts([sample(1, prompt_tokens=20)], count=1, room=20).prompts) == 1
 
 
 @given(st.randoms(use_true_random=False), st.integers(0, 40))
-def test_the_choice_does_not_depend_on_the_order_of_reading(dice: random.Random, count):
-    """Interrupted and read again, an evaluation asks the same."""
+def test_choice_does_not_depend_on_the_reading_order(dice: random.Random, count):
+    """A resumed evaluation asks the same prompts."""
     samples = [sample(place) for place in range(30)]
     first = choose_prompts(samples, count=count, room=100)
     dice.shuffle(samples)
@@ -47,8 +44,7 @@ def test_the_choice_does_not_depend_on_the_order_of_reading(dice: random.Random,
     assert len(first.prompts) == min(count, 30)
 
 
-def test_the_choice_is_spread_over_the_data_set():
-    """Not the oldest requests, and not one kind."""
+def test_chosen_prompts_are_spread_over_the_data_set():
     chosen = choose_prompts(map(sample, range(1000)), count=100, room=100).prompts
     places = [int(each.request_id.removeprefix("request-")) for each in chosen]
     assert 40 <= sum(place < 500 for place in places) <= 60
@@ -57,8 +53,8 @@ def test_the_choice_is_spread_over_the_data_set():
 
 
 @given(st.integers(0, 200))
-def test_rounds_hold_every_prompt_once_and_are_alike_in_size(count):
-    """At most sixteen rounds, none of one prompt unless there is but one round."""
+def test_rounds_contain_every_prompt_once_in_nearly_equal_sizes(count):
+    """At most sixteen rounds, none of one prompt unless it is the only round."""
     prompts = tuple(prompt(place) for place in range(count))
     rounds = split_rounds(prompts)
     sizes = [len(each) for each in rounds]

@@ -1,4 +1,4 @@
-"""One spelling, a page for people, and numbers that belong together."""
+"""Reports: canonical JSON, the HTML page, and numbers that belong together."""
 
 import json
 import re
@@ -74,7 +74,7 @@ def evidence(candidate=(8, 6, 4), incumbent=(5, 3, 1), arms=ARMS):
 def report() -> Evaluation:
     found = evidence()
     equal, differences = equalities(found, 1e-3)
-    said = lines(found)
+    written = lines(found)
     interval = ConfidenceInterval(value=1.25, low=1.2, high=1.3)
     paces = (StepTotals(batch=1, draft_tokens=3, steps=10, seconds=0.5, requests=10, tokens=24),)
     return Evaluation(
@@ -99,18 +99,17 @@ def report() -> Evaluation:
         unusable=2,
         together=True,
         complete=True,
-        lines=said,
+        lines=written,
         comparisons=length_ratios(found),
         speeds=(ArmSpeed(arm=Arm.CANDIDATE, gain=interval, paces=paces),),
         speed_ratio=interval,
         equalities=equal,
         differences=differences,
-        expected=expected(said),
+        expected=expected(written),
     )
 
 
-def test_a_report_is_read_back_as_it_was_written(report, tmp_path):
-    """Same values, same bytes, same digest; the page lies beside it."""
+def test_report_is_read_back_with_the_same_bytes_and_digest(report, tmp_path):
     path = save_evaluation(tmp_path, report, "<page>")
     assert path == tmp_path / "evaluations" / ("c" * 64) / "report.json"
     found = load_evaluation(tmp_path, report.draft)
@@ -121,8 +120,8 @@ def test_a_report_is_read_back_as_it_was_written(report, tmp_path):
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_draft_that_was_never_evaluated_has_no_report(tmp_path):
-    """None is an answer; a name that is no digest is a mistake."""
+def test_draft_without_evaluation_has_no_report(tmp_path):
+    """A name that is not a digest is an error."""
     assert load_evaluation(tmp_path, digest_of("c")) is None
     with pytest.raises(DraftNotFoundError, match="is no digest"):
         load_evaluation(tmp_path, "../../etc")
@@ -143,15 +142,14 @@ def test_a_draft_that_was_never_evaluated_has_no_report(tmp_path):
     ],
 )
 def test_an_altered_report_is_refused(report, tmp_path, alter):
-    """Nobody makes a draft pass by a careless edit; the audit log has the digest against careful ones."""
+    """The audit log has the digest against deliberate changes."""
     path = save_evaluation(tmp_path, report, "")
     path.write_text(alter(path.read_text()))
     with pytest.raises(DraftRefusedError, match="evaluate"):
         load_evaluation(tmp_path, report.draft)
 
 
-def test_a_report_that_cannot_be_read_or_written_is_said_to_be_so(report, tmp_path):
-    """An error with the path, not a traceback."""
+def test_storage_failure_raises_draft_storage_error(report, tmp_path):
     (tmp_path / "evaluations").write_text("a file in the way")
     for act in (
         lambda: load_evaluation(tmp_path, report.draft),
@@ -162,7 +160,7 @@ def test_a_report_that_cannot_be_read_or_written_is_said_to_be_so(report, tmp_pa
 
 
 def test_acceptance_is_broken_down_by_mode_context_and_template():
-    """Contexts stand in the order of their length; prompts are the unit, whatever was asked of them."""
+    """Contexts are sorted by length; requests are counted once."""
     found = [line for line in lines(evidence()) if line.arm is Arm.CANDIDATE]
     assert [(line.aspect, line.value, line.requests, line.drafts) for line in found] == [
         (TrafficAspect.ALL, "all", 4, 80),
@@ -179,8 +177,8 @@ def test_acceptance_is_broken_down_by_mode_context_and_template():
     assert found[0].draft_tokens == 240
 
 
-def test_the_candidate_is_compared_on_the_prompts_that_both_answered():
-    """Of kinds with one prompt alone nothing is said."""
+def test_length_ratio_uses_prompts_that_both_arms_answered():
+    """A kind with one prompt has no ratio."""
     found = {(each.aspect, each.value): each for each in length_ratios(evidence())}
     assert found[TrafficAspect.ALL, "all"].ratio.value == pytest.approx(2.8 / 1.9)
     assert found[TrafficAspect.ALL, "all"].requests == 4
@@ -188,8 +186,8 @@ def test_the_candidate_is_compared_on_the_prompts_that_both_answered():
     assert length_ratios(evidence(arms=(Arm.TARGET, Arm.CANDIDATE))) == ()
 
 
-def test_rounds_that_an_arm_did_not_finish_are_left_out_of_everything():
-    """Stopped by a time limit, an evaluation compares like with like."""
+def test_rounds_not_finished_by_every_arm_are_excluded():
+    """As after a time limit."""
     results = [step(arm, 0, (0, 1), accepted_at=(5, 3, 1)) for arm in ARMS]
     results.append(step(Arm.CANDIDATE, 1, (2, 3), accepted_at=(8, 6, 4)))
     found = gather(results, ARMS, PROMPTS, 3)
@@ -199,8 +197,7 @@ def test_rounds_that_an_arm_did_not_finish_are_left_out_of_everything():
     assert (nothing.compared, lines(nothing), length_ratios(nothing)) == (0, (), ())
 
 
-def test_differences_are_counted_by_arm_and_named_mismatches_first():
-    """The report names requests, so that somebody can look; ties are no reason for alarm."""
+def test_differences_are_counted_by_arm_and_listed_mismatches_first():
     near = ((1, trail_of(PROMPTS[0], (1, 9))[1], 0.0004),)
     own = StepResult(
         arm=Arm.TARGET,
@@ -237,18 +234,17 @@ def test_differences_are_counted_by_arm_and_named_mismatches_first():
     ]
 
 
-def test_what_to_expect_is_written_as_a_training_record_says_it(report):
-    """By template, and of everything; whoever reads training records reads it."""
-    said = json.loads(report.encode())["expected"]
-    record, wrong = parse_record({"expected": said})
+def test_expected_acceptance_has_the_form_of_a_training_record(report):
+    written = json.loads(report.encode())["expected"]
+    record, wrong = parse_record({"expected": written})
     assert wrong == ()
     assert dict(record.expected) == report.expectations
-    assert sorted(said) == ["all", "chat-1", "chat-2"]
-    assert said["all"] == {"acceptance_length": pytest.approx(2.8), "draft_tokens": 3}
+    assert sorted(written) == ["all", "chat-1", "chat-2"]
+    assert written["all"] == {"acceptance_length": pytest.approx(2.8), "draft_tokens": 3}
 
 
-def test_the_numbers_people_ask_for_are_those_of_all_traffic(report):
-    """Shown in one line, and written to the audit log."""
+def test_headline_numbers_cover_all_traffic(report):
+    """They are shown in one line and written to the audit log."""
     assert report.acceptance_length(Arm.CANDIDATE).value == pytest.approx(2.8)
     assert report.acceptance_length(Arm.TARGET) is None
     assert report.acceptance_ratio.value == pytest.approx(2.8 / 1.9)
@@ -256,7 +252,7 @@ def test_the_numbers_people_ask_for_are_those_of_all_traffic(report):
 
 
 class Page(HTMLParser):
-    """Checks that tags are closed in order, and collects what the page refers to."""
+    """Checks that tags are closed in order, and collects references and text."""
 
     VOID = ("meta", "rect", "line", "br")
 
@@ -281,8 +277,8 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_opens_without_a_network_and_holds_every_number(report):
-    """Well-formed, nothing fetched, nothing executed, text escaped."""
+def test_page_is_self_contained_and_shows_every_number(report):
+    """Well-formed, without script or reference, text escaped."""
     html = render_page(report)
     page = Page()
     page.feed(html)
@@ -298,8 +294,7 @@ def test_the_page_opens_without_a_network_and_holds_every_number(report):
     assert all(0 <= box <= 900 for box in boxes)
 
 
-def test_a_report_without_a_measurement_has_a_page_too(report):
-    """A draft that was refused before anything ran is refused in print as well."""
+def test_report_without_measurements_has_a_page(report):
     empty = ("lines", "comparisons", "speeds", "speed_ratio", "equalities", "differences", "expected")
     kept = report.model_dump(exclude={*empty, "incumbent"})
     page = Page()

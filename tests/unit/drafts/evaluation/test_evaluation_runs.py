@@ -1,4 +1,4 @@
-"""Order, resume, end, verdict."""
+"""Evaluations on small programs: order, resume, cancellation, verdict."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ OPTIONS = EvaluationOptions(max_tokens=24, draft_tokens=3)
 
 @pytest.fixture
 def programs(monkeypatch):
-    """Choose what is started in place of vLLM."""
+    """Choose the programs that run instead of vLLM."""
 
     def choose(holds: bool = True, processes: bool = False, **scripts) -> Programs:
         named = {"target": TARGET.digest, "old": OLD.digest, "new": NEW.digest}
@@ -51,7 +51,7 @@ def programs(monkeypatch):
 
 
 def running_programs() -> list[int]:
-    """Processes that these tests started and that live."""
+    """Live processes that these tests started."""
     mark, found = "=".join(STARTER).encode(), []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -65,8 +65,8 @@ async def run(directory: Path, comparison=COMPARISON, prompts: int = PROMPTS, **
     return await evaluate(comparison, data(prompts), options, site(directory, **more))
 
 
-async def test_a_better_draft_passes_with_its_numbers(programs, tmp_path):
-    """Acceptance, speed and equality, all from what the workers said; no process is left."""
+async def test_better_draft_passes_with_its_numbers(programs, tmp_path):
+    """Acceptance, speed and equality as the workers report them; no process is left."""
     programs(processes=True)
     found = await run(tmp_path)
     assert (found.verdict, found.reasons) == (EvaluationVerdict.PASSED, ())
@@ -87,23 +87,22 @@ async def test_a_better_draft_passes_with_its_numbers(programs, tmp_path):
     assert running_programs() == []
 
 
-async def test_a_draft_that_accepts_less_is_refused(programs, tmp_path):
-    """And slower, which is another reason."""
+async def test_draft_with_lower_acceptance_is_refused(programs, tmp_path):
+    """It is slower as well, which is another reason."""
     programs(new={"rate": 0.3})
     found = await run(tmp_path)
     assert found.verdict is EvaluationVerdict.REFUSED
     assert [reason.partition(" is ")[0] for reason in found.reasons] == ["its acceptance length", "its speed"]
 
 
-async def test_a_draft_that_accepts_more_and_is_slower_is_refused(programs, tmp_path):
-    """A larger head has to earn its time."""
+async def test_slower_draft_with_higher_acceptance_is_refused(programs, tmp_path):
     programs(new={"seconds": 0.005})
     found = await run(tmp_path)
     assert [reason.partition(" is ")[0] for reason in found.reasons] == ["its speed"]
     assert found.acceptance_ratio.low > 1
 
 
-async def test_an_arm_that_answers_differently_is_refused(programs, tmp_path):
+async def test_different_greedy_answers_are_refused(programs, tmp_path):
     """The target was not near that token; every answer counts."""
     programs(new={"parts": True})
     found = await run(tmp_path)
@@ -113,16 +112,15 @@ async def test_an_arm_that_answers_differently_is_refused(programs, tmp_path):
     assert {each.position for each in found.differences} == {3}
 
 
-async def test_an_arm_that_parts_at_ties_passes(programs, tmp_path):
-    """Where the target itself had both tokens within rounding."""
+async def test_answers_that_differ_at_ties_pass(programs, tmp_path):
+    """The target had both tokens within rounding."""
     programs(target={"gap": 0.0005}, new={"parts": True})
     found = await run(tmp_path)
     assert (found.verdict, found.mismatches) == (EvaluationVerdict.PASSED, 0)
     assert found.equalities[1].ties == PROMPTS
 
 
-async def test_without_a_draft_in_service_speed_over_the_target_alone_decides(programs, tmp_path):
-    """A draft that does not pay is refused, whatever it accepts."""
+async def test_without_incumbent_speed_over_the_target_decides(programs, tmp_path):
     comparison = replace(COMPARISON, incumbent=None)
     programs()
     found = await run(tmp_path / "one", comparison)
@@ -133,16 +131,15 @@ async def test_without_a_draft_in_service_speed_over_the_target_alone_decides(pr
     assert [reason.partition(" is ")[0] for reason in found.reasons] == ["its speed"]
 
 
-async def test_workers_that_do_not_fit_together_run_in_turn(programs, tmp_path):
-    """Three starts for two drafts, the candidate in the middle."""
+async def test_workers_that_do_not_fit_together_run_in_three_turns(programs, tmp_path):
     started = programs(holds=False)
     found = await run(tmp_path)
     assert started.started == [TARGET.digest, OLD.digest, NEW.digest, OLD.digest]
     assert (found.verdict, found.together, found.compared) == (EvaluationVerdict.PASSED, False, PROMPTS)
 
 
-async def test_a_killed_evaluation_goes_on_where_it_was(programs, tmp_path):
-    """Finished rounds are not asked again, and the report is the one it would have been."""
+async def test_killed_evaluation_resumes_with_the_same_report(programs, tmp_path):
+    """Finished rounds are not measured again."""
     programs()
     whole = await run(tmp_path / "whole")
     # The candidate's worker dies while it answers in its fourth round or so.
@@ -150,18 +147,17 @@ async def test_a_killed_evaluation_goes_on_where_it_was(programs, tmp_path):
     with pytest.raises(WorkerFailedError):
         await run(tmp_path / "broken")
     assert running_programs() == []
-    said: list[str] = []
+    printed: list[str] = []
     again = programs()
-    found = await run(tmp_path / "broken", say=said.append)
-    (kept,) = [line for line in said if "were finished before" in line]
+    found = await run(tmp_path / "broken", say=printed.append)
+    (kept,) = [line for line in printed if "were finished before" in line]
     finished, of = (int(word) for word in kept.split() if word.isdecimal())
     assert 12 <= finished < of == 24
     assert TARGET.digest not in again.started, "the target's answers were all there"
     assert found == whole
 
 
-async def test_an_evaluation_of_something_else_starts_from_nothing(programs, tmp_path):
-    """Longer answers are other answers."""
+async def test_evaluation_with_other_options_starts_from_scratch(programs, tmp_path):
     programs(processes=True, new={"dies_at": 30})
     with pytest.raises(WorkerFailedError):
         await run(tmp_path)
@@ -170,8 +166,7 @@ async def test_an_evaluation_of_something_else_starts_from_nothing(programs, tmp
     assert TARGET.digest in again.started
 
 
-async def test_a_time_limit_ends_it_and_what_is_missing_is_a_refusal(programs, tmp_path):
-    """Nothing is guessed; the same command with more time goes on."""
+async def test_time_limit_refuses_an_incomplete_evaluation_which_can_resume(programs, tmp_path):
     programs()
     # Each step takes a second by the clock given here, and reading the clock another.
     found = await run(tmp_path, options=EvaluationOptions(max_tokens=24, draft_tokens=3, seconds_limit=40))
@@ -185,20 +180,19 @@ async def test_a_time_limit_ends_it_and_what_is_missing_is_a_refusal(programs, t
     assert TARGET.digest not in again.started
 
 
-async def test_it_says_how_far_it_is_and_how_long_it_will_take(programs, tmp_path):
-    """Each round of each arm is one line, with the time that is left."""
+async def test_progress_shows_each_round_and_the_time_left(programs, tmp_path):
     programs()
-    said: list[str] = []
-    await run(tmp_path, say=said.append)
-    rounds = [line for line in said if " took " in line]
+    printed: list[str] = []
+    await run(tmp_path, say=printed.append)
+    rounds = [line for line in printed if " took " in line]
     assert len(rounds) == 24
     assert all("s left" in line or "min left" in line for line in rounds[:-1])
     assert rounds[0].startswith("target: round 1 of 8 took 1 s; about 23 s left")
 
 
 @pytest.mark.parametrize("arm", ["target", "new"])
-async def test_cancelled_at_any_moment_it_leaves_no_process(programs, tmp_path, arm):
-    """As Ctrl-C does it: in the middle of an answer."""
+async def test_cancellation_leaves_no_process(programs, tmp_path, arm):
+    """As by Ctrl-C, in the middle of an answer."""
     mark = tmp_path / "asked"
     programs(processes=True, **{arm: {"holds": str(mark)}})
     task = asyncio.create_task(run(tmp_path / "data"))
@@ -213,8 +207,7 @@ async def test_cancelled_at_any_moment_it_leaves_no_process(programs, tmp_path, 
     assert not list((tmp_path / "data").rglob("control.token"))
 
 
-async def test_a_worker_that_does_not_start_is_named_with_its_log(programs, tmp_path, monkeypatch):
-    """The reason in one line, and where to read on; nothing runs afterwards."""
+async def test_worker_start_failure_names_the_reason_and_the_log(programs, tmp_path, monkeypatch):
     started = programs(processes=True)
     plan = started.plan
 
@@ -228,8 +221,7 @@ async def test_a_worker_that_does_not_start_is_named_with_its_log(programs, tmp_
     assert running_programs() == []
 
 
-async def test_a_candidate_with_objections_is_refused_without_starting_anything(programs, tmp_path):
-    """What lint says is enough."""
+async def test_candidate_with_objections_is_refused_without_a_worker(programs, tmp_path):
     started = programs()
     comparison = replace(COMPARISON, objections=("training-x: no",))
     found = await run(tmp_path, comparison)
@@ -237,15 +229,14 @@ async def test_a_candidate_with_objections_is_refused_without_starting_anything(
     assert (started.started, found.lines) == ([], ())
 
 
-async def test_without_a_single_prompt_there_is_nothing_to_evaluate(programs, tmp_path):
-    """That is an error about the data set, not a verdict about the draft."""
+async def test_data_set_without_usable_prompts_is_an_error(programs, tmp_path):
+    """Not a verdict about the draft."""
     programs()
     with pytest.raises(DraftRefusedError, match="no held-out prompt"):
         await run(tmp_path, prompts=0)
 
 
-async def test_few_prompts_are_too_few(programs, tmp_path):
-    """However much better it looks."""
+async def test_too_few_prompts_are_refused(programs, tmp_path):
     programs()
     found = await run(tmp_path, prompts=6)
     assert found.verdict is EvaluationVerdict.REFUSED
@@ -253,8 +244,7 @@ async def test_few_prompts_are_too_few(programs, tmp_path):
     assert reason.startswith("too few prompts for a decision: 6 were answered by every arm, and 8 are needed")
 
 
-async def test_only_logs_are_left_when_the_work_is_forgotten(programs, tmp_path):
-    """And neither logs nor anything else hold what was asked or said."""
+async def test_forget_work_leaves_only_logs_without_content(programs, tmp_path):
     programs(processes=True)
     await run(tmp_path)
     forget_work(tmp_path, NEW.digest)
@@ -266,6 +256,6 @@ async def test_only_logs_are_left_when_the_work_is_forgotten(programs, tmp_path)
     assert json.dumps(list(asked)) not in text
 
 
-def test_digests_in_these_tests_are_told_apart():
+def test_digests_of_the_test_weights_differ():
     """The programs are chosen by them."""
     assert len({TARGET.digest, OLD.digest, NEW.digest, digest_of("d")}) == 4

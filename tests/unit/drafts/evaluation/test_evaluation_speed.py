@@ -1,4 +1,4 @@
-"""Counted by the engine, steps compared with steps of their own kind."""
+"""Speed is counted by the engine, and compared between steps of one kind."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def pace(batch: int, draft_tokens: int, *, step_seconds: float, tokens_per_step:
 
 
 def paces(factor: float = 1.0, length: float = 2.4) -> tuple[StepTotals, ...]:
-    """One round at batch size 1; `factor` is how slow the process is, for whatever reason."""
+    """One round at batch size 1; `factor` is how slow the whole process is."""
     return (
         pace(1, 3, step_seconds=0.006 * factor, tokens_per_step=length),
         pace(1, 0, step_seconds=0.004 * factor, tokens_per_step=1),
@@ -30,18 +30,17 @@ def result(arm: Arm, number: int, measured: tuple[StepTotals, ...]) -> StepResul
     return StepResult(arm=arm, number=number, answered=(), paces=measured)
 
 
-def test_a_gain_is_tokens_per_engine_second_with_drafts_over_without():
-    """2.4 tokens in 6 ms against one in 4 ms."""
+def test_gain_is_tokens_per_engine_second_with_over_without_drafts():
+    """2.4 tokens in 6 ms over one in 4 ms."""
     assert gain(paces()) == pytest.approx(2.4 / 1.5)
 
 
-def test_a_process_that_is_slow_as_a_whole_is_no_slower_draft():
-    """Two processes of one program differ for as long as they live; that is nobody's draft."""
+def test_gain_does_not_depend_on_the_speed_of_the_process():
     assert gain(paces(1.1)) == pytest.approx(gain(paces()))
 
 
 def test_steps_are_compared_within_their_batch_bucket():
-    """More requests at once are faster with and without drafts; that is no gain."""
+    """Larger batches are faster with and without drafts."""
     both = (*paces(), pace(4, 3, step_seconds=0.016, tokens_per_step=9.6))
     assert gain(both) == pytest.approx(gain(paces()))
     large = pace(4, 0, step_seconds=0.008, tokens_per_step=4)
@@ -49,16 +48,15 @@ def test_steps_are_compared_within_their_batch_bucket():
     assert gain((*both, large)) == pytest.approx((240 * 0.004 + 960 * 0.002) / (0.6 + 1.6))
 
 
-def test_a_handful_of_steps_measures_nothing():
-    """Neither with drafts nor without."""
+def test_too_few_steps_give_no_gain():
     few = pace(1, 0, step_seconds=0.004, tokens_per_step=1, steps=7)
     assert gain((paces()[0], few)) is None
     assert gain(paces()[:1]) is None
     assert gain(()) is None
 
 
-def test_the_ratio_is_taken_round_by_round():
-    """Rounds with harder prompts are harder for both."""
+def test_speed_ratio_is_taken_by_round():
+    """Harder prompts are harder for both."""
     lengths = (2.0, 2.4, 3.0, 1.6)
     mine = {number: gain(paces(1.0, 1.1 * length)) for number, length in enumerate(lengths)}
     other = {number: gain(paces(1.2, length)) for number, length in enumerate(lengths)}
@@ -69,13 +67,12 @@ def test_the_ratio_is_taken_round_by_round():
     assert alone.low < alone.value < alone.high
 
 
-def test_rounds_that_only_one_has_do_not_count():
-    """And of one common round there is no interval."""
+def test_rounds_of_one_arm_alone_do_not_count():
+    """And one common round gives no interval."""
     assert speed_ratio({0: 1.5, 1: 1.5}, {1: 1.4, 2: 1.4}) is None
 
 
-def test_the_rounds_of_an_arm_are_added_up():
-    """What people are shown: every kind of step, over the whole evaluation."""
+def test_step_totals_sum_over_the_rounds_of_an_arm():
     results = [result(Arm.CANDIDATE, 0, paces()), result(Arm.CANDIDATE, 1, paces())]
     results.append(result(Arm.INCUMBENT, 0, paces(3.0)))
     plain, drafted = step_totals(results, Arm.CANDIDATE)

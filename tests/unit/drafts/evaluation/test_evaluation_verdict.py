@@ -1,4 +1,4 @@
-"""A draft passes only where it is proven to lose no more than the margin."""
+"""A draft passes only if it is proven to lose at most the margin."""
 
 import pytest
 
@@ -46,8 +46,8 @@ def measured(**more) -> EvaluationMeasurements:
         measured(has_incumbent=False, acceptance=None),
     ],
 )
-def test_what_surely_loses_no_more_than_the_margin_passes(found):
-    """Better, or a little worse with certainty; without a draft in service only speed counts."""
+def test_draft_proven_to_lose_at_most_the_margin_passes(found):
+    """Without an incumbent only speed counts."""
     assert judge(found) == (EvaluationVerdict.PASSED, ())
 
 
@@ -89,8 +89,7 @@ def test_what_surely_loses_no_more_than_the_margin_passes(found):
         (measured(margin=0.0, acceptance=SLIGHTLY_LESS), "too few prompts for a decision: its acceptance "),
     ],
 )
-def test_everything_else_is_refused_with_the_reason_in_one_line(found, reason):
-    """Worse, unknown, different, too little: each has words of its own."""
+def test_any_other_result_is_refused_with_one_reason(found, reason):
     verdict, reasons = judge(found)
     assert verdict is EvaluationVerdict.REFUSED
     assert [each for each in reasons if each.startswith(reason)], reasons
@@ -99,21 +98,20 @@ def test_everything_else_is_refused_with_the_reason_in_one_line(found, reason):
 
 
 def test_all_reasons_are_given_at_once():
-    """Nobody wants to hear the second reason after curing the first."""
     _verdict, reasons = judge(measured(acceptance=WORSE, speed=WORSE, equalities=(equality(1),)))
     assert len(reasons) == 3
 
 
-def test_too_few_prompts_say_nothing_about_acceptance_but_a_mismatch_counts():
-    """Intervals of seven requests are not quoted; an answer that is wrong is wrong with any number."""
+def test_mismatch_is_a_reason_even_with_too_few_prompts():
+    """Intervals of seven requests are not quoted."""
     found = measured(compared=7, acceptance=WORSE, equalities=(equality(1),))
     verdict, reasons = judge(found)
     assert verdict is EvaluationVerdict.REFUSED
     assert [reason.split()[0] for reason in reasons] == ["1", "too"]
 
 
-def test_a_draft_of_another_target_is_not_even_loaded():
-    """The trainer's word and the registry's word both count."""
+def test_draft_of_another_target_has_an_objection():
+    """By its training record or by its registration."""
     here, elsewhere = digest_of("a"), digest_of("b")
     assert objections(TrainingRecord(target=here), here, here, ()) == ()
     assert objections(TrainingRecord(), here, here, ()) == ()
@@ -124,8 +122,7 @@ def test_a_draft_of_another_target_is_not_even_loaded():
 
 
 @pytest.mark.parametrize("rule", list(Rule))
-def test_lint_errors_and_whatever_contradicts_the_training_record_refuse(rule):
-    """Warnings do not, unless they are about what only the trainer knows."""
+def test_lint_errors_and_training_record_warnings_are_objections(rule):
     here = digest_of("a")
     found = objections(TrainingRecord(), here, here, [Finding(rule=rule, message="it is so")])
     refuses = rule.severity is Severity.ERROR or "training" in rule

@@ -2,7 +2,7 @@
 Remote workers, a gateway that promotes drafts on them, and a clock that advances only when a task sleeps.
 
 Recycler, promoter, registry and files are real.  A worker is its plugin's counters, and chooses its draft as
-`appliance.drafts.promotion.choice` does: by the standing on disk, at each start.
+`appliance.drafts.promotion.choice` does: by the active draft on disk, at each start.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class PromotionCluster:
         return self.site.directory
 
     @property
-    def standing(self) -> ActiveDraft:
+    def active(self) -> ActiveDraft:
         return read_active_draft(self.directory, self.target)
 
     def drafts(self) -> list[str]:
@@ -119,10 +119,10 @@ class PromotionCluster:
         self.at[self.now + 2.0 + len(self.at) / 1000] = lambda: self.start(name)
 
     def start(self, name: WorkerId) -> None:
-        """Start a worker; its draft is chosen now, by the standing."""
-        request, standing = self.in_force[name], self.standing
-        draft = standing.draft or OWN
-        if request.candidate is not None and standing.promotion == request.candidate.promotion:
+        """Start a worker; its draft is chosen now, by the active draft on disk."""
+        request, active = self.in_force[name], self.active
+        draft = active.draft or OWN
+        if request.candidate is not None and active.promotion == request.candidate.promotion:
             draft = request.candidate.draft
         draft = draft if request.with_draft else ""
         self.engines[name] = Engine(draft=draft, side=self._side(draft), up_at=self.now + TOOK)

@@ -69,16 +69,16 @@ def steps(cluster: PromotionCluster) -> list[str]:
 
 
 def is_clean(cluster: PromotionCluster) -> bool:
-    """Whether the draft of the settings serves everywhere and no promotion is left in the standing."""
-    return set(cluster.drafts()) == {OWN} and cluster.standing == ActiveDraft(target=cluster.target)
+    """Whether the draft of the settings serves everywhere and no promotion is left on disk."""
+    return set(cluster.drafts()) == {OWN} and cluster.active == ActiveDraft(target=cluster.target)
 
 
 async def test_good_draft_is_promoted_one_worker_at_a_time(cluster):
-    """Canary, trial, rollout; then the audit log and the standing name it."""
+    """Canary, trial, rollout; then the audit log and the active draft name it."""
     done = await promote(cluster)
     assert (done.stage, done.reason) == (PromotionStage.PROMOTED, None)
     assert cluster.drafts() == [new(cluster)] * 3
-    assert cluster.standing == ActiveDraft(target=cluster.target, draft=new(cluster), previous=(None,))
+    assert cluster.active == ActiveDraft(target=cluster.target, draft=new(cluster), previous=(None,))
     tried = ["draft.tried begun", "draft.tried canary", "draft.tried trial"]
     assert steps(cluster) == [*tried, *["draft.tried rollout"] * 2, "draft.promoted"]
     assert cluster.fewest == 2
@@ -283,12 +283,12 @@ async def test_rollback_restores_the_draft_that_served_before(cluster):
     first, second = new(cluster), cluster.site.add(cluster.site.draft("second")).digest
     cluster.evaluated(second, incumbent=first)
     await promote(cluster, second)
-    assert cluster.standing.previous == (first, None)
+    assert cluster.active.previous == (first, None)
     cluster.entries.clear()
     done = await roll_back(cluster)
     assert (done.stage, done.kind) == (PromotionStage.ROLLED_BACK, "rollback")
     assert cluster.drafts() == [first] * 3
-    assert cluster.standing == ActiveDraft(target=cluster.target, draft=first, previous=(None,))
+    assert cluster.active == ActiveDraft(target=cluster.target, draft=first, previous=(None,))
     (entry,) = cluster.entries
     assert (entry["draft"], entry["previous_draft"], entry["reason"]) == (first, second, "slow")
     assert entry["actor"] == "k2"
@@ -305,7 +305,7 @@ async def test_rollback_to_a_draft_that_never_served_is_refused(cluster):
     await promote(cluster)
     with pytest.raises(DraftNotFoundError, match="promote it instead"):
         await roll_back(cluster, to=new(cluster))
-    assert cluster.standing.draft == new(cluster)
+    assert cluster.active.draft == new(cluster)
 
 
 async def test_rollback_cancels_the_promotion_under_way(cluster):
@@ -385,22 +385,20 @@ async def test_promotion_killed_at_any_step_leaves_one_draft_on_all_workers(clus
     gateway = await cluster.new_gateway()
     await gateway.run()
     await gateway.until_over()
-    standing = cluster.standing
-    assert (standing.promotion, standing.candidate) == (None, None)
-    expected = standing.draft or OWN
+    active = cluster.active
+    assert (active.promotion, active.candidate) == (None, None)
+    expected = active.draft or OWN
     assert set(cluster.drafts()) == {expected}
     promotions = await gateway.promoter.promotions()
     assert all(promotion.is_over for promotion in promotions)
     if promotions:
-        wanted = PromotionStage.PROMOTED if standing.draft else PromotionStage.INTERRUPTED
+        wanted = PromotionStage.PROMOTED if active.draft else PromotionStage.INTERRUPTED
         assert promotions[0].stage is wanted
-    assert (standing.draft is not None) == (
-        "draft.promoted" in steps(cluster) and not _was_taken_back(cluster)
-    )
+    assert (active.draft is not None) == ("draft.promoted" in steps(cluster) and not _was_taken_back(cluster))
     assert cluster.fewest >= 2
     if not was_killed:
-        assert standing.draft == new(cluster)
-    if standing.draft is None:
+        assert active.draft == new(cluster)
+    if active.draft is None:
         assert (await promote(cluster)).stage is PromotionStage.PROMOTED
 
 
@@ -421,7 +419,7 @@ async def test_killed_rollback_is_continued_by_the_next_gateway(cluster, fate):
     await gateway.until_over()
     was_begun = any(each.kind == "rollback" for each in await gateway.promoter.promotions())
     assert set(cluster.drafts()) == {OWN if was_begun else new(cluster)}
-    assert (cluster.standing.draft is None) == was_begun
+    assert (cluster.active.draft is None) == was_begun
 
 
 async def test_lease_loss_stops_the_promotion_and_the_next_holder_rolls_back(cluster):
@@ -452,7 +450,7 @@ async def test_short_loss_of_the_lease_does_not_end_a_promotion(cluster):
     assert (await task).stage is PromotionStage.PROMOTED
 
 
-async def test_promotion_with_a_damaged_file_is_cleared_from_the_standing(cluster):
+async def test_promotion_with_a_damaged_file_is_cleared_from_the_active_draft(cluster):
     """Workers stop starting with its draft."""
     task = asyncio.ensure_future(promote(cluster))
     await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
@@ -463,7 +461,7 @@ async def test_promotion_with_a_damaged_file_is_cleared_from_the_standing(cluste
     gateway = await cluster.new_gateway()
     await gateway.run()
     await gateway.until(lambda: gateway.promoter._has_recovered)
-    assert cluster.standing == ActiveDraft(target=cluster.target)
+    assert cluster.active == ActiveDraft(target=cluster.target)
 
 
 async def test_rollback_waits_rather_than_restart_the_last_worker(cluster):
@@ -478,7 +476,7 @@ async def test_rollback_waits_rather_than_restart_the_last_worker(cluster):
         to=None, reason="bad", actor="k2", model=None, allow_downtime=False
     )
     began = cluster.now
-    await cluster.gateway.until(lambda: cluster.standing.promotion is None and cluster.now > began + 20)
+    await cluster.gateway.until(lambda: cluster.active.promotion is None and cluster.now > began + 20)
     assert cluster.engines[canary].draft == new(cluster)
     await cluster.gateway.until(lambda: "is down" in (cluster.gateway.promoter._run.promotion.waits or ""))
     for name in cluster.names:

@@ -171,7 +171,7 @@ def promotion(*stages: str, **more) -> dict:
 @pytest.fixture
 def command(monkeypatch, tmp_path):
     """Run one command against a scripted gateway."""
-    monkeypatch.setattr(cli, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(cli, "POLL_SECONDS", 0.0)
     app = typer.Typer()
     for name, function in cli.COMMANDS.items():
         app.command(name=name)(function)

@@ -1,4 +1,4 @@
-"""Finished steps survive, others' never count, nothing said is in them."""
+"""Finished steps on disk survive, belong to one evaluation, and contain no content."""
 
 import json
 import subprocess
@@ -39,8 +39,7 @@ def result(number: int = 0, arm: Arm = Arm.CANDIDATE) -> StepResult:
     )
 
 
-def test_finished_steps_are_found_again(tmp_path):
-    """Exactly as they were."""
+def test_finished_steps_are_read_back(tmp_path):
     work = FinishedSteps(tmp_path / "work", {"prompts": 8})
     assert work.open() == ()
     kept = [result(0), result(1), result(0, Arm.TARGET)]
@@ -50,8 +49,8 @@ def test_finished_steps_are_found_again(tmp_path):
     assert sorted(found, key=repr) == sorted(kept, key=repr)
 
 
-def test_what_another_evaluation_left_never_counts_and_goes(tmp_path):
-    """Other prompts, weights or settings: other numbers."""
+def test_steps_of_another_evaluation_are_deleted(tmp_path):
+    """With other prompts, weights or settings."""
     FinishedSteps(tmp_path / "work", {"prompts": 8}).open()
     other = FinishedSteps(tmp_path / "work", {"prompts": 8})
     other.keep(result())
@@ -60,8 +59,7 @@ def test_what_another_evaluation_left_never_counts_and_goes(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b"[1, 2]", None])
-def test_a_file_that_cannot_be_read_is_a_step_to_be_taken_again(tmp_path, content):
-    """A disk that lost it costs a round, not the evaluation."""
+def test_damaged_step_is_deleted_and_measured_again(tmp_path, content):
     work = FinishedSteps(tmp_path / "work", {})
     work.open()
     work.keep(result())
@@ -71,8 +69,7 @@ def test_a_file_that_cannot_be_read_is_a_step_to_be_taken_again(tmp_path, conten
     assert not path.exists()
 
 
-def test_nothing_that_was_asked_or_said_is_in_the_files(tmp_path):
-    """Content lies sealed in the audit database, and nowhere else."""
+def test_step_files_contain_no_content(tmp_path):
     work = FinishedSteps(tmp_path / "work", {})
     work.open()
     work.keep(result())
@@ -83,8 +80,7 @@ def test_nothing_that_was_asked_or_said_is_in_the_files(tmp_path):
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_cleared_work_is_gone(tmp_path):
-    """The report has the numbers then."""
+def test_clear_deletes_all_steps(tmp_path):
     work = FinishedSteps(tmp_path / "work", {})
     work.open()
     work.keep(result())
@@ -93,15 +89,13 @@ def test_cleared_work_is_gone(tmp_path):
     work.clear()
 
 
-def test_a_directory_that_cannot_be_used_is_said_to_be_so(tmp_path):
-    """An error with its path and what to do."""
+def test_unusable_directory_raises_draft_storage_error(tmp_path):
     (tmp_path / "work").write_text("a file in the way")
     with pytest.raises(DraftStorageError, match=r"work.*run this again"):
         FinishedSteps(tmp_path / "work", {}).open()
 
 
-def test_one_process_at_a_time_evaluates_a_draft_and_a_killed_one_is_in_nobodys_way(tmp_path):
-    """The kernel gives the right back."""
+def test_lock_is_exclusive_and_released_by_a_kill(tmp_path):
     place = tmp_path / "draft"
     with (
         evaluation_lock(place),

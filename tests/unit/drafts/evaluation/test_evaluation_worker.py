@@ -1,4 +1,4 @@
-"""Promises about the workers of an evaluation: apart from what serves, and with no way out."""
+"""The workers of an evaluation are isolated from those that serve, and have no egress."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ GPU = Device(kind=DeviceKind.GPU, count=1, bfloat16=True)
 WITH, ALONE = Served(target=TARGET, draft=NEW), Served(target=TARGET)
 
 
-def place(settings: WorkerSettings | None = None, device: Device = CPU) -> WorkerTemplate:
+def template(settings: WorkerSettings | None = None, device: Device = CPU) -> WorkerTemplate:
     return WorkerTemplate(
         settings=settings or WorkerSettings(),
         device=device,
@@ -33,19 +33,19 @@ def option(plan, name: str) -> str:
     return plan.argv[plan.argv.index(name) + 1]
 
 
-def test_it_listens_on_loopback_whatever_the_serving_worker_does():
-    """Settings for a worker that others reach do not open this one."""
+def test_worker_listens_on_loopback_only():
+    """Whatever the settings of the serving worker are."""
     settings = WorkerSettings(host="0.0.0.0", port=8000, served_name="chat", max_num_seqs=64)
-    plan = place(settings).plan(WITH)
+    plan = template(settings).plan(WITH)
     assert (plan.host, plan.port, plan.url) == ("127.0.0.1", 4321, "http://127.0.0.1:4321")
     assert option(plan, "--host") == "127.0.0.1"
     assert option(plan, "--max-num-seqs") == "8"
     assert option(plan, "--served-model-name") == "evaluated"
 
 
-def test_it_is_offline_loads_our_plugin_alone_and_has_a_token_of_its_own():
+def test_worker_is_offline_with_our_plugin_and_its_own_token():
     """No proxy, no hub, no other plugin."""
-    environment = place().plan(WITH).environment
+    environment = template().plan(WITH).environment
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["VLLM_PLUGINS"] == "appliance"
     assert environment["APPLIANCE_CONTROL_TOKEN_FILE"] == "/data/evaluation/control.token"
@@ -53,26 +53,24 @@ def test_it_is_offline_loads_our_plugin_alone_and_has_a_token_of_its_own():
 
 
 def test_each_arm_serves_its_own_weights():
-    """The target alone has no draft, whatever the settings say."""
-    assert "--speculative-config" not in place().plan(ALONE).argv
-    assert str(NEW.path) in option(place().plan(WITH), "--speculative-config")
-    assert option(place().plan(WITH), "--model") == str(TARGET.path)
+    assert "--speculative-config" not in template().plan(ALONE).argv
+    assert str(NEW.path) in option(template().plan(WITH), "--speculative-config")
+    assert option(template().plan(WITH), "--model") == str(TARGET.path)
 
 
-def test_a_schedule_for_large_batches_and_parsers_of_answers_are_not_taken_over():
-    """K is the same at every batch size here, and nobody reads the answers."""
+def test_draft_token_schedule_and_parsers_are_not_used():
+    """K is the same at every batch size here."""
     settings = WorkerSettings(
         draft_token_schedule=((1, 4, 3), (5, 64, 0)), tool_call_parser="hermes", reasoning_parser="qwen3"
     )
-    plan = place(settings).plan(WITH)
+    plan = template(settings).plan(WITH)
     assert not {"--tool-call-parser", "--reasoning-parser"} & set(plan.argv)
     assert "[1,5,3]" in option(plan, "--speculative-config")
 
 
-def test_a_worker_of_several_nodes_is_not_started_here():
-    """Its other nodes would be missing."""
+def test_worker_of_several_nodes_is_refused():
     with pytest.raises(ConfigurationError, match="several nodes"):
-        place(WorkerSettings(extra_arguments=("--nnodes", "2"))).plan(WITH)
+        template(WorkerSettings(extra_arguments=("--nnodes", "2"))).plan(WITH)
 
 
 @pytest.mark.parametrize(
@@ -86,31 +84,29 @@ def test_a_worker_of_several_nodes_is_not_started_here():
         ("float32", GPU, {"dtype": "bfloat16"}, "float32"),
     ],
 )
-def test_the_arithmetic_is_the_one_vllm_will_choose(dtype, device, config, expected):
-    """What counts as rounding depends on it."""
-    assert place(WorkerSettings(dtype=dtype), device).dtype(replace(TARGET, config=config)) == expected
+def test_dtype_is_the_one_vllm_will_choose(dtype, device, config, expected):
+    """The rounding tolerance depends on it."""
+    assert template(WorkerSettings(dtype=dtype), device).dtype(replace(TARGET, config=config)) == expected
 
 
-def test_two_workers_run_together_where_memory_for_both_is_free():
-    """On a CPU by what they take; on a GPU by the share the settings give one."""
+def test_two_workers_run_together_if_memory_suffices():
+    """On a CPU by bytes; on a GPU by the configured share."""
     large = replace(TARGET, tensors={"w": TensorInfo(shape=(2**30,), dtype="BF16")})
     pair = Served(target=large, draft=NEW), Served(target=large, draft=NEW)
     # 4 GiB of weights in float32, 1 GiB of KV cache and 3 GiB of libraries, each.
-    assert place().holds_two(*pair, 16 * GIB)
-    assert not place().holds_two(*pair, 16 * GIB - 1)
-    assert not place(device=GPU).holds_two(*pair, 2**50)
-    assert place(WorkerSettings(gpu_memory_fraction=0.45), GPU).holds_two(*pair, 0)
+    assert template().holds_two(*pair, 16 * GIB)
+    assert not template().holds_two(*pair, 16 * GIB - 1)
+    assert not template(device=GPU).holds_two(*pair, 2**50)
+    assert template(WorkerSettings(gpu_memory_fraction=0.45), GPU).holds_two(*pair, 0)
 
 
-def test_free_memory_is_what_the_kernel_says():
-    """Where it says nothing, nothing is free."""
+def test_available_memory_is_read_from_meminfo():
     text = "MemTotal:       24735540 kB\nMemAvailable:   17000000 kB\n"
     assert available_memory(text) == 17_000_000 * 1024
     assert available_memory("MemTotal: 1 kB\n") == 0
 
 
-def test_the_context_is_that_of_the_settings_or_the_targets():
-    """A prompt must leave room for its answer."""
+def test_context_is_that_of_the_settings_or_of_the_target():
     assert context_of(WorkerSettings(max_model_len=512), TARGET) == 512
     assert context_of(WorkerSettings(), TARGET) == 2048
     with pytest.raises(ConfigurationError, match="max_model_len"):
