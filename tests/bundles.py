@@ -15,10 +15,9 @@ import yaml
 
 from appliance.audit.keys import Signer, create_signing_key, load_keys, mldsa_path
 from appliance.sovereignty.bundle.build import Stamp, build_bundle
-from appliance.sovereignty.bundle.manifest import Manifest
+from appliance.sovereignty.bundle.manifest import BundleManifest
 from appliance.sovereignty.bundle.recipe import load_recipe
-from appliance.sovereignty.bundle.signature import sign_manifest
-from appliance.sovereignty.bundle.trust import TrustedKey, end_of
+from appliance.sovereignty.bundle.signature import TrustedKey, end_of, sign_manifest
 from appliance.sovereignty.bundle.verify import Bundle, open_bundle, verify_bundle
 
 CREATED = 1_780_000_000
@@ -187,7 +186,7 @@ class Workshop:
         build_bundle(load_recipe(path), path.parent, directory, self.stamp, None)
         return directory
 
-    def resign(self, directory: Path, manifest: Manifest) -> None:
+    def resign(self, directory: Path, manifest: BundleManifest) -> None:
         """Put another manifest into a bundle, properly signed: what a careless or bought signer would do."""
         (directory / "MANIFEST.json").write_bytes(manifest.encode())
         (directory / "MANIFEST.sig").write_bytes(sign_manifest(manifest.encode(), self.signer))

@@ -91,7 +91,7 @@ def test_without_helm_the_list_in_the_chart_counts(chart, builder):
     entry = {"file": str(chart), **SAID}
     images = [reference for reference in asked_for() if "postgres" not in reference]
     _, bundle, result = builder(images, helm=False, charts=[entry])
-    assert "can ask for postgres:" in str(result.exception)
+    assert "lists postgres:" in str(result.exception)
     assert not bundle.exists()
     (unused,) = [image for image in yaml.safe_load(listed()) if "postgres" in image["image"]]
     _, bundle, result = builder(images, helm=False, charts=[{**entry, "unused": [unused["image"]]}])

@@ -196,7 +196,7 @@ def test_a_registry_that_asks_for_a_name_gets_one(tmp_path, registry, workshop, 
     """Without credentials the refusal says so."""
     closed = RunningRegistry(tmp_path / "closed", asks_for_a_name=True)
     with closed.running():
-        with pytest.raises(BundleStorageError, match="asks for a name and password"):
+        with pytest.raises(BundleStorageError, match="requires a user name and password"):
             load(workshop, bundle, closed.target())
         assert load(workshop, bundle, closed.target(credentials=("site", "secret")))
     assert "secret" not in (closed.place / "log").read_text()
@@ -236,7 +236,7 @@ def test_a_registry_that_sends_uploads_elsewhere_is_refused(workshop, bundle):
         threading.Thread(target=server.serve_forever).start()
         target = Registry(url=f"http://127.0.0.1:{server.server_port}", credentials=("a", "b"), tls=None)
         try:
-            with pytest.raises(BundleStorageError, match=r"sends uploads to http://192\.0\.2\.1"):
+            with pytest.raises(BundleStorageError, match=r"redirects uploads to http://192\.0\.2\.1"):
                 load(workshop, bundle, Targets(registry=target))
         finally:
             server.shutdown()
@@ -280,7 +280,7 @@ class TestEngine:
 
     def test_an_engine_that_refuses_or_is_not_there_is_one_line(self, docker, workshop, bundle):
         """The engine's own last line, or that it cannot be run."""
-        with pytest.raises(BundleStorageError, match="cannot ask no-such-engine") as caught:
+        with pytest.raises(BundleStorageError, match="cannot list the images of no-such-engine") as caught:
             load(workshop, bundle, Targets(engine=Engine(command=["no-such-engine"], machine="x86_64")))
         assert "\n" not in str(caught.value)
         nobody = Engine(command=["/usr/bin/docker", "--host", "unix:///nonexistent"], machine="x86_64")
@@ -372,7 +372,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_written(small_disk
     current = small_disk / "models" / "demo" / "target" / "current"
     before = current.resolve()
     large = workshop.build("1.1.0", weights=os.urandom(3 * 2**20))
-    with pytest.raises(BundleStorageError, match=r"make room for \d+ more"):
+    with pytest.raises(BundleStorageError, match=r"free \d+ more"):
         load(workshop, large, targets)
     assert current.resolve() == before
 
@@ -387,7 +387,7 @@ def test_a_disk_that_fills_while_loading_is_one_line_and_gone_on_from(small_disk
     (small_disk / "others").write_bytes(bytes(2**20 + 2**19))
     with monkeypatch.context() as patch:
         patch.setattr("appliance.sovereignty.bundle.load.check_room", lambda _: None)
-        with pytest.raises(BundleStorageError, match=r"the disk is full .*the version before goes on"):
+        with pytest.raises(BundleStorageError, match=r"the disk is full .*the previous version stays"):
             load(workshop, large, targets)
     assert current.resolve() == before
     (small_disk / "others").unlink()

@@ -408,7 +408,7 @@ def test_what_the_real_commands_print_is_understood(capsys):
     assert program["made"]((0, capsys.readouterr().out), "harvest") == manifest.digest
     finished = SimpleNamespace(published=DRAFT, refuse_changed=lambda _identity: True)
     asked = SimpleNamespace(run=finished, job=SimpleNamespace(identity={}))
-    train._carry_out(asked, None, None)
+    train._train_and_publish(asked, None, None)
     assert program["made"]((0, capsys.readouterr().out), "train") == DRAFT
     for verdict in EvaluationVerdict:
         report = Evaluation(

@@ -1,10 +1,11 @@
 """
-What is no image as an OCI artefact: charts as Helm keeps them in registries, everything else as files.
+Blobs of a bundle that is being built, and OCI artefacts.
 
-A model's weights are one blob a file, so that the difference to a version with one changed file is
-that file.
+Charts are stored as in Helm registries, other items as files.  A model has one blob per file, so that the
+difference to a version with one changed file is that file.
 """
 
+import hashlib
 import json
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -15,8 +16,9 @@ import yaml
 
 from appliance.errors import ConfigurationError
 from appliance.infra.canonical_json import canonical
-from appliance.sovereignty.bundle.depot import Depot
-from appliance.sovereignty.bundle.manifest import Kind
+from appliance.infra.files import sync_file
+from appliance.sovereignty.bundle.copying import PARTIAL, file_chunks, storage_error
+from appliance.sovereignty.bundle.manifest import BLOBS, BundleFile, ItemKind
 from appliance.sovereignty.bundle.oci import (
     ARTEFACT,
     EMPTY,
@@ -26,8 +28,74 @@ from appliance.sovereignty.bundle.oci import (
     IMAGE_MANIFEST,
     TITLE,
     Descriptor,
+    describe,
     encode_manifest,
 )
+
+
+class BlobStore:
+    """A directory of blobs, each named by its hash and stored once."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._files: dict[str, BundleFile] = {}
+        (place / BLOBS).mkdir(parents=True)
+
+    @property
+    def files(self) -> list[BundleFile]:
+        """Every file added so far."""
+        return list(self._files.values())
+
+    def add(self, content: bytes, media_type: str) -> Descriptor:
+        return self.add_stream([content], media_type)
+
+    def add_file(self, path: Path, media_type: str) -> Descriptor:
+        """Add a file as a blob; raises ConfigurationError if it cannot be read."""
+        return self.add_stream(file_chunks(path), media_type)
+
+    def add_stream(
+        self, chunks: Iterable[bytes], media_type: str, *, expected: str | None = None
+    ) -> Descriptor:
+        """
+        Add a blob.
+
+        Raises:
+            ConfigurationError: it does not have the digest `expected`.
+            BundleStorageError: it cannot be written.
+        """
+        partial = self._place / BLOBS / f"blob{PARTIAL}"
+        digest, size = hashlib.sha256(), 0
+        try:
+            with partial.open("wb") as file:
+                for chunk in chunks:
+                    digest.update(chunk)
+                    size += len(chunk)
+                    file.write(chunk)
+                sync_file(file)
+            hexadecimal = digest.hexdigest()
+            if expected is not None and expected != f"sha256:{hexadecimal}":
+                raise ConfigurationError(
+                    f"a blob has the digest sha256:{hexadecimal}, and should have {expected}"
+                )
+            partial.rename(self._place / BLOBS / hexadecimal)
+        except OSError as error:
+            raise storage_error(partial, error) from error
+        self._note(f"{BLOBS}/{hexadecimal}", size, hexadecimal, media_type)
+        return Descriptor(media_type=media_type, digest=f"sha256:{hexadecimal}", size=size)
+
+    def place(self, path: str, content: bytes, media_type: str) -> None:
+        """Write a file that is not a blob; raises BundleStorageError."""
+        try:
+            (self._place / path).write_bytes(content)
+        except OSError as error:
+            raise storage_error(self._place / path, error) from error
+        entry = describe(content, media_type)
+        self._note(path, entry.size, entry.digest.removeprefix("sha256:"), media_type)
+
+    def _note(self, path: str, size: int, sha256: str, media_type: str) -> None:
+        # The same bytes may be added under two media types; the first one counts.
+        self._files.setdefault(path, BundleFile(path=path, size=size, sha256=sha256, media_type=media_type))
+
 
 MEDIA_TYPES = {
     ".json": "application/json",
@@ -40,14 +108,9 @@ OTHER = "application/octet-stream"
 MAX_CHART_YAML_BYTES = 2**20
 
 
-def add_files(kind: Kind, files: Iterable[tuple[str, Path]], depot: Depot) -> Descriptor:
+def add_files(kind: ItemKind, files: Iterable[tuple[str, Path]], store: BlobStore) -> Descriptor:
     """
-    Add files as one artefact.
-
-    Args:
-        kind: what they are.
-        files: the path each is loaded to, and the file.
-        depot: where they go.
+    Add files, given as (path when loaded, file), as one artefact.
 
     Raises:
         ConfigurationError: a file cannot be read, there is none, or two have one path.
@@ -56,27 +119,27 @@ def add_files(kind: Kind, files: Iterable[tuple[str, Path]], depot: Depot) -> De
     for title, path in sorted(files):
         if title in layers:
             raise ConfigurationError(f"two files would be loaded to {title}: rename {path}")
-        entry = depot.add_file(path, MEDIA_TYPES.get(path.suffix, OTHER))
+        entry = store.add_file(path, MEDIA_TYPES.get(path.suffix, OTHER))
         layers[title] = entry.model_copy(update={"annotations": {TITLE: title}})
     if not layers:
-        raise ConfigurationError(f"a {kind} without a single file: check the recipe")
-    config = depot.add(EMPTY_CONTENT, EMPTY)
+        raise ConfigurationError(f"a {kind} has no files: check the recipe")
+    config = store.add(EMPTY_CONTENT, EMPTY)
     manifest = encode_manifest(config, list(layers.values()), artefact=ARTEFACT.format(kind=kind))
-    return depot.add(manifest, IMAGE_MANIFEST)
+    return store.add(manifest, IMAGE_MANIFEST)
 
 
-def add_chart(path: Path, depot: Depot) -> tuple[Descriptor, dict[str, Any]]:
+def add_chart(path: Path, store: BlobStore) -> tuple[Descriptor, dict[str, Any]]:
     """
-    Add a packaged chart as `helm push` would, and return its Chart.yaml, too.
+    Add a packaged chart as `helm push` does; returns its Chart.yaml as well.
 
     Raises:
-        ConfigurationError: it is no packaged chart.
+        ConfigurationError: it is not a packaged chart.
     """
     about = read_chart_yaml(path)
-    layer = depot.add_file(path, HELM_CHART)
+    layer = store.add_file(path, HELM_CHART)
     titled = layer.model_copy(update={"annotations": {TITLE: f"{about['name']}-{about['version']}.tgz"}})
-    config = depot.add(canonical(json.loads(json.dumps(about, default=str))), HELM_CONFIG)
-    return depot.add(encode_manifest(config, [titled]), IMAGE_MANIFEST), about
+    config = store.add(canonical(json.loads(json.dumps(about, default=str))), HELM_CONFIG)
+    return store.add(encode_manifest(config, [titled]), IMAGE_MANIFEST), about
 
 
 def read_chart_yaml(path: Path) -> dict[str, Any]:
@@ -84,7 +147,7 @@ def read_chart_yaml(path: Path) -> dict[str, Any]:
     Read Chart.yaml of a packaged chart.
 
     Raises:
-        ConfigurationError: there is none, or it has no name and version.
+        ConfigurationError: it is absent, or has no name and version.
     """
     try:
         with tarfile.open(path, "r:gz") as tar:
@@ -96,21 +159,21 @@ def read_chart_yaml(path: Path) -> dict[str, Any]:
                         return about
     except (OSError, tarfile.TarError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigurationError(f"{path} is no packaged chart: {reason}") from error
-    raise ConfigurationError(f"{path} is no packaged chart: it has no Chart.yaml with name and version")
+        raise ConfigurationError(f"{path} is not a packaged chart: {reason}") from error
+    raise ConfigurationError(f"{path} is not a packaged chart: it has no Chart.yaml with name and version")
 
 
 def files_below(directory: Path) -> Iterator[tuple[str, Path]]:
     """
-    Yield the files of a directory with their paths in it; what begins with a dot is left out.
+    Yield the files of a directory with their relative paths; names that begin with a dot are skipped.
 
     Raises:
-        ConfigurationError: it is no directory.
+        ConfigurationError: it is not a directory.
     """
     if not directory.is_dir():
-        raise ConfigurationError(f"{directory} is no directory")
+        raise ConfigurationError(f"{directory} is not a directory")
     for path in sorted(directory.rglob("*")):
         inner = path.relative_to(directory)
-        # Download tools leave caches with times in them, which would make two builds differ.
+        # Download tools leave caches that contain times, which would make two builds differ.
         if path.is_file() and not any(step.startswith(".") for step in inner.parts):
             yield inner.as_posix(), path

@@ -1,8 +1,8 @@
 """
-Build a bundle from a recipe.
+Build a bundle from a recipe, a difference from two bundles, and a whole bundle from a difference.
 
-What it writes depends on the recipe, the files it names, the time given and the key, and on nothing
-else: two builds of the same are the same to the byte.
+The output depends only on the recipe, the files it names, the given time and the key: two builds of the
+same input are identical to the byte.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,64 +13,70 @@ from typing import Any
 from pydantic import ValidationError
 
 from appliance.audit.checkpoint import NoteSigner
-from appliance.errors import ConfigurationError
-from appliance.sovereignty.bundle.artefacts import add_chart, add_files, files_below
-from appliance.sovereignty.bundle.copying import making, write_durably
-from appliance.sovereignty.bundle.depot import Depot
+from appliance.errors import BundleRefusedError, ConfigurationError
+from appliance.sovereignty.bundle.artefacts import BlobStore, add_chart, add_files, files_below
+from appliance.sovereignty.bundle.copying import copy_verified, making, write_durably
 from appliance.sovereignty.bundle.emit import Form, compose_environment, emit
 from appliance.sovereignty.bundle.images import import_image, open_archive
 from appliance.sovereignty.bundle.manifest import (
+    BASE,
+    BLOBS,
     INDEX,
     LAYOUT,
     LAYOUT_CONTENT,
     MANIFEST,
     SIGNATURE,
+    BundleFile,
+    BundleManifest,
     Item,
-    Kind,
-    Manifest,
+    ItemKind,
+    make_base,
 )
 from appliance.sovereignty.bundle.oci import IMAGE_INDEX, REF_NAME, Descriptor, encode_index
-from appliance.sovereignty.bundle.recipe import Chart, Files, Image, Model, Recipe, Thing
+from appliance.sovereignty.bundle.recipe import (
+    BundleRecipe,
+    RecipeChart,
+    RecipeEntry,
+    RecipeFiles,
+    RecipeImage,
+    RecipeModel,
+)
 from appliance.sovereignty.bundle.references import annotated_images, check_complete, check_listed, images_in
 from appliance.sovereignty.bundle.signature import sign_manifest
+from appliance.sovereignty.bundle.verify import Bundle, open_bundle
 
-ONE_VERSION = frozenset({Kind.MODEL, Kind.WHEELS, Kind.FILES})
-"""Kinds whose place in an installation has the name of the thing and not its version."""
+ONE_VERSION = frozenset({ItemKind.MODEL, ItemKind.WHEELS, ItemKind.FILES})
+"""Kinds whose directory in an installation has the item's name and not its version."""
 Render = Callable[[Path, tuple[Path, ...], str], str]
-"""Renders a packaged chart with files of values, and with values as text on top; returns YAML."""
+"""Renders a packaged chart with values files, and with values as text on top; returns YAML."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """What a build takes from outside the recipe."""
+    """Inputs of a build besides the recipe."""
 
     created: int
     """Seconds since the epoch: SOURCE_DATE_EPOCH."""
     key_not_after: int
-    """When the key ends, in seconds since the epoch."""
+    """End of the key, in seconds since the epoch."""
     signer: NoteSigner
 
 
 def build_bundle(
-    recipe: Recipe, root: Path, directory: Path, stamp: Stamp, render: Render | None
-) -> Manifest:
+    recipe: BundleRecipe, root: Path, directory: Path, stamp: Stamp, render: Render | None
+) -> BundleManifest:
     """
-    Build a bundle in a new directory.
+    Build a bundle in a new directory; the recipe's paths start at `root`.
 
-    Args:
-        recipe: what goes in.
-        root: directory that the recipe's paths start from.
-        directory: the bundle; must not exist.
-        stamp: time and key.
-        render: renders charts; None where there is no helm, and charts' own lists count.
+    `render` is None without helm: the charts' own lists of images count then.
 
     Raises:
-        ConfigurationError: something cannot be read, or is not what the recipe says.
-        BundleIncompleteError: an image that is named is not among the recipe's.
+        ConfigurationError: an input cannot be read, or does not match the recipe.
+        BundleIncompleteError: an image that is named is not in the recipe.
         BundleStorageError: the bundle cannot be written.
     """
     with making(directory) as place:
-        manifest = _Builder(recipe, root, Depot(place), render).build(stamp)
+        manifest = _Builder(recipe, root, BlobStore(place), render).build(stamp)
         content = manifest.encode()
         write_durably(place / MANIFEST, content)
         write_durably(place / SIGNATURE, sign_manifest(content, stamp.signer))
@@ -78,44 +84,44 @@ def build_bundle(
 
 
 class _Builder:
-    def __init__(self, recipe: Recipe, root: Path, depot: Depot, render: Render | None) -> None:
+    def __init__(self, recipe: BundleRecipe, root: Path, store: BlobStore, render: Render | None) -> None:
         self._recipe = recipe
         self._root = root
-        self._depot = depot
+        self._store = store
         self._render = render
         self._items: dict[str, tuple[Item, Descriptor]] = {}
-        self._charts: list[tuple[Chart, dict[str, Any]]] = []
+        self._charts: list[tuple[RecipeChart, dict[str, Any]]] = []
 
-    def build(self, stamp: Stamp) -> Manifest:
+    def build(self, stamp: Stamp) -> BundleManifest:
         recipe = self._recipe
         for image in recipe.images:
             self._add_image(image)
         for chart in recipe.charts:
             self._add_chart(chart)
         for model in recipe.models:
-            self._add_files(Kind.MODEL, model, files_below(self._root / model.directory))
-        for kind, sets in ((Kind.WHEELS, recipe.wheels), (Kind.FILES, recipe.files)):
+            self._add_files(ItemKind.MODEL, model, files_below(self._root / model.directory))
+        for kind, sets in ((ItemKind.WHEELS, recipe.wheels), (ItemKind.FILES, recipe.files)):
             for each in sets:
                 self._add_files(kind, each, self._expand(each.files))
         chosen = sorted(self._items.items())
         entries = [
             entry.model_copy(update={"annotations": {REF_NAME: label}}) for label, (_, entry) in chosen
         ]
-        self._depot.place(LAYOUT, LAYOUT_CONTENT, "application/vnd.oci.layout.header.v1+json")
-        self._depot.place(INDEX, encode_index(entries), IMAGE_INDEX)
-        manifest = Manifest(
+        self._store.place(LAYOUT, LAYOUT_CONTENT, "application/vnd.oci.layout.header.v1+json")
+        self._store.place(INDEX, encode_index(entries), IMAGE_INDEX)
+        manifest = BundleManifest(
             name=recipe.name,
             version=recipe.version,
             upgrade_from=recipe.upgrade_from,
             created=stamp.created,
             key_not_after=stamp.key_not_after,
             items=tuple(item for _, (item, _) in chosen),
-            files=tuple(sorted(self._depot.files, key=lambda file: file.path)),
+            files=tuple(sorted(self._store.files, key=lambda file: file.path)),
         )
         self._check_complete(manifest)
         return manifest
 
-    def _check_complete(self, manifest: Manifest) -> None:
+    def _check_complete(self, manifest: BundleManifest) -> None:
         variables = compose_environment(manifest)
         for path in self._recipe.rendered:
             check_complete(manifest, images_in(_text(self._root / path), str(path), variables))
@@ -127,51 +133,53 @@ class _Builder:
             else:
                 check_listed(manifest, annotated_images(about, str(chart.file)), chart.unused)
 
-    def _add_image(self, image: Image) -> None:
+    def _add_image(self, image: RecipeImage) -> None:
         with open_archive(self._root / image.archive) as archive:
-            entry, image_id = import_image(archive, image.reference, self._depot)
+            entry, image_id = import_image(archive, image.reference, self._store)
         name, _, tag = image.reference.rpartition(":")
-        self._add(Kind.IMAGE, name, tag, image, entry, reference=image.reference, image_id=image_id)
+        self._add(ItemKind.IMAGE, name, tag, image, entry, reference=image.reference, image_id=image_id)
 
-    def _add_chart(self, chart: Chart) -> None:
-        entry, about = add_chart(self._root / chart.file, self._depot)
+    def _add_chart(self, chart: RecipeChart) -> None:
+        entry, about = add_chart(self._root / chart.file, self._store)
         self._charts.append((chart, about))
-        self._add(Kind.CHART, str(about["name"]), str(about["version"]), chart, entry)
+        self._add(ItemKind.CHART, str(about["name"]), str(about["version"]), chart, entry)
 
-    def _add_files(self, kind: Kind, thing: Model | Files, files: Iterable[tuple[str, Path]]) -> None:
-        self._add(kind, thing.name, thing.version, thing, add_files(kind, files, self._depot))
+    def _add_files(
+        self, kind: ItemKind, thing: RecipeModel | RecipeFiles, files: Iterable[tuple[str, Path]]
+    ) -> None:
+        self._add(kind, thing.name, thing.version, thing, add_files(kind, files, self._store))
 
     def _add(
         self,
-        kind: Kind,
+        kind: ItemKind,
         name: str,
         version: str,
-        thing: Thing,
+        thing: RecipeEntry,
         entry: Descriptor,
         **more: Any,  # noqa: ANN401 - fields of Item
     ) -> None:
         sbom = None if thing.sbom is None else self._add_sbom(f"{kind}/{name}", version, thing, thing.sbom)
         self._note(kind, name, version, thing, entry, sbom=sbom, **more)
 
-    def _add_sbom(self, name: str, version: str, thing: Thing, path: Path) -> str:
+    def _add_sbom(self, name: str, version: str, thing: RecipeEntry, path: Path) -> str:
         file = self._root / path
-        entry = add_files(Kind.SBOM, [(path.name, file)], self._depot)
-        self._note(Kind.SBOM, name, version, thing, entry)
-        return self._depot.add_file(file, "application/json").digest
+        entry = add_files(ItemKind.SBOM, [(path.name, file)], self._store)
+        self._note(ItemKind.SBOM, name, version, thing, entry)
+        return self._store.add_file(file, "application/json").digest
 
     def _note(
         self,
-        kind: Kind,
+        kind: ItemKind,
         name: str,
         version: str,
-        thing: Thing,
+        thing: RecipeEntry,
         entry: Descriptor,
         **more: Any,  # noqa: ANN401 - fields of Item
     ) -> None:
         try:
             item = Item(
                 kind=kind,
-                # A registry's port is no part of a path.
+                # A registry's port cannot be part of a path.
                 name=name.replace(":", "/"),
                 version=version,
                 digest=entry.digest,
@@ -180,21 +188,21 @@ class _Builder:
                 **more,
             )
         except ValidationError as error:
-            raise ConfigurationError(f"{kind} {name} cannot be listed: {error.errors()[0]['msg']}") from error
+            raise ConfigurationError(f"{kind} {name} is invalid: {error.errors()[0]['msg']}") from error
         if item.label in self._items:
             raise ConfigurationError(f"the recipe names {item.label} twice")
         self._check_only_version(item)
         self._items[item.label] = (item, entry)
 
     def _check_only_version(self, item: Item) -> None:
-        """Refuse a second version of what is loaded to a place that has the name and not the version."""
+        """Refuse a second version of an item whose directory has the name and not the version."""
         if item.kind not in ONE_VERSION:
             return
         for other, _ in self._items.values():
             if (other.kind, other.name) == (item.kind, item.name):
                 raise ConfigurationError(
                     f"the recipe has two versions of {item.kind}/{item.name}, {other.version} and "
-                    f"{item.version}, and a site can use one of them: leave one out, or name them differently"
+                    f"{item.version}, and a site can use only one: remove one, or rename it"
                 )
 
     def _expand(self, paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
@@ -210,3 +218,38 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error
+
+
+def make_difference(older: Bundle, newer: Bundle, directory: Path) -> Bundle:
+    """
+    Write the newer bundle without the blobs of the older one, to a new directory.
+
+    Raises:
+        BundleRefusedError: they are not versions of one bundle, one is a difference, or a file is damaged.
+        BundleStorageError: it cannot be written.
+    """
+    for bundle in (older, newer):
+        if bundle.base is not None:
+            raise BundleRefusedError(
+                f"{bundle.manifest.name} {bundle.manifest.version} is a difference: join it first"
+            )
+    base = make_base(older.manifest, newer.manifest)
+    omitted = set(base.omitted)
+    present = [file for file in newer.manifest.files if f"sha256:{file.sha256}" not in omitted]
+    _write(newer, present, directory, {BASE: base.encode()})
+    return open_bundle(directory, trusted=None, now=0)
+
+
+def join_difference(bundle: Bundle, directory: Path) -> None:
+    """Write a whole bundle from a difference and its base; raises as `make_difference` does."""
+    _write(bundle, bundle.manifest.files, directory, {})
+
+
+def _write(bundle: Bundle, files: Iterable[BundleFile], directory: Path, more: dict[str, bytes]) -> None:
+    with making(directory) as place:
+        (place / BLOBS).mkdir(parents=True)
+        for file in files:
+            copy_verified(bundle.chunks(file), file, place / file.path)
+        head = {MANIFEST: bundle.head.manifest, SIGNATURE: bundle.head.signature, **more}
+        for name, content in head.items():
+            write_durably(place / name, content)

@@ -1,7 +1,7 @@
 """
-Files written so that a power cut leaves each one whole or absent.
+Verified copies that survive a power cut: each file is complete or absent.
 
-The order is always: write beside, flush to the disk, read back, rename, flush the directory.
+The order is always: write to a temporary file, flush to the disk, read back, rename, flush the directory.
 """
 
 import errno
@@ -18,11 +18,11 @@ from appliance.sovereignty.bundle.manifest import BundleFile
 from appliance.sovereignty.bundle.source import CHUNK_BYTES
 
 PARTIAL = ".partial"
-"""Ending of what is not finished; a later run writes it anew."""
+"""Suffix of incomplete files; a later run overwrites them."""
 
 
 def storage_error(path: Path, error: OSError) -> BundleStorageError:
-    """Return what to say when a file could not be written."""
+    """The error for a file that could not be written."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return BundleStorageError(f"the disk is full at {path}: make room and run this again")
     return BundleStorageError(f"cannot write {path}: {error.strerror}")
@@ -30,7 +30,7 @@ def storage_error(path: Path, error: OSError) -> BundleStorageError:
 
 def write_durably(path: Path, content: bytes) -> None:
     """
-    Write a small file whole or not at all.
+    Write a small file atomically.
 
     Raises:
         BundleStorageError: it cannot be written.
@@ -43,11 +43,11 @@ def write_durably(path: Path, content: bytes) -> None:
 
 def copy_verified(chunks: Iterable[bytes], file: BundleFile, path: Path) -> None:
     """
-    Write one file of a bundle to `path`, checked on the way in and read back from the disk.
+    Write one file of a bundle to `path`, verified while writing and read back from the disk.
 
     Raises:
-        BundleRefusedError: the bytes are not those of the manifest.
-        BundleStorageError: it cannot be written, or the disk gives back something else.
+        BundleRefusedError: the bytes do not have the hash in the manifest.
+        BundleStorageError: it cannot be written, or reads back differently.
     """
     partial = path.with_name(path.name + PARTIAL)
     digest = hashlib.sha256()
@@ -58,19 +58,17 @@ def copy_verified(chunks: Iterable[bytes], file: BundleFile, path: Path) -> None
                 digest.update(chunk)
                 written.write(chunk)
             if digest.hexdigest() != file.sha256:
-                raise BundleRefusedError(f"{file.path} does not have the hash of the manifest: copy it again")
+                raise BundleRefusedError(f"{file.path} does not have the hash in the manifest: copy it again")
             sync_file(written)
-            # Otherwise what is read back is what the kernel remembers, not what the disk holds.
+            # Otherwise the kernel's cache is read back, not the disk.
             os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             written.seek(0)
             if hashlib.file_digest(written, "sha256").hexdigest() != file.sha256:
-                raise BundleStorageError(
-                    f"{path} reads back differently than it was written: the disk is bad"
-                )
+                raise BundleStorageError(f"{path} reads back differently than written: the disk is faulty")
         partial.replace(path)
         sync_directory(path.parent)
     except (OSError, BundleError) as error:
-        # Room taken by half a file may be what the audit log lacks.
+        # The audit log may need the space of the incomplete file.
         with suppress(OSError):
             partial.unlink()
         if isinstance(error, OSError):
@@ -79,7 +77,7 @@ def copy_verified(chunks: Iterable[bytes], file: BundleFile, path: Path) -> None
 
 
 def holds(path: Path, file: BundleFile) -> bool:
-    """Whether a path is a regular file with the bytes of the manifest; it is read whole."""
+    """Whether a path is a regular file with the bytes of the manifest; reads the whole file."""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size != file.size:
             return False
@@ -107,10 +105,10 @@ def file_chunks(path: Path) -> Iterator[bytes]:
 @contextmanager
 def making(directory: Path) -> Iterator[Path]:
     """
-    Yield a directory to write to, which takes the name `directory` when all went well and goes otherwise.
+    Yield a temporary directory that is renamed to `directory` on success and removed on failure.
 
     Raises:
-        ConfigurationError: there is something of that name already.
+        ConfigurationError: `directory` exists already.
         BundleStorageError: it cannot be written.
     """
     if directory.exists() or directory.is_symlink():

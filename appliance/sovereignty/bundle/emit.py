@@ -1,7 +1,7 @@
 """
-What a bundle holds, in the words of other tools: Helm values, a compose environment, oc-mirror, Zarf.
+Descriptions of a bundle for other tools: Helm values, a compose environment, oc-mirror, Zarf.
 
-Pure, and made from the manifest alone, so it names exactly what the bundle brings.  Sources: oc-mirror
+Pure, and derived from the manifest alone, so it names exactly what the bundle contains.  Sources: oc-mirror
 v2's ImageSetConfiguration (`mirror.openshift.io/v2alpha1`), Zarf's package schema (docs.zarf.dev).
 """
 
@@ -10,13 +10,11 @@ from enum import StrEnum
 
 import yaml
 
-from appliance.sovereignty.bundle.manifest import Item, Kind, Manifest
+from appliance.sovereignty.bundle.manifest import BundleManifest, Item, ItemKind
 from appliance.sovereignty.bundle.references import chart_path, repository_of
 
 
 class Form(StrEnum):
-    """What a bundle is described for."""
-
     IMAGES = "images"
     OC_MIRROR = "oc-mirror"
     ZARF = "zarf"
@@ -30,23 +28,25 @@ CHART_IMAGES = {
     "worker-cpu": "workerCpu",
     "postgres": "postgres",
 }
-"""What the chart takes by digest: last part of the repository, and its name below `images` in the values."""
+"""
+Images that the chart references by digest: last part of the repository, and key below `images` in the
+values.
+"""
 
 
-def emit(manifest: Manifest, form: Form) -> str:
-    """Return the description of a bundle, as text."""
+def emit(manifest: BundleManifest, form: Form) -> str:
     return _FORMS[form](manifest)
 
 
-def _image_list(manifest: Manifest) -> str:
-    return "".join(f"{_pinned(item)}\n" for item in manifest.of_kind(Kind.IMAGE))
+def _image_list(manifest: BundleManifest) -> str:
+    return "".join(f"{_pinned(item)}\n" for item in manifest.of_kind(ItemKind.IMAGE))
 
 
-def _oc_mirror(manifest: Manifest) -> str:
+def _oc_mirror(manifest: BundleManifest) -> str:
     mirror: dict[str, object] = {
-        "additionalImages": [{"name": _pinned(item)} for item in manifest.of_kind(Kind.IMAGE)]
+        "additionalImages": [{"name": _pinned(item)} for item in manifest.of_kind(ItemKind.IMAGE)]
     }
-    charts = [{"name": item.name, "path": chart_path(item)} for item in manifest.of_kind(Kind.CHART)]
+    charts = [{"name": item.name, "path": chart_path(item)} for item in manifest.of_kind(ItemKind.CHART)]
     if charts:
         mirror["helm"] = {"local": charts}
     return _yaml(
@@ -54,11 +54,11 @@ def _oc_mirror(manifest: Manifest) -> str:
     )
 
 
-def _zarf(manifest: Manifest) -> str:
+def _zarf(manifest: BundleManifest) -> str:
     component: dict[str, object] = {
         "name": manifest.name.replace("/", "-").lower(),
         "required": True,
-        "images": [_pinned(item) for item in manifest.of_kind(Kind.IMAGE)],
+        "images": [_pinned(item) for item in manifest.of_kind(ItemKind.IMAGE)],
     }
     charts = [
         {
@@ -67,7 +67,7 @@ def _zarf(manifest: Manifest) -> str:
             "namespace": "sovereign-appliance",
             "localPath": chart_path(item),
         }
-        for item in manifest.of_kind(Kind.CHART)
+        for item in manifest.of_kind(ItemKind.CHART)
     ]
     if charts:
         component["charts"] = charts
@@ -75,29 +75,29 @@ def _zarf(manifest: Manifest) -> str:
     return _yaml({"kind": "ZarfPackageConfig", "metadata": metadata, "components": [component]})
 
 
-def _helm(manifest: Manifest) -> str:
+def _helm(manifest: BundleManifest) -> str:
     images = {
         CHART_IMAGES[_short(item)]: {"repository": repository_of(item)[0], "digest": item.digest}
-        for item in manifest.of_kind(Kind.IMAGE)
+        for item in manifest.of_kind(ItemKind.IMAGE)
         if _short(item) in CHART_IMAGES
     }
     return _yaml({"images": images})
 
 
-def _compose(manifest: Manifest) -> str:
+def _compose(manifest: BundleManifest) -> str:
     return "".join(f"{name}={value}\n" for name, value in compose_environment(manifest).items())
 
 
-def compose_environment(manifest: Manifest) -> dict[str, str]:
-    """The variables that compose.yaml takes its images from, by the ids that an engine knows them by."""
+def compose_environment(manifest: BundleManifest) -> dict[str, str]:
+    """The variables with the images of compose.yaml, by their ids in an engine."""
     return {
         f"{_short(item).upper().replace('-', '_')}_IMAGE": item.image_id
-        for item in manifest.of_kind(Kind.IMAGE)
+        for item in manifest.of_kind(ItemKind.IMAGE)
         if item.image_id is not None
     }
 
 
-_FORMS: dict[Form, Callable[[Manifest], str]] = {
+_FORMS: dict[Form, Callable[[BundleManifest], str]] = {
     Form.IMAGES: _image_list,
     Form.OC_MIRROR: _oc_mirror,
     Form.ZARF: _zarf,
@@ -107,13 +107,12 @@ _FORMS: dict[Form, Callable[[Manifest], str]] = {
 
 
 def _pinned(item: Item) -> str:
-    """An image by its digest alone: other tools refuse a tag beside it, and it would add nothing."""
+    """An image by its digest alone: other tools refuse a tag next to it."""
     repository = (item.reference or item.name).rpartition(":")[0]
     return f"{repository}@{item.digest}"
 
 
 def _short(item: Item) -> str:
-    """Last part of an image's repository."""
     return item.name.rpartition("/")[2]
 
 

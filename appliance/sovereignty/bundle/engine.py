@@ -1,7 +1,7 @@
 """
-Images of a bundle into a container engine, by `docker load`.
+Load the images of a bundle into a container engine, by `docker load`.
 
-The engine is given what `docker save` would have written, made on the way from the bundle's blobs.
+The engine receives the format of `docker save`, produced on the fly from the bundle's blobs.
 """
 
 import json
@@ -15,44 +15,44 @@ from appliance.infra.canonical_json import canonical
 from appliance.sovereignty.bundle.archive import END, padding, tar_header
 from appliance.sovereignty.bundle.manifest import BundleFile
 from appliance.sovereignty.bundle.oci import parse_image_config
-from appliance.sovereignty.bundle.tree import PlatformImage, Tree
+from appliance.sovereignty.bundle.tree import ItemTree, PlatformImage
 from appliance.sovereignty.bundle.verify import Bundle
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-"""The kernel's names of machines, in OCI's words."""
+"""OCI's architecture names by the kernel's."""
 RUN = ("Cmd", "Entrypoint", "Env", "User", "WorkingDir")
-"""What an image's configuration says beside its layers and every engine tells again as it was given it."""
+"""Members of an image's configuration, besides its layers, that every engine reports unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A container engine's command line."""
+    """The command line of a container engine."""
 
     command: Sequence[str]
-    """`docker`, or what takes the same arguments."""
+    """`docker`, or a command with the same arguments."""
     machine: str
     """The kernel's name of this machine's architecture."""
 
-    def load(self, tree: Tree, bundle: Bundle) -> bool:
+    def load(self, tree: ItemTree, bundle: Bundle) -> bool:
         """
-        Load one image unless it is there, and return whether it had to be.
+        Load one image unless it is present; returns whether it was loaded.
 
         Raises:
-            BundleStorageError: the engine refuses it, or has something else afterwards.
+            BundleStorageError: the engine refuses it, or has another image afterwards.
         """
         reference = tree.item.reference or tree.item.label
         image = self.choose(tree)
         layers, config = parse_image_config(bundle.read(image.config), reference)
-        # Not by the image's id: some engines make their own.
+        # Not compared by the image's id: some engines assign their own.
         if self._found(reference) == (layers, _run(config)):
             return False
         self._feed(image, reference, bundle)
         if self._found(reference)[0] != layers:
-            raise BundleStorageError(f"{self.command[0]} has another image as {reference} than it was given")
+            raise BundleStorageError(f"{self.command[0]} has a different image as {reference} after the load")
         return True
 
-    def choose(self, tree: Tree) -> PlatformImage:
-        """Return the image for this machine; raises BundleStorageError when there is none."""
+    def choose(self, tree: ItemTree) -> PlatformImage:
+        """The image for this machine; raises BundleStorageError if there is none."""
         wanted = ARCHITECTURES.get(self.machine, self.machine)
         for image in tree.images:
             if image.platform is None or image.platform.architecture in {"", wanted}:
@@ -73,7 +73,7 @@ class Engine:
             assert process.stdin is not None  # noqa: S101 - asked for above
             assert process.stderr is not None  # noqa: S101 - asked for above
             try:
-                # An engine that has given up closes the pipe; why is on its standard error.
+                # An engine that fails closes the pipe; the reason is on its standard error.
                 with suppress(BrokenPipeError):
                     for piece in saved_form(image, reference, bundle):
                         process.stdin.write(piece)
@@ -87,7 +87,7 @@ class Engine:
             raise BundleStorageError(f"{self.command[0]} did not load {reference}: {_last_line(complaint)}")
 
     def _found(self, reference: str) -> tuple[object, object]:
-        """Layers of an image in the engine and how it is run; None and None where it has no such image."""
+        """Layers and run configuration of an image in the engine; (None, None) if it has no such image."""
         form = "[{{json .RootFS.Layers}},{{json .Config}}]"
         try:
             found = subprocess.run(  # noqa: S603 - the operator's own command
@@ -100,15 +100,15 @@ class Engine:
             layers, config = json.loads(found.stdout)
             return layers, _run(config or {})
         except (OSError, ValueError) as error:
-            raise BundleStorageError(f"cannot ask {self.command[0]} for its images: {error}") from error
+            raise BundleStorageError(f"cannot list the images of {self.command[0]}: {error}") from error
 
 
 def saved_form(image: PlatformImage, reference: str, bundle: Bundle) -> Iterator[bytes]:
     """
-    Yield an image as `docker save` writes it, which every engine reads.
+    Yield an image in the format of `docker save`, which every engine reads.
 
-    Layers come from the medium once more, and the engine compares them with the configuration; what that
-    says is compared with the manifest here, since the medium may say something else by now.
+    Layers are read from the medium again, and the engine compares them with the configuration; the
+    configuration is compared with the manifest here, since the medium may have changed.
     """
     layers = {file.path: file for file in image.layers}
     config = f"{image.config.sha256}.json"
@@ -123,7 +123,7 @@ def saved_form(image: PlatformImage, reference: str, bundle: Bundle) -> Iterator
 
 
 def _run(config: Mapping[str, object]) -> dict[str, object]:
-    """How an image is run, alike for what is empty and what is not there."""
+    """The run configuration; empty and absent members are equal."""
     return {name: config.get(name) or None for name in RUN}
 
 
@@ -132,4 +132,4 @@ def _layer(file: BundleFile) -> str:
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it says nothing"])[-1]
+    return (text.strip().splitlines() or ["no message"])[-1]

@@ -1,8 +1,8 @@
 """
-Container images as a bundle takes them: from `docker save`, an OCI archive or an OCI directory.
+Import container images: from `docker save`, an OCI archive or an OCI directory.
 
-Nothing is unpacked to a disk.  What is already OCI keeps its digests; the older form of `docker save`
-gets a manifest of its own, made of the configuration and the layers as they are.
+Nothing is unpacked to disk.  OCI content keeps its digests; the older format of `docker save` gets a new
+manifest of its unchanged configuration and layers.
 """
 
 import json
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from appliance.errors import BundleRefusedError, ConfigurationError
+from appliance.sovereignty.bundle.artefacts import BlobStore
 from appliance.sovereignty.bundle.copying import file_chunks
-from appliance.sovereignty.bundle.depot import Depot
 from appliance.sovereignty.bundle.manifest import INDEX
 from appliance.sovereignty.bundle.oci import (
     IMAGE_CONFIG,
@@ -33,29 +33,27 @@ from appliance.sovereignty.bundle.oci import (
 from appliance.sovereignty.bundle.source import CHUNK_BYTES
 
 SAVED = "manifest.json"
-"""The list of images in what `docker save` writes."""
+"""The list of images in the output of `docker save`."""
 CONTAINERD_NAME = "io.containerd.image.name"
 LINKS = 8
 
 
 class Archive(Protocol):
-    """Files of an image, by the names they have in it."""
+    """Files of an image archive by name."""
 
     name: str
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """Yield a file's bytes; raises ConfigurationError when there is none."""
+        """Yield a file's bytes; raises ConfigurationError if there is none."""
         ...
 
-    def has(self, path: str) -> bool:
-        """Whether there is such a file."""
-        ...
+    def has(self, path: str) -> bool: ...
 
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[Archive]:
     """
-    Open a tar file or a directory with images.
+    Open a tar file or a directory of images.
 
     Raises:
         ConfigurationError: it is neither.
@@ -68,32 +66,31 @@ def open_archive(path: Path) -> Iterator[Archive]:
             yield _Tar(str(path), tar)
     except (OSError, tarfile.TarError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigurationError(f"{path} is no archive of an image: {reason}") from error
+        raise ConfigurationError(f"{path} is not an image archive: {reason}") from error
 
 
-def import_image(archive: Archive, reference: str, depot: Depot) -> tuple[Descriptor, str | None]:
+def import_image(archive: Archive, reference: str, store: BlobStore) -> tuple[Descriptor, str | None]:
     """
-    Copy an image into the depot.
+    Copy an image into the blob store.
 
-    Returns:
-        Its manifest or index, and the digest of its configuration where it is for one platform.
+    Returns its manifest or index, and the digest of its configuration if it is for one platform.
 
     Raises:
-        ConfigurationError: the archive does not hold this image, or not whole.
+        ConfigurationError: the archive does not contain this image, or not all of it.
     """
     try:
         if archive.has(INDEX):
             root = _choose(archive, reference)
-            return root, _copy(archive, root, depot)
+            return root, _copy(archive, root, store)
         if archive.has(SAVED):
-            return _convert(archive, reference, depot)
-        raise ConfigurationError(f"{archive.name} holds neither {INDEX} nor {SAVED}: it is no image")
+            return _convert(archive, reference, store)
+        raise ConfigurationError(f"{archive.name} has neither {INDEX} nor {SAVED}: it is not an image")
     except BundleRefusedError as error:
-        raise ConfigurationError(f"{archive.name} cannot be taken in: {error}") from error
+        raise ConfigurationError(f"{archive.name} cannot be imported: {error}") from error
 
 
 def _choose(archive: Archive, reference: str) -> Descriptor:
-    """The one entry of the index that is the image, by name, or because there is no other."""
+    """The entry of the index that is the image: by name, or the only one."""
     entries = parse_index(_small(archive, INDEX), INDEX).manifests
     names = {
         reference,
@@ -109,29 +106,29 @@ def _choose(archive: Archive, reference: str) -> Descriptor:
     chosen = named or list(entries)
     if len({entry.digest for entry in chosen}) != 1:
         raise ConfigurationError(
-            f"{archive.name} holds {len(entries)} images, and not just one named {reference}"
+            f"{archive.name} has {len(entries)} images, and not exactly one named {reference}"
         )
     return chosen[0]
 
 
-def _copy(archive: Archive, entry: Descriptor, depot: Depot) -> str | None:
-    """Copy a manifest or index and all below it, digests unchanged; return the image's id if it is one."""
+def _copy(archive: Archive, entry: Descriptor, store: BlobStore) -> str | None:
+    """Copy a manifest or index and everything below it, digests unchanged; returns an image's id."""
     if entry.media_type not in INDEXES | MANIFESTS:
-        raise ConfigurationError(f"{archive.name} holds {entry.digest}, which is no manifest")
+        raise ConfigurationError(f"{archive.name} has {entry.digest}, which is not a manifest")
     content = _small(archive, _blob(entry))
-    depot.add_stream([content], entry.media_type, expected=entry.digest)
+    store.add_stream([content], entry.media_type, expected=entry.digest)
     if entry.media_type in INDEXES:
         for child in parse_index(content, entry.digest).manifests:
-            _copy(archive, child, depot)
+            _copy(archive, child, store)
         return None
     manifest = parse_manifest(content, entry.digest)
     for blob in (manifest.config, *manifest.layers):
-        depot.add_stream(archive.chunks(_blob(blob)), blob.media_type, expected=blob.digest)
+        store.add_stream(archive.chunks(_blob(blob)), blob.media_type, expected=blob.digest)
     return manifest.config.digest
 
 
-def _convert(archive: Archive, reference: str, depot: Depot) -> tuple[Descriptor, str]:
-    """Make a manifest for an image in the older form of `docker save`."""
+def _convert(archive: Archive, reference: str, store: BlobStore) -> tuple[Descriptor, str]:
+    """Create a manifest for an image in the older format of `docker save`."""
     try:
         images: list[dict[str, Any]] = json.loads(_small(archive, SAVED))
         named = [image for image in images if reference in (image["RepoTags"] or [])]
@@ -141,11 +138,11 @@ def _convert(archive: Archive, reference: str, depot: Depot) -> tuple[Descriptor
         raise ConfigurationError(f"{SAVED} in {archive.name} is not what `docker save` writes") from error
     if len(chosen) != 1:
         raise ConfigurationError(
-            f"{archive.name} holds {len(images)} images, and not just one named {reference}"
+            f"{archive.name} has {len(images)} images, and not exactly one named {reference}"
         )
-    described = depot.add(_small(archive, config), IMAGE_CONFIG)
-    entries = [depot.add_stream(archive.chunks(layer), LAYER) for layer in layers]
-    return depot.add(encode_manifest(described, entries), IMAGE_MANIFEST), described.digest
+    described = store.add(_small(archive, config), IMAGE_CONFIG)
+    entries = [store.add_stream(archive.chunks(layer), LAYER) for layer in layers]
+    return store.add(encode_manifest(described, entries), IMAGE_MANIFEST), described.digest
 
 
 def _blob(entry: Descriptor) -> str:
@@ -157,7 +154,7 @@ def _small(archive: Archive, path: str) -> bytes:
     for chunk in archive.chunks(path):
         content += chunk
         if len(content) > MAX_DOCUMENT_BYTES:
-            raise ConfigurationError(f"{path} in {archive.name} is too large to be what it is named")
+            raise ConfigurationError(f"{path} in {archive.name} is too large")
     return content
 
 
@@ -185,7 +182,7 @@ class _Tar:
     def chunks(self, path: str) -> Iterator[bytes]:
         member = self._members.get(path)
         for _ in range(LINKS):
-            # Layers that are alike are links to each other in what `docker save` writes.
+            # `docker save` stores identical layers as links to each other.
             if member is None or not member.issym():
                 break
             target = posixpath.join(posixpath.dirname(member.name), member.linkname)

@@ -1,24 +1,24 @@
 """
 Load a bundle into an installation.
 
-First everything is verified, then everything is brought in beside what serves, then the audit log
-says so, then the version is remembered, and only then `current` is turned.  Whatever fails before that
-leaves the previous version serving, and the next run goes on where this one stopped.  Fails closed:
-what cannot be recorded or remembered is not put into service, or an older bundle could be loaded over it.
+The order is: verify everything, place everything next to the version in service, append the audit entry,
+record the installed version, and switch `current` last.  A failure before that leaves the previous version
+in service, and the next run resumes.  Fails closed: what cannot be recorded is not put into service, or an
+older bundle could be loaded over it.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import BundleStorageError
-from appliance.infra.files import open_locked
+from appliance.infra.files import open_locked, sync_directory, sync_file
 from appliance.sovereignty.bundle.copying import storage_error
 from appliance.sovereignty.bundle.engine import Engine
-from appliance.sovereignty.bundle.journal import Journal
-from appliance.sovereignty.bundle.manifest import Kind, Manifest
-from appliance.sovereignty.bundle.memory import check_order, read_memory, write_memory
+from appliance.sovereignty.bundle.installed import check_order, read_installed, write_installed
+from appliance.sovereignty.bundle.manifest import BundleManifest, ItemKind
 from appliance.sovereignty.bundle.placing import (
     Placement,
     activate,
@@ -29,27 +29,93 @@ from appliance.sovereignty.bundle.placing import (
     stage,
 )
 from appliance.sovereignty.bundle.registry import Registry
-from appliance.sovereignty.bundle.tree import Tree
+from appliance.sovereignty.bundle.tree import ItemTree
 from appliance.sovereignty.bundle.verify import Bundle, Progress, verify_bundle
 
-RECORDED = "recorded"
-"""The step after which the audit log says that the bundle is installed."""
 
-Record = Callable[[Manifest, str], None]
-"""Puts the installation of a bundle, signed by a key of that name, into the audit log."""
+class LoadJournal:
+    """
+    The completed steps of one load, so that an interrupted load resumes.
+
+    One line for each step that is complete and on the disk, flushed before the next step begins.  A crash
+    loses at most the step in progress, which is then repeated; every step is idempotent.
+    """
+
+    def __init__(self, path: Path, manifest: str) -> None:
+        """
+        Resume the journal at `path`, or start one if it belongs to another bundle or does not exist.
+
+        `manifest` is the digest of the bundle's manifest.
+
+        Raises:
+            BundleStorageError: it cannot be written.
+        """
+        self._path = path
+        lines = _lines(path)
+        self.resumed = lines[:1] == [manifest]
+        """Whether an earlier run of this bundle was interrupted."""
+        self._done = set(lines[1:]) if self.resumed else set()
+        try:
+            kept = [manifest, *sorted(self._done)]
+            # Rewritten, so that the incomplete line of a crash is not continued.
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(f"{json.dumps(line)}\n" for line in kept)
+                sync_file(file)
+            sync_directory(path.parent)
+        except OSError as error:
+            raise storage_error(path, error) from error
+
+    def has(self, step: str) -> bool:
+        return step in self._done
+
+    def note(self, step: str) -> None:
+        """Record a completed step; raises BundleStorageError."""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps(step)}\n")
+                sync_file(file)
+        except OSError as error:
+            raise storage_error(self._path, error) from error
+        self._done.add(step)
+
+    def finish(self) -> None:
+        """Remove the journal.  A crash before this repeats steps that change nothing."""
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+
+
+def _lines(path: Path) -> list[str]:
+    """Complete lines of a journal; none if there is no file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []
+    lines: list[str] = []
+    for line in text.split("\n")[:-1]:
+        try:
+            lines.append(str(json.loads(line)))
+        except ValueError:
+            break
+    return lines
+
+
+RECORDED = "recorded"
+"""The step after which the audit log contains the installation."""
+
+RecordInstallation = Callable[[BundleManifest, str], None]
+"""Appends the installation of a bundle, signed by a key of that name, to the audit log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Where the contents of a bundle go; what is None is left out."""
+    """Destinations of a bundle's contents; None skips one."""
 
     models: Path | None = None
     files: Path | None = None
     engine: Engine | None = None
     registry: Registry | None = None
 
-    def placements(self, manifest: Manifest, trees: Sequence[Tree]) -> list[Placement]:
-        """The directories that a bundle fills."""
+    def placements(self, manifest: BundleManifest, trees: Sequence[ItemTree]) -> list[Placement]:
         models = [] if self.models is None else place_models(trees, self.models)
         files = [] if self.files is None else place_files(manifest, trees, self.files)
         return [*models, *files]
@@ -57,18 +123,18 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """The files that loads keep in the data directory."""
+    """The files of loads in the data directory."""
 
     directory: Path
 
     @property
-    def memory(self) -> Path:
-        """What was loaded."""
+    def installed(self) -> Path:
+        """The installed bundles."""
         return self.directory / "bundle.json"
 
     @property
     def journal(self) -> Path:
-        """How far the load that runs has come."""
+        """Progress of the current load."""
         return self.directory / "bundle.journal"
 
     @property
@@ -82,28 +148,30 @@ class Home:
         return self.directory / "bundle-keys.txt"
 
 
-def load_bundle(bundle: Bundle, targets: Targets, home: Home, record: Record, progress: Progress) -> bool:
+def load_bundle(
+    bundle: Bundle, targets: Targets, home: Home, record: RecordInstallation, progress: Progress
+) -> bool:
     """
-    Load a bundle, and return whether anything had to be done.
+    Load a bundle; returns whether anything changed.
 
     Raises:
         BundleRefusedError: it is not what was signed.
-        BundleRollbackError: it is older than what was loaded.
+        BundleRollbackError: it is older than the installed one.
         BundleIncompleteError: the base of a difference is missing.
-        BundleStorageError: a disk, engine or registry failed; run it again to go on.
-        AuditUnavailableError: it cannot be recorded.
+        BundleStorageError: a disk, engine or registry failed; run it again to resume.
+        AuditUnavailableError: the audit entry cannot be appended.
     """
     with _alone(home):
-        memory = read_memory(home.memory)
-        loaded = memory.find(bundle.manifest.name)
+        installed = read_installed(home.installed)
+        loaded = installed.find(bundle.manifest.name)
         check_order(loaded, bundle.manifest)
         trees = verify_bundle(bundle, progress)
         placements = targets.placements(bundle.manifest, trees)
         clear_leftovers(placements)
         check_room(placements)
-        journal = Journal(home.journal, bundle.manifest.digest)
+        journal = LoadJournal(home.journal, bundle.manifest.digest)
         if journal.resumed:
-            progress("going on with a load that was cut off")
+            progress("resuming an interrupted load")
         work = _Work(bundle, progress)
         try:
             work.bring_in(trees, placements, targets)
@@ -112,21 +180,21 @@ def load_bundle(bundle: Bundle, targets: Targets, home: Home, record: Record, pr
             if changed and not journal.has(RECORDED):
                 record(bundle.manifest, bundle.signer)
                 journal.note(RECORDED)
-            # A crash between this and the links leaves the version before in service, and the journal, by
-            # which the same bundle is gone on with.  The other way round it would leave a version in service
-            # that nobody remembers, and everything newer than the one before could follow it.
-            write_memory(home.memory, memory.with_bundle(bundle.manifest, bundle.signer))
+            # A crash between this and the links leaves the previous version in service, and the journal, from
+            # which the load resumes.  The reverse order would leave an unrecorded version in service, and
+            # any bundle newer than the previous version could follow it.
+            write_installed(home.installed, installed.with_bundle(bundle.manifest, bundle.signer))
         except BundleStorageError as error:
-            raise BundleStorageError(f"{error}; the version before goes on serving") from error
+            raise BundleStorageError(f"{error}; the previous version stays in service") from error
         for placement in placements:
             if activate(placement):
-                progress(f"{placement.current} is {placement.version} now")
+                progress(f"{placement.current} now points to {placement.version}")
         journal.finish()
     return changed
 
 
 class _Work:
-    """What one run brings in."""
+    """Places the contents in one run."""
 
     def __init__(self, bundle: Bundle, progress: Progress) -> None:
         self._bundle = bundle
@@ -134,27 +202,29 @@ class _Work:
         self.done = 0
         """Files written, images loaded and items pushed."""
 
-    def bring_in(self, trees: Sequence[Tree], placements: Sequence[Placement], targets: Targets) -> None:
+    def bring_in(self, trees: Sequence[ItemTree], placements: Sequence[Placement], targets: Targets) -> None:
         for placement in placements:
             written = stage(placement, self._bundle.chunks)
             self.done += written
-            self._progress(f"{placement.final} is whole ({written} of {len(placement.files)} files written)")
+            self._progress(
+                f"{placement.final} is complete ({written} of {len(placement.files)} files written)"
+            )
         registry, engine = targets.registry, targets.engine
         for tree in trees:
             label = tree.item.label
-            if registry is not None and tree.item.kind in {Kind.IMAGE, Kind.CHART}:
+            if registry is not None and tree.item.kind in {ItemKind.IMAGE, ItemKind.CHART}:
                 pushed = registry.push(tree, self._bundle)
                 self.done += pushed
-                self._progress(f"{label} {'was pushed' if pushed else 'is in the registry already'}")
-            if engine is not None and tree.item.kind is Kind.IMAGE:
+                self._progress(f"{label} {'was pushed' if pushed else 'is already in the registry'}")
+            if engine is not None and tree.item.kind is ItemKind.IMAGE:
                 loaded = engine.load(tree, self._bundle)
                 self.done += loaded
-                self._progress(f"{label} {'was loaded' if loaded else 'is in the engine already'}")
+                self._progress(f"{label} {'was loaded' if loaded else 'is already in the engine'}")
 
 
 @contextmanager
 def _alone(home: Home) -> Iterator[None]:
-    """Hold the lock of loads; the kernel lets go of it when the process ends, however it ends."""
+    """Hold the lock of loads; the kernel releases it when the process ends, for any reason."""
     try:
         home.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = open_locked(home.lock)

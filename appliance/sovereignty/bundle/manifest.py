@@ -1,19 +1,31 @@
 """
-MANIFEST.json: what a bundle holds, byte for byte, and where each thing came from.
+MANIFEST.json, every file of a bundle with its hash and every item with its origin; BASE.json of a
+difference.
 
-Pure.  Every file's path is one of three shapes, so no path in a manifest can lead out of a
-directory; names that become directories when loaded are held to a pattern for the same reason.
+Pure.  A file's path has one of three shapes, so no path in a manifest can leave the directory; names that
+become directories when loaded must match a pattern for the same reason.
 """
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from appliance.sovereignty.bundle.record import Record
+from appliance.errors import ApplianceError, BundleIncompleteError, BundleRefusedError
+from appliance.infra.canonical_json import CanonicalModel
+
+MAX_RECORD_BYTES = 64 * 2**20
+"""Enough for 300,000 files; a larger file is refused before it is read into memory."""
+
+
+class BundleRecord(CanonicalModel):
+    """A JSON file of a bundle, or a part of one."""
+
+    refusal: ClassVar[type[ApplianceError]] = BundleRefusedError
+
 
 MANIFEST = "MANIFEST.json"
 SIGNATURE = "MANIFEST.sig"
@@ -40,8 +52,8 @@ Reference = Annotated[
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
 
 
-class Kind(StrEnum):
-    """What an item is, which says where it is loaded."""
+class ItemKind(StrEnum):
+    """The kind of an item, which decides where it is loaded."""
 
     IMAGE = "image"
     CHART = "chart"
@@ -51,12 +63,9 @@ class Kind(StrEnum):
     SBOM = "sbom"
 
 
-class BundleFile(Record):
-    """One file of the bundle."""
-
+class BundleFile(BundleRecord):
     path: Annotated[str, Field(pattern=f"^(?:{LAYOUT}|{INDEX}|{BLOBS}/{_HEX})$")]
     size: Count
-    """Bytes."""
     sha256: Hex
     media_type: Text
 
@@ -67,10 +76,10 @@ class BundleFile(Record):
         return self
 
 
-class Item(Record):
-    """One thing the bundle brings: the root of a tree of blobs."""
+class Item(BundleRecord):
+    """One item of the bundle: the root of a tree of blobs."""
 
-    kind: Kind
+    kind: ItemKind
     name: Name
     version: Text
     digest: Digest
@@ -78,29 +87,29 @@ class Item(Record):
     reference: Reference | None = None
     """Name and tag of an image."""
     image_id: Digest | None = None
-    """Digest of an image's configuration: what a container engine calls its id."""
+    """Digest of an image's configuration: its id in a container engine."""
     licence: Text
     """SPDX expression."""
     origin: Text
-    """Where it was taken from."""
+    """Where it was obtained."""
     sbom: Digest | None = None
     """Blob with its software bill of materials (CycloneDX or SPDX JSON)."""
 
     @model_validator(mode="after")
     def _version_stays_below(self) -> Self:
-        # Charts and bills of materials are loaded to paths that the version is a part of.
-        if self.kind in {Kind.CHART, Kind.SBOM} and not is_inner_path(self.version):
-            raise ValueError("its version is part of a path, and must be a plain one")
+        # Charts and bills of materials are loaded to paths that contain the version.
+        if self.kind in {ItemKind.CHART, ItemKind.SBOM} and not is_inner_path(self.version):
+            raise ValueError("the version is part of a path and must not leave it")
         return self
 
     @property
     def label(self) -> str:
-        """How index.json names it: an image by its reference, anything else by kind, name and version."""
+        """Name in index.json: an image's reference, otherwise kind, name and version."""
         return self.reference or f"{self.kind}/{self.name}:{self.version}"
 
 
-class Manifest(Record):
-    """Everything a bundle holds."""
+class BundleManifest(BundleRecord):
+    """MANIFEST.json."""
 
     format: Literal[1] = 1
     name: Name
@@ -110,7 +119,7 @@ class Manifest(Record):
     created: Count
     """Seconds since the epoch; SOURCE_DATE_EPOCH of the build."""
     key_not_after: Count
-    """When whoever signs stops vouching for the key, in seconds since the epoch."""
+    """Until when the signer vouches for the key, in seconds since the epoch."""
     items: tuple[Item, ...]
     """Sorted by label."""
     files: tuple[BundleFile, ...]
@@ -121,36 +130,109 @@ class Manifest(Record):
         labels = [item.label for item in self.items]
         paths = [file.path for file in self.files]
         if labels != sorted(set(labels)) or paths != sorted(set(paths)):
-            raise ValueError("items and files must be sorted, each named once")
+            raise ValueError("items and files must be sorted and unique")
         if not {LAYOUT, INDEX} <= set(paths):
             raise ValueError(f"{LAYOUT} and {INDEX} must be listed")
         return self
 
     @property
     def digest(self) -> str:
-        """Digest of MANIFEST.json, which names the bundle."""
+        """Digest of MANIFEST.json; it identifies the bundle."""
         return f"sha256:{hashlib.sha256(self.encode()).hexdigest()}"
 
     @property
     def size(self) -> int:
-        """Bytes of all files it lists."""
+        """Bytes of all listed files."""
         return sum(file.size for file in self.files)
 
     def blobs(self) -> dict[str, BundleFile]:
-        """The blobs by digest."""
+        """Blobs by digest."""
         return {f"sha256:{file.sha256}": file for file in self.files if file.path.startswith("blobs/")}
 
-    def of_kind(self, *kinds: Kind) -> Iterator[Item]:
-        """The items of these kinds."""
+    def of_kind(self, *kinds: ItemKind) -> Iterator[Item]:
         return (item for item in self.items if item.kind in kinds)
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """What versions are compared by: three numbers."""
+    """Sort key of a version: three numbers."""
     return tuple(int(number) for number in version.split("."))
 
 
 def is_inner_path(path: str) -> bool:
-    """Whether a path that a bundle names stays below the directory it is loaded into."""
+    """Whether a path in a bundle stays below the directory it is loaded into."""
     steps = path.split("/")
     return re.fullmatch(r"[^\x00-\x1f\x7f\\]{1,255}", path) is not None and not {"", ".", ".."} & set(steps)
+
+
+class Base(BundleRecord):
+    """
+    BASE.json of a difference: a bundle without the blobs of an earlier one.
+
+    Manifest and signature are those of the whole bundle, so a difference needs no key, and a loaded
+    difference is equivalent to the whole.  BASE.json is not signed, and need not be: a blob is taken from
+    the base only if it has the hash in the signed manifest.
+    """
+
+    format: Literal[1] = 1
+    name: Name
+    version: Version
+    created: Count
+    manifest: Digest
+    """Digest of the base's MANIFEST.json."""
+    omitted: tuple[Digest, ...]
+    """Blobs that are taken from the base, sorted."""
+
+
+def make_base(older: BundleManifest, newer: BundleManifest) -> Base:
+    """
+    BASE.json of the difference between two bundles.
+
+    Raises:
+        BundleRefusedError: they are not two versions of one bundle.
+    """
+    if older.name != newer.name:
+        raise BundleRefusedError(f"{older.name} and {newer.name} are not two versions of one bundle")
+    omitted = sorted(older.blobs().keys() & newer.blobs().keys())
+    return Base(
+        name=older.name,
+        version=older.version,
+        created=older.created,
+        manifest=older.digest,
+        omitted=tuple(omitted),
+    )
+
+
+def present_files(manifest: BundleManifest, base: Base | None) -> Sequence[BundleFile]:
+    """
+    The files on the medium of a bundle, in the manifest's order.
+
+    Raises:
+        BundleRefusedError: BASE.json omits a blob that the manifest does not have.
+    """
+    if base is None:
+        return manifest.files
+    blobs = manifest.blobs()
+    if list(base.omitted) != sorted(set(base.omitted) & blobs.keys()):
+        raise BundleRefusedError(f"{BASE} omits blobs that the manifest does not list: it was altered")
+    omitted = {blobs[digest].path for digest in base.omitted}
+    return [file for file in manifest.files if file.path not in omitted]
+
+
+def check_base(base: Base, found: BundleManifest | None) -> None:
+    """
+    Check that a bundle is the base of a difference.
+
+    Raises:
+        BundleIncompleteError: it is another one, or there is none.
+    """
+    wanted = f"{base.name} {base.version} ({base.manifest})"
+    if found is None:
+        raise BundleIncompleteError(f"this is a difference to {wanted}: pass that bundle with --base")
+    if (found.name, found.version, found.created, found.digest) != (
+        base.name,
+        base.version,
+        base.created,
+        base.manifest,
+    ):
+        message = f"the base is {found.name} {found.version} ({found.digest}), and should be {wanted}"
+        raise BundleIncompleteError(message)

@@ -1,5 +1,5 @@
 """
-The OCI documents inside a bundle: indexes, manifests, descriptors.
+The OCI documents in a bundle: indexes, manifests, descriptors.
 
 Pure.  Sources: github.com/opencontainers/image-spec v1.1 (image layout, index, manifest, the empty
 descriptor), helm.sh/docs/topics/registries (media types of charts).
@@ -27,16 +27,14 @@ EMPTY_CONTENT = b"{}"
 HELM_CONFIG = "application/vnd.cncf.helm.config.v1+json"
 HELM_CHART = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 ARTEFACT = "application/vnd.sovereign-appliance.{kind}.v1"
-"""Artefact type of what is neither image nor chart."""
+"""Artefact type of items that are neither image nor chart."""
 REF_NAME = "org.opencontainers.image.ref.name"
 TITLE = "org.opencontainers.image.title"
 MAX_DOCUMENT_BYTES = 4 * 2**20
-"""What registries accept as one manifest."""
+"""Maximum size of a manifest in registries."""
 
 
 class Platform(BaseModel):
-    """What an image runs on."""
-
     model_config = ConfigDict(frozen=True)
     architecture: str = ""
     os: str = ""
@@ -59,14 +57,10 @@ class Descriptor(BaseModel):
 
 
 class ImageIndex(BaseModel):
-    """Several manifests."""
-
     manifests: tuple[Descriptor, ...]
 
 
 class ImageManifest(BaseModel):
-    """A configuration and layers."""
-
     config: Descriptor
     layers: tuple[Descriptor, ...]
 
@@ -81,34 +75,33 @@ class _ImageConfig(BaseModel):
 
 
 def parse_image_config(config: bytes, name: str) -> tuple[list[str], dict[str, Any]]:
-    """Read an image's configuration: digests of its unpacked layers, and how it is run."""
+    """Digests of an image's unpacked layers, and its run configuration."""
     try:
         parsed = _ImageConfig.model_validate_json(config)
         return list(parsed.rootfs.diff_ids), parsed.config or {}
     except ValidationError as error:
         raise BundleRefusedError(
-            f"the configuration of {name} names no layers: it is no container image"
+            f"the configuration of {name} has no layers: it is not a container image"
         ) from error
 
 
 def parse_index(content: bytes, name: str) -> ImageIndex:
-    """Read an index; raises BundleRefusedError."""
+    """Parse an index; raises BundleRefusedError."""
     try:
         return ImageIndex.model_validate_json(content)
     except ValidationError as error:
-        raise BundleRefusedError(f"{name} is no OCI index") from error
+        raise BundleRefusedError(f"{name} is not an OCI index") from error
 
 
 def parse_manifest(content: bytes, name: str) -> ImageManifest:
-    """Read a manifest; raises BundleRefusedError."""
+    """Parse a manifest; raises BundleRefusedError."""
     try:
         return ImageManifest.model_validate_json(content)
     except ValidationError as error:
-        raise BundleRefusedError(f"{name} is no OCI manifest") from error
+        raise BundleRefusedError(f"{name} is not an OCI manifest") from error
 
 
 def describe(content: bytes, media_type: str, annotations: Mapping[str, str] | None = None) -> Descriptor:
-    """Return the descriptor of some bytes."""
     return Descriptor(
         media_type=media_type,
         digest=f"sha256:{hashlib.sha256(content).hexdigest()}",
@@ -120,7 +113,6 @@ def describe(content: bytes, media_type: str, annotations: Mapping[str, str] | N
 def encode_manifest(
     config: Descriptor, layers: Sequence[Descriptor], *, artefact: str | None = None
 ) -> bytes:
-    """Return the bytes of a manifest."""
     kind = {} if artefact is None else {"artifactType": artefact}
     return canonical(
         {
@@ -134,6 +126,5 @@ def encode_manifest(
 
 
 def encode_index(manifests: Sequence[Descriptor]) -> bytes:
-    """Return the bytes of an index."""
     listed = [manifest.document() for manifest in manifests]
     return canonical({"schemaVersion": 2, "mediaType": IMAGE_INDEX, "manifests": listed})

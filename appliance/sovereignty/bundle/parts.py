@@ -1,8 +1,8 @@
 """
-A bundle cut into parts that fit on a carrier medium, with an index of their hashes.
+A bundle split into parts that fit on a transport medium, with an index of their hashes.
 
-PARTS.json is not signed: it tells a damaged part from a good one and which bundle they make up.  What
-the bundle holds is proved by the manifest alone, whatever PARTS.json says.
+PARTS.json is not signed: it distinguishes damaged parts from good ones, and names the bundle.  The content
+of the bundle is proved by the manifest alone, whatever PARTS.json says.
 """
 
 import hashlib
@@ -14,85 +14,85 @@ from pydantic import Field, model_validator
 
 from appliance.errors import BundleRefusedError, ConfigurationError
 from appliance.infra.files import sync_file
-from appliance.sovereignty.bundle.archive import ArchiveSource, frames, stream_size
+from appliance.sovereignty.bundle.archive import ArchivePart, ArchiveSource, SplitReader, frames, stream_size
 from appliance.sovereignty.bundle.copying import making, storage_error, write_durably
-from appliance.sovereignty.bundle.manifest import Count, Digest, Hex
-from appliance.sovereignty.bundle.record import Record
+from appliance.sovereignty.bundle.manifest import BundleRecord, Count, Digest, Hex
 from appliance.sovereignty.bundle.source import (
+    BundleHead,
+    BundleSource,
     Contents,
     DirectorySource,
-    Head,
-    Source,
     open_beneath,
     read_small,
 )
-from appliance.sovereignty.bundle.tape import Part, Tape
 
 PARTS = "PARTS.json"
 FAT32_BYTES = 4 * 2**30 - 2**20
-"""Default size of a part: FAT32 holds no file of 4 GiB."""
+"""Default size of a part: FAT32 cannot hold a file of 4 GiB."""
 MOST_PARTS = 9999
 
 
-class ListedPart(Record):
-    """One part, as the index has it."""
+class ListedPart(BundleRecord):
+    """One part in the index."""
 
     name: Annotated[str, Field(pattern=r"^bundle\.tar\.[0-9]{4}$")]
     size: Count
     sha256: Hex
 
 
-class PartsIndex(Record):
+class PartsIndex(BundleRecord):
     """PARTS.json."""
 
     format: Literal[1] = 1
     manifest: Digest
     """Digest of the bundle's MANIFEST.json."""
     parts: Annotated[tuple[ListedPart, ...], Field(min_length=1)]
-    """In the order in which they make up the stream."""
+    """In the order of the stream."""
 
     @model_validator(mode="after")
     def _numbered(self) -> Self:
         if [part.name for part in self.parts] != [part_name(number + 1) for number in range(len(self.parts))]:
-            raise ValueError("parts must be numbered from 1 on")
+            raise ValueError("parts must be numbered from 1")
         return self
 
 
 def part_name(number: int) -> str:
-    """Return the name of a part, counted from 1."""
+    """File name of a part; numbers start at 1."""
     return f"bundle.tar.{number:04}"
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> BundleSource:
     """
-    Return the bundle at a path: a directory, a directory of parts, or a tar file.
+    Open the bundle at a path: a directory, a directory of parts, or a tar file.
 
     Raises:
-        ConfigurationError: there is nothing at the path.
+        ConfigurationError: there is no bundle at the path.
         BundleRefusedError: the index of the parts is malformed, or a part is missing.
     """
     if path.is_dir() and (path / PARTS).exists():
         with open_beneath(path, PARTS) as file:
             index = PartsIndex.decode(read_small(file, PARTS), PARTS)
-        parts = [Part(path=path / part.name, size=part.size, sha256=part.sha256) for part in index.parts]
+        parts = [
+            ArchivePart(path=path / part.name, size=part.size, sha256=part.sha256) for part in index.parts
+        ]
         for part in parts:
             _check_size(part)
-        return ArchiveSource(Tape(str(path), parts), manifest=index.manifest)
+        return ArchiveSource(SplitReader(str(path), parts), manifest=index.manifest)
     if path.is_dir():
         return DirectorySource(path)
     try:
         size = path.stat().st_size
     except OSError as error:
         raise ConfigurationError(f"there is no bundle at {path}: {error.strerror}") from error
-    return ArchiveSource(Tape(str(path), [Part(path=path, size=size, sha256=None)]))
+    return ArchiveSource(SplitReader(str(path), [ArchivePart(path=path, size=size, sha256=None)]))
 
 
-def split(head: Head, contents: Contents, directory: Path, part_bytes: int) -> PartsIndex:
+def split(head: BundleHead, contents: Contents, directory: Path, part_bytes: int) -> PartsIndex:
     """
-    Write a bundle as parts into a new directory; what is split twice is cut alike.
+    Write a bundle as parts into a new directory; the same input gives the same parts.
 
     Raises:
-        BundleRefusedError: the bundle is not whole.
+        BundleRefusedError: the bundle is incomplete.
         BundleStorageError: the parts cannot be written.
         ConfigurationError: it would take more than 9,999 parts.
     """
@@ -102,7 +102,7 @@ def split(head: Head, contents: Contents, directory: Path, part_bytes: int) -> P
         listed = list(_write_parts(place, frames(head, contents), part_bytes))
         digest = f"sha256:{hashlib.sha256(head.manifest).hexdigest()}"
         index = PartsIndex(manifest=digest, parts=tuple(listed))
-        # The index is written last: without it a directory holds no parts.
+        # The index is written last: without it the directory is not a set of parts.
         write_durably(place / PARTS, index.encode())
     return index
 
@@ -125,7 +125,7 @@ def _write_parts(place: Path, stream: Iterable[bytes], part_bytes: int) -> Itera
 
 
 def _pieces(stream: Iterable[bytes], part_bytes: int) -> Iterator[Iterator[bytes]]:
-    """Cut a stream into parts of so many bytes; each part is to be used up before the next is asked for."""
+    """Split a stream into parts of `part_bytes`; each part must be consumed before the next is requested."""
     waiting = iter(stream)
     rest = next(waiting, b"")
 
@@ -146,7 +146,7 @@ def _pieces(stream: Iterable[bytes], part_bytes: int) -> Iterator[Iterator[bytes
         yield part()
 
 
-def _check_size(part: Part) -> None:
+def _check_size(part: ArchivePart) -> None:
     try:
         size = part.path.stat().st_size
     except OSError as error:

@@ -1,11 +1,11 @@
 """
-Files of a bundle in a directory, a new version beside the one that serves.
+Place the files of a bundle in a directory, a new version next to the one in service.
 
     MODELS/NAME/1.0-0123456789ab/   one version, its files read-only
     MODELS/NAME/current             a link to the version in service
 
-A version is filled under a name of its own and renamed when it is whole; the link is turned last.
-Whatever fails before leaves the link, and what it points to, as they were.
+A version is staged under a temporary name and renamed when it is complete; the link is switched last.  A
+failure before that leaves the link, and its target, unchanged.
 """
 
 import os
@@ -19,14 +19,14 @@ from pathlib import Path
 from appliance.errors import BundleRefusedError, BundleStorageError
 from appliance.infra.files import sync_directory
 from appliance.sovereignty.bundle.copying import PARTIAL, copy_verified, holds, storage_error
-from appliance.sovereignty.bundle.manifest import BundleFile, Kind, Manifest
+from appliance.sovereignty.bundle.manifest import BundleFile, BundleManifest, ItemKind
 from appliance.sovereignty.bundle.references import chart_path
-from appliance.sovereignty.bundle.tree import Tree
+from appliance.sovereignty.bundle.tree import ItemTree
 
 CURRENT = "current"
 READ_ONLY = 0o444
 PASSABLE = 0o755
-"""Workers read the weights under accounts of their own, whatever the umask of whoever loads."""
+"""Workers read the weights under their own accounts, whatever the umask of the operator who loads."""
 _DIGITS = 12
 
 Chunks = Callable[[BundleFile], Iterator[bytes]]
@@ -38,20 +38,19 @@ class Placement:
     """One directory that a bundle fills."""
 
     home: Path
-    """Directory of all versions of one thing."""
+    """Directory of all versions of one item."""
     version: str
-    """Name of the directory of this version."""
+    """Directory name of this version."""
     files: dict[str, BundleFile]
-    """By path below it."""
+    """By path in the version's directory."""
 
     @property
     def final(self) -> Path:
-        """Directory of this version."""
         return self.home / self.version
 
     @property
     def staged(self) -> Path:
-        """Where it is filled."""
+        """Temporary directory in which the version is staged."""
         return self.home / f".{self.version}{PARTIAL}"
 
     @property
@@ -60,7 +59,7 @@ class Placement:
         return self.home / CURRENT
 
     def missing(self) -> list[BundleFile]:
-        """The files that are not there in their size yet, under either name; nothing is read."""
+        """Files that are not there in their full size yet, under either name; nothing is read."""
         return [
             file
             for path, file in self.files.items()
@@ -68,17 +67,17 @@ class Placement:
         ]
 
 
-def place_models(trees: Sequence[Tree], models: Path) -> list[Placement]:
+def place_models(trees: Sequence[ItemTree], models: Path) -> list[Placement]:
     """
     The directories of the models in a bundle.
 
     Raises:
-        BundleRefusedError: a model is in it twice, and there is one link to put one of them into service.
+        BundleRefusedError: it has two versions of a model, and `current` can point to only one.
     """
-    names = [tree.item.name for tree in trees if tree.item.kind is Kind.MODEL]
+    names = [tree.item.name for tree in trees if tree.item.kind is ItemKind.MODEL]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BundleRefusedError(
-            f"the bundle has two versions of the model {twice[0]}, and one of them can serve: ask for another"
+            f"the bundle has two versions of the model {twice[0]}, and only one can serve: get another bundle"
         )
     return [
         Placement(
@@ -87,32 +86,32 @@ def place_models(trees: Sequence[Tree], models: Path) -> list[Placement]:
             files=tree.named_files(),
         )
         for tree in trees
-        if tree.item.kind is Kind.MODEL
+        if tree.item.kind is ItemKind.MODEL
     ]
 
 
-def place_files(manifest: Manifest, trees: Sequence[Tree], directory: Path) -> list[Placement]:
+def place_files(manifest: BundleManifest, trees: Sequence[ItemTree], directory: Path) -> list[Placement]:
     """The one directory of charts, wheels, bills of materials and other files in a bundle."""
     files: dict[str, BundleFile] = {}
     for tree in trees:
         item = tree.item
         match item.kind:
-            case Kind.CHART:
+            case ItemKind.CHART:
                 files[chart_path(item)] = tree.images[0].layers[0]
-            case Kind.SBOM:
+            case ItemKind.SBOM:
                 for name, file in tree.named_files().items():
                     files[f"sbom/{item.name}/{item.version}/{name}"] = file
-            case Kind.WHEELS | Kind.FILES:
+            case ItemKind.WHEELS | ItemKind.FILES:
                 for name, file in tree.named_files().items():
                     files[f"{item.kind}/{item.name}/{name}"] = file
-            case Kind.IMAGE | Kind.MODEL:
+            case ItemKind.IMAGE | ItemKind.MODEL:
                 pass
     version = _directory(manifest.version, manifest.digest)
     return [Placement(home=directory / manifest.name, version=version, files=files)] if files else []
 
 
 def room(placements: Sequence[Placement]) -> list[tuple[Path, int, int]]:
-    """What is missing on each disk and what is free there, both in bytes, with a directory on the disk."""
+    """(directory, missing bytes, free bytes) of each disk."""
     needed: dict[int, int] = {}
     where: dict[int, Path] = {}
     for placement in placements:
@@ -126,21 +125,21 @@ def room(placements: Sequence[Placement]) -> list[tuple[Path, int, int]]:
 
 def check_room(placements: Sequence[Placement]) -> None:
     """
-    Check that what is missing fits on the disks it goes to.
+    Check that the missing files fit on their disks.
 
     Raises:
-        BundleStorageError: it does not.
+        BundleStorageError: they do not.
     """
     for place, needed, free in room(placements):
         if needed > free:
             raise BundleStorageError(
                 f"the disk with {place} has {free} bytes free and {needed} are needed: nothing was written, "
-                f"what serves is untouched; make room for {needed - free} more"
+                f"and the version in service is unchanged; free {needed - free} more"
             )
 
 
 def clear_leftovers(placements: Sequence[Placement]) -> None:
-    """Remove versions that were begun and given up; what this load itself began is kept, to go on with."""
+    """Remove staged versions of abandoned loads; those of this load are kept and resumed."""
     for placement in placements:
         for left in placement.home.glob(f".*{PARTIAL}"):
             if left != placement.staged and left.is_dir() and not left.is_symlink():
@@ -149,11 +148,11 @@ def clear_leftovers(placements: Sequence[Placement]) -> None:
 
 def stage(placement: Placement, chunks: Chunks) -> int:
     """
-    Fill the directory of a version and return how many files had to be written.
+    Fill the directory of a version and return how many files were written.
 
     Raises:
-        BundleRefusedError: a file is not as the manifest has it.
-        BundleStorageError: a file cannot be written, or the directory holds others.
+        BundleRefusedError: a file is not as in the manifest.
+        BundleStorageError: a file cannot be written, or the directory holds other files.
     """
     place = placement.final if placement.final.exists() else placement.staged
     written = 0
@@ -165,7 +164,7 @@ def stage(placement: Placement, chunks: Chunks) -> int:
                 written += 1
                 if not _linked(placement.current / path, target, file):
                     copy_verified(chunks(file), file, target)
-            # Also for a file that was there: a crash may have come between its writing and this.
+            # Also for an existing file: a crash may have happened between its writing and this.
             target.chmod(READ_ONLY)
         except OSError as error:
             raise storage_error(target, error) from error
@@ -181,17 +180,17 @@ def stage(placement: Placement, chunks: Chunks) -> int:
 
 def activate(placement: Placement) -> bool:
     """
-    Turn the link `current` to this version, at once, and return whether it pointed elsewhere.
+    Switch the link `current` to this version atomically; False if it pointed there already.
 
     Raises:
-        BundleStorageError: it cannot be turned, or is no link.
+        BundleStorageError: it cannot be switched, or is not a link.
     """
     link = placement.current
     try:
         if link.is_symlink() and str(link.readlink()) == placement.version:
             return False
         if link.exists() and not link.is_symlink():
-            raise BundleStorageError(f"{link} is no link: move it away, the versions lie beside it")
+            raise BundleStorageError(f"{link} is not a link: move it away; the versions are next to it")
         partial = placement.home / f".{CURRENT}{PARTIAL}"
         with suppress(FileNotFoundError):
             partial.unlink()
@@ -210,7 +209,7 @@ def _make_directories(path: Path) -> None:
 
 
 def _linked(before: Path, target: Path, file: BundleFile) -> bool:
-    """Whether a file that did not change could be taken from the version in service, without a copy."""
+    """Whether an unchanged file could be hard-linked from the version in service."""
     if not holds(before, file):
         return False
     try:
@@ -247,5 +246,5 @@ def _has_size(path: Path, file: BundleFile) -> bool:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest directory above that is there already."""
+    """The nearest existing directory above."""
     return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())

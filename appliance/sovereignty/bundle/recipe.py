@@ -1,5 +1,5 @@
 """
-The recipe of a bundle: a YAML file that says what goes in, where it came from and under which licence.
+The recipe of a bundle: a YAML file that lists its contents with origin and licence.
 
 Paths are relative to the recipe.
 """
@@ -18,38 +18,36 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Thing(_Part):
-    """What is said of everything that goes in."""
+class RecipeEntry(_Part):
+    """Members that every entry has."""
 
     licence: Text
     """SPDX expression."""
     origin: Text
-    """Where it was taken from: an address, or words."""
+    """Where it was obtained: a URL, or text."""
     sbom: Path | None = None
     """Software bill of materials (CycloneDX or SPDX JSON)."""
 
 
-class Image(Thing):
-    """A container image."""
-
+class RecipeImage(RecipeEntry):
     archive: Path
-    """What `docker save` wrote, an OCI archive, or an OCI directory."""
+    """Output of `docker save`, an OCI archive, or an OCI directory."""
     reference: Reference
     """Name and tag."""
 
 
-class Chart(Thing):
+class RecipeChart(RecipeEntry):
     """A packaged Helm chart."""
 
     file: Path
-    """What `helm package` wrote."""
+    """Output of `helm package`."""
     values: tuple[Path, ...] = ()
-    """Values to render it with, where there is helm, to see which images it names."""
+    """Values to render it with, if helm is available, to find the images it names."""
     unused: tuple[str, ...] = ()
-    """Images it can ask for and the site never will; left out where it is not rendered."""
+    """Images that the chart lists and the site never uses; used only if it is not rendered."""
 
 
-class Model(Thing):
+class RecipeModel(RecipeEntry):
     """A directory of weights."""
 
     name: Name
@@ -58,43 +56,41 @@ class Model(Thing):
     directory: Path
 
 
-class Files(Thing):
-    """Wheels, or any other files."""
+class RecipeFiles(RecipeEntry):
+    """Wheels, or other files."""
 
     name: Name
     version: Text
     files: Annotated[tuple[Path, ...], Field(min_length=1)]
-    """Files, and directories whose files are all taken."""
+    """Files, and directories, which are taken whole."""
 
 
-class Recipe(_Part):
-    """A bundle to be built."""
-
+class BundleRecipe(_Part):
     name: Name
     version: Version
     upgrade_from: Version
     """Oldest version that this one can follow."""
-    images: tuple[Image, ...] = ()
-    charts: tuple[Chart, ...] = ()
-    models: tuple[Model, ...] = ()
-    wheels: tuple[Files, ...] = ()
-    files: tuple[Files, ...] = ()
+    images: tuple[RecipeImage, ...] = ()
+    charts: tuple[RecipeChart, ...] = ()
+    models: tuple[RecipeModel, ...] = ()
+    wheels: tuple[RecipeFiles, ...] = ()
+    files: tuple[RecipeFiles, ...] = ()
     rendered: tuple[Path, ...] = ()
     """YAML whose images must all be in the bundle by digest: a rendered chart, a compose file."""
 
 
-def load_recipe(path: Path) -> Recipe:
+def load_recipe(path: Path) -> BundleRecipe:
     """
     Read a recipe.
 
     Raises:
-        ConfigurationError: it cannot be read, or does not fit.
+        ConfigurationError: it cannot be read, or is invalid.
     """
     try:
-        return Recipe.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return BundleRecipe.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"cannot read the recipe {path}: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(step) for step in first["loc"]) or "the whole"
+        place = ".".join(str(step) for step in first["loc"]) or "top level"
         raise ConfigurationError(f"the recipe {path}, {place}: {first['msg']}") from error

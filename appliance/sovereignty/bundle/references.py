@@ -1,9 +1,8 @@
 """
-What images are called, and the completeness gate: every one that a chart or compose file names is there.
+Image references, and the completeness check: the bundle has every image that a chart or compose file names.
 
 Pure.  An image counts only if it is named by a digest that the bundle has: of its manifest, or of its
-configuration, which is what an engine without a registry calls it by.  A tag alone could mean
-another image tomorrow.
+configuration, which is its id in an engine without a registry.  A tag alone could mean another image later.
 """
 
 import re
@@ -14,10 +13,10 @@ from typing import Any
 import yaml
 
 from appliance.errors import BundleIncompleteError, ConfigurationError
-from appliance.sovereignty.bundle.manifest import Item, Kind, Manifest
+from appliance.sovereignty.bundle.manifest import BundleManifest, Item, ItemKind
 
 ANNOTATION = "artifacthub.io/images"
-"""Where a chart lists its images, as YAML in a text."""
+"""Where a chart lists its images, as YAML in a string."""
 
 _DIGEST = re.compile(r"(?:^|@)(sha256:[0-9a-f]{64})$")
 _INTERPOLATED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?-([^}]*)\}")
@@ -25,16 +24,16 @@ _INTERPOLATED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?-([^}]*)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """An image as something names it."""
+    """An image reference."""
 
     reference: str
     where: str
-    """What names it, for messages."""
+    """Document that contains it, for messages."""
 
 
 def repository_of(item: Item) -> tuple[str, str]:
-    """Return the repository and tag of an item in a site's registry; another registry's host is left off."""
-    if item.kind is Kind.CHART:
+    """Repository and tag of an item in a site's registry, without the host of another registry."""
+    if item.kind is ItemKind.CHART:
         # Helm writes a plus sign, which a tag may not have, as an underscore.
         return f"charts/{item.name.lower()}", item.version.replace("+", "_")
     repository, _, tag = (item.reference or item.label).rpartition(":")
@@ -44,18 +43,15 @@ def repository_of(item: Item) -> tuple[str, str]:
 
 
 def chart_path(item: Item) -> str:
-    """Where `appliance bundle load --files` puts a chart."""
+    """Path of a chart below the directory of `appliance bundle load --files`."""
     return f"charts/{item.name}-{item.version}.tgz"
 
 
 def images_in(text: str, where: str, variables: Mapping[str, str] | None = None) -> list[Named]:
     """
-    Find the images that YAML text names: every `image` that is a text, or an image volume's reference.
+    Find the images that YAML text names: every `image` string, or an image volume's reference.
 
-    Args:
-        text: YAML, of any number of documents.
-        where: what it is, for messages.
-        variables: values of what compose files write as `${NAME:-default}`; the default counts without one.
+    `variables` are values for `${NAME:-default}` in compose files; the default is used otherwise.
 
     Raises:
         ConfigurationError: it is not YAML.
@@ -75,7 +71,7 @@ def images_in(text: str, where: str, variables: Mapping[str, str] | None = None)
 
 def annotated_images(chart_yaml: Mapping[str, Any], where: str) -> list[Named]:
     """
-    Read the images that a chart says it can ask for.
+    The images that a chart lists in its annotation.
 
     Raises:
         ConfigurationError: there is no such list, or it is malformed.
@@ -83,53 +79,53 @@ def annotated_images(chart_yaml: Mapping[str, Any], where: str) -> list[Named]:
     listed = (chart_yaml.get("annotations") or {}).get(ANNOTATION)
     if not isinstance(listed, str):
         message = f"{where} has no annotation {ANNOTATION}, and was not rendered"
-        raise ConfigurationError(f"{message}: install helm and give it `values`, or list its images")
+        raise ConfigurationError(f"{message}: install helm and set `values`, or list its images")
     return images_in(listed, where)
 
 
-def check_complete(manifest: Manifest, named: list[Named]) -> None:
+def check_complete(manifest: BundleManifest, named: list[Named]) -> None:
     """
-    Check that the bundle has every image that is named.
+    Check that the bundle has every named image.
 
     Raises:
-        BundleIncompleteError: one is not there, or is named by tag only.
+        BundleIncompleteError: one is missing, or is named by tag only.
     """
-    images = list(manifest.of_kind(Kind.IMAGE))
+    images = list(manifest.of_kind(ItemKind.IMAGE))
     known = {item.digest for item in images} | {item.image_id for item in images if item.image_id}
     for image in named:
         digest = _DIGEST.search(image.reference)
         if digest is None:
             raise BundleIncompleteError(
-                f"{image.where} names {image.reference} without a digest: a tag can be moved, add @sha256:..."
+                f"{image.where} names {image.reference} without a digest: a tag can move, add @sha256:..."
             )
         if digest[1] not in known:
             raise BundleIncompleteError(f"{image.where} names {image.reference}, which is not in the bundle")
 
 
-def check_listed(manifest: Manifest, listed: list[Named], unused: Collection[str]) -> None:
+def check_listed(manifest: BundleManifest, listed: list[Named], unused: Collection[str]) -> None:
     """
-    Check that the bundle has every image a chart can ask for, but those the site never uses.
+    Check that the bundle has every image a chart lists, except those the site never uses.
 
-    A chart's list has names and tags; by which digest each is taken, values say.  So here the name
-    and tag must be those of an image of the bundle, or the digest, where there is one.
+    A chart's list has names and tags; the digests are in values.  So the name and tag must be those of an
+    image of the bundle, or the digest, if there is one.
 
     Raises:
-        BundleIncompleteError: one is not there.
+        BundleIncompleteError: one is missing.
     """
-    known = {_plain(item.reference) for item in manifest.of_kind(Kind.IMAGE) if item.reference}
+    known = {_plain(item.reference) for item in manifest.of_kind(ItemKind.IMAGE) if item.reference}
     for image in listed:
         if image.reference in unused or _plain(image.reference) in known:
             continue
         if not _DIGEST.search(image.reference):
             raise BundleIncompleteError(
-                f"{image.where} can ask for {image.reference}, which is not in the bundle: add it, or say "
-                "under `unused` that the site never uses it"
+                f"{image.where} lists {image.reference}, which is not in the bundle: add it, or list it "
+                "under `unused`"
             )
         check_complete(manifest, [image])
 
 
 def _plain(reference: str) -> str:
-    """A reference without what engines add to short names."""
+    """A reference without the prefixes that engines add to short names."""
     return reference.removeprefix("docker.io/").removeprefix("library/")
 
 

@@ -1,8 +1,8 @@
 """
-Images and charts of a bundle into a container registry, by the OCI distribution API.
+Push the images and charts of a bundle to a container registry, by the OCI distribution API.
 
-Blobs that the registry has are not sent again, so a push that was cut off goes on.  The registry
-checks every digest it is sent; what a tag points to is asked for afterwards.
+Blobs that the registry has are not sent again, so an interrupted push resumes.  The registry checks every
+digest; the digest of a tag is read back afterwards.
 
 Source: github.com/opencontainers/distribution-spec v1.1.
 """
@@ -21,11 +21,11 @@ from yarl import URL
 from appliance.errors import BundleStorageError
 from appliance.sovereignty.bundle.manifest import BundleFile
 from appliance.sovereignty.bundle.references import repository_of
-from appliance.sovereignty.bundle.tree import Tree
+from appliance.sovereignty.bundle.tree import ItemTree
 from appliance.sovereignty.bundle.verify import Bundle
 
 PATIENCE_SECONDS = 600.0
-"""How long a registry may be silent; a layer of any size may take as long as it takes."""
+"""Maximum silence of a registry; a layer may take any time."""
 DIGEST_HEADER = "Docker-Content-Digest"
 
 
@@ -34,15 +34,15 @@ class Registry:
     """A registry to push to."""
 
     url: str
-    """`https://registry.example:5000/prefix`; everything goes below the prefix."""
+    """`https://registry.example:5000/prefix`; everything is pushed below the prefix."""
     credentials: tuple[str, str] | None
-    """Name and password."""
+    """User name and password."""
     tls: ssl.SSLContext | None
-    """What its certificate is checked with; None for plain HTTP."""
+    """Verifies its certificate; None for plain HTTP."""
 
-    def push(self, tree: Tree, bundle: Bundle) -> bool:
+    def push(self, tree: ItemTree, bundle: Bundle) -> bool:
         """
-        Push one item under its own name and tag unless it is there, and return whether it had to be.
+        Push one item under its own name and tag unless it is present; returns whether it was pushed.
 
         Raises:
             BundleStorageError: the registry cannot be reached, or refuses it.
@@ -53,12 +53,12 @@ class Registry:
             reason = str(error) or type(error).__name__
             raise BundleStorageError(f"cannot push {tree.item.label} to {self.url}: {reason}") from error
 
-    async def _push(self, tree: Tree, bundle: Bundle) -> bool:
+    async def _push(self, tree: ItemTree, bundle: Bundle) -> bool:
         repository, tag = repository_of(tree.item)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE_SECONDS, sock_read=PATIENCE_SECONDS)
         headers = {} if self.credentials is None else {"Authorization": _basic(*self.credentials)}
         connector = aiohttp.TCPConnector(ssl=True if self.tls is None else self.tls)
-        # Proxies of the environment are not asked: the registry is in the building.
+        # Proxies of the environment are not used: the registry is on the site.
         async with aiohttp.ClientSession(
             headers=headers, timeout=timeout, connector=connector, trust_env=False
         ) as session:
@@ -73,7 +73,7 @@ class Registry:
             await sender.document(root, tag)
             if (found := await sender.found(tag, root)) != tree.item.digest:
                 raise BundleStorageError(
-                    f"the registry has {found} as {tree.item.label}, and was given {tree.item.digest}"
+                    f"the registry has {found} as {tree.item.label}, and was sent {tree.item.digest}"
                 )
             return True
 
@@ -117,15 +117,15 @@ class _Sender:
             await _expect(answer, HTTPStatus.CREATED, f"the manifest {file.sha256}")
 
     async def found(self, tag: str, file: BundleFile) -> str | None:
-        """Digest of what a tag points to; None where there is no such tag."""
-        # A registry answers with another form of the manifest unless asked for this one.
+        """Digest of a tag; None if there is no such tag."""
+        # A registry may convert the manifest unless this media type is requested.
         headers = {"Accept": file.media_type}
         async with self._session.head(
             f"{self._base}manifests/{tag}", headers=headers, allow_redirects=False
         ) as answer:
             if answer.status == HTTPStatus.UNAUTHORIZED:
                 raise BundleStorageError(
-                    f"the registry at {answer.url.origin()} asks for a name and password"
+                    f"the registry at {answer.url.origin()} requires a user name and password"
                 )
             return answer.headers.get(DIGEST_HEADER) if answer.status == HTTPStatus.OK else None
 
@@ -141,22 +141,22 @@ async def _flow(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _upload(answer: aiohttp.ClientResponse) -> URL:
-    """Where a registry wants a blob to be sent."""
-    home, said = answer.url.origin(), answer.headers.get("Location", "")
+    """The upload URL that a registry returned for a blob."""
+    home, header = answer.url.origin(), answer.headers.get("Location", "")
     try:
-        location = URL(urljoin(str(answer.url), said), encoded=True)
-        elsewhere = location.origin()
+        location = URL(urljoin(str(answer.url), header), encoded=True)
+        target = location.origin()
     except ValueError as error:
-        raise BundleStorageError(f"the registry at {home} does not say where uploads go") from error
-    if not said:
-        raise BundleStorageError(f"the registry at {home} does not say where uploads go")
-    if elsewhere != home:
-        # The name and password of this registry are for this registry.
-        raise BundleStorageError(f"the registry at {home} sends uploads to {elsewhere}")
+        raise BundleStorageError(f"the registry at {home} returned no upload URL") from error
+    if not header:
+        raise BundleStorageError(f"the registry at {home} returned no upload URL")
+    if target != home:
+        # The credentials of this registry must not be sent to another host.
+        raise BundleStorageError(f"the registry at {home} redirects uploads to {target}")
     return location
 
 
 async def _expect(answer: aiohttp.ClientResponse, status: HTTPStatus, what: str) -> None:
     if answer.status != status:
-        said = " ".join((await answer.text())[:200].split())
-        raise BundleStorageError(f"the registry did not take {what}: {answer.status} {said}")
+        text = " ".join((await answer.text())[:200].split())
+        raise BundleStorageError(f"the registry refused {what}: {answer.status} {text}")

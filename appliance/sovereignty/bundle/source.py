@@ -1,8 +1,8 @@
 """
-Where a bundle is read from: a directory, a tar file, or parts on a carrier medium.
+The media a bundle is read from: a directory, a tar file, or parts on a transport medium.
 
-Whatever the medium, its names are not believed: files are opened without following links, everything
-that the manifest does not list is refused, and bytes are handed on for others to hash.
+Names on the medium are not trusted: files are opened without following links, every file that the manifest
+does not list is refused, and bytes are returned unverified, for the caller to hash.
 """
 
 import errno
@@ -15,78 +15,80 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from appliance.errors import BundleRefusedError, BundleStorageError
-from appliance.sovereignty.bundle.manifest import BASE, BLOBS, MANIFEST, SIGNATURE, BundleFile
-from appliance.sovereignty.bundle.record import MAX_RECORD_BYTES
+from appliance.sovereignty.bundle.manifest import (
+    BASE,
+    BLOBS,
+    MANIFEST,
+    MAX_RECORD_BYTES,
+    SIGNATURE,
+    BundleFile,
+)
 
 CHUNK_BYTES = 2**20
-"""How much of a file is in memory at a time."""
+"""Bytes of a file in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """The files that say what the others are, as bytes."""
+class BundleHead:
+    """The files that describe the others, as bytes."""
 
     manifest: bytes
     signature: bytes
     base: bytes | None
-    """BASE.json, where the bundle is a difference."""
+    """BASE.json, if the bundle is a difference."""
 
 
 class Contents(Protocol):
-    """The other files of a bundle, once it is known which they should be."""
+    """The other files of a bundle, after the manifest is known."""
 
     @property
     def files(self) -> Sequence[BundleFile]:
-        """The files, in the manifest's order."""
+        """In the manifest's order."""
         ...
 
     def stream(self) -> Iterator[tuple[BundleFile, Iterator[bytes]]]:
         """
-        Yield every file with its bytes, once, in an order that suits the medium.
+        Yield every file with its bytes, once, in the order of the medium.
 
         Raises:
-            BundleRefusedError: a file is missing, is of another size, or is one too many.
+            BundleRefusedError: a file is missing, has another size, or is not listed.
             BundleStorageError: the medium cannot be read.
         """
         ...
 
     def open(self, file: BundleFile) -> AbstractContextManager[BinaryIO]:
-        """Open one file to be read from its beginning; raises as `stream` does."""
+        """Open one file at its beginning; raises as `stream` does."""
         ...
 
     def where(self, file: BundleFile) -> str:
-        """Where on the medium a file is, for messages."""
+        """Location of a file on the medium, for messages."""
         ...
 
 
-class Source(Protocol):
-    """A medium with a bundle on it."""
+class BundleSource(Protocol):
+    """A medium with a bundle."""
 
-    def head(self) -> Head:
+    def head(self) -> BundleHead:
         """Read the head; raises as `Contents.stream` does."""
         ...
 
     def contents(self, files: Sequence[BundleFile]) -> Contents:
-        """Return the files, which should be these and no others."""
+        """`files` must be exactly the files on the medium."""
         ...
 
 
 class DirectorySource:
-    """A bundle as a directory."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def head(self) -> Head:
-        """Read the head."""
-        return Head(
+    def head(self) -> BundleHead:
+        return BundleHead(
             manifest=self._small(MANIFEST),
             signature=self._small(SIGNATURE),
             base=self._small(BASE) if (self._path / BASE).exists() else None,
         )
 
     def contents(self, files: Sequence[BundleFile]) -> Contents:
-        """Return the files."""
         return _DirectoryContents(self._path, files)
 
     def _small(self, name: str) -> bytes:
@@ -118,7 +120,7 @@ class _DirectoryContents:
         return str(self._path / file.path)
 
     def _refuse_others(self) -> None:
-        """Refuse whatever the manifest does not list: nobody vouches for it."""
+        """Refuse files that the manifest does not list: no signature covers them."""
         known = {MANIFEST, SIGNATURE, BASE, *(file.path for file in self.files)}
         directories = {"blobs", BLOBS}
         waiting = [""]
@@ -135,17 +137,17 @@ class _DirectoryContents:
                     waiting.append(name)
                 elif name not in known:
                     message = (
-                        f"{self._path / name} is not in {MANIFEST}: a bundle holds nothing else, remove it"
+                        f"{self._path / name} is not in {MANIFEST}: a bundle has no other files, remove it"
                     )
                     raise BundleRefusedError(message)
 
 
 def open_beneath(root: Path, name: str) -> BinaryIO:
     """
-    Open a regular file below a directory, following no link below it.
+    Open a regular file below a directory without following links below it.
 
     Raises:
-        BundleRefusedError: it is missing, a link, or no regular file.
+        BundleRefusedError: it is missing, a link, or not a regular file.
         BundleStorageError: it cannot be read.
     """
     *directories, last = name.split("/")
@@ -156,7 +158,7 @@ def open_beneath(root: Path, name: str) -> BinaryIO:
                 inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=below)
                 os.close(below)
                 below = inner
-            # A pipe would wait for its other end; O_NONBLOCK keeps it from being waited for.
+            # O_NONBLOCK, because opening a pipe would wait for its other end.
             descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=below)
         finally:
             os.close(below)
@@ -164,20 +166,22 @@ def open_beneath(root: Path, name: str) -> BinaryIO:
         raise BundleRefusedError(f"{root / name} is missing: copy the bundle again") from error
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-            raise BundleRefusedError(f"{root / name} is reached through a link: a bundle has none") from error
+            raise BundleRefusedError(
+                f"{root / name} is reached through a link: a bundle has no links"
+            ) from error
         raise _unreadable(root / name, error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise BundleRefusedError(f"{root / name} is no regular file")
+        raise BundleRefusedError(f"{root / name} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
 def read_small(file: BinaryIO, name: str) -> bytes:
     """
-    Read a file of the head whole.
+    Read a file of the head.
 
     Raises:
-        BundleRefusedError: it is too large to be one.
+        BundleRefusedError: it is too large.
         BundleStorageError: it cannot be read.
     """
     try:
@@ -191,7 +195,7 @@ def read_small(file: BinaryIO, name: str) -> bytes:
 
 def read_chunks(opened: BinaryIO, file: BundleFile, where: str) -> Iterator[bytes]:
     """
-    Yield the bytes of a file, exactly as many as it should have.
+    Yield the bytes of a file, exactly as many as listed.
 
     Raises:
         BundleRefusedError: there are fewer.

@@ -1,16 +1,22 @@
 """
-What hangs below each item of a bundle, and whether index, items and files agree.
+The tree of blobs below each item of a bundle, and whether index, items and files agree.
 
-A blob that no item leads to, a name in index.json that the manifest gives to another digest, a size
-that two places state differently: each is refused, so that no reader of the same bundle can see
-something else in it than another.
+A blob that no item refers to, a name in index.json with another digest than in the manifest, and a size
+that differs between two places are refused, so that two readers of a bundle cannot see different content.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from appliance.errors import BundleRefusedError
-from appliance.sovereignty.bundle.manifest import INDEX, BundleFile, Item, Kind, Manifest, is_inner_path
+from appliance.sovereignty.bundle.manifest import (
+    INDEX,
+    BundleFile,
+    BundleManifest,
+    Item,
+    ItemKind,
+    is_inner_path,
+)
 from appliance.sovereignty.bundle.oci import (
     INDEXES,
     MANIFESTS,
@@ -24,7 +30,7 @@ from appliance.sovereignty.bundle.oci import (
 )
 
 DEEPEST = 4
-"""How deep an index may lie in others."""
+"""Maximum nesting of indexes."""
 
 Read = Callable[[BundleFile], bytes]
 """Returns the verified bytes of a small file."""
@@ -38,45 +44,46 @@ class PlatformImage:
     config: BundleFile
     layers: tuple[BundleFile, ...]
     titles: tuple[str, ...]
-    """Names of the layers that are files; empty text where there is none."""
+    """Names of the layers that are files; empty for others."""
     platform: Platform | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class ItemTree:
     """An item and everything below it."""
 
     item: Item
     documents: tuple[BundleFile, ...]
-    """Indexes and manifests, each after what it names, the item's own last."""
+    """Indexes and manifests, each after those it refers to, the item's own last."""
     images: tuple[PlatformImage, ...]
 
     @property
     def blobs(self) -> tuple[BundleFile, ...]:
-        """Configurations and layers, each once."""
+        """Configurations and layers, without duplicates."""
         found = (file for image in self.images for file in (image.config, *image.layers))
         return tuple({file.path: file for file in found}.values())
 
     def named_files(self) -> dict[str, BundleFile]:
         """
-        The files of an artefact by the path they are loaded to.
+        Files of an artefact by the path they are loaded to.
 
         Raises:
-            BundleRefusedError: a path leads out of the directory, is missing, or is there twice.
+            BundleRefusedError: a path leaves the directory, is absent, or occurs twice.
         """
         named: dict[str, BundleFile] = {}
         for image in self.images:
             for title, file in zip(image.titles, image.layers, strict=True):
                 if not is_inner_path(title) or title in named:
-                    message = f"{self.item.label} names the file {title!r}: it must be a plain path, once"
-                    raise BundleRefusedError(message)
+                    raise BundleRefusedError(
+                        f"{self.item.label}: the path {title!r} is unsafe or occurs twice"
+                    )
                 named[title] = file
         return named
 
 
-def read_trees(manifest: Manifest, read: Read) -> tuple[Tree, ...]:
+def read_trees(manifest: BundleManifest, read: Read) -> tuple[ItemTree, ...]:
     """
-    Follow every item of a bundle.
+    Read the tree of every item.
 
     Raises:
         BundleRefusedError: index.json, items and files do not agree.
@@ -86,7 +93,7 @@ def read_trees(manifest: Manifest, read: Read) -> tuple[Tree, ...]:
     listed = parse_index(read(by_path[INDEX]), INDEX).manifests
     found = [(entry.annotations.get(REF_NAME), entry.digest) for entry in listed]
     if found != [(item.label, item.digest) for item in manifest.items]:
-        raise BundleRefusedError(f"{INDEX} names other things than the manifest's items: a name was moved")
+        raise BundleRefusedError(f"{INDEX} and the manifest name different items: a name was moved")
     trees = tuple(
         _Walk(blobs, read).tree(item, entry) for item, entry in zip(manifest.items, listed, strict=True)
     )
@@ -101,20 +108,20 @@ def read_trees(manifest: Manifest, read: Read) -> tuple[Tree, ...]:
 
 
 class _Walk:
-    """The way through one item."""
+    """Traversal of one item."""
 
     def __init__(self, blobs: dict[str, BundleFile], read: Read) -> None:
         self._blobs = blobs
         self._read = read
 
-    def tree(self, item: Item, entry: Descriptor) -> Tree:
+    def tree(self, item: Item, entry: Descriptor) -> ItemTree:
         documents: dict[str, BundleFile] = {}
         images = tuple(self._images(entry, documents, 0))
-        tree = Tree(item=item, documents=tuple(documents.values()), images=images)
+        tree = ItemTree(item=item, documents=tuple(documents.values()), images=images)
         ids = {f"sha256:{image.config.sha256}" for image in images}
         if item.image_id is not None and item.image_id not in ids:
-            raise BundleRefusedError(f"{item.label} does not have the image id that the manifest states")
-        if item.kind not in {Kind.IMAGE, Kind.CHART}:
+            raise BundleRefusedError(f"{item.label} does not have the image id in the manifest")
+        if item.kind not in {ItemKind.IMAGE, ItemKind.CHART}:
             tree.named_files()
         return tree
 
@@ -123,7 +130,7 @@ class _Walk:
     ) -> Iterator[PlatformImage]:
         file = self._file(entry)
         if file.size > MAX_DOCUMENT_BYTES or depth > DEEPEST:
-            raise BundleRefusedError(f"{file.path} is too large or lies too deep for an OCI manifest")
+            raise BundleRefusedError(f"{file.path} is too large or nested too deep for an OCI manifest")
         if entry.media_type in INDEXES:
             for child in parse_index(self._read(file), file.path).manifests:
                 yield from self._images(child, documents, depth + 1)
@@ -137,11 +144,11 @@ class _Walk:
                 platform=entry.platform,
             )
         else:
-            raise BundleRefusedError(f"{file.path} is of the kind {entry.media_type}, which is no manifest")
+            raise BundleRefusedError(f"{file.path} has the type {entry.media_type}, which is not a manifest")
         documents[file.path] = file
 
     def _file(self, entry: Descriptor) -> BundleFile:
         file = self._blobs.get(entry.digest)
         if file is None or file.size != entry.size:
-            raise BundleRefusedError(f"the blob {entry.digest} is not in the manifest, or of another size")
+            raise BundleRefusedError(f"the blob {entry.digest} is not in the manifest, or has another size")
         return file

@@ -1,9 +1,9 @@
 """
-Whether a bundle is, to the last byte, what a trusted key signed.
+Verify that a bundle is, to the last byte, what a trusted key signed.
 
-It reads each medium once, from beginning to end, with one chunk in memory and nothing written, and
-needs no network.  It decides in this order: signature, dates, the list of files, every byte, and
-whether names, items and blobs agree.  Fails closed: the first doubt ends it.
+Reads each medium once, from beginning to end, with one chunk in memory and nothing written; needs no
+network.  The order is: signature, dates, the list of files, every byte, and whether names, items and blobs
+agree.  Fails closed: the first error ends it.
 """
 
 import hashlib
@@ -15,40 +15,48 @@ from pathlib import Path
 from typing import BinaryIO
 
 from appliance.errors import BundleIncompleteError, BundleRefusedError
-from appliance.sovereignty.bundle.difference import Base, check_base, present_files
-from appliance.sovereignty.bundle.manifest import BASE, LAYOUT, LAYOUT_CONTENT, MANIFEST, BundleFile, Manifest
+from appliance.sovereignty.bundle.manifest import (
+    BASE,
+    LAYOUT,
+    LAYOUT_CONTENT,
+    MANIFEST,
+    Base,
+    BundleFile,
+    BundleManifest,
+    check_base,
+    present_files,
+)
 from appliance.sovereignty.bundle.parts import open_source
-from appliance.sovereignty.bundle.signature import verify_signature
-from appliance.sovereignty.bundle.source import Contents, Head, read_chunks
-from appliance.sovereignty.bundle.tree import Tree, read_trees
-from appliance.sovereignty.bundle.trust import TrustedKey
+from appliance.sovereignty.bundle.signature import TrustedKey, verify_signature
+from appliance.sovereignty.bundle.source import BundleHead, Contents, read_chunks
+from appliance.sovereignty.bundle.tree import ItemTree, read_trees
 
 LARGE_BYTES = 64 * 2**20
-"""Files from this size on are worth a line when they are done."""
+"""Files of at least this size are reported when they are verified."""
 
 Progress = Callable[[str], None]
-"""Takes one line for the operator."""
+"""Receives one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A bundle whose head is in order; its contents are not verified yet."""
+    """A bundle with a valid head; its contents are not verified yet."""
 
-    manifest: Manifest
+    manifest: BundleManifest
     signer: str
-    """Name of the trusted key that signed it; empty where that was not asked."""
-    head: Head
+    """Name of the trusted key that signed it; empty if signatures were not checked."""
+    head: BundleHead
     contents: Contents
     base: Base | None
     older: "Bundle | None"
     """The base of a difference."""
 
     def open(self, file: BundleFile) -> AbstractContextManager[BinaryIO]:
-        """Open a file, wherever it is."""
+        """Open a file, in this bundle or in the base."""
         return self._holder(file).open(file)
 
     def where(self, file: BundleFile) -> str:
-        """Where a file is, for messages."""
+        """Location of a file, for messages."""
         return self._holder(file).where(file)
 
     def chunks(self, file: BundleFile) -> Iterator[bytes]:
@@ -58,21 +66,21 @@ class Bundle:
 
     def read(self, file: BundleFile) -> bytes:
         """
-        Return the verified bytes of a small file.
+        The verified bytes of a small file.
 
         Raises:
-            BundleRefusedError: they are not those of the manifest.
+            BundleRefusedError: they do not have the hash in the manifest.
         """
         content = b"".join(self.chunks(file))
         _compare(hashlib.sha256(content).hexdigest(), file, self.where(file))
         return content
 
-    def trees(self) -> tuple[Tree, ...]:
-        """What hangs below each item; raises BundleRefusedError when it does not add up."""
+    def trees(self) -> tuple[ItemTree, ...]:
+        """The tree of each item; raises BundleRefusedError if they are inconsistent."""
         return read_trees(self.manifest, self.read)
 
     def omitted(self) -> Sequence[BundleFile]:
-        """The files that are to come from the base."""
+        """The files that come from the base."""
         blobs = self.manifest.blobs()
         return [blobs[digest] for digest in self.base.omitted] if self.base is not None else []
 
@@ -89,33 +97,30 @@ def open_bundle(
     path: Path, *, trusted: Sequence[TrustedKey] | None, now: float, base: Path | None = None
 ) -> Bundle:
     """
-    Read and verify the head of a bundle.
+    Read and verify the head of a bundle: a directory, a directory of parts, or a tar file.
 
-    Args:
-        path: a directory, a directory of parts, or a tar file.
-        trusted: keys of the site; None on the machine that builds, where nobody asks who signed.
-        now: seconds since the epoch.
-        base: the bundle that a difference was made against.
+    `trusted` is None on the machine that builds, where signatures are not checked.  `now` is in seconds
+    since the epoch.  `base` is the bundle that a difference was made against.
 
     Raises:
-        BundleRefusedError: nobody trusted signed it, or its head is malformed.
-        BundleIncompleteError: `base` is not the one of this difference.
+        BundleRefusedError: no trusted key signed it, or its head is malformed.
+        BundleIncompleteError: `base` is not the base of this difference.
         BundleStorageError: the medium cannot be read.
         ConfigurationError: there is no bundle at the path.
     """
     source = open_source(path)
     head = source.head()
     signer = "" if trusted is None else verify_signature(head.manifest, head.signature, trusted, now)
-    manifest = Manifest.decode(head.manifest, MANIFEST)
+    manifest = BundleManifest.decode(head.manifest, MANIFEST)
     if trusted is not None and now >= manifest.key_not_after:
         day = datetime.fromtimestamp(manifest.key_not_after, UTC).date()
         raise BundleRefusedError(
-            f"{signer} vouches for its key until {day} only, and that is over: ask for a newer bundle"
+            f"{signer} vouches for its key until {day} only, and that has passed: get a newer bundle"
         )
     difference = None if head.base is None else Base.decode(head.base, BASE)
     older = None
     if difference is not None and base is not None:
-        # Nobody needs to have signed the base: what is taken from it has the hash the manifest asks for.
+        # The base needs no signature: blobs taken from it must have the hash in the signed manifest.
         older = open_bundle(base, trusted=None, now=now)
         check_base(difference, older.manifest)
     return Bundle(
@@ -128,13 +133,13 @@ def open_bundle(
     )
 
 
-def verify_bundle(bundle: Bundle, progress: Progress = lambda _: None) -> tuple[Tree, ...]:
+def verify_bundle(bundle: Bundle, progress: Progress = lambda _: None) -> tuple[ItemTree, ...]:
     """
-    Verify every byte of a bundle and return what its items are made of.
+    Verify every byte of a bundle and return the trees of its items.
 
     Raises:
-        BundleRefusedError: something is missing, added, or not as the manifest has it.
-        BundleIncompleteError: it is a difference, and its base is not there or lacks a blob.
+        BundleRefusedError: a file is missing, added, or not as in the manifest.
+        BundleIncompleteError: it is a difference, and its base is absent or lacks a blob.
         BundleStorageError: a medium cannot be read.
     """
     if bundle.base is not None and bundle.older is None:
@@ -148,13 +153,13 @@ def verify_bundle(bundle: Bundle, progress: Progress = lambda _: None) -> tuple[
             _verify_file(file, bundle.chunks(file), bundle)
         except BundleRefusedError as error:
             raise BundleIncompleteError(
-                f"the base cannot give what the difference leaves out: {error}"
+                f"the base lacks a blob that the difference omits: {error}"
             ) from error
         if file.size >= LARGE_BYTES:
             progress(f"verified {file.path} of the base ({file.size} bytes)")
     layout = next(file for file in bundle.manifest.files if file.path == LAYOUT)
     if bundle.read(layout) != LAYOUT_CONTENT:
-        raise BundleRefusedError(f"{LAYOUT} is of another version than 1.0.0")
+        raise BundleRefusedError(f"{LAYOUT} does not have the version 1.0.0")
     return bundle.trees()
 
 
@@ -167,4 +172,4 @@ def _verify_file(file: BundleFile, chunks: Iterator[bytes], holder: "Contents | 
 
 def _compare(found: str, file: BundleFile, where: str) -> None:
     if found != file.sha256:
-        raise BundleRefusedError(f"{where} does not have the hash of the manifest: copy it again")
+        raise BundleRefusedError(f"{where} does not have the hash in the manifest: copy it again")

@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 from appliance.errors import BundleIncompleteError, BundleRefusedError, ConfigurationError
-from appliance.sovereignty.bundle.build import build_bundle
-from appliance.sovereignty.bundle.carry import make_difference, make_whole
+from appliance.sovereignty.bundle.build import build_bundle, join_difference, make_difference
 from appliance.sovereignty.bundle.emit import CHART_IMAGES, Form, emit
 from appliance.sovereignty.bundle.engine import Engine, saved_form
-from appliance.sovereignty.bundle.manifest import Kind, Manifest
+from appliance.sovereignty.bundle.manifest import BundleManifest, ItemKind
 from appliance.sovereignty.bundle.parts import open_source, split
 from appliance.sovereignty.bundle.recipe import load_recipe
 from appliance.sovereignty.bundle.references import check_complete, check_listed, images_in
@@ -35,8 +34,8 @@ ROOT = Path(__file__).parents[4]
 SAID = {"licence": "MIT", "origin": "https://example.com/x"}
 
 
-def manifest_of(directory) -> Manifest:
-    return Manifest.decode((directory / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+def manifest_of(directory) -> BundleManifest:
+    return BundleManifest.decode((directory / "MANIFEST.json").read_bytes(), "MANIFEST.json")
 
 
 def item(directory, label: str):
@@ -94,7 +93,7 @@ def test_every_item_says_licence_origin_and_where_its_bill_of_materials_is(bundl
     assert all(each.licence == "Apache-2.0" and each.origin for each in manifest.items)
     sbom = item(bundle, GATEWAY).sbom
     assert (bundle / "blobs" / sbom.replace(":", "/")).read_bytes() == b'{"bomFormat":"CycloneDX"}'
-    assert {each.kind for each in manifest.items} == set(Kind)
+    assert {each.kind for each in manifest.items} == set(ItemKind)
 
 
 def test_weights_are_one_blob_a_file_and_caches_of_download_tools_stay_out(bundle):
@@ -237,7 +236,7 @@ data: {imagePolicy: "five:1"}
         """By digest it may be named as well; what the site never uses is said to be so."""
         manifest = manifest_of(bundle)
         listed = images_in(f"[{{image: 'postgres:15'}}, {{image: '{GATEWAY}'}}, {{image: 'gpu:1'}}]", "chart")
-        with pytest.raises(BundleIncompleteError, match=r"chart can ask for gpu:1.*`unused`"):
+        with pytest.raises(BundleIncompleteError, match=r"chart lists gpu:1.*`unused`"):
             check_listed(manifest, listed, ())
         check_listed(manifest, listed, ("gpu:1",))
         with pytest.raises(BundleIncompleteError, match="not in the bundle"):
@@ -276,10 +275,10 @@ class TestRefusedRecipes:
     @pytest.mark.parametrize(
         ("archive", "problem"),
         [
-            (b"no tar", "no archive of an image"),
-            (tar_of({"x": b"x"}), "it is no image"),
+            (b"no tar", "not an image archive"),
+            (tar_of({"x": b"x"}), "it is not an image"),
             (tar_of({"manifest.json": b"{}"}), "not what `docker save` writes"),
-            (tar_of({"index.json": b"[]"}), "no OCI index"),
+            (tar_of({"index.json": b"[]"}), "not an OCI index"),
             (tar_of({"manifest.json": b'[{"Config":"c","RepoTags":null,"Layers":[]}]'}), "lacks c"),
         ],
     )
@@ -301,7 +300,7 @@ class TestRefusedRecipes:
         files["manifest.json"] = json.dumps([*listed, {**listed[0], "RepoTags": ["another:1"]}]).encode()
         path.write_bytes(tar_of(files))
         images = [{"archive": "several.tar", "reference": "third:1", **SAID}]
-        assert "not just one named third:1" in self.refused(workshop, images=images)
+        assert "not exactly one named third:1" in self.refused(workshop, images=images)
 
     def test_a_blob_that_does_not_have_its_digest_is_no_blob(self, workshop):
         """An archive that was damaged on its way to the builder."""
@@ -319,8 +318,8 @@ class TestRefusedRecipes:
     def test_things_that_are_not_there_or_there_twice(self, workshop):
         """Weights, charts, files."""
         model = {"name": "m", "version": "1", "directory": "none", **SAID}
-        assert "is no directory" in self.refused(workshop, models=[model])
-        assert "no packaged chart" in self.refused(workshop, charts=[{"file": "compose.yaml", **SAID}])
+        assert "is not a directory" in self.refused(workshop, models=[model])
+        assert "not a packaged chart" in self.refused(workshop, charts=[{"file": "compose.yaml", **SAID}])
         wheels = {"name": "w", "version": "1", "files": ["none.whl"], **SAID}
         assert "cannot read" in self.refused(workshop, wheels=[wheels])
         twice = {**wheels, "files": ["compose.yaml", "compose.yaml"]}
@@ -345,7 +344,7 @@ class TestRefusedRecipes:
         """It would be loaded there; charts of others are taken as they come."""
         recipe = workshop.recipe()
         write_chart(recipe.parent / "outside.tgz", [], "1/../../../../outside")
-        assert "a plain one" in self.refused(workshop, charts=[{"file": "outside.tgz", **SAID}])
+        assert "must not leave it" in self.refused(workshop, charts=[{"file": "outside.tgz", **SAID}])
 
     def test_a_bundle_is_never_built_over_something(self, workshop, bundle):
         """Not over a bundle either."""
@@ -368,7 +367,7 @@ class TestCarrying:
             len(content) for content in all_files(newer).values()
         )
         assert len(opened.omitted()) > 10
-        make_whole(workshop.verify(workshop.place / "difference", base=bundle), workshop.place / "whole")
+        join_difference(workshop.verify(workshop.place / "difference", base=bundle), workshop.place / "whole")
         assert all_files(workshop.place / "whole") == all_files(newer)
 
     def test_parts_make_the_bundle_again_and_tar_reads_them_joined(self, workshop, bundle):
@@ -378,7 +377,7 @@ class TestCarrying:
             place = workshop.place / f"parts-{size}"
             index = split(opened.head, opened.contents, place, size)
             assert all(part.size <= size for part in index.parts)
-            make_whole(workshop.verify(place), workshop.place / f"whole-{size}")
+            join_difference(workshop.verify(place), workshop.place / f"whole-{size}")
             assert all_files(workshop.place / f"whole-{size}") == all_files(bundle)
         joined = b"".join(
             part.read_bytes() for part in sorted((workshop.place / "parts-1024").glob("bundle*"))
@@ -415,7 +414,7 @@ class TestCarrying:
         with pytest.raises(ConfigurationError, match="no bundle at"):
             open_source(workshop.place / "none")
         (workshop.place / "text").write_text("x" * 1000)
-        with pytest.raises(BundleRefusedError, match="is no bundle"):
+        with pytest.raises(BundleRefusedError, match="is not a bundle"):
             open_source(workshop.place / "text").head()
 
 
@@ -431,7 +430,7 @@ class TestEmitted:
         ]
 
     def test_helm_and_compose_get_digests_under_the_names_they_know(self, bundle):
-        """Manifest digests for a registry, image ids for an engine."""
+        """BundleManifest digests for a registry, image ids for an engine."""
         values = yaml.safe_load(emit(manifest_of(bundle), Form.HELM))
         assert values["images"] == {
             "gateway": {"repository": "sovereign-appliance/gateway", "digest": item(bundle, GATEWAY).digest},

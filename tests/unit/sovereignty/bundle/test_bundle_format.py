@@ -15,10 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from appliance.audit.keys import Signer
 from appliance.sovereignty.bundle.archive import END, padding, tar_header
 from appliance.sovereignty.bundle.build import build_bundle
-from appliance.sovereignty.bundle.difference import Base
-from appliance.sovereignty.bundle.manifest import BundleFile, Item, Kind, Manifest
+from appliance.sovereignty.bundle.manifest import Base, BundleFile, BundleManifest, Item, ItemKind
 from appliance.sovereignty.bundle.parts import PartsIndex, split
-from appliance.sovereignty.bundle.recipe import Recipe, load_recipe
+from appliance.sovereignty.bundle.recipe import BundleRecipe, load_recipe
 from tests.bundles import Workshop, all_files
 
 ROOT = Path(__file__).parents[4]
@@ -97,7 +96,7 @@ def test_a_verifier_written_from_the_page_agrees_with_ours(workshop, bundle):
     """On a bundle of one of everything, and on a damaged one."""
     key = workshop.signer.vkey
     manifest = second_verifier(bundle, key, 1_790_000_000)
-    assert Manifest.model_validate_json(json.dumps(manifest)) == workshop.verify(bundle).manifest
+    assert BundleManifest.model_validate_json(json.dumps(manifest)) == workshop.verify(bundle).manifest
     note = (bundle / "MANIFEST.sig").read_text()
     (bundle / "MANIFEST.sig").write_text(note[:-10] + ("A" if note[-10] != "A" else "B") + note[-9:])
     with pytest.raises(InvalidSignature):
@@ -112,10 +111,10 @@ def test_the_pages_own_bundle_and_key_verify(example):
 
 def test_the_tables_of_the_page_name_every_member():
     """Of the manifest, its items and files, the base and the index of parts."""
-    for record in (Manifest, Item, BundleFile, Base, PartsIndex):
+    for record in (BundleManifest, Item, BundleFile, Base, PartsIndex):
         for member in record.model_fields:
             assert f"`{member}`" in PAGE, (record, member)
-    for kind in Kind:
+    for kind in ItemKind:
         assert f"`{kind}`" in PAGE
 
 
@@ -151,5 +150,7 @@ def test_a_file_of_any_size_has_a_header_that_tar_reads(tmp_path):
 def test_the_recipe_in_the_how_to_is_one():
     """Everything in it is known, and what is required is there."""
     (text,) = re.findall(r"```yaml\n(name: .*?)```", HOW_TO, re.DOTALL)
-    recipe = Recipe.model_validate(yaml.safe_load(text))
-    assert {name for name in Recipe.model_fields if getattr(recipe, name)} == set(Recipe.model_fields)
+    recipe = BundleRecipe.model_validate(yaml.safe_load(text))
+    assert {name for name in BundleRecipe.model_fields if getattr(recipe, name)} == set(
+        BundleRecipe.model_fields
+    )

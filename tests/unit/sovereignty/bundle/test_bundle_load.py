@@ -23,17 +23,15 @@ from appliance.errors import (
     BundleRollbackError,
     BundleStorageError,
 )
-from appliance.sovereignty.bundle.build import build_bundle
-from appliance.sovereignty.bundle.carry import make_difference
+from appliance.sovereignty.bundle.build import build_bundle, make_difference
 from appliance.sovereignty.bundle.copying import PARTIAL
 from appliance.sovereignty.bundle.engine import Engine, saved_form
+from appliance.sovereignty.bundle.installed import InstalledBundles, ItemChange, make_plan, read_installed
 from appliance.sovereignty.bundle.load import Home, Targets, load_bundle
-from appliance.sovereignty.bundle.manifest import Kind, Manifest
-from appliance.sovereignty.bundle.memory import Memory, read_memory
+from appliance.sovereignty.bundle.manifest import BundleManifest, ItemKind
 from appliance.sovereignty.bundle.oci import Platform
 from appliance.sovereignty.bundle.parts import split
 from appliance.sovereignty.bundle.placing import check_room
-from appliance.sovereignty.bundle.plan import Change, make_plan
 from appliance.sovereignty.bundle.recipe import load_recipe
 from appliance.sovereignty.bundle.registry import Registry
 from appliance.sovereignty.bundle.verify import verify_bundle
@@ -58,7 +56,7 @@ class Site:
         bundle = self.workshop.open_bundle(path, base=base)
         return load_bundle(bundle, self.targets, self.home, self.record, self.said.append)
 
-    def record(self, manifest: Manifest, signer: str) -> None:
+    def record(self, manifest: BundleManifest, signer: str) -> None:
         self.recorded.append((manifest.version, manifest.digest, signer))
 
     @property
@@ -101,9 +99,9 @@ def test_models_and_files_are_put_where_they_are_served_from(site, bundle):
 def test_what_was_loaded_is_remembered_and_recorded_with_the_manifests_digest(site, bundle):
     """And the journal is gone."""
     site.load(bundle)
-    manifest = Manifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+    manifest = BundleManifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
     assert site.recorded == [("1.0.0", manifest.digest, "example.com/releases")]
-    loaded = read_memory(site.home.memory).find("sovereign-appliance")
+    loaded = read_installed(site.home.installed).find("sovereign-appliance")
     assert (loaded.version, loaded.manifest, loaded.items) == ("1.0.0", manifest.digest, manifest.items)
     assert not site.home.journal.exists()
 
@@ -163,7 +161,7 @@ def test_an_engine_that_gives_up_in_the_middle_is_quoted(site, workshop):
     site.targets = Targets(engine=engine)
     message = site.refused(BundleStorageError, workshop.place / "large")
     assert "sh did not load" in message
-    assert "no room; the version before goes on serving" in message
+    assert "no room; the previous version stays in service" in message
 
 
 def test_an_image_for_another_machine_is_not_loaded(site, bundle):
@@ -264,7 +262,7 @@ def test_a_registry_that_does_not_say_where_uploads_go_is_one_line(site, bundle,
         url = f"http://127.0.0.1:{server.server_port}"
         site.targets = Targets(registry=Registry(url=url, credentials=None, tls=None))
         try:
-            assert "does not say where uploads go" in site.refused(BundleStorageError, bundle)
+            assert "returned no upload URL" in site.refused(BundleStorageError, bundle)
         finally:
             server.shutdown()
 
@@ -293,7 +291,7 @@ class TestRollback:
         """Nothing is touched."""
         site.load(newer)
         before = all_files(site.place)
-        assert "is not newer than 1.1.0" in site.refused(BundleRollbackError, bundle)
+        assert "is not newer than installed 1.1.0" in site.refused(BundleRollbackError, bundle)
         assert all_files(site.place) == before
 
     def test_the_same_version_made_earlier_or_at_the_same_time_is_older(self, site, workshop, bundle):
@@ -301,7 +299,7 @@ class TestRollback:
         site.load(bundle)
         for seconds, follows in ((-1, False), (0, False), (1, True)):
             other = workshop.build(name=f"other{seconds}")
-            manifest = Manifest.decode((other / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+            manifest = BundleManifest.decode((other / "MANIFEST.json").read_bytes(), "MANIFEST.json")
             changed = manifest.model_copy(
                 update={"created": manifest.created + seconds, "key_not_after": manifest.key_not_after + 1}
             )
@@ -325,17 +323,17 @@ class TestRollback:
     def test_a_damaged_memory_is_not_taken_for_none(self, site, bundle, newer):
         """Else damaging it would be the way back."""
         site.load(newer)
-        site.home.memory.write_bytes(site.home.memory.read_bytes()[:-2])
+        site.home.installed.write_bytes(site.home.installed.read_bytes()[:-2])
         assert "restore it from a backup" in site.refused(BundleStorageError, bundle)
 
     def test_products_are_remembered_apart(self, site, workshop, newer):
         """A bundle of weights has versions of its own."""
         site.load(newer)
         other = workshop.build("0.1.0", name="other", images=[], charts=[], rendered=[])
-        manifest = Manifest.decode((other / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+        manifest = BundleManifest.decode((other / "MANIFEST.json").read_bytes(), "MANIFEST.json")
         workshop.resign(other, manifest.model_copy(update={"name": "weights"}))
         site.load(other)
-        names = [(each.name, each.version) for each in read_memory(site.home.memory).bundles]
+        names = [(each.name, each.version) for each in read_installed(site.home.installed).bundles]
         assert names == [("sovereign-appliance", "1.1.0"), ("weights", "0.1.0")]
 
 
@@ -357,11 +355,11 @@ def test_two_versions_of_one_model_are_refused_before_anything_is_written(site, 
     """Properly signed as they may be: there is one link, and it would be turned twice at every load."""
     model = {"version": "r1", "directory": "model", **SAID}
     two = workshop.build("1.1.0", models=[{**model, "name": f"demo/{name}"} for name in ("target", "other")])
-    manifest = Manifest.decode((two / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+    manifest = BundleManifest.decode((two / "MANIFEST.json").read_bytes(), "MANIFEST.json")
     opened = workshop.open_bundle(two)
     trees = [
         replace(tree, item=tree.item.model_copy(update={"name": "demo/target"}))
-        if tree.item.kind is Kind.MODEL
+        if tree.item.kind is ItemKind.MODEL
         else tree
         for tree in verify_bundle(opened)
     ]
@@ -397,7 +395,7 @@ class TestFailures:
             patch.setattr(site, "record", unavailable)
             site.refused(AuditUnavailableError, newer)
         assert site.serving.resolve() == old
-        assert read_memory(site.home.memory).find("sovereign-appliance").version == "1.0.0"
+        assert read_installed(site.home.installed).find("sovereign-appliance").version == "1.0.0"
         site.load(newer)
         assert site.serving.resolve() != old
 
@@ -417,7 +415,7 @@ class TestFailures:
         huge = file.model_copy(update={"size": 2**50})
         model = next(each for each in placements if WEIGHTS in each.files)
         model.files[WEIGHTS] = huge
-        with pytest.raises(BundleStorageError, match=r"make room for \d+ more"):
+        with pytest.raises(BundleStorageError, match=r"free \d+ more"):
             check_room(placements)
         assert not site.place.exists()
 
@@ -433,7 +431,7 @@ class TestFailures:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
             message = site.refused(BundleStorageError, large)
             assert "the disk is full" in message
-            assert "the version before goes on serving" in message
+            assert "the previous version stays in service" in message
 
         assert in_a_child(limited) == 0
         assert site.serving.resolve() == old
@@ -444,7 +442,7 @@ class TestFailures:
     def test_a_disk_that_gives_back_something_else_is_noticed(self, site, bundle, monkeypatch):
         """What was written is read again before it counts."""
         monkeypatch.setattr("hashlib.file_digest", lambda *_: hashlib.sha256(b"rot"))
-        assert "the disk is bad" in site.refused(BundleStorageError, bundle)
+        assert "the disk is faulty" in site.refused(BundleStorageError, bundle)
 
     def test_what_cannot_be_remembered_is_not_put_into_service(self, site, bundle, newer):
         """Else whatever is newer than the version before could follow it; the next run goes on."""
@@ -453,7 +451,7 @@ class TestFailures:
         # Nobody can write over a directory, the superuser included.
         (site.home.directory / f"bundle.json{PARTIAL}").mkdir()
         message = site.refused(BundleStorageError, newer)
-        assert "the version before goes on serving" in message
+        assert "the previous version stays in service" in message
         assert site.serving.resolve() == old
         (site.home.directory / f"bundle.json{PARTIAL}").rmdir()
         site.load(newer)
@@ -464,7 +462,7 @@ class TestFailures:
         """Someone's own weights are not removed."""
         site.serving.mkdir(parents=True)
         (site.serving / "mine").write_text("mine")
-        assert "is no link" in site.refused(BundleStorageError, bundle)
+        assert "is not a link" in site.refused(BundleStorageError, bundle)
         assert (site.serving / "mine").read_text() == "mine"
 
 
@@ -528,7 +526,7 @@ def test_a_load_killed_at_any_point_leaves_a_whole_version_and_goes_on(site, wor
         weights = (site.serving / WEIGHTS).read_bytes()
         versions = {b"weights, first edition" * 100: "1.0.0", b"weights, second edition" * 100: "1.1.0"}
         assert weights in versions
-        remembered = read_memory(site.home.memory).find("sovereign-appliance").version
+        remembered = read_installed(site.home.installed).find("sovereign-appliance").version
         # Never in service before it is remembered, neither weights nor files.
         served = {str(link.readlink()).partition("-")[0] for link in site.place.rglob("current")}
         assert max(versions[weights], *(served - {"r1"})) <= remembered
@@ -537,7 +535,7 @@ def test_a_load_killed_at_any_point_leaves_a_whole_version_and_goes_on(site, wor
             guarded += 1
         site.said.clear()
         site.load(newer)
-        resumed += "going on with a load that was cut off" in site.said
+        resumed += "resuming an interrupted load" in site.said
         assert (site.serving / WEIGHTS).read_bytes() == b"weights, second edition" * 100
         assert not list(site.place.rglob("*.partial*"))
         assert {path.stat().st_mode & 0o777 for path in site.serving.rglob("*") if path.is_file()} == {0o444}
@@ -554,22 +552,22 @@ def test_a_load_killed_at_any_point_leaves_a_whole_version_and_goes_on(site, wor
 
 def test_a_plan_says_what_changes_and_what_goes(workshop, bundle, newer):
     """By kind and name, against what is remembered."""
-    old = Manifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
-    new = Manifest.decode((newer / "MANIFEST.json").read_bytes(), "MANIFEST.json")
-    loaded = Memory().with_bundle(old, "x").find(old.name)
-    assert {step.change for step in make_plan(old, None)} == {Change.NEW}
-    assert {step.change for step in make_plan(old, loaded)} == {Change.SAME}
+    old = BundleManifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+    new = BundleManifest.decode((newer / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+    loaded = InstalledBundles().with_bundle(old, "x").find(old.name)
+    assert {step.change for step in make_plan(old, None)} == {ItemChange.NEW}
+    assert {step.change for step in make_plan(old, loaded)} == {ItemChange.SAME}
     changes = {f"{step.item.kind} {step.item.name}": step.change for step in make_plan(new, loaded)}
-    assert changes["model demo/target"] == Change.CHANGED
-    assert changes["image docker.io/library/postgres"] == Change.SAME
+    assert changes["model demo/target"] == ItemChange.CHANGED
+    assert changes["image docker.io/library/postgres"] == ItemChange.SAME
     smaller = new.model_copy(update={"items": tuple(item for item in new.items if item.kind != "wheels")})
-    gone = [step.item.label for step in make_plan(smaller, loaded) if step.change is Change.GONE]
+    gone = [step.item.label for step in make_plan(smaller, loaded) if step.change is ItemChange.GONE]
     assert gone == ["wheels/verifier:1.0"]
 
 
 def test_the_memory_is_one_canonical_file(site, bundle):
     """So that a byte changed in it shows."""
     site.load(bundle)
-    content = site.home.memory.read_bytes()
-    assert Memory.decode(content, "x").encode() == content
+    content = site.home.installed.read_bytes()
+    assert InstalledBundles.decode(content, "x").encode() == content
     assert json.loads(content)["bundles"][0]["version"] == "1.0.0"

@@ -20,12 +20,18 @@ from appliance.errors import (
     BundleRefusedError,
     ConfigurationError,
 )
-from appliance.sovereignty.bundle.carry import make_difference
-from appliance.sovereignty.bundle.manifest import Manifest
+from appliance.sovereignty.bundle.build import make_difference
+from appliance.sovereignty.bundle.manifest import BundleManifest
 from appliance.sovereignty.bundle.parts import split
-from appliance.sovereignty.bundle.signature import sign_manifest, verify_signature
+from appliance.sovereignty.bundle.signature import (
+    TrustedKey,
+    end_of,
+    load_trusted_keys,
+    parse_trusted_keys,
+    sign_manifest,
+    verify_signature,
+)
 from appliance.sovereignty.bundle.source import DirectorySource
-from appliance.sovereignty.bundle.trust import TrustedKey, end_of, load_trusted_keys, parse_trusted_keys
 from tests.bundles import DATABASE, GATEWAY, LAST_DAY, NOW, Workshop
 
 
@@ -205,7 +211,7 @@ def change_file(workshop: Workshop, bundle: Path, path: str, content: bytes) -> 
     for file in manifest["files"]:
         if file["path"] == path:
             file |= {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    workshop.resign(bundle, Manifest.model_validate_json(json.dumps(manifest)))
+    workshop.resign(bundle, BundleManifest.model_validate_json(json.dumps(manifest)))
 
 
 class TestKeys:
@@ -223,13 +229,13 @@ class TestKeys:
         """The signature names the manifest's hash."""
         other = workshop.build("1.1.0")
         shutil.copy(other / "MANIFEST.sig", bundle / "MANIFEST.sig")
-        assert "of another MANIFEST.json" in refused(workshop, bundle)
+        assert "to another MANIFEST.json" in refused(workshop, bundle)
 
     @pytest.mark.parametrize(
         ("days", "problem"),
         [
-            ({"not_before": date(2030, 1, 1)}, "counts from 2030-01-01 on"),
-            ({"not_after": date(2026, 5, 1)}, "counted until 2026-05-01"),
+            ({"not_before": date(2030, 1, 1)}, "is valid from 2030-01-01"),
+            ({"not_after": date(2026, 5, 1)}, "was valid until 2026-05-01"),
         ],
     )
     def test_a_key_counts_only_on_its_days(self, workshop, bundle, days, problem):
@@ -270,7 +276,7 @@ class TestKeys:
         for wrong in (f"{vkey} until=2027-01-01", f"{vkey} not-after=soon", vkey[:-3], f"{vkey} not-after"):
             with pytest.raises(AuditKeyError):
                 parse_trusted_keys(wrong)
-        with pytest.raises(ConfigurationError, match="names no key"):
+        with pytest.raises(ConfigurationError, match="has no key"):
             load_trusted_keys(written(tmp_path / "none", "# nothing\n"))
         with pytest.raises(ConfigurationError, match="cannot read the trusted keys"):
             load_trusted_keys(tmp_path / "missing")
@@ -290,13 +296,13 @@ class TestHostile:
         manifest = json.loads((bundle / "MANIFEST.json").read_bytes())
         manifest["files"][0]["path"] = path
         with pytest.raises(BundleRefusedError, match=r"files\.0\.path"):
-            Manifest.decode(json.dumps(manifest).encode(), "MANIFEST.json")
+            BundleManifest.decode(json.dumps(manifest).encode(), "MANIFEST.json")
 
     @pytest.mark.parametrize("title", ["../escape", "/absolute", "a//b", "a/./b", "", "a\\b", "bell\x07"])
     def test_no_file_of_a_model_leads_out_of_its_directory(self, workshop, bundle, title):
         """Properly signed, and refused before anything is written."""
         self.rename_first_layer(workshop, bundle, title)
-        assert "plain path" in refused(workshop, bundle)
+        assert "is unsafe or occurs twice" in refused(workshop, bundle)
 
     def rename_first_layer(self, workshop: Workshop, bundle: Path, title: str) -> None:
         """Give a model's first file another name, and make everything else agree with it."""
@@ -322,7 +328,7 @@ class TestHostile:
             if file["path"] == "index.json":
                 file |= {"sha256": hashlib.sha256(index_content).hexdigest(), "size": len(index_content)}
         manifest["files"].sort(key=lambda file: file["path"])
-        workshop.resign(bundle, Manifest.model_validate_json(json.dumps(manifest)))
+        workshop.resign(bundle, BundleManifest.model_validate_json(json.dumps(manifest)))
 
     def test_a_link_in_place_of_a_file_is_not_followed(self, workshop, bundle, tmp_path):
         """Though what it points to has the right bytes."""
@@ -343,7 +349,7 @@ class TestHostile:
         """It is refused at once."""
         (bundle / name).unlink()
         os.mkfifo(bundle / name)
-        assert "no regular file" in refused(workshop, bundle)
+        assert "not a regular file" in refused(workshop, bundle)
 
     def test_a_manifest_that_is_not_canonical_is_refused(self, bundle):
         """A member twice, white space, an unknown member, a number in another spelling."""
@@ -359,11 +365,11 @@ class TestHostile:
         ):
             assert other != content
             with pytest.raises(BundleRefusedError):
-                Manifest.decode(other, "MANIFEST.json")
+                BundleManifest.decode(other, "MANIFEST.json")
 
     def test_a_blob_that_no_item_leads_to_is_refused(self, workshop, bundle):
         """Signed or not, nothing travels unseen."""
-        manifest = Manifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+        manifest = BundleManifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
         kept = [item for item in manifest.items if item.kind != "wheels"]
         index = json.loads((bundle / "index.json").read_bytes())
         index["manifests"] = [
@@ -396,6 +402,6 @@ def test_a_base_that_lacks_a_blob_is_no_base(media):
     blob = media.base / "blobs" / "sha256" / omitted[0].removeprefix("sha256:")
     content = blob.read_bytes()
     blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(BundleIncompleteError, match="the base cannot give"):
+    with pytest.raises(BundleIncompleteError, match="the base lacks a blob"):
         media.verify("difference")
     blob.write_bytes(content)
