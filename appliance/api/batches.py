@@ -17,7 +17,7 @@ from appliance.api.services import Services
 from appliance.errors import UNEXPECTED, ApplianceError, RouteNotFoundError
 from appliance.gateway.batch.batch import Batch, BatchProblem
 from appliance.gateway.batch.batches import Batches
-from appliance.gateway.batch.order import parse_order
+from appliance.gateway.batch.request import parse_batch_request
 from appliance.tenancy import Caller
 
 PATH = "/v1/batches"
@@ -34,7 +34,7 @@ TenantCaller = Annotated[Caller, Depends(tenant_caller)]
 @router.post(PATH)
 async def create_batch(request: Request, caller: TenantCaller) -> Response:
     """Leave a batch here."""
-    order = parse_order(await read_members(request))
+    order = parse_batch_request(await read_members(request))
     client = address_class(request.client.host if request.client else "")
     return JSONResponse(show_batch(await _batches(request).create(caller, order, client=client)))
 

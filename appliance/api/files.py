@@ -14,9 +14,9 @@ from appliance.api.paging import page, parse_window
 from appliance.api.services import Services
 from appliance.api.upload import UploadForm
 from appliance.errors import InvalidRequestError, RouteNotFoundError
-from appliance.gateway.batch.files import Files, Upload
-from appliance.gateway.batch.order import parse_expiry
-from appliance.gateway.batch.stored_file import Purpose, StoredFile, clean_filename
+from appliance.gateway.batch.batch import FilePurpose, StoredFile, clean_filename
+from appliance.gateway.batch.files import TenantFiles, Upload
+from appliance.gateway.batch.request import parse_expiry
 from appliance.tenancy import Caller
 
 PATH = "/v1/files"
@@ -99,7 +99,7 @@ def show_file(stored: StoredFile) -> dict[str, Any]:
 
 
 def _read_upload(form: UploadForm) -> Upload:
-    if form.fields.get("purpose") != Purpose.BATCH:
+    if form.fields.get("purpose") != FilePurpose.BATCH:
         raise InvalidRequestError(
             "`purpose` must be `batch`: other files are not kept here.", param="purpose"
         )
@@ -111,12 +111,12 @@ def _read_upload(form: UploadForm) -> Upload:
         expiry = {"anchor": anchor, "seconds": number}
     return Upload(
         filename=clean_filename(form.filename or ""),
-        purpose=Purpose.BATCH,
+        purpose=FilePurpose.BATCH,
         kept_seconds=parse_expiry(expiry, "expires_after"),
     )
 
 
-def _files(request: Request) -> Files:
+def _files(request: Request) -> TenantFiles:
     services: Services = request.app.state.services
     if services.files is None:
         raise RouteNotFoundError("This gateway keeps no files.")

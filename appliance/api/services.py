@@ -17,7 +17,7 @@ from appliance.control.worker_list import WorkerList
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.gateway.attribution import Attribution
 from appliance.gateway.batch.batches import Batches
-from appliance.gateway.batch.files import Files
+from appliance.gateway.batch.files import TenantFiles
 from appliance.gateway.gateway import Gateway
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
@@ -58,8 +58,8 @@ class Services:
     """Why the tenants in force may be out of date; None while they are not."""
     retention: Retention | None = None
     """Erases kept content; None where none is kept."""
-    files: Files | None = None
-    """Files of tenants; None where none are kept."""
+    files: TenantFiles | None = None
+    """Tenants' files; None if files are not kept."""
     batches: Batches | None = None
     """Batches of tenants; None where none are run."""
     wall: Wall = NO_WALL

@@ -198,7 +198,7 @@ class GatewayRole:
                     ),
                     gateway=gateway,
                     audit=opened.audit.log,
-                    audit_health=opened.audit.watch.health,
+                    audit_health=opened.audit.monitor.health,
                     attribution=attribution,
                     control=control,
                     overrides=opened.overrides,

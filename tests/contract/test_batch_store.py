@@ -7,18 +7,25 @@ import pytest
 
 from appliance.audit.migrate import copy_log
 from appliance.errors import StorageQuotaError, StorageUnavailableError
-from appliance.gateway.batch.batch import Batch, BatchProblem, Counts, Status
-from appliance.gateway.batch.store import Quota, SqlBatchStore, Window, encode_problems
-from appliance.gateway.batch.stored_file import Deleted, Purpose, StoredFile
+from appliance.gateway.batch.batch import (
+    Batch,
+    BatchProblem,
+    Counts,
+    Deleted,
+    FilePurpose,
+    Status,
+    StoredFile,
+)
+from appliance.gateway.batch.store import SqlBatchStore, StorageQuota, Window, encode_problems
 from appliance.gateway.batch.tables import metadata
 
-PLENTY = Quota(files=1000, size=2**40)
+PLENTY = StorageQuota(files=1000, size=2**40)
 FILE = StoredFile(
     file_id="file-1",
     tenant="acme",
     gateway="one",
     filename="in.jsonl",
-    purpose=Purpose.BATCH,
+    purpose=FilePurpose.BATCH,
     size=2**33,
     sealed=True,
     created_at=100,
@@ -97,7 +104,7 @@ def test_outputs_are_known_with_the_end_of_their_batch_or_not_at_all(gateways):
     one, two = gateways
     one.add_file(FILE, PLENTY)
     one.add_batch(BATCH, 5)
-    output = replace(FILE, file_id="file-2", purpose=Purpose.BATCH_OUTPUT)
+    output = replace(FILE, file_id="file-2", purpose=FilePurpose.BATCH_OUTPUT)
     assert not one.move("batch_1", Status.COMPLETED, 1, outputs=[output], output_file_id="file-2")
     assert two.file("acme", "file-2") is None
     one.move("batch_1", Status.IN_PROGRESS, 1)
@@ -117,7 +124,7 @@ def test_what_was_made_of_erased_content_is_never_known(gateways):
     one.move("batch_1", Status.IN_PROGRESS, 1)
     one.move("batch_1", Status.FINALIZING, 2)
     two.erase_files("acme", 101)
-    output = replace(FILE, file_id="file-2", purpose=Purpose.BATCH_OUTPUT, created_at=102)
+    output = replace(FILE, file_id="file-2", purpose=FilePurpose.BATCH_OUTPUT, created_at=102)
     assert not one.move("batch_1", Status.COMPLETED, 3, outputs=[output])
     assert two.file("acme", "file-2") is None
     assert one.move("batch_1", Status.FAILED, 3)
@@ -125,7 +132,7 @@ def test_what_was_made_of_erased_content_is_never_known(gateways):
 
 def test_uploads_of_one_tenant_at_the_same_time_keep_its_bound(gateways):
     """However many gateways take them."""
-    quota = Quota(files=5, size=2**60)
+    quota = StorageQuota(files=5, size=2**60)
 
     def add(number):
         try:
@@ -142,7 +149,7 @@ def test_uploads_of_one_tenant_at_the_same_time_keep_its_bound(gateways):
         gateways[0].check_quota("acme", quota, 0)
     gateways[0].check_quota("other", quota, 0)
     with pytest.raises(StorageQuotaError, match="bytes"):
-        gateways[0].check_quota("other", Quota(files=1, size=10), 11)
+        gateways[0].check_quota("other", StorageQuota(files=1, size=10), 11)
 
 
 def test_lists_go_by_id_from_a_cursor_on(gateways):

@@ -1,8 +1,8 @@
 """
-One try of one line: a request like any other, but that nobody holds a connection for.
+One attempt at one line of a batch: an ordinary request without a client connection.
 
-It is admitted, limited and audited by the gateway as if its tenant had sent it, and its entries
-name the batch and the line.
+The gateway admits, limits and audits it as if its tenant had sent it; its audit entries name the batch
+and the line.
 """
 
 from collections.abc import Callable
@@ -10,19 +10,74 @@ from collections.abc import Callable
 from appliance.errors import ApplianceError
 from appliance.gateway.batch.batch import Batch
 from appliance.gateway.batch.lines import BatchLine
-from appliance.gateway.batch.reply import CollectedReply
-from appliance.gateway.batch.results import Answer
+from appliance.gateway.batch.results import LineAnswer
 from appliance.gateway.call import Call
 from appliance.gateway.gateway import Gateway
+from appliance.gateway.reply import ReplyHead
 from appliance.infra.logs import Logger
-from appliance.tenancy import Caller, PriorityClass
+from appliance.tenancy import ApiKey, Caller, PriorityClass, TenantDirectory
+from appliance.tenancy.keys import KEY_ID_FORMAT
+
+
+class CollectedReply:
+    """`appliance.gateway.reply.ReplySink` in memory."""
+
+    def __init__(self) -> None:
+        self.client_left = False
+        """Set if the batch was cancelled or has expired; the log records it like a client that left."""
+        self.status = 0
+        self.may_pass = True
+        """Whether an error may be temporary."""
+        self._pieces: list[bytes] = []
+
+    async def start(self, head: ReplyHead) -> None:
+        self.status = head.status
+        self.may_pass = head.headers.get("x-should-retry") != "false"
+
+    async def write(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    async def end(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    @property
+    def text(self) -> str:
+        return b"".join(self._pieces).decode("utf-8", "replace")
+
+
+def find_owner(directory: TenantDirectory, tenant: str, key_id: str, now: float) -> Caller | None:
+    """
+    The caller that a tenant's key authenticates at `now`, Unix time; None if the key is no longer valid.
+
+    Looked up before each line, so that revoking a key stops its batches.  A token or certificate of an
+    identity provider expires long before its batch has run: for those only the tenant is checked.
+    """
+    owner = directory.tenant(tenant)
+    if owner is None:
+        return None
+    key = next((key for key in owner.keys if key.key_id == key_id), None)
+    if key is None and KEY_ID_FORMAT.fullmatch(key_id):
+        return None
+    key = key or ApiKey(key_id=key_id, digest="")
+    return Caller(tenant=owner, key=key) if key.opens_at(now) else None
+
 
 Render = Callable[[Exception, str], tuple[int, str, bool]]
-"""Status and body that a client of a path would be sent for an error, and whether trying again can help."""
+"""Status and body that a client of a path would receive for an error, and whether a retry can succeed."""
 
 
 class Answerer:
-    """Asks the gateway."""
+    """
+    Sends lines to the gateway.
+
+    Args:
+        gateway: answers.
+        render: what a client would receive for an error.
+        new_request_id: names requests.
+        is_client_id: whether the log may record a `custom_id` as the client's own id of the request.
+        salted: whether workers separate their prefix caches by tenant.
+        logger: logs defects.
+    """
 
     def __init__(
         self,
@@ -34,17 +89,6 @@ class Answerer:
         salted: bool,
         logger: Logger,
     ) -> None:
-        """
-        Prepare.
-
-        Args:
-            gateway: answers.
-            render: what a client would be sent for an error.
-            new_request_id: names requests.
-            is_client_id: whether a `custom_id` may be in the log as the client's own id of the request.
-            salted: whether workers keep apart what they cache of each tenant's prompts.
-            logger: told of defects.
-        """
         self._gateway = gateway
         self._render = render
         self._new_request_id = new_request_id
@@ -52,11 +96,11 @@ class Answerer:
         self._salted = salted
         self._logger = logger
 
-    async def ask(self, batch: Batch, line: BatchLine, caller: Caller, reply: CollectedReply) -> Answer:
+    async def ask(self, batch: Batch, line: BatchLine, caller: Caller, reply: CollectedReply) -> LineAnswer:
         """
-        Run a line once; an error is an answer, too.
+        Run a line once; errors are returned as answers.
 
-        Cancelling this stops the worker; `reply.client_left` then tells a tenant who cancelled from a
+        Cancelling this stops the worker; `reply.client_left` distinguishes a tenant's cancellation from a
         gateway that stops.
         """
         call = Call(
@@ -80,7 +124,7 @@ class Answerer:
         except ApplianceError as error:
             status, body, may_pass = self._render(error, batch.endpoint)
         except Exception as error:
-            # A defect that one line meets must not hold up the others.
+            # A defect in one line must not block the others.
             self._logger.exception(
                 "batch_line_crashed",
                 request_id=call.request_id,
@@ -90,4 +134,4 @@ class Answerer:
             status, body, may_pass = self._render(error, batch.endpoint)
         else:
             status, body, may_pass = reply.status, reply.text, reply.may_pass
-        return Answer(request_id=call.request_id, status=status, body=body, may_pass=may_pass)
+        return LineAnswer(request_id=call.request_id, status=status, body=body, may_pass=may_pass)

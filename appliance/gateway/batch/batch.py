@@ -1,11 +1,10 @@
 """
-One batch: what was asked, how far it is, and which states may follow which.
+Batches and files as values, the states of a batch, and why a batch ends early.
 
     validating ─► in_progress ─► finalizing ─► completed
              └─►  cancelling  ─► cancelled
 
-Besides, one that is open can fail, and one that is not finalizing can expire.  Pure; the names are
-OpenAI's.
+An open batch can also fail; one that is not finalizing can expire.  Pure; the names are OpenAI's.
 """
 
 from collections.abc import Mapping
@@ -17,8 +16,6 @@ BATCH_PREFIX = "batch_"
 
 
 class Status(StrEnum):
-    """How far a batch is."""
-
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
@@ -43,7 +40,7 @@ FOLLOWS: Mapping[Status, frozenset[Status]] = MappingProxyType(
         Status.CANCELLED: frozenset(),
     }
 )
-"""Every state, and the states that may come after it."""
+"""The states that may follow each state."""
 ENDED = frozenset(status for status, next_ones in FOLLOWS.items() if not next_ones)
 OPEN = frozenset(FOLLOWS) - ENDED
 
@@ -55,7 +52,7 @@ def before(status: Status) -> frozenset[Status]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchProblem:
-    """Why a batch failed, of one line of its input or of all of it."""
+    """Why a batch failed: a problem of one line of its input, or of all of it."""
 
     code: str
     message: str
@@ -72,7 +69,7 @@ class Counts:
     completed: int = 0
     """Answered with a 2xx."""
     failed: int = 0
-    """Answered with an error, or never begun."""
+    """Answered with an error, or never started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,28 +77,28 @@ class Batch:
     """One batch; times are Unix seconds."""
 
     batch_id: str
-    """`batch_` and a ULID; where it is encrypted, the ULID is its key's as well."""
+    """`batch_` and a ULID; if it is encrypted, also the id of its key."""
     tenant: str
     key_id: str
-    """Of the API key that made it, under which every line runs."""
+    """Of the API key that created it, under which every line runs."""
     gateway: str
-    """Who runs it."""
+    """The gateway that runs it."""
     client: str
-    """Class of the address it came from."""
+    """Class of the client's address."""
     endpoint: str
     completion_window: str
     input_file_id: str
     output_file_id: str | None = None
     error_file_id: str | None = None
     sealed: bool
-    """Whether what it leaves on disk is encrypted."""
+    """Whether its results and outputs are encrypted on disk."""
     status: Status
     model: str | None = None
-    """The one model all lines name, if there is one."""
+    """The model, if all lines name the same one."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     errors: tuple[BatchProblem, ...] = ()
     output_seconds: int
-    """How long its output and error files are kept."""
+    """Retention of its output and error files."""
     counts: Counts = Counts()
     created_at: int
     expires_at: int
@@ -115,11 +112,103 @@ class Batch:
 
 
 def pick_next(waiting: list[Batch], running: Mapping[str, int]) -> Batch | None:
-    """
-    Choose which batch is run next: of the tenant that has the fewest running, the oldest.
-
-    Args:
-        waiting: batches that are not run yet.
-        running: number of batches that are, by tenant.
-    """
+    """The oldest waiting batch of the tenant with the fewest running batches; `running` counts by tenant."""
     return min(waiting, key=lambda batch: (running.get(batch.tenant, 0), batch.ulid), default=None)
+
+
+FILE_PREFIX = "file-"
+LONGEST_FILENAME = 255
+
+
+class FilePurpose(StrEnum):
+    BATCH = "batch"
+    """Requests of a batch, sent by the tenant."""
+    BATCH_OUTPUT = "batch_output"
+    """Results of a batch, written by the gateway."""
+
+
+class Deleted(StrEnum):
+    """Why a file was removed; also the reason in its `file.deleted` entry."""
+
+    DELETED = "deleted"
+    """By its tenant."""
+    EXPIRED = "expired"
+    ERASED = "erased"
+    """An operator erased the tenant's content."""
+    REFUSED = "refused"
+    """Parallel uploads used up the tenant's storage quota first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """One file."""
+
+    file_id: str
+    """`file-` and a ULID; if it is encrypted, also the id of its key."""
+    tenant: str
+    gateway: str
+    """The gateway whose directory has the bytes."""
+    filename: str
+    """From the client, for display; never used as a path."""
+    purpose: FilePurpose
+    size: int
+    """Bytes, as the tenant sees them."""
+    sealed: bool
+    """Whether the bytes are encrypted on disk, under the file's own key."""
+    created_at: int
+    expires_at: int
+    """Unix seconds, both."""
+
+    @property
+    def ulid(self) -> str:
+        """The part of its id that sorts by time."""
+        return self.file_id.removeprefix(FILE_PREFIX)
+
+
+def clean_filename(name: str) -> str:
+    """The last part of a client's file name, printable and of bounded length."""
+    last = name.replace("\\", "/").rpartition("/")[2]
+    kept = "".join(character for character in last if character.isprintable())
+    return kept[:LONGEST_FILENAME] or "file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopReason:
+    """Why a batch ends before all of its lines are done."""
+
+    status: Status
+    """The batch's last state."""
+    code: str
+    message: str
+    """For each unfinished line, in the error file."""
+    problem: BatchProblem | None = None
+    """In the batch's `errors`."""
+    keeps_outputs: bool = True
+    """Whether the tenant gets the finished results."""
+
+
+CANCELLED = StopReason(
+    status=Status.CANCELLED,
+    code="batch_cancelled",
+    message="This request was not completed: the batch was cancelled.",
+)
+EXPIRED = StopReason(
+    status=Status.EXPIRED,
+    code="batch_expired",
+    message="This request could not be run before the completion window ended.",
+)
+REVOKED = StopReason(
+    status=Status.FAILED,
+    code="batch_failed",
+    message="This request was not completed: the API key of the batch is no longer valid.",
+    problem=BatchProblem(
+        code="invalid_api_key", message="The API key that created this batch was revoked or has expired."
+    ),
+)
+ERASED = StopReason(
+    status=Status.FAILED,
+    code="batch_failed",
+    message="This request was not completed: its content was erased.",
+    problem=BatchProblem(code="content_erased", message="The input of this batch was erased."),
+    keeps_outputs=False,
+)

@@ -1,5 +1,5 @@
 """
-Batches as clients see them: made, looked at, listed, cancelled.  Running them is `runner`'s.
+Batches as clients see them: created, read, listed, cancelled.  The runner runs them.
 """
 
 import asyncio
@@ -13,31 +13,29 @@ from appliance.errors import (
     InvalidRequestError,
     StorageUnavailableError,
 )
-from appliance.gateway.batch.batch import BATCH_PREFIX, ENDED, Batch, Status
-from appliance.gateway.batch.files import DAY_SECONDS, Files
-from appliance.gateway.batch.order import BatchOrder
+from appliance.gateway.batch.batch import BATCH_PREFIX, ENDED, Batch, FilePurpose, Status
+from appliance.gateway.batch.files import DAY_SECONDS, TenantFiles
+from appliance.gateway.batch.request import BatchRequest
 from appliance.gateway.batch.store import SqlBatchStore, Window
-from appliance.gateway.batch.stored_file import Purpose
-from appliance.gateway.batch.vault import Vault
+from appliance.gateway.batch.vault import FileVault
 from appliance.infra.settings import BatchSettings
 from appliance.tenancy import Caller, ContentPolicy
 
 
 class Batches:
-    """What is done with batches; one for each gateway."""
+    """Operations on batches; one instance per gateway.  `wake` wakes the runner."""
 
     def __init__(
         self,
         *,
         store: SqlBatchStore,
-        vault: Vault,
-        files: Files,
+        vault: FileVault,
+        files: TenantFiles,
         audit: AuditSink,
         settings: BatchSettings,
         clock: Callable[[], float],
         wake: Callable[[], None],
     ) -> None:
-        """Args: `wake` tells the runner that there is something new for it; the others as they are named."""
         self._store = store
         self._vault = vault
         self._files = files
@@ -46,25 +44,20 @@ class Batches:
         self._clock = clock
         self._wake = wake
 
-    async def create(self, caller: Caller, order: BatchOrder, *, client: str) -> Batch:
+    async def create(self, caller: Caller, request: BatchRequest, *, client: str) -> Batch:
         """
-        Take a batch in; it runs later, by the gateway that has its file.
-
-        Args:
-            caller: whose it is, and under whose key its lines run.
-            order: what is asked for.
-            client: class of the address it came from.
+        Create a batch; the gateway that has its file runs it later, under the caller's key.
 
         Raises:
-            StoredFileNotFoundError: its input is no file of the tenant.
+            StoredFileNotFoundError: its input is not a file of the tenant.
             InvalidRequestError: its input is not for batches.
             StorageQuotaError: the tenant has too many open batches.
             StorageUnavailableError: another gateway has the input, or something cannot be stored.
             AuditError: the log does not take the entry.
         """
         tenant = caller.tenant.name
-        stored = await self._files.get(tenant, order.input_file_id)
-        if stored.purpose is not Purpose.BATCH:
+        stored = await self._files.get(tenant, request.input_file_id)
+        if stored.purpose is not FilePurpose.BATCH:
             message = f"`{stored.file_id}` has the purpose `{stored.purpose}`: upload one for `batch`."
             raise InvalidRequestError(message, param="input_file_id")
         if not await asyncio.to_thread(self._vault.has_bytes, stored):
@@ -80,17 +73,17 @@ class Batches:
             key_id=caller.key.key_id,
             gateway=self._vault.gateway,
             client=client,
-            endpoint=order.endpoint,
-            completion_window=order.completion_window,
+            endpoint=request.endpoint,
+            completion_window=request.completion_window,
             input_file_id=stored.file_id,
             sealed=sealed,
             status=Status.VALIDATING,
-            metadata=order.metadata,
-            output_seconds=order.output_seconds or self._settings.file_days * DAY_SECONDS,
+            metadata=request.metadata,
+            output_seconds=request.output_seconds or self._settings.file_days * DAY_SECONDS,
             created_at=now,
-            expires_at=now + order.window_seconds,
+            expires_at=now + request.window_seconds,
         )
-        # A crash after the entry: a batch that was asked for, and never was; its client heard of none.
+        # A crash after the entry: the batch was not created, and its client got no answer.
         entry = self._audit.submit(
             EntryType.BATCH_CREATED,
             tenant=tenant,
@@ -105,23 +98,23 @@ class Batches:
         return batch
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
-        """Return a tenant's batch; raises BatchNotFoundError."""
+        """Raises BatchNotFoundError."""
         batch = await asyncio.to_thread(self._store.batch, tenant, batch_id)
         if batch is None:
             raise BatchNotFoundError(f"There is no batch `{batch_id}`.")
         return batch
 
     async def list(self, tenant: str, window: Window) -> list[Batch]:
-        """Return a tenant's batches, one more than the window asks for if there are more."""
+        """A tenant's batches; one more than the window's limit if there are more."""
         return await asyncio.to_thread(self._store.batches, tenant, window)
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
         """
-        Begin to cancel a batch; lines under way are stopped, what is done stays done.
+        Begin to cancel a batch: lines in flight are aborted, finished results are kept.
 
         Raises:
             BatchNotFoundError: there is none.
-            BatchConflictError: it has ended, or nearly.
+            BatchConflictError: it has ended, or is finalizing.
         """
         batch = await self.get(tenant, batch_id)
         if batch.status is Status.CANCELLING:

@@ -1,11 +1,11 @@
 """
-Files of tenants: taken in, given out, and removed when they are deleted, expire or are erased.
+Tenants' files: stored, read, and removed when they are deleted, expire or are erased.
 
     bytes durable ─► `file.created` entry durable ─► row: the file exists
     row hidden ─► `file.deleted` entry durable ─► key and bytes removed ─► row forgotten
 
-A crash between two steps leaves a draft that nobody can name, which a start removes, or a hidden
-file, which a later sweep removes; its entry may then be there twice.
+A crash between two steps leaves a draft without a row, which the next start removes, or a hidden
+file, which a later sweep removes; its entry may then appear twice.
 """
 
 import asyncio
@@ -17,16 +17,59 @@ from appliance.audit.registry import EntryType
 from appliance.audit.sink import AuditSink
 from appliance.errors import (
     BatchConflictError,
+    BodyTooLargeError,
     StorageQuotaError,
     StorageUnavailableError,
     StoredFileNotFoundError,
 )
-from appliance.gateway.batch.receiving import Receiving
-from appliance.gateway.batch.store import Quota, SqlBatchStore, Window
-from appliance.gateway.batch.stored_file import FILE_PREFIX, Deleted, Purpose, StoredFile
-from appliance.gateway.batch.vault import Vault
+from appliance.gateway.batch.batch import FILE_PREFIX, Deleted, FilePurpose, StoredFile
+from appliance.gateway.batch.store import SqlBatchStore, StorageQuota, Window
+from appliance.gateway.batch.vault import FileVault, FileWriter, Place
 from appliance.infra.settings import BatchSettings
 from appliance.tenancy import Caller, ContentPolicy
+
+GATHERED_BYTES = 262_144
+"""Bytes per write to disk."""
+
+
+class IncomingFile:
+    """One upload; `TenantFiles.keep` or `TenantFiles.discard` ends it."""
+
+    def __init__(
+        self, caller: Caller, place: Place, writer: FileWriter, *, sealed: bool, max_bytes: int
+    ) -> None:
+        self.caller = caller
+        self.place = place
+        self.sealed = sealed
+        self.writer = writer
+        self._max_bytes = max_bytes
+        self._gathered = bytearray()
+
+    async def write(self, data: bytes) -> None:
+        """
+        Add bytes.
+
+        Raises:
+            BodyTooLargeError: the file exceeds the maximum size.
+            StorageUnavailableError: the disk cannot be written.
+        """
+        if self.writer.size + len(self._gathered) + len(data) > self._max_bytes:
+            raise BodyTooLargeError(f"A file may have at most {self._max_bytes} bytes. Split it.")
+        self._gathered += data
+        if len(self._gathered) >= GATHERED_BYTES:
+            await self._flush()
+
+    async def finish(self) -> int:
+        """Make the file durable; return its size in bytes.  Raises StorageUnavailableError."""
+        await self._flush()
+        await asyncio.to_thread(self.writer.finish)
+        return self.writer.size
+
+    async def _flush(self) -> None:
+        data = bytes(self._gathered)
+        self._gathered.clear()
+        await asyncio.to_thread(self.writer.write, data)
+
 
 DAY_SECONDS = 86_400
 FORM_BYTES = 65_536
@@ -34,22 +77,22 @@ FORM_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """What a client says about a file it sent."""
+    """A client's description of a file it uploads."""
 
     filename: str
-    purpose: Purpose
+    purpose: FilePurpose
     kept_seconds: int | None
-    """How long it is to be kept; None for as long as the settings say."""
+    """Its retention; None for the default."""
 
 
-class Files:
-    """What is done with files; one for each gateway."""
+class TenantFiles:
+    """Operations on files; one instance per gateway."""
 
     def __init__(
         self,
         *,
         store: SqlBatchStore,
-        vault: Vault,
+        vault: FileVault,
         audit: AuditSink,
         settings: BatchSettings,
         clock: Callable[[], float],
@@ -60,50 +103,50 @@ class Files:
         self._settings = settings
         self._clock = clock
         self._turn = asyncio.Lock()
-        """Of who removes: an entry for each, not two."""
-        self._quota = Quota(files=settings.tenant_files, size=settings.tenant_bytes)
+        """Serialises removals: one entry for each file."""
+        self._quota = StorageQuota(files=settings.tenant_files, size=settings.tenant_bytes)
 
     @property
     def max_form_bytes(self) -> int:
-        """Largest body of an upload: a file, and what is around it in its form."""
+        """Maximum body of an upload: a file and its multipart form."""
         return self._settings.max_file_bytes + FORM_BYTES
 
-    async def receive(self, caller: Caller) -> Receiving:
+    async def receive(self, caller: Caller) -> IncomingFile:
         """
-        Begin to take a file in; `keep` or `discard` must follow.
+        Begin an upload; `keep` or `discard` must follow.
 
         Raises:
-            StorageQuotaError: the tenant keeps as much as it may.
+            StorageQuotaError: the tenant's storage is full.
             StorageUnavailableError: it cannot be written now.
         """
         tenant, sealed = caller.tenant.name, caller.tenant.content is ContentPolicy.ENCRYPTED
         await asyncio.to_thread(self._store.check_quota, tenant, self._quota, 0)
         if not await asyncio.to_thread(self._vault.has_room):
-            raise StorageUnavailableError("The disk of files is nearly full. Tell the operator.")
+            raise StorageUnavailableError("The disk of files is nearly full. Ask the operator to free space.")
         place = await asyncio.to_thread(self._vault.new_place, tenant, sealed=sealed)
         writer = await asyncio.to_thread(self._vault.write, place)
-        return Receiving(caller, place, writer, sealed=sealed, max_bytes=self._settings.max_file_bytes)
+        return IncomingFile(caller, place, writer, sealed=sealed, max_bytes=self._settings.max_file_bytes)
 
-    async def keep(self, receiving: Receiving, upload: Upload) -> StoredFile:
+    async def keep(self, incoming: IncomingFile, upload: Upload) -> StoredFile:
         """
-        Make a file exist that has come whole; the log says so first.
+        Make a complete upload visible, after its audit entry.
 
         Raises:
-            StorageQuotaError: the tenant would keep more than it may.
+            StorageQuotaError: the tenant's storage would be exceeded.
             StorageUnavailableError: it cannot be stored.
             AuditError: the log does not take the entry.
         """
-        caller, size = receiving.caller, await receiving.finish()
+        caller, size = incoming.caller, await incoming.finish()
         await asyncio.to_thread(self._store.check_quota, caller.tenant.name, self._quota, size)
         now = int(self._clock())
         stored = StoredFile(
-            file_id=f"{FILE_PREFIX}{receiving.place.ulid}",
+            file_id=f"{FILE_PREFIX}{incoming.place.ulid}",
             tenant=caller.tenant.name,
             gateway=self._vault.gateway,
             filename=upload.filename,
             purpose=upload.purpose,
             size=size,
-            sealed=receiving.sealed,
+            sealed=incoming.sealed,
             created_at=now,
             expires_at=now + (upload.kept_seconds or self._settings.file_days * DAY_SECONDS),
         )
@@ -111,29 +154,29 @@ class Files:
         try:
             await asyncio.to_thread(self._store.add_file, stored, self._quota)
         except StorageQuotaError:
-            # Another upload came first; the entry above must not be the last word.
-            await self._say_deleted(stored, Deleted.REFUSED, key_id=caller.key.key_id)
+            # A parallel upload came first; the entry above needs a correction.
+            await self._record_deleted(stored, Deleted.REFUSED, key_id=caller.key.key_id)
             raise
-        # A crash before this line: the file is known, and the next start gives it its name.
+        # A crash before this line: the row exists, and the next start renames the draft.
         with suppress(StorageUnavailableError):
             await asyncio.to_thread(self._vault.publish, stored.file_id)
         return stored
 
-    async def discard(self, receiving: Receiving) -> None:
-        """Leave nothing of an upload that was not kept; raises StorageUnavailableError."""
-        tenant, name = receiving.caller.tenant.name, f"{FILE_PREFIX}{receiving.place.ulid}"
-        await asyncio.to_thread(receiving.writer.discard)
+    async def discard(self, incoming: IncomingFile) -> None:
+        """Remove an upload that was not kept; raises StorageUnavailableError."""
+        tenant, name = incoming.caller.tenant.name, f"{FILE_PREFIX}{incoming.place.ulid}"
+        await asyncio.to_thread(incoming.writer.discard)
         await asyncio.to_thread(self._vault.remove, tenant, name)
 
     async def get(self, tenant: str, file_id: str) -> StoredFile:
-        """Return a tenant's file; raises StoredFileNotFoundError."""
+        """Raises StoredFileNotFoundError."""
         stored = await asyncio.to_thread(self._store.file, tenant, file_id)
         if stored is None:
             raise StoredFileNotFoundError(f"There is no file `{file_id}`.")
         return stored
 
     async def list(self, tenant: str, window: Window, purpose: str | None = None) -> list[StoredFile]:
-        """Return a tenant's files, one more than the window asks for if there are more."""
+        """A tenant's files; one more than the window's limit if there are more."""
         return await asyncio.to_thread(self._store.files, tenant, window, purpose)
 
     async def read(self, stored: StoredFile) -> AsyncIterator[bytes]:
@@ -144,7 +187,7 @@ class Files:
 
     async def delete(self, caller: Caller, file_id: str) -> None:
         """
-        Delete a tenant's file for good; another gateway's bytes go at that one's next sweep.
+        Delete a tenant's file; if another gateway has the bytes, that gateway's next sweep removes them.
 
         Raises:
             StoredFileNotFoundError: there is none.
@@ -158,15 +201,15 @@ class Files:
                 await self._remove(stored, Deleted.DELETED, key_id=caller.key.key_id)
 
     async def erase(self, tenant: str, before_ms: int) -> int:
-        """Remove a tenant's files from before a time, and forget its ended batches; return how many files."""
+        """Remove a tenant's files and ended batches from before a time; return the number of files."""
         count = await asyncio.to_thread(self._store.erase_files, tenant, -(-before_ms // 1000))
         await self._remove_hidden()
         return count
 
     async def sweep(self) -> None:
-        """Remove what has expired, what was hidden elsewhere, and what no key opens any more."""
+        """Remove files that expired, were hidden by another gateway, or whose key was destroyed."""
         now = int(self._clock())
-        await asyncio.to_thread(self._hide_what_is_over, now)
+        await asyncio.to_thread(self._hide_expired, now)
         await self._remove_hidden()
 
     async def announce(self, stored: StoredFile, *, key_id: str, batch_id: str | None = None) -> None:
@@ -184,11 +227,11 @@ class Files:
             )
         )
 
-    def _hide_what_is_over(self, now: int) -> None:
+    def _hide_expired(self, now: int) -> None:
         self._store.expire_files(self._vault.gateway, now)
         for stored in self._store.sealed_files(self._vault.gateway):
             if not self._vault.has_key(stored.tenant, stored.ulid):
-                # The tenant's content was erased; what is left of the file is noise.
+                # The tenant's content was erased; the bytes cannot be decrypted.
                 self._store.hide_file(stored.file_id, Deleted.ERASED)
 
     async def _remove_hidden(self) -> None:
@@ -197,12 +240,12 @@ class Files:
                 await self._remove(stored, why)
 
     async def _remove(self, stored: StoredFile, why: Deleted, *, key_id: str | None = None) -> None:
-        await self._say_deleted(stored, why, key_id=key_id)
+        await self._record_deleted(stored, why, key_id=key_id)
         await asyncio.to_thread(self._vault.remove, stored.tenant, stored.file_id)
-        # A crash before this line: the row is still hidden, and the next sweep comes back to it.
+        # A crash before this line: the row is still hidden, and the next sweep removes it again.
         await asyncio.to_thread(self._store.forget_file, stored.file_id)
 
-    async def _say_deleted(self, stored: StoredFile, why: Deleted, *, key_id: str | None) -> None:
+    async def _record_deleted(self, stored: StoredFile, why: Deleted, *, key_id: str | None) -> None:
         entry = self._audit.submit(
             EntryType.FILE_DELETED,
             tenant=stored.tenant,

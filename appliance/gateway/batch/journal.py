@@ -1,15 +1,14 @@
 """
-What a running batch has come to: one file, to which the result of each line is added once.
+Results of a running batch: one file, to which the result of each line is added once.
 
-It is the only record of progress, so it cannot disagree with itself: a line is done if and only if
-its result is here.  A result counts once `add` has returned, which is after an fsync.  A crash
-before that loses it, and the line is run again; a crash in the middle of a write leaves a torn
-record at the end, which `Journal.open` cuts off.
+It is the only record of progress: a line is done if and only if its result is here.  A result counts
+once `add` has returned, which is after an fsync.  A crash before that loses it, and the line is run
+again; a crash during a write leaves a torn record at the end, which `ResultJournal.open` cuts off.
 
     record = length (4 bytes) ─ CRC-32 of the rest (4 bytes) ─ piece
     piece  = line number ─ " " ─ "1" if it succeeded, else "0" ─ newline ─ line of the output or error file
 
-Synchronous: the batch's task calls it in a thread, one call at a time.
+Synchronous: called in a thread, one call at a time.
 """
 
 import os
@@ -22,26 +21,26 @@ from typing import BinaryIO, Self
 
 from appliance.errors import StorageUnavailableError
 from appliance.gateway.batch.pieces import Pieces
-from appliance.gateway.batch.results import Result
+from appliance.gateway.batch.results import LineResult
 from appliance.infra.files import OWNER_ONLY, sync_directory, sync_file
 
 _HEAD = struct.Struct(">II")
 
 
-class Journal:
-    """The results of one batch; made by `Journal.open`."""
+class ResultJournal:
+    """The results of one batch; made by `ResultJournal.open`."""
 
     def __init__(self, file: BinaryIO, pieces: Pieces, done: dict[int, bool]) -> None:
         self._file = file
         self._pieces = pieces
         self._count = len(done)
         self.done = done
-        """Whether it succeeded, by number of each line that is done."""
+        """Whether each finished line succeeded, by its number."""
 
     @classmethod
     def open(cls, path: Path, pieces: Pieces) -> Self:
         """
-        Open a batch's journal, new or as it was left.
+        Open a batch's journal, or create it.
 
         Raises:
             StorageUnavailableError: the disk cannot be used.
@@ -53,7 +52,7 @@ class Journal:
                 file = stack.enter_context(os.fdopen(descriptor, "r+b"))
                 for result, end in _read(file, pieces):  # noqa: B007 - the last one is wanted
                     done[result.number] = result.succeeded
-                # What follows was being written when the process died; nobody was told of it.
+                # The rest was being written when the process died; `add` has not returned for it.
                 file.truncate(end)
                 file.seek(end)
                 sync_file(file)
@@ -63,7 +62,7 @@ class Journal:
             stack.pop_all()
         return cls(file, pieces, done)
 
-    def add(self, results: Sequence[Result]) -> None:
+    def add(self, results: Sequence[LineResult]) -> None:
         """
         Add results; durable on return.
 
@@ -79,25 +78,24 @@ class Journal:
         # A crash before this line: the lines are done, and the next start finds them here.
         self.done.update({result.number: result.succeeded for result in results})
 
-    def results(self) -> Iterator[Result]:
-        """Yield everything that was added, in that order."""
+    def results(self) -> Iterator[LineResult]:
+        """Yield all results in the order they were added."""
         self._file.seek(0)
         for result, _ in _read(self._file, self._pieces):
             yield result
         self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
-        """Give the file back."""
         self._file.close()
 
-    def _record(self, result: Result) -> bytes:
+    def _record(self, result: LineResult) -> bytes:
         piece = f"{result.number} {result.succeeded:d}\n{result.line}".encode()
         stored = self._pieces.close(self._count, piece)
         self._count += 1
         return _HEAD.pack(len(stored), zlib.crc32(stored)) + stored
 
 
-def _read(file: BinaryIO, pieces: Pieces) -> Iterator[tuple[Result, int]]:
+def _read(file: BinaryIO, pieces: Pieces) -> Iterator[tuple[LineResult, int]]:
     """Yield each whole record and the offset after it; stop at the first that is not."""
     end = index = 0
     while len(head := file.read(_HEAD.size)) == _HEAD.size:
@@ -108,4 +106,4 @@ def _read(file: BinaryIO, pieces: Pieces) -> Iterator[tuple[Result, int]]:
         about, _, line = pieces.open(index, stored).decode().partition("\n")
         number, _, succeeded = about.partition(" ")
         end, index = end + _HEAD.size + length, index + 1
-        yield Result(number=int(number), succeeded=succeeded == "1", line=line), end
+        yield LineResult(number=int(number), succeeded=succeeded == "1", line=line), end

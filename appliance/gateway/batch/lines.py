@@ -1,7 +1,7 @@
 """
-The lines of a batch's input: each one request, judged before any of them runs.
+The lines of a batch's input: one request each, checked before any of them runs.
 
-Pure, and in slices: a file is never whole in memory.
+Pure, and incremental: a file is never whole in memory.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from appliance.serving.dialects.routes import ROUTES, Route
 
 LONGEST_CUSTOM_ID = 512
 MOST_PROBLEMS = 100
-"""Problems that are told; a file with more is not read further."""
+"""Maximum problems reported; the rest of the file is not read."""
 _KNOWN = frozenset({"custom_id", "method", "url", "body"})
 _DIGEST_BYTES = 16
 
@@ -25,11 +25,11 @@ class BatchLine:
     """One request of a batch."""
 
     number: int
-    """Line of the input file, from 1; blank lines count and are no requests."""
+    """Line of the input file, from 1; blank lines are counted but are not requests."""
     custom_id: str
     model: str
     text: str
-    """Its body, exactly as the tenant spelt it."""
+    """Its body, byte for byte as the tenant sent it."""
     members: dict[str, Member]
     """Of the body."""
 
@@ -41,10 +41,10 @@ class LineCutter:
         self._max = max_line_bytes
         self._rest = b""
         self.number = 0
-        """Of the line that was looked at last, from 1."""
+        """Number of the last line, from 1."""
 
     def feed(self, piece: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield number and bytes of each line that is whole now and not blank."""
+        """Yield number and bytes of each complete line that is not blank."""
         *whole, self._rest = (self._rest + piece).split(b"\n")
         for line in whole:
             yield from self._cut(line)
@@ -52,7 +52,7 @@ class LineCutter:
             yield from self._cut(self._rest)
 
     def end(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the last line, which need not end in a newline."""
+        """Yield the last line if it has no newline."""
         rest, self._rest = self._rest, b""
         yield from self._cut(rest)
 
@@ -65,7 +65,7 @@ class LineCutter:
 
 
 class InputCheck:
-    """Judges the lines of one file in order; `problems` is empty as long as all is well."""
+    """Checks the lines of one file in order; `problems` is empty if all are valid."""
 
     def __init__(self, endpoint: str, max_requests: int) -> None:
         self._endpoint = endpoint
@@ -77,16 +77,15 @@ class InputCheck:
 
     @property
     def has_enough(self) -> bool:
-        """Whether so much is wrong that reading on would tell nothing new."""
+        """Whether enough problems were found to stop reading."""
         return len(self.problems) >= MOST_PROBLEMS or self.total > self._max_requests
 
     @property
     def model(self) -> str | None:
-        """The one model that every line names, if there is one."""
+        """The model, if every line names the same one."""
         return next(iter(self._models)) if len(self._models) == 1 else None
 
-    def see(self, number: int, line: bytes) -> None:
-        """Judge one line."""
+    def add(self, number: int, line: bytes) -> None:
         self.total += 1
         if self.total > self._max_requests:
             self._add("too_many_requests", f"A batch may have at most {self._max_requests} requests.", number)
@@ -96,7 +95,7 @@ class InputCheck:
         except InvalidRequestError as error:
             self.refuse(number, error)
             return
-        # Only a digest of each is kept: fifty thousand ids may be 25 MB.
+        # Digests bound the memory: fifty thousand ids may be 25 MB.
         digest = hashlib.blake2b(request.custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
         if digest in self._seen:
             message = "Another line has this `custom_id`; each must be used once."
@@ -105,11 +104,11 @@ class InputCheck:
         self._models.add(request.model)
 
     def refuse(self, number: int, error: InvalidRequestError) -> None:
-        """Note what is wrong with a line."""
+        """Record a problem of a line."""
         self._add(error.code or "invalid_request", str(error), number, error.param)
 
     def end(self) -> None:
-        """Judge the file as a whole, once every line was seen."""
+        """Check the file as a whole, after its last line."""
         if not self.total and not self.problems:
             self._add("empty_file", "The file holds no requests. Put one JSON object on each line.", None)
 
@@ -122,7 +121,7 @@ def parse_line(number: int, line: bytes, endpoint: str) -> BatchLine:
     Read one line of the input of a batch for `endpoint`.
 
     Raises:
-        InvalidRequestError: it is no such request; its code and param are what the tenant is told.
+        InvalidRequestError: it is not a valid request; the tenant gets its code and param.
     """
     try:
         text = line.decode()
@@ -133,7 +132,7 @@ def parse_line(number: int, line: bytes, endpoint: str) -> BatchLine:
     given = {name: member.value for name, member in members.items()}
     unknown = sorted(given.keys() - _KNOWN)
     if unknown:
-        raise _problem("unknown_parameter", f"`{unknown[0]}` is not known here.", unknown[0])
+        raise _problem("unknown_parameter", f"`{unknown[0]}` is not a known member.", unknown[0])
     for name in ("custom_id", "method", "url", "body"):
         if name not in given:
             raise _problem("missing_required_parameter", f"`{name}` is missing.", name)
@@ -169,7 +168,7 @@ def _parse_body(number: int, custom_id: str, text: str, body: object, route: Rou
     if missing is not None:
         raise _problem("missing_required_parameter", f"`body.{missing}` is missing.", f"body.{missing}")
     if body.get("stream") not in (None, False):
-        message = "`body.stream` must be left out: a batch has nobody to stream to."
+        message = "`body.stream` must be omitted: batches do not stream."
         raise _problem("invalid_body", message, "body.stream")
     return BatchLine(number=number, custom_id=custom_id, model=model, text=text, members=members)
 
@@ -179,7 +178,7 @@ def _problem(code: str, message: str, param: str | None = None) -> InvalidReques
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be written again: JSON admits half a surrogate pair, UTF-8 does not."""
+    """Whether it can be encoded: JSON allows half a surrogate pair, UTF-8 does not."""
     try:
         value.encode()
     except UnicodeEncodeError:

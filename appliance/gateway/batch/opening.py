@@ -1,5 +1,5 @@
 """
-Opens what a gateway needs to keep files and to run batches: the composition root's one call.
+Opens the files and batches of a gateway, for the composition root.
 """
 
 import asyncio
@@ -28,8 +28,6 @@ from appliance.tenancy import TenantDirectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBatches:
-    """What the API and the process are given."""
-
     files: TenantFiles
     batches: Batches
     runner: BatchRunner
@@ -57,26 +55,26 @@ async def open_batches(
     new_id: Callable[[], str],
 ) -> AsyncIterator[OpenBatches]:
     """
-    Keep files until the block ends; what a crash left half done is removed first.
+    Files and batches until the block ends; leftovers of a crash are removed first.
 
     Args:
         database: the audit log's; its tables are there.
         directory: of all gateways' files.
-        gateway: name of this one.
-        keys: where the keys of encrypted files are.
-        settings: bounds.
-        worker_requests: requests a worker batches; None for what it says.
-        max_line_bytes: most bytes of one line of a batch's input.
-        tenants: whose keys are looked up before each line.
+        gateway: this gateway's name.
+        keys: of encrypted files.
+        settings: the `batch` section.
+        worker_requests: batch size of a worker; None for the size it reports.
+        max_line_bytes: maximum bytes of one line of a batch's input.
+        tenants: whose keys are checked before each line.
         pool: whose idle capacity is used.
-        audit: takes the entries about files and batches.
+        audit: for entries about files and batches.
         answerer: runs one line.
-        metrics: told of lines that are done.
+        metrics: count finished lines.
         logger: the operator log.
         clock: Unix time.
         monotonic: seconds.
         random_bytes: source of ids and keys; must be cryptographic.
-        new_id: makes ids for lines that were never run.
+        new_id: creates ids for lines that were not completed.
 
     Raises:
         ConfigurationError: the directory or the URL cannot be used.

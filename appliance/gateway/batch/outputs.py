@@ -1,26 +1,24 @@
 """
-What a batch leaves its tenant: the output file and the error file, made of its journal.
+The output file and the error file of a batch, made from its journal.
 
-Synchronous: the batch's task calls it in a thread.  A crash before their rows exist leaves bytes
-that the next start removes, and the journal, from which they are made again.
+Synchronous: called in a thread.  A crash before their rows exist leaves bytes that the next start
+removes, and the journal, from which they are made again.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from appliance.errors import InvalidRequestError
-from appliance.gateway.batch.batch import Batch
-from appliance.gateway.batch.journal import Journal
+from appliance.gateway.batch.batch import FILE_PREFIX, Batch, FilePurpose, StopReason, StoredFile
+from appliance.gateway.batch.journal import ResultJournal
 from appliance.gateway.batch.lines import LineCutter, parse_line
-from appliance.gateway.batch.results import Result, never_run
-from appliance.gateway.batch.stop import Stop
-from appliance.gateway.batch.stored_file import FILE_PREFIX, Purpose, StoredFile
-from appliance.gateway.batch.vault import Vault
+from appliance.gateway.batch.results import LineResult, never_run
+from appliance.gateway.batch.vault import FileVault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The files that are not empty; durable, and not known to anybody yet."""
+    """The files that are not empty; durable, without a row yet."""
 
     output: StoredFile | None = None
     errors: StoredFile | None = None
@@ -29,18 +27,17 @@ class Outputs:
 
     @property
     def files(self) -> list[StoredFile]:
-        """Those there are."""
         return [stored for stored in (self.output, self.errors) if stored is not None]
 
 
 def write_outputs(
-    vault: Vault, batch: Batch, journal: Journal, rest: Iterable[Result], *, now: int
+    vault: FileVault, batch: Batch, journal: ResultJournal, rest: Iterable[LineResult], *, now: int
 ) -> Outputs:
     """
-    Write both files: what is in the journal, then `rest`, which goes to the error file.
+    Write both files: the journal's results, then `rest` to the error file.
 
     Raises:
-        StorageUnavailableError: they could not be written; nothing of them is left but perhaps bytes.
+        StorageUnavailableError: they could not be written.
     """
     writers = {True: _Lines(vault, batch), False: _Lines(vault, batch)}
     try:
@@ -63,12 +60,12 @@ def lines_never_run(
     pieces: Iterable[bytes],
     endpoint: str,
     done: Iterable[int],
-    stop: Stop,
+    stop: StopReason,
     *,
     max_line_bytes: int,
     new_id: Callable[[], str],
-) -> Iterator[Result]:
-    """Yield the results of every line of the input that is not done."""
+) -> Iterator[LineResult]:
+    """Yield a result for every unfinished line of the input."""
     cutter, finished = LineCutter(max_line_bytes), frozenset(done)
 
     def cut() -> Iterator[tuple[int, bytes]]:
@@ -81,19 +78,19 @@ def lines_never_run(
             try:
                 line = parse_line(number, text, endpoint)
             except InvalidRequestError:
-                continue  # it was never judged: the batch ended first
+                continue  # not checked: the batch ended first
             yield never_run(number, line.custom_id, line_id=new_id(), code=stop.code, message=stop.message)
 
 
 class _Lines:
-    """One file of lines, which exists once it has any."""
+    """One file of lines, created with its first line."""
 
-    def __init__(self, vault: Vault, batch: Batch) -> None:
+    def __init__(self, vault: FileVault, batch: Batch) -> None:
         self._vault = vault
         self._batch = batch
         self.count = 0
 
-    def add(self, result: Result) -> None:
+    def add(self, result: LineResult) -> None:
         if not self.count:
             self._place = self._vault.new_place(self._batch.tenant, sealed=self._batch.sealed)
             self._writer = self._vault.write(self._place)
@@ -109,7 +106,7 @@ class _Lines:
             tenant=self._batch.tenant,
             gateway=self._vault.gateway,
             filename=f"{self._batch.batch_id}_{what}.jsonl",
-            purpose=Purpose.BATCH_OUTPUT,
+            purpose=FilePurpose.BATCH_OUTPUT,
             size=self._writer.size,
             sealed=self._batch.sealed,
             created_at=now,

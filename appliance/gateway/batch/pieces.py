@@ -1,10 +1,9 @@
 """
-How the pieces of a file lie on disk: as they are, or each encrypted under the file's own key.
+Pieces of a file on disk: plain, or each encrypted under the file's own key.
 
-A sealed piece is nonce, ciphertext and tag (AES-256-GCM), bound to its file and to its place in
-it, so that pieces can be neither swapped nor moved.  Nonces are random: a file has far fewer than
-2^32 pieces (NIST SP 800-38D, 8.3), and one that is written again after a crash never meets its
-predecessor's nonce.
+A sealed piece is nonce, ciphertext and tag (AES-256-GCM), bound to its file and to its index, so that
+pieces can be neither swapped nor moved.  Nonces are random: a file has far fewer than 2^32 pieces
+(NIST SP 800-38D, 8.3), and a piece rewritten after a crash gets a new nonce.
 """
 
 from collections.abc import Callable
@@ -22,29 +21,25 @@ SEALED_BYTES = PIECE_BYTES + NONCE_BYTES + 16
 
 
 class Pieces(Protocol):
-    """How one file's pieces are written and read."""
+    """Codec of one file's pieces."""
 
     stored_bytes: int
     """Size on disk of every piece of a file but the last."""
 
     def close(self, index: int, piece: bytes) -> bytes:
-        """Return what is stored of a piece."""
+        """Encode a piece for the disk."""
 
     def open(self, index: int, stored: bytes) -> bytes:
-        """Return a piece; raises StorageUnavailableError if it was damaged."""
+        """Decode a piece; raises StorageUnavailableError if it was damaged."""
 
 
 class PlainPieces:
-    """Stored as they are."""
-
     stored_bytes = PIECE_BYTES
 
     def close(self, index: int, piece: bytes) -> bytes:  # noqa: ARG002 - see the protocol
-        """Return the piece."""
         return piece
 
     def open(self, index: int, stored: bytes) -> bytes:  # noqa: ARG002
-        """Return the piece."""
         return stored
 
 
@@ -59,16 +54,14 @@ class SealedPieces:
         self._random_bytes = random_bytes
 
     def close(self, index: int, piece: bytes) -> bytes:
-        """Seal a piece."""
         nonce = self._random_bytes(NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, piece, self._place(index))
 
     def open(self, index: int, stored: bytes) -> bytes:
-        """Open a piece."""
         try:
             return self._cipher.decrypt(stored[:NONCE_BYTES], stored[NONCE_BYTES:], self._place(index))
         except (InvalidTag, ValueError) as error:
-            raise StorageUnavailableError(f"{self._name} was damaged on disk: make it anew.") from error
+            raise StorageUnavailableError(f"{self._name} was damaged on disk: create it again.") from error
 
     def _place(self, index: int) -> bytes:
         return f"{self._name}/{index}".encode()

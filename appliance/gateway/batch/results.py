@@ -1,5 +1,5 @@
 """
-What came of one line of a batch: OpenAI's line for the output or the error file, and whether to try again.
+Result of one line of a batch: OpenAI's line for the output or the error file, and whether to retry.
 
 Pure.
 """
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 WORTH_WAITING = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
-"""No fault of the line, but for one that is larger than its tenant's limits."""
+"""Not caused by the line, unless it exceeds its tenant's limits."""
 WORTH_TRYING = frozenset(
     {HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT}
 )
-"""Perhaps the line's fault: tried a few times."""
+"""Possibly caused by the line: retried a few times."""
 MOST_TRIES = 3
 NOT_JSON = json.dumps(
     {
@@ -28,62 +28,62 @@ NOT_JSON = json.dumps(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What one try of a line was answered."""
+class LineAnswer:
+    """The answer to one attempt at a line."""
 
     request_id: str
-    """As the audit log names it."""
+    """As in the audit log."""
     status: int
     body: str
     """JSON."""
     may_pass: bool = True
-    """Whether a refusal may come to an end by itself."""
+    """Whether a refusal may be temporary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """The last word on one line."""
+class LineResult:
+    """The final result of one line."""
 
     number: int
-    """Line of the input."""
+    """Line of the input file."""
     succeeded: bool
     """Whether it goes to the output file; otherwise to the error file."""
     line: str
-    """As it will stand there, without a newline."""
+    """For that file, without a newline."""
 
 
-def is_worth_waiting(answer: Answer) -> bool:
-    """Whether the same request will be taken later, the line having done nothing wrong."""
+def is_worth_waiting(answer: LineAnswer) -> bool:
+    """Whether the refusal is temporary and not caused by the line."""
     return answer.status in WORTH_WAITING and answer.may_pass
 
 
-def should_try_again(answer: Answer, tries: int) -> bool:
-    """Whether a line that got this answer at its `tries`-th try is run once more."""
+def should_try_again(answer: LineAnswer, tries: int) -> bool:
+    """Whether a line is retried that got this answer at its `tries`-th attempt."""
     return is_worth_waiting(answer) or (answer.status in WORTH_TRYING and tries < MOST_TRIES)
 
 
-def answered(number: int, custom_id: str, answer: Answer) -> Result:
-    """The result of a line that was answered, with the worker's body as it came."""
+def answered(number: int, custom_id: str, answer: LineAnswer) -> LineResult:
+    """The result of an answered line, with the worker's body unchanged."""
     status, body = answer.status, answer.body
     try:
         json.loads(body)
     except ValueError:
         status, body = HTTPStatus.BAD_GATEWAY.value, NOT_JSON
-    # JSON has raw line breaks between its tokens only; one line must stay one line.
+    # JSON has raw line breaks only between its tokens; the result must be one line.
     body = body.replace("\r", " ").replace("\n", " ").strip()
     head = json.dumps({"status_code": status, "request_id": answer.request_id})
     response = f'{head[:-1]}, "body": {body}}}'
-    return Result(
+    return LineResult(
         number=number,
         succeeded=status < HTTPStatus.MULTIPLE_CHOICES,
         line=_line(answer.request_id, custom_id, response, "null"),
     )
 
 
-def never_run(number: int, custom_id: str, *, line_id: str, code: str, message: str) -> Result:
-    """The result of a line that was not run, or not to its end."""
+def never_run(number: int, custom_id: str, *, line_id: str, code: str, message: str) -> LineResult:
+    """The result of a line that was not completed."""
     error = json.dumps({"code": code, "message": message})
-    return Result(number=number, succeeded=False, line=_line(line_id, custom_id, "null", error))
+    return LineResult(number=number, succeeded=False, line=_line(line_id, custom_id, "null", error))
 
 
 def _line(line_id: str, custom_id: str, response: str, error: str) -> str:

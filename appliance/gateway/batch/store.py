@@ -1,9 +1,8 @@
 """
-What is known of files and batches, in the audit log's database; every gateway on it sees the same.
+Rows of files and batches in the audit log's database, shared by all gateways.
 
 Synchronous: callers use a thread.  Fails closed: every database error is `StorageUnavailableError`.
-Whatever a client may do to a row is one statement that compares before it changes, so two gateways
-cannot both do it.
+Every change by a client is one conditional statement, so two gateways cannot both apply it.
 """
 
 import json
@@ -37,22 +36,22 @@ _MOMENTS = tuple(status for status in Status if status is not Status.VALIDATING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageQuota:
-    """What one tenant may keep."""
+    """One tenant's storage limits."""
 
     files: int
     size: int
-    """Bytes in all of them."""
+    """Total bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Which part of a list is asked for."""
+    """One page of a list."""
 
     limit: int
     after: str | None = None
-    """Id after which it begins; None for the beginning."""
+    """Id after which it begins; None for the start of the list."""
     ascending: bool = False
-    """Oldest first, instead of newest first."""
+    """Oldest first; otherwise newest first."""
 
 
 class SqlBatchStore(SqlStore):
@@ -63,18 +62,18 @@ class SqlBatchStore(SqlStore):
         ConfigurationError: the URL cannot be used at all.
     """
 
-    # TenantFiles.
+    # Files.
 
     def add_file(self, stored: StoredFile, quota: StorageQuota) -> None:
         """
-        Make a file known whose bytes are durable.
+        Insert the row of a file whose bytes are durable.
 
         Raises:
-            StorageQuotaError: the tenant would have more than it may.
+            StorageQuotaError: the tenant's storage would be exceeded.
         """
         with self._writing() as connection:
             if connection.dialect.name == "postgresql":
-                # Two uploads of one tenant take turns; SQLite has one writer anyway.
+                # Serialises uploads of one tenant; SQLite has one writer anyway.
                 lock = text("SELECT pg_advisory_xact_lock(hashtext(:name))")
                 connection.execute(lock, {"name": f"batch_files/{stored.tenant}"})
             count, size = _usage(connection, stored.tenant)
@@ -82,13 +81,12 @@ class SqlBatchStore(SqlStore):
             connection.execute(insert(batch_files).values(_file_row(stored)))
 
     def check_quota(self, tenant: str, quota: StorageQuota, more_bytes: int) -> None:
-        """Raise StorageQuotaError if the tenant may not add a file of so many bytes."""
+        """Raise StorageQuotaError if a file of so many bytes would exceed the tenant's storage."""
         with self._reading() as connection:
             count, size = _usage(connection, tenant)
         _refuse_over(quota, count + 1, size + more_bytes)
 
     def file(self, tenant: str, file_id: str) -> StoredFile | None:
-        """Return one file of a tenant, or None."""
         query = select(batch_files).where(
             _FILE.id == file_id, _FILE.tenant == tenant, _FILE.deleted.is_(None)
         )
@@ -97,7 +95,7 @@ class SqlBatchStore(SqlStore):
         return _file(row) if row is not None else None
 
     def files(self, tenant: str, window: Window, purpose: str | None = None) -> list[StoredFile]:
-        """Return files of a tenant, at most one more than the window asks for: there are more then."""
+        """Files of a tenant; one more than the window's limit if there are more."""
         query = select(batch_files).where(_FILE.tenant == tenant, _FILE.deleted.is_(None))
         if purpose is not None:
             query = query.where(_FILE.purpose == purpose)
@@ -105,19 +103,19 @@ class SqlBatchStore(SqlStore):
             return [_file(row) for row in connection.execute(_within(query, _FILE.id, window))]
 
     def delete_file(self, tenant: str, file_id: str) -> bool:
-        """Take a file out of sight unless an open batch reads it; whether it was taken."""
+        """Hide a file unless an open batch reads it; returns whether it was hidden."""
         return self._hide(Deleted.DELETED, _FILE.tenant == tenant, _FILE.id == file_id, _is_free())
 
     def expire_files(self, gateway: str, now: int) -> None:
-        """Take the gateway's files out of sight whose time has come and that no open batch reads."""
+        """Hide the gateway's expired files that no open batch reads."""
         self._hide(Deleted.EXPIRED, _FILE.gateway == gateway, _FILE.expires_at <= now, _is_free())
 
     def hide_file(self, file_id: str, why: Deleted) -> None:
-        """Take a file out of sight, whoever reads it."""
+        """Hide a file, even if an open batch reads it."""
         self._hide(why, _FILE.id == file_id)
 
     def erase_files(self, tenant: str, before_s: int) -> int:
-        """Take every file of a tenant from before a time out of sight, read or not; return how many."""
+        """Hide all files of a tenant from before a time, even if read, and delete its ended batches."""
         hidden = (
             update(batch_files)
             .where(_FILE.tenant == tenant, _FILE.created_at < before_s, _FILE.deleted.is_(None))
@@ -131,13 +129,13 @@ class SqlBatchStore(SqlStore):
             return connection.execute(hidden).rowcount
 
     def hidden_files(self, gateway: str) -> list[tuple[StoredFile, Deleted]]:
-        """Return the gateway's files that nobody sees any more, and why."""
+        """The gateway's hidden files, and why they are hidden."""
         query = select(batch_files).where(_FILE.gateway == gateway, _FILE.deleted.is_not(None))
         with self._reading() as connection:
             return [(_file(row), Deleted(row.deleted)) for row in connection.execute(query)]
 
     def sealed_files(self, gateway: str) -> list[StoredFile]:
-        """Return the gateway's encrypted files that tenants still see."""
+        """The gateway's encrypted files that are not hidden."""
         query = select(batch_files).where(
             _FILE.gateway == gateway, _FILE.sealed.is_(True), _FILE.deleted.is_(None)
         )
@@ -145,12 +143,12 @@ class SqlBatchStore(SqlStore):
             return [_file(row) for row in connection.execute(query)]
 
     def forget_file(self, file_id: str) -> None:
-        """Delete the row of a file whose bytes are gone."""
+        """Delete the row of a file whose bytes were removed."""
         with self._writing() as connection:
             connection.execute(delete(batch_files).where(_FILE.id == file_id))
 
     def known(self, gateway: str) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the ids of every file of a gateway, and of every batch of its that has ended."""
+        """Ids of all files of a gateway, and of all its ended batches."""
         files = select(_FILE.id).where(_FILE.gateway == gateway)
         ended = select(_BATCH.id).where(_BATCH.gateway == gateway, _BATCH.status.in_(ENDED))
         with self._reading() as connection:
@@ -160,10 +158,10 @@ class SqlBatchStore(SqlStore):
 
     def add_batch(self, batch: Batch, most_open: int) -> None:
         """
-        Make a batch known.
+        Insert a batch.
 
         Raises:
-            StorageQuotaError: the tenant has as many open batches as it may.
+            StorageQuotaError: the tenant has reached its maximum of open batches.
         """
         counting = select(func.count()).where(_BATCH.tenant == batch.tenant, _BATCH.status.in_(OPEN))
         with self._writing() as connection:
@@ -175,20 +173,19 @@ class SqlBatchStore(SqlStore):
             connection.execute(insert(batches).values(_batch_row(batch)))
 
     def batch(self, tenant: str, batch_id: str) -> Batch | None:
-        """Return one batch of a tenant, or None."""
         query = select(batches).where(_BATCH.id == batch_id, _BATCH.tenant == tenant)
         with self._reading() as connection:
             row = connection.execute(query).one_or_none()
         return _batch(row) if row is not None else None
 
     def batches(self, tenant: str, window: Window) -> list[Batch]:
-        """Return batches of a tenant, at most one more than the window asks for: there are more then."""
+        """Batches of a tenant; one more than the window's limit if there are more."""
         query = _within(select(batches).where(_BATCH.tenant == tenant), _BATCH.id, window)
         with self._reading() as connection:
             return [_batch(row) for row in connection.execute(query)]
 
     def open_batches(self, gateway: str) -> list[Batch]:
-        """Return the gateway's batches that have not ended, oldest first."""
+        """The gateway's open batches, oldest first."""
         query = select(batches).where(_BATCH.gateway == gateway, _BATCH.status.in_(OPEN)).order_by(_BATCH.id)
         with self._reading() as connection:
             return [_batch(row) for row in connection.execute(query)]
@@ -203,14 +200,14 @@ class SqlBatchStore(SqlStore):
         **values: Any,  # noqa: ANN401 - columns of the table
     ) -> bool:
         """
-        Put a batch into a state, if it is in one that may come before; whether it was.
+        Change a batch's state if its current state allows it; returns whether it did.
 
         Args:
-            batch_id: which.
+            batch_id: of the batch.
             status: the new state.
-            now: Unix seconds; when it is entered.
-            outputs: files that become known in the same transaction, whatever the quota; with any, the
-                batch's input must still be in sight: what is made of erased content is not kept.
+            now: Unix seconds at which it is entered.
+            outputs: files to insert in the same transaction, regardless of the quota; if there are any, the
+                batch's input must not be hidden: results of erased content are not kept.
             values: other columns to set.
         """
         changes = {"status": str(status), f"{status}_at": now, **values}
@@ -226,7 +223,7 @@ class SqlBatchStore(SqlStore):
             return True
 
     def progress(self, batch_id: str, counts: Counts) -> None:
-        """Note how far a batch is, for those who look; what counts is its journal."""
+        """Update a batch's progress for display; the journal is authoritative."""
         values = {"completed": counts.completed, "failed": counts.failed}
         with self._writing() as connection:
             connection.execute(update(batches).where(_BATCH.id == batch_id).values(values))
@@ -269,7 +266,7 @@ def _is_free() -> ColumnElement[bool]:
 
 
 def _usage(connection: Connection, tenant: str) -> tuple[int, int]:
-    """Return how many files a tenant has, and their bytes; those that are being removed count still."""
+    """Number and bytes of a tenant's files, including hidden ones."""
     query = select(func.count(), func.coalesce(func.sum(_FILE.bytes), 0)).where(_FILE.tenant == tenant)
     count, size = connection.execute(query).one()
     return int(count), int(size)
@@ -360,5 +357,5 @@ def _batch(row: Any) -> Batch:  # noqa: ANN401 - a row of the table
 
 
 def encode_problems(problems: Collection[BatchProblem]) -> str:
-    """Return problems as the column `errors` holds them."""
+    """Problems as the column `errors` stores them."""
     return json.dumps([asdict(problem) for problem in problems])

@@ -1,8 +1,8 @@
 """
-The tables of files and batches, as the newest of `appliance.infra.migrations` leaves them.
+The tables of files and batches, as the newest migration leaves them.
 
-They are in the audit log's database, so that every gateway on it answers alike; the bytes of files
-are on a disk, and only the gateway that a row names looks after them.
+They are in the audit log's database, shared by all gateways; the bytes of a file are on a disk, and only
+the gateway that its row names manages them.
 """
 
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, Table, Text
@@ -21,7 +21,7 @@ batch_files = Table(
     Column("sealed", Boolean, nullable=False),  # whether they are encrypted on disk
     Column("created_at", BigInteger, nullable=False),  # times are Unix seconds
     Column("expires_at", BigInteger, nullable=False),
-    # From here on nobody sees the file; the row goes once the bytes and their key are gone.
+    # Set: the file is hidden; the row is deleted after the bytes and their key.
     Column("deleted", Text),  # why: `deleted`, `expired` or `erased`
     Index("batch_files_tenant_id", "tenant", "id"),
 )
@@ -31,9 +31,9 @@ batches = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("tenant", Text, nullable=False),
-    Column("key_id", Text, nullable=False),  # of the API key it was made with, and acts under
-    Column("gateway", Text, nullable=False),  # who runs it
-    Column("client", Text, nullable=False),  # address class of who made it
+    Column("key_id", Text, nullable=False),  # of the API key it was created with and runs under
+    Column("gateway", Text, nullable=False),  # that runs it
+    Column("client", Text, nullable=False),  # address class of the client
     Column("endpoint", Text, nullable=False),
     Column("completion_window", Text, nullable=False),
     Column("input_file_id", Text, nullable=False),

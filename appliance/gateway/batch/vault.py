@@ -2,12 +2,12 @@
 The bytes of files on this gateway's disk.
 
     <directory>/<gateway>/file-<ulid>          a file, mode 0600
-    <directory>/<gateway>/.file-<ulid>         a draft of one, until the database knows it
-    <directory>/<gateway>/batch_<ulid>         results of a batch under way
+    <directory>/<gateway>/.file-<ulid>         a draft, until its row exists
+    <directory>/<gateway>/batch_<ulid>         results of a running batch
 
-For a tenant whose content is `encrypted` each has a key of its own in the directory of payload
-keys, `<tenant>.<ulid>.file`, which is destroyed with it: of a copy of the bytes alone nothing can
-be read again.  Gateways may share the directory; each writes and sweeps only its own part of it.
+If a tenant's content is `encrypted`, each has its own key in the directory of payload keys,
+`<tenant>.<ulid>.file`, which is destroyed with it: a copy of the bytes alone cannot be decrypted.
+Gateways may share the directory; each writes and sweeps only its own part of it.
 
 Synchronous: callers use a thread.
 """
@@ -22,27 +22,31 @@ from pathlib import Path
 from appliance.audit.content.payload_keys import DIRECTORY_MODE, KeyName, PayloadKeys, Purpose
 from appliance.audit.entry import new_entry_id
 from appliance.errors import AuditKeyError, ConfigurationError, StorageUnavailableError
-from appliance.gateway.batch.batch import Batch
-from appliance.gateway.batch.journal import Journal
+from appliance.gateway.batch.batch import FILE_PREFIX, Batch, StoredFile
+from appliance.gateway.batch.journal import ResultJournal
 from appliance.gateway.batch.pieces import PIECE_BYTES, Pieces, PlainPieces, SealedPieces
-from appliance.gateway.batch.stored_file import FILE_PREFIX, StoredFile
 from appliance.infra.files import OWNER_ONLY, sync_directory, sync_file
 
 ULID_CHARACTERS, ULID_RANDOM_BYTES = 26, 10
 DRAFT = f".{FILE_PREFIX}"
-"""How the name of a file begins that is not known yet."""
+"""Prefix of the name of a file without a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where new content goes: its id, and how its pieces are written."""
+    """Id and codec of new content."""
 
     ulid: str
     pieces: Pieces
 
 
-class Vault:
-    """Makes, reads and removes files."""
+class FileVault:
+    """
+    Writes, reads and removes files in the gateway's part of the directory.
+
+    Raises:
+        ConfigurationError: the directory cannot be used.
+    """
 
     def __init__(
         self,
@@ -54,12 +58,6 @@ class Vault:
         clock: Callable[[], float],
         random_bytes: Callable[[int], bytes],
     ) -> None:
-        """
-        Open the gateway's part of the directory.
-
-        Raises:
-            ConfigurationError: it cannot be used.
-        """
         self.gateway = gateway
         self._directory = directory
         self._mine = directory / gateway
@@ -75,10 +73,10 @@ class Vault:
 
     def new_place(self, tenant: str, *, sealed: bool) -> Place:
         """
-        Return an id nothing has had, and where `sealed` a new key under it.
+        A new id, and if `sealed` a new key under it.
 
         Raises:
-            StorageUnavailableError: the key cannot be made.
+            StorageUnavailableError: the key cannot be created.
         """
         if not sealed:
             now_ms = int(self._clock() * 1000)
@@ -93,7 +91,7 @@ class Vault:
         return Place(ulid=ulid, pieces=SealedPieces(key.key, ulid, self._random_bytes))
 
     def has_room(self, more_bytes: int = 0) -> bool:
-        """Whether the disk keeps enough free space for everything else on it."""
+        """Whether enough free space remains on the disk."""
         return shutil.disk_usage(self._mine).free - more_bytes >= self._keep_free_bytes
 
     def write(self, place: Place) -> "FileWriter":
@@ -105,7 +103,7 @@ class Vault:
         Yield a file, piece by piece.
 
         Raises:
-            StorageUnavailableError: its bytes or its key are not here, or were damaged.
+            StorageUnavailableError: its bytes or its key are missing or damaged.
         """
         pieces, size = self._pieces(stored.tenant, stored.ulid, sealed=stored.sealed), 0
         try:
@@ -116,30 +114,30 @@ class Vault:
                     size, index = size + len(piece), index + 1
                     yield piece
         except OSError as error:
-            why = f"The bytes of {stored.file_id} are not here ({error.strerror})"
-            raise StorageUnavailableError(f"{why}: ask the gateway that took it.") from error
+            why = f"This gateway cannot read the bytes of {stored.file_id} ({error.strerror})"
+            raise StorageUnavailableError(f"{why}: ask the gateway that stored it.") from error
         if size != stored.size:
-            raise StorageUnavailableError(f"{stored.file_id} was damaged on disk: make it anew.")
+            raise StorageUnavailableError(f"{stored.file_id} was damaged on disk: create it again.")
 
     def has_bytes(self, stored: StoredFile) -> bool:
         """Whether a file's bytes can be reached from here."""
         return self._find(stored).exists()
 
-    def journal(self, batch: Batch) -> Journal:
-        """Open the results of a batch; raises StorageUnavailableError."""
+    def journal(self, batch: Batch) -> ResultJournal:
+        """Open the journal of a batch; raises StorageUnavailableError."""
         pieces = self._pieces(batch.tenant, batch.ulid, sealed=batch.sealed)
-        return Journal.open(self._mine / batch.batch_id, pieces)
+        return ResultJournal.open(self._mine / batch.batch_id, pieces)
 
     def has_key(self, tenant: str, ulid: str) -> bool:
-        """Whether the key of an encrypted file or batch is still there."""
+        """Whether the key of an encrypted file or batch exists."""
         return self._keys.is_in_use(f"{tenant}.{ulid}", Purpose.FILE)
 
     def remove(self, tenant: str, name: str) -> None:
         """
-        Remove a file or a batch's results: key first, then bytes.  Durable on return, and may be repeated.
+        Remove a file or a batch's results: key first, then bytes.  Durable on return, idempotent.
 
         Raises:
-            StorageUnavailableError: something is left.
+            StorageUnavailableError: not everything was removed.
         """
         try:
             self._keys.destroy(_key_name(tenant, _ulid(name)))
@@ -153,24 +151,24 @@ class Vault:
 
     def publish(self, file_id: str) -> None:
         """
-        Give a file that has become known its own name; raises StorageUnavailableError.
+        Rename the draft of a file whose row exists; raises StorageUnavailableError.
 
-        Until then it is a draft, which a start removes unless it is known: no other file is ever
-        removed because a database does not know it, which may be the wrong one.
+        A start removes only drafts without a row: the database may be the wrong one, so no other file is
+        removed because its row is missing.
         """
         with _storing():
             self._draft(file_id).rename(self._mine / file_id)
 
     def sweep(self, known: frozenset[str], ended: frozenset[str]) -> None:
         """
-        Finish or remove what a crash left; only before anything is written.
+        Publish or remove drafts and remove results of ended batches; call it before any write.
 
         Args:
-            known: ids of every file there is.
-            ended: ids of every batch that has ended.
+            known: ids of all files with a row.
+            ended: ids of all ended batches.
 
         Raises:
-            StorageUnavailableError: something is left.
+            StorageUnavailableError: not everything was removed.
         """
         try:
             keys = {_ulid(name.key_id): name for name in self._keys.names(purpose=Purpose.FILE)}
@@ -192,7 +190,7 @@ class Vault:
         return self._mine / f".{file_id}"
 
     def _find(self, stored: StoredFile) -> Path:
-        """Where a file's bytes are: a crash may have kept them from their own name."""
+        """Path of a file's bytes; after a crash they may still be a draft."""
         path = self._directory / stored.gateway / stored.file_id
         draft = path.with_name(f".{path.name}")
         return draft if draft.exists() else path
@@ -202,7 +200,9 @@ class Vault:
             return PlainPieces()
         try:
             if not self.has_key(tenant, ulid):
-                raise StorageUnavailableError("Its key was destroyed: its content was erased.")
+                raise StorageUnavailableError(
+                    "Its key was destroyed: its content was erased."
+                )
             return SealedPieces(self._keys.read(_key_name(tenant, ulid)).key, ulid, self._random_bytes)
         except AuditKeyError as error:
             raise StorageUnavailableError(str(error)) from error
@@ -218,7 +218,7 @@ class FileWriter:
         self._waiting = bytearray()
         self._index = 0
         self.size = 0
-        """Bytes so far, as the tenant sees them."""
+        """Bytes so far, before encryption."""
         with _storing():
             descriptor = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
             self._file = os.fdopen(descriptor, "wb")
@@ -242,7 +242,7 @@ class FileWriter:
             sync_directory(self._directory)
 
     def discard(self) -> None:
-        """Leave nothing of it; its key is the caller's to remove."""
+        """Remove the draft; the caller removes its key."""
         with _storing():
             self._file.close()
             self._draft.unlink(missing_ok=True)
@@ -265,5 +265,5 @@ def _key_name(tenant: str, ulid: str) -> KeyName:
 
 
 def _ulid(name: str) -> str:
-    """Return the ULID at the end of the id of a file, a batch or a key."""
+    """The ULID at the end of the id of a file, a batch or a key."""
     return name[-ULID_CHARACTERS:]

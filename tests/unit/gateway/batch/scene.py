@@ -11,17 +11,17 @@ from sqlalchemy import create_engine
 from appliance.audit.content.payload_keys import PayloadKeys
 from appliance.audit.entry import new_entry_id
 from appliance.audit.pending import Receipt
+from appliance.gateway.batch.answerer import find_owner
+from appliance.gateway.batch.batch import FilePurpose
 from appliance.gateway.batch.batches import Batches
-from appliance.gateway.batch.files import Files, Upload
-from appliance.gateway.batch.order import BatchOrder
-from appliance.gateway.batch.owner import find_owner
-from appliance.gateway.batch.parts import BatchParts
-from appliance.gateway.batch.results import Answer
-from appliance.gateway.batch.runner import Runner
+from appliance.gateway.batch.executor import BatchParts
+from appliance.gateway.batch.files import TenantFiles, Upload
+from appliance.gateway.batch.request import BatchRequest
+from appliance.gateway.batch.results import LineAnswer
+from appliance.gateway.batch.runner import BatchRunner
 from appliance.gateway.batch.store import SqlBatchStore
-from appliance.gateway.batch.stored_file import Purpose
 from appliance.gateway.batch.tables import metadata
-from appliance.gateway.batch.vault import Vault
+from appliance.gateway.batch.vault import FileVault
 from appliance.infra.settings import BatchSettings
 from appliance.tenancy import ContentPolicy, Tenant, TenantDirectory, make_key
 from tests.clock import Clock
@@ -104,11 +104,11 @@ class Answers:
             self.at_once -= 1
         if is_too_many:
             self.refused += 1
-            return Answer(request_id=f"r-{line.number}", status=429, body="{}")
+            return LineAnswer(request_id=f"r-{line.number}", status=429, body="{}")
         waiting = self.statuses.get(line.custom_id, [])
         status = waiting.pop(0) if waiting else 200
         body = {"said": line.custom_id} if status == 200 else {"error": {"message": "no"}}
-        return Answer(request_id=f"r-{line.number}", status=status, body=json.dumps(body))
+        return LineAnswer(request_id=f"r-{line.number}", status=status, body=json.dumps(body))
 
 
 class OpenGate:
@@ -117,7 +117,7 @@ class OpenGate:
     room = 4
     lines = 0
 
-    def lets_in(self, model, mine):
+    def admits(self, model, mine):
         """Whether there is room."""
         return self.lines < self.room
 
@@ -126,11 +126,11 @@ class OpenGate:
         """Count nothing."""
         yield
 
-    def began(self):
+    def line_started(self):
         """Count a line."""
         self.lines += 1
 
-    def ended(self):
+    def line_ended(self):
         """Count it no more."""
         self.lines -= 1
 
@@ -139,7 +139,7 @@ class Scene:
     """One gateway, which can be started again on the same directory."""
 
     def __init__(self, directory, *, content=ContentPolicy.NONE, gateway="one", parallel=8, **settings):
-        self.directory = directory
+        self.directory, self.parallel = directory, parallel
         self.settings = BatchSettings(keep_free_bytes=0, **settings)
         self.clock, self.sink, self.answers, self.gate = Clock(1_800_000_000.0), Sink(), Answers(), OpenGate()
         self.tenants = TenantDirectory(
@@ -160,7 +160,7 @@ class Scene:
 
     def build(self):
         """Make everything anew, as a start does."""
-        self.vault = Vault(
+        self.vault = FileVault(
             self.directory / "files",
             self.gateway,
             self.keys,
@@ -169,7 +169,7 @@ class Scene:
             random_bytes=os.urandom,
         )
         self.vault.sweep(*self.store.known(self.gateway))
-        self.files = Files(
+        self.files = TenantFiles(
             store=self.store, vault=self.vault, audit=self.sink, settings=self.settings, clock=self.clock
         )
         self.parts = BatchParts(
@@ -186,7 +186,7 @@ class Scene:
             max_line_bytes=100_000,
             max_requests=self.settings.max_requests,
         )
-        self.runner = Runner(self.parts, parallel=parallel, clock=self.clock, logger=Silent())
+        self.runner = BatchRunner(self.parts, parallel=self.parallel, clock=self.clock, logger=Silent())
         self.batches = Batches(
             store=self.store,
             vault=self.vault,
@@ -211,7 +211,7 @@ class Scene:
         receiving = await self.files.receive(self.caller(tenant))
         try:
             await receiving.write(content)
-            about = {"filename": "in.jsonl", "purpose": Purpose.BATCH, "kept_seconds": None, **more}
+            about = {"filename": "in.jsonl", "purpose": FilePurpose.BATCH, "kept_seconds": None, **more}
             return await self.files.keep(receiving, Upload(**about))
         except BaseException:
             await self.files.discard(receiving)
@@ -224,7 +224,7 @@ class Scene:
 
     async def begin_with(self, file_id, tenant="acme", window_seconds=3600):
         """Take a batch in."""
-        order = BatchOrder(
+        order = BatchRequest(
             input_file_id=file_id,
             endpoint=CHAT,
             completion_window="1h",

@@ -13,7 +13,7 @@ from tests.unit.gateway.batch.scene import Scene, requests
 
 @pytest.fixture
 async def scene(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
     made = Scene(tmp_path, parallel=2)
     yield made
     await made.runner.stop()

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.gateway.batch.idle import Idle, Lines, may_begin
+from appliance.gateway.batch.idle import IdleCapacity, RunningLines, may_begin
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
 from appliance.serving.worker_metrics import parse_metrics
 from tests.fakes import METRICS
 
-IDLE = Idle(concurrency=8, worker_requests=10, share=0.5)
-ALONE = Lines(all=0, mine=0, batches=1)
+IDLE = IdleCapacity(concurrency=8, worker_requests=10, share=0.5)
+ALONE = RunningLines(all=0, mine=0, batches=1)
 
 
 def worker(name="w1", *, model="demo", running=0, waiting=0, healthy=True):
@@ -42,8 +42,8 @@ def test_what_was_sent_since_the_last_look_counts(in_flight, begins):
 
 def test_lines_that_have_just_begun_count_before_a_worker_knows_of_them():
     """Otherwise all that are there would begin at once."""
-    assert may_begin("demo", Lines(all=4, mine=4, batches=1), IDLE, [worker()], {})
-    assert not may_begin("demo", Lines(all=5, mine=5, batches=1), IDLE, [worker()], {})
+    assert may_begin("demo", RunningLines(all=4, mine=4, batches=1), IDLE, [worker()], {})
+    assert not may_begin("demo", RunningLines(all=5, mine=5, batches=1), IDLE, [worker()], {})
 
 
 def test_nothing_begins_while_anything_waits():
@@ -69,12 +69,12 @@ def test_without_a_worker_it_waits_and_a_model_nobody_serves_is_answered_at_once
 @pytest.mark.parametrize(
     ("lines", "begins"),
     [
-        (Lines(all=7, mine=7, batches=1), True),
-        (Lines(all=8, mine=8, batches=1), False),
-        (Lines(all=7, mine=4, batches=2), False),
-        (Lines(all=7, mine=3, batches=2), True),
-        (Lines(all=7, mine=0, batches=100), True),
-        (Lines(all=7, mine=1, batches=100), False),
+        (RunningLines(all=7, mine=7, batches=1), True),
+        (RunningLines(all=8, mine=8, batches=1), False),
+        (RunningLines(all=7, mine=4, batches=2), False),
+        (RunningLines(all=7, mine=3, batches=2), True),
+        (RunningLines(all=7, mine=0, batches=100), True),
+        (RunningLines(all=7, mine=1, batches=100), False),
     ],
 )
 def test_batches_share_what_there_is(lines, begins):

@@ -21,7 +21,7 @@ def line(custom_id="a", **changes):
 def check(*lines, most=1000):
     judged = InputCheck(CHAT, most)
     for number, each in enumerate(lines, start=1):
-        judged.see(number, each)
+        judged.add(number, each)
     judged.end()
     return judged
 
@@ -98,7 +98,7 @@ def test_problems_are_not_told_without_end():
     judged = InputCheck(CHAT, 10**6)
     for number in range(MOST_PROBLEMS):
         assert not judged.has_enough
-        judged.see(number, b"x")
+        judged.add(number, b"x")
     assert judged.has_enough
 
 

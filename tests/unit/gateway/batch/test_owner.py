@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from appliance.gateway.batch.owner import find_owner
+from appliance.gateway.batch.answerer import find_owner
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 
 _, KEY = make_key(bytes(range(37)))

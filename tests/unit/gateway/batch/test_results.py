@@ -1,14 +1,14 @@
-"""Lines of the output and the error file, and which answers are worth another try."""
+"""RunningLines of the output and the error file, and which answers are worth another try."""
 
 import json
 
 import pytest
 
-from appliance.gateway.batch.results import MOST_TRIES, Answer, answered, never_run, should_try_again
+from appliance.gateway.batch.results import MOST_TRIES, LineAnswer, answered, never_run, should_try_again
 
 
 def answer(status=200, body='{"id":"c"}'):
-    return Answer(request_id="01ARZ", status=status, body=body)
+    return LineAnswer(request_id="01ARZ", status=status, body=body)
 
 
 def test_an_answer_stands_in_the_output_as_the_worker_spelt_it():
@@ -61,7 +61,7 @@ def test_a_line_that_was_never_run_says_why():
 
 def test_a_line_larger_than_a_limit_is_not_waited_for():
     """It would be refused again until the window ends, and hold up the others."""
-    too_large = Answer(request_id="r", status=429, body="{}", may_pass=False)
+    too_large = LineAnswer(request_id="r", status=429, body="{}", may_pass=False)
     assert not should_try_again(too_large, 1)
 
 

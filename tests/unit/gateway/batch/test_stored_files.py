@@ -1,4 +1,4 @@
-"""Files of tenants: theirs alone, bounded, and gone when they say so or their time has come."""
+"""TenantFiles of tenants: theirs alone, bounded, and gone when they say so or their time has come."""
 
 import asyncio
 
@@ -14,9 +14,8 @@ from appliance.errors import (
     StorageUnavailableError,
     StoredFileNotFoundError,
 )
-from appliance.gateway.batch.batch import Status
+from appliance.gateway.batch.batch import FilePurpose, Status
 from appliance.gateway.batch.store import Window
-from appliance.gateway.batch.stored_file import Purpose
 from appliance.tenancy import ContentPolicy
 from tests.unit.gateway.batch.scene import Scene, requests
 
@@ -202,7 +201,7 @@ async def test_a_batch_needs_a_file_of_its_own_tenant_made_for_batches(scene):
             await scene.batches.cancel(tenant, batch_id)
     with pytest.raises(StoredFileNotFoundError):
         await scene.begin_with(batch.input_file_id, "other")
-    output = await scene.upload(CONTENT, purpose=Purpose.BATCH_OUTPUT)
+    output = await scene.upload(CONTENT, purpose=FilePurpose.BATCH_OUTPUT)
     with pytest.raises(InvalidRequestError, match="batch_output"):
         await scene.begin_with(output.file_id)
 

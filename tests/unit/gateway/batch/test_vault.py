@@ -7,10 +7,10 @@ import pytest
 
 from appliance.audit.content.payload_keys import PayloadKeys, Purpose
 from appliance.errors import ConfigurationError, StorageUnavailableError
+from appliance.gateway.batch.batch import FilePurpose as Use
+from appliance.gateway.batch.batch import StoredFile, clean_filename
 from appliance.gateway.batch.pieces import PIECE_BYTES
-from appliance.gateway.batch.stored_file import Purpose as Use
-from appliance.gateway.batch.stored_file import StoredFile, clean_filename
-from appliance.gateway.batch.vault import Vault
+from appliance.gateway.batch.vault import FileVault
 from tests.clock import Clock
 
 SECRET = b"an unmistakable secret\n"
@@ -32,7 +32,7 @@ def vault(tmp_path, clock, keys):
 
 
 def open_vault(tmp_path, clock, keys, gateway="one", keep_free=0):
-    return Vault(
+    return FileVault(
         tmp_path / "files", gateway, keys, keep_free_bytes=keep_free, clock=clock, random_bytes=os.urandom
     )
 

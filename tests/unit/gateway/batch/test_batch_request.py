@@ -3,7 +3,7 @@
 import pytest
 
 from appliance.errors import InvalidRequestError
-from appliance.gateway.batch.order import ENDPOINTS, parse_order
+from appliance.gateway.batch.request import ENDPOINTS, parse_batch_request
 from appliance.serving.dialects.routes import ROUTES
 
 LEAST = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
@@ -11,7 +11,7 @@ LEAST = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "complet
 
 def test_what_the_openai_client_sends_is_read():
     """All members, each as it was sent."""
-    order = parse_order(
+    order = parse_batch_request(
         {
             **LEAST,
             "metadata": {"ward": "7"},
@@ -25,14 +25,14 @@ def test_what_the_openai_client_sends_is_read():
 
 def test_what_is_left_out_has_a_usual_value():
     """Metadata and expiry need not be said; null is the same as nothing."""
-    order = parse_order({**LEAST, "metadata": None, "output_expires_after": None})
+    order = parse_batch_request({**LEAST, "metadata": None, "output_expires_after": None})
     assert (order.metadata, order.output_seconds) == ({}, None)
 
 
 @pytest.mark.parametrize(("window", "seconds"), [("1h", 3600), ("24h", 86_400), ("14d", 1_209_600)])
 def test_a_window_may_be_hours_or_days(window, seconds):
     """A weekend is longer than the 24 hours that OpenAI knows."""
-    assert parse_order({**LEAST, "completion_window": window}).window_seconds == seconds
+    assert parse_batch_request({**LEAST, "completion_window": window}).window_seconds == seconds
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,13 @@ def test_a_window_may_be_hours_or_days(window, seconds):
 def test_anything_else_is_refused_by_name(change, param):
     """The client is told which member is wrong."""
     with pytest.raises(InvalidRequestError) as caught:
-        parse_order({**LEAST, **change})
+        parse_batch_request({**LEAST, **change})
     assert caught.value.param == param
 
 
 def test_every_endpoint_is_accepted():
     """As the message about a wrong one says; and each is a route that takes a body."""
     assert set(ENDPOINTS) <= set(ROUTES)
-    assert {parse_order({**LEAST, "endpoint": endpoint}).endpoint for endpoint in ENDPOINTS} == set(ENDPOINTS)
+    assert {parse_batch_request({**LEAST, "endpoint": endpoint}).endpoint for endpoint in ENDPOINTS} == set(
+        ENDPOINTS
+    )

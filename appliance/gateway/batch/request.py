@@ -1,5 +1,5 @@
 """
-What a client asks for with `POST /v1/batches`, read once into a value.
+The body of `POST /v1/batches` as a value.
 """
 
 import re
@@ -17,7 +17,7 @@ ENDPOINTS = (
     "/v1/rerank",
     "/v1/score",
 )
-"""What a batch may call."""
+"""Endpoints a batch may call."""
 SHORTEST_KEPT_SECONDS, LONGEST_KEPT_SECONDS = 3600, 30 * 86400
 MOST_METADATA, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512
 LONGEST_WINDOW_HOURS = 14 * 24
@@ -26,19 +26,17 @@ _KNOWN = frozenset({"input_file_id", "endpoint", "completion_window", "metadata"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchOrder:
-    """One batch, as it was asked for."""
-
+class BatchRequest:
     input_file_id: str
     endpoint: str
     completion_window: str
     window_seconds: int
     metadata: dict[str, str]
     output_seconds: int | None
-    """How long its output is to be kept; None for as long as any file."""
+    """Retention of its output; None for the default."""
 
 
-def parse_order(members: Mapping[str, Any]) -> BatchOrder:
+def parse_batch_request(members: Mapping[str, Any]) -> BatchRequest:
     """
     Read the body of `POST /v1/batches`.
 
@@ -48,17 +46,17 @@ def parse_order(members: Mapping[str, Any]) -> BatchOrder:
     unknown = sorted(members.keys() - _KNOWN)
     if unknown:
         raise InvalidRequestError(
-            f"`{unknown[0]}` is not known here.", param=unknown[0], code="unknown_parameter"
+            f"`{unknown[0]}` is not a known parameter.", param=unknown[0], code="unknown_parameter"
         )
     file_id, endpoint = members.get("input_file_id"), members.get("endpoint")
     if not isinstance(file_id, str) or not file_id:
         raise InvalidRequestError(
-            "`input_file_id` must name a file; POST /v1/files makes one.", param="input_file_id"
+            "`input_file_id` must name a file; upload one with POST /v1/files.", param="input_file_id"
         )
     if not isinstance(endpoint, str) or endpoint not in ENDPOINTS:
         raise InvalidRequestError(f"`endpoint` must be one of {', '.join(ENDPOINTS)}.", param="endpoint")
     window = members.get("completion_window")
-    return BatchOrder(
+    return BatchRequest(
         input_file_id=file_id,
         endpoint=endpoint,
         completion_window=str(window),
@@ -70,7 +68,7 @@ def parse_order(members: Mapping[str, Any]) -> BatchOrder:
 
 def parse_expiry(value: object, name: str) -> int | None:
     """
-    Read `{"anchor": "created_at", "seconds": N}`; None where nothing was said.
+    Read `{"anchor": "created_at", "seconds": N}`; None if it is absent.
 
     Raises:
         InvalidRequestError: it is something else.

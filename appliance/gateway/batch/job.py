@@ -1,11 +1,11 @@
 """
-One batch on its way: its input judged, its lines run, its outputs written, its end recorded.
+One batch from validation to its end: input checked, lines run, outputs written, end recorded.
 
-    every line judged ─► lines run, a few at a time ─► results added to the journal ─► end
+    every line checked ─► lines run ─► results added to the journal ─► end
 
-What a line came to is known from the journal alone, so whoever runs the batch again after a crash
-begins by reading it: a line whose result is there is never run again, any other one is.  A line
-that was under way at a crash is therefore asked twice, as the audit log shows, and answered once.
+The journal alone records results, so after a crash the batch resumes from it: a line with a result is
+never run again, any other line is.  A line in flight at a crash is therefore requested twice, as the
+audit log shows, and answered once.
 """
 
 import asyncio
@@ -15,28 +15,35 @@ from dataclasses import replace
 
 from appliance.audit.registry import EntryType
 from appliance.errors import InvalidRequestError, StorageUnavailableError, StoredFileNotFoundError
-from appliance.gateway.batch.batch import Batch, Counts, Status
-from appliance.gateway.batch.journal import Journal
+from appliance.gateway.batch.batch import (
+    CANCELLED,
+    ERASED,
+    EXPIRED,
+    REVOKED,
+    Batch,
+    Counts,
+    Status,
+    StopReason,
+    StoredFile,
+)
+from appliance.gateway.batch.executor import BatchParts, LineExecutor, count
+from appliance.gateway.batch.journal import ResultJournal
 from appliance.gateway.batch.lines import InputCheck, LineCutter
 from appliance.gateway.batch.outputs import Outputs, lines_never_run, write_outputs
-from appliance.gateway.batch.parts import BatchParts
-from appliance.gateway.batch.results import Result
-from appliance.gateway.batch.running import Running, count
-from appliance.gateway.batch.stop import CANCELLED, ERASED, EXPIRED, REVOKED, Stop
+from appliance.gateway.batch.results import LineResult
 from appliance.gateway.batch.store import encode_problems
-from appliance.gateway.batch.stored_file import StoredFile
 
 
-class Course:
-    """Runs one batch, from wherever it is."""
+class BatchJob:
+    """Runs one batch, from its current state."""
 
     def __init__(self, batch: Batch, parts: BatchParts) -> None:
         self.batch = batch
         self._parts = parts
-        self._stop: Stop | None = None
+        self._stop: StopReason | None = None
 
-    def saw(self, row: Batch | None, *, has_input: bool) -> None:
-        """Note what the database says of the batch now; None when it says nothing any more."""
+    def apply_row(self, row: Batch | None, *, has_input: bool) -> None:
+        """Apply the batch's current row; None if it is no longer open."""
         if row is None or not has_input:
             self._stop = ERASED
         elif row.status is Status.CANCELLING:
@@ -44,16 +51,16 @@ class Course:
 
     async def run(self) -> None:
         """
-        Run the batch to its end; cancelling this leaves it to be run on later.
+        Run the batch to its end; after a cancellation it can be resumed.
 
         Raises:
-            StorageUnavailableError: disk or database cannot be used; run it again later.
+            StorageUnavailableError: disk or database cannot be used; resume it later.
             AuditError: the log takes no entries; as above.
         """
         batch, parts = self.batch, self._parts
         if batch.sealed and not await asyncio.to_thread(parts.vault.has_key, batch.tenant, batch.ulid):
             self._stop = ERASED
-        if batch.status is Status.VALIDATING and not await self._judge():
+        if batch.status is Status.VALIDATING and not await self._validate():
             return
         if self._why_stop() is ERASED:
             await self._finish(ERASED, Outputs(), Counts(total=self.batch.counts.total))
@@ -67,26 +74,26 @@ class Course:
                 journal.close()
         await asyncio.to_thread(parts.vault.remove, batch.tenant, batch.batch_id)
 
-    async def _open_journal(self) -> Journal:
+    async def _open_journal(self) -> ResultJournal:
         opening = asyncio.ensure_future(asyncio.to_thread(self._parts.vault.journal, self.batch))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            # The thread goes on, and what it opens is nobody's.
+            # The thread continues, and nothing else would close what it opens.
             with suppress(StorageUnavailableError):
                 (await opening).close()
             raise
 
-    # Judging.
+    # Validation.
 
-    async def _judge(self) -> bool:
-        """Judge every line; whether the batch goes on to be run, or to be ended by `_why_stop`."""
+    async def _validate(self) -> bool:
+        """Check every line; False if the batch failed, else it is run, or ended by `_why_stop`."""
         batch, parts = self.batch, self._parts
         check = InputCheck(batch.endpoint, parts.max_requests)
         cutter = LineCutter(parts.max_line_bytes)
         try:
             async for number, line in parts.cut_input(batch, cutter):
-                check.see(number, line)
+                check.add(number, line)
                 if check.has_enough or self._why_stop():
                     break
         except StoredFileNotFoundError:
@@ -98,7 +105,7 @@ class Course:
         check.end()
         counts, now = Counts(total=check.total), int(parts.clock())
         if check.problems:
-            await self._say_ended(Status.FAILED, counts, Outputs())
+            await self._record_end(Status.FAILED, counts, Outputs())
             errors = encode_problems(check.problems)
             await asyncio.to_thread(parts.store.move, batch.batch_id, Status.FAILED, now, errors=errors)
             await asyncio.to_thread(parts.vault.remove, batch.tenant, batch.batch_id)
@@ -107,18 +114,18 @@ class Course:
             parts.store.move, batch.batch_id, Status.IN_PROGRESS, now, total=check.total, model=check.model
         )
         moments = {**batch.moments, Status.IN_PROGRESS: now}
-        # Whoever cancelled it meanwhile is heard at the next look.
+        # A cancellation meanwhile is applied at the next poll.
         self.batch = replace(batch, status=Status.IN_PROGRESS, counts=counts, moments=moments)
         return True
 
-    async def _run_lines(self, journal: Journal) -> Stop | None:
+    async def _run_lines(self, journal: ResultJournal) -> StopReason | None:
         try:
-            return await Running(self.batch, self._parts, journal, self._why_stop).run()
+            return await LineExecutor(self.batch, self._parts, journal, self._why_stop).run()
         except StoredFileNotFoundError:
             return ERASED
 
-    def _why_stop(self) -> Stop | None:
-        """Why the batch is to end now, if it is."""
+    def _why_stop(self) -> StopReason | None:
+        """Why the batch has to end now, if it has to."""
         batch, parts = self.batch, self._parts
         if self._stop is not None or batch.status is Status.FINALIZING:
             return self._stop
@@ -132,20 +139,20 @@ class Course:
 
     # Ending.
 
-    async def _end(self, journal: Journal, stop: Stop | None) -> None:
-        """Write the outputs, and put the batch into its last state."""
+    async def _end(self, journal: ResultJournal, stop: StopReason | None) -> None:
+        """Write the outputs and the batch's last state."""
         batch, parts = self.batch, self._parts
         if stop is None and batch.status is not Status.FINALIZING:
             now = int(parts.clock())
             if not await asyncio.to_thread(parts.store.move, batch.batch_id, Status.FINALIZING, now):
-                stop = CANCELLED  # every line is done, but the tenant was told that it is being cancelled
+                stop = CANCELLED  # every line is done, but the tenant has seen `cancelling`
         outputs = Outputs()
         if stop is None or (stop.keeps_outputs and Status.IN_PROGRESS in batch.moments):
             outputs = await self._write(journal, stop)
         counts = count(batch, journal)
         await self._finish(stop, outputs, replace(counts, failed=max(outputs.failed, counts.failed)))
 
-    async def _write(self, journal: Journal, stop: Stop | None) -> Outputs:
+    async def _write(self, journal: ResultJournal, stop: StopReason | None) -> Outputs:
         batch, parts = self.batch, self._parts
         stored = await parts.files.get(batch.tenant, batch.input_file_id) if stop else None
 
@@ -155,13 +162,13 @@ class Course:
 
         return await asyncio.to_thread(write)
 
-    async def _finish(self, stop: Stop | None, outputs: Outputs, counts: Counts) -> None:
-        """Say in the log how the batch ended, then let it end."""
+    async def _finish(self, stop: StopReason | None, outputs: Outputs, counts: Counts) -> None:
+        """Record the end in the audit log, then in the database."""
         batch, parts = self.batch, self._parts
         status = stop.status if stop else Status.COMPLETED
         for stored in outputs.files:
             await parts.files.announce(stored, key_id=batch.key_id, batch_id=batch.batch_id)
-        await self._say_ended(status, counts, outputs)
+        await self._record_end(status, counts, outputs)
         problems = [stop.problem] if stop and stop.problem else []
         moved = await asyncio.to_thread(
             parts.store.move,
@@ -175,7 +182,7 @@ class Course:
             failed=counts.failed,
             errors=encode_problems(problems),
         )
-        # A crash before this line: the batch has ended, and the next start names its files and removes
+        # A crash before this line: the batch has ended, and the next start publishes its files and removes
         # its journal.
         for stored in outputs.files:
             if moved:
@@ -183,7 +190,9 @@ class Course:
             else:
                 await asyncio.to_thread(parts.vault.remove, stored.tenant, stored.file_id)
 
-    def _never_run(self, journal: Journal, stored: StoredFile, stop: Stop) -> Iterator[Result]:
+    def _never_run(
+        self, journal: ResultJournal, stored: StoredFile, stop: StopReason
+    ) -> Iterator[LineResult]:
         parts = self._parts
         return lines_never_run(
             parts.vault.read(stored),
@@ -194,7 +203,7 @@ class Course:
             new_id=parts.new_id,
         )
 
-    async def _say_ended(self, status: Status, counts: Counts, outputs: Outputs) -> None:
+    async def _record_end(self, status: Status, counts: Counts, outputs: Outputs) -> None:
         batch, parts = self.batch, self._parts
         entry = parts.audit.submit(
             EntryType.BATCH_ENDED,

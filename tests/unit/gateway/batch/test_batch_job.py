@@ -9,8 +9,8 @@ import pytest
 
 from appliance.errors import AuditUnavailableError, BatchConflictError, StorageUnavailableError
 from appliance.gateway.batch.batch import Status
-from appliance.gateway.batch.course import Course
-from appliance.gateway.batch.journal import Journal
+from appliance.gateway.batch.job import BatchJob
+from appliance.gateway.batch.journal import ResultJournal
 from appliance.tenancy import ContentPolicy
 from tests.fakes import until
 from tests.unit.gateway.batch.scene import Scene, requests
@@ -27,7 +27,7 @@ def scene(request, tmp_path):
 
 async def run(scene, batch):
     """Run a batch from wherever it is; return what became of it."""
-    await Course(scene.row(batch), scene.parts).run()
+    await BatchJob(scene.row(batch), scene.parts).run()
     return scene.row(batch)
 
 
@@ -51,7 +51,7 @@ async def test_every_line_is_answered_and_the_outputs_say_so(scene):
 
 
 async def test_the_log_says_what_came_and_what_became_of_it(scene):
-    """Files, batch and its end, linked by their ids; never what is in them."""
+    """TenantFiles, batch and its end, linked by their ids; never what is in them."""
     batch = await scene.begin(requests("a"))
     ended = await run(scene, batch)
     kinds = [entry["type"] for entry in scene.sink.entries]
@@ -70,12 +70,12 @@ async def test_content_on_disk_is_what_the_tenant_asked_for(scene):
     encrypted = scene.caller().tenant.content is ContentPolicy.ENCRYPTED
     scene.gate.room, scene.answers.allowed = 1, 1
     batch = await scene.begin(requests("a", "b"))
-    course = asyncio.ensure_future(run(scene, batch))
+    job = asyncio.ensure_future(run(scene, batch))
     await until(lambda: scene.answers.asked["b"])
     written = [path.read_bytes() for path in (scene.directory / "files" / "one").iterdir()]
     assert any(b"unmistakable" in content for content in written) is not encrypted
-    course.cancel()
-    await asyncio.gather(course, return_exceptions=True)
+    job.cancel()
+    await asyncio.gather(job, return_exceptions=True)
     scene.answers.allowed = None
     ended = await run(scene, batch)
     assert bool(scene.keys.names()) is encrypted
@@ -90,12 +90,12 @@ async def test_after_a_crash_no_line_is_in_the_outputs_twice_or_missing(scene):
     threads = ThreadPoolExecutor()
     while scene.row(batch).status is not Status.COMPLETED:
         asyncio.get_running_loop().set_default_executor(threads)
-        course = asyncio.ensure_future(run(scene, batch))
+        job = asyncio.ensure_future(run(scene, batch))
         scene.answers.allowed = starts % 6
-        await until(lambda course=course: course.done() or scene.answers.allowed == 0)
+        await until(lambda job=job: job.done() or scene.answers.allowed == 0)
         await asyncio.sleep(0.002 * (starts % 5))
-        course.cancel()
-        await asyncio.gather(course, return_exceptions=True)
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
         threads.shutdown()  # no thread of a process outlives it
         threads = ThreadPoolExecutor()
         scene.build()
@@ -120,7 +120,7 @@ async def test_a_crash_while_it_ends_changes_nothing_of_what_it_came_to(scene, m
 
     with monkeypatch.context() as patch:
         if step == "write_outputs":
-            patch.setattr("appliance.gateway.batch.course.write_outputs", die)
+            patch.setattr("appliance.gateway.batch.job.write_outputs", die)
         elif step == "announce":
             scene.answers.held.clear()
         elif step == "move":
@@ -134,13 +134,13 @@ async def test_a_crash_while_it_ends_changes_nothing_of_what_it_came_to(scene, m
             )
         else:
             patch.setattr(scene.vault, "remove", die)
-        course = asyncio.ensure_future(run(scene, batch))
+        job = asyncio.ensure_future(run(scene, batch))
         if step == "announce":
             await until(lambda: scene.answers.asked)
             scene.sink.refusal = AuditUnavailableError("the disk is full")
             scene.answers.held.set()
         with pytest.raises((StorageUnavailableError, AuditUnavailableError)):
-            await course
+            await job
     scene.sink.refusal = None
     scene.build()
     if step != "remove":
@@ -176,15 +176,15 @@ async def test_a_line_too_long_is_named(scene):
 
 
 async def test_a_cancelled_batch_gives_out_what_was_done(scene):
-    """Lines under way are broken off as if the client had left; the rest is told in the error file."""
+    """RunningLines under way are broken off as if the client had left; the rest is told in the error file."""
     scene.gate.room, scene.answers.allowed = 2, 6
     batch = await scene.begin(requests(*IDS))
-    course = Course(scene.row(batch), scene.parts)
-    running = asyncio.ensure_future(course.run())
+    job = BatchJob(scene.row(batch), scene.parts)
+    running = asyncio.ensure_future(job.run())
     await until(lambda: (scene.answers.allowed, scene.answers.at_once) == (0, 2))
     cancelling = await scene.batches.cancel("acme", batch.batch_id)
     assert cancelling.status is Status.CANCELLING
-    course.saw(scene.row(batch), has_input=True)
+    job.apply_row(scene.row(batch), has_input=True)
     await running
     ended = scene.row(batch)
     assert ended.status is Status.CANCELLED
@@ -245,11 +245,11 @@ async def test_erasing_its_input_ends_a_batch_and_leaves_nothing_of_it(scene):
     """Neither results nor keys; the tenant is told why."""
     scene.answers.held.clear()
     batch = await scene.begin(requests(*IDS))
-    course = Course(scene.row(batch), scene.parts)
-    running = asyncio.ensure_future(course.run())
+    job = BatchJob(scene.row(batch), scene.parts)
+    running = asyncio.ensure_future(job.run())
     await until(lambda: scene.answers.at_once)
     assert await scene.files.erase("acme", int((scene.clock() + 1) * 1000)) == 1
-    course.saw(scene.row(batch), has_input=False)
+    job.apply_row(scene.row(batch), has_input=False)
     await running
     ended = scene.row(batch)
     assert (ended.status, ended.output_file_id) == (Status.FAILED, None)
@@ -262,14 +262,14 @@ async def test_erasing_its_input_ends_a_batch_and_leaves_nothing_of_it(scene):
 async def test_content_erased_in_the_moment_its_batch_ends_leaves_no_outputs(scene, monkeypatch):
     """They are written, but never known, and the next try finds that there is nothing to do."""
     batch = await scene.begin(requests("a"))
-    say_ended = Course._say_ended
+    record_end = BatchJob._record_end
 
-    async def erase_first(course, *more):
+    async def erase_first(job, *more):
         await scene.files.erase("acme", int((scene.clock() + 1) * 1000))
-        await say_ended(course, *more)
+        await record_end(job, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Course, "_say_ended", erase_first)
+        patch.setattr(BatchJob, "_record_end", erase_first)
         assert (await run(scene, batch)).status is Status.FINALIZING
     ended = await run(scene, batch)
     assert (ended.status, ended.output_file_id) == (Status.FAILED, None)
@@ -327,7 +327,7 @@ async def test_results_that_cannot_be_kept_are_asked_for_again_later(scene, monk
         def full(*_args):
             raise StorageUnavailableError("results could not be kept: No space left on device")
 
-        patch.setattr(Journal, "add", full)
+        patch.setattr(ResultJournal, "add", full)
         with pytest.raises(StorageUnavailableError):
             await run(scene, batch)
     assert scene.counted["completed"] == 0
