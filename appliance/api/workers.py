@@ -83,7 +83,7 @@ def _worker(services: Services, seen: WorkerSnapshot) -> dict[str, Any]:
         "avoided": seen.avoided,
         "breaker": services.gateway.admission.breaker(worker_id),
         "in_flight": services.pool.in_flight.get(worker_id, 0),
-        "places": services.gateway.admission.places(worker_id),
+        "places": services.gateway.admission.slots(worker_id),
         "running": metrics.running if metrics else 0,
         "waiting": metrics.waiting if metrics else 0,
     }

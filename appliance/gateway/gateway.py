@@ -26,7 +26,7 @@ from appliance.errors import (
     WorkerTimeoutError,
     WorkerUnreachableError,
 )
-from appliance.gateway.admission import AdmissionControl, Asked, Lane, Slot
+from appliance.gateway.admission import AdmissionControl, AdmissionRequest, Lane, Slot
 from appliance.gateway.call import Call
 from appliance.gateway.cost.metering import NO_METERING, Metering
 from appliance.gateway.exchange import Exchange
@@ -130,7 +130,7 @@ class Gateway:
         if not may_speculate and not has_target_only(call.model, self.pool.snapshots):
             raise call.refusal()
         lane = Lane(call.model, may_speculate)
-        self.admission.refuse_if_full(lane, call.caller.tenant.name, call.priority, getsizeof(call.text))
+        self.admission.check_capacity(lane, call.caller.tenant.name, call.priority, getsizeof(call.text))
 
     async def relay(self, call: Call, reply: ReplySink) -> None:
         """
@@ -199,15 +199,15 @@ class Gateway:
             "Accept-Encoding": "identity",
             "X-Request-Id": call.request_id,
         }
-        asked, tried = _asked(call), set[WorkerId]()
-        slot = self.admission.enter(asked) or await self._wait(asked, exchange, reply)
+        request, tried = _admission_request(call), set[WorkerId]()
+        slot = self.admission.enter(request) or await self._wait(request, exchange, reply)
         while True:
             worker, another = slot.snapshot.worker, None
             tried.add(worker.worker_id)
             exchange.worker, exchange.dispatched = slot.snapshot, self._clock()
             if exchange.trace is not None:
                 headers |= exchange.trace.forward(worker.url, exchange.dispatched)
-            stay = self._costs.begin(worker.worker_id, asked.tenant, call.model)
+            stay = self._costs.begin(worker.worker_id, request.tenant, call.model)
             try:
                 async with self._client.forward(
                     worker, call.endpoint.worker_path, body, headers, self._policy.silence_seconds
@@ -217,7 +217,7 @@ class Gateway:
                         slot.succeeded()
                     else:
                         slot.failed()
-                        another = self._another(asked, exchange, tried)
+                        another = self._another(request, exchange, tried)
                     if another is None:
                         await self._relay.relay_answer(exchange, answer, reply)
                         return
@@ -230,7 +230,7 @@ class Gateway:
                 slot.failed()
                 self.pool.report_unreachable(worker.worker_id)
                 is_free = isinstance(error, WorkerUnreachableError)
-                another = self._another(asked, exchange, tried, is_free=is_free)
+                another = self._another(request, exchange, tried, is_free=is_free)
                 if another is None:
                     raise
             finally:
@@ -240,7 +240,7 @@ class Gateway:
                     exchange.trace.leave(self._clock(), is_retried=another is not None)
             slot = another
 
-    async def _wait(self, asked: Asked, exchange: Exchange, reply: ReplySink) -> Slot:
+    async def _wait(self, request: AdmissionRequest, exchange: Exchange, reply: ReplySink) -> Slot:
         """
         Wait for a worker with room.
 
@@ -257,25 +257,25 @@ class Gateway:
                 await reply.write(sse.KEEP_ALIVE)
 
         try:
-            return await self.admission.wait(asked, keep_alive, self._policy.keep_alive_seconds)
+            return await self.admission.wait(request, keep_alive, self._policy.keep_alive_seconds)
         finally:
             exchange.queued = self._clock() - began
             if exchange.trace is not None:
                 exchange.trace.waited(began, began + exchange.queued)
 
     def _another(
-        self, asked: Asked, exchange: Exchange, tried: set[WorkerId], *, is_free: bool = False
+        self, request: AdmissionRequest, exchange: Exchange, tried: set[WorkerId], *, is_free: bool = False
     ) -> Slot | None:
         """A slot with a worker that was not tried yet; None once an answer is being relayed."""
-        slot = None if exchange.is_relayed else self.admission.again(asked, tried, is_free=is_free)
+        slot = None if exchange.is_relayed else self.admission.retry(request, tried, is_free=is_free)
         if slot is not None:
             exchange.retries += 1
             self._metrics.retries.labels(exchange.call.model).inc()
         return slot
 
 
-def _asked(call: Call) -> Asked:
-    return Asked(
+def _admission_request(call: Call) -> AdmissionRequest:
+    return AdmissionRequest(
         lane=Lane(call.model, call.forbidden_by is None),
         tenant=call.caller.tenant.name,
         priority=call.priority,

@@ -1,23 +1,22 @@
 """
-Who goes to a worker now, who waits, and who is turned away.
+Admission control: which requests go to a worker now, which wait, and which are refused.
 
-- `queue`: the bounded fair queue; `places`: how many requests a worker should hold; `retries`: how many
-  second tries there may be.  Pure.
-- `admission`: lets requests through, or has them wait for a place.
+- `queue`: the bounded fair queue; `slot_count`: how many requests a worker may hold.  Pure.
+- `admission`: assigns slots, queues requests and bounds retries.
 
-Waiting is done here, where it can be fair and bounded, and not inside a worker, which serves whoever
-came first.  Fails closed towards load: what finds no place is refused, never held without limit.
+Requests wait here, where the queue is fair and bounded, and not inside a worker, which serves them in order
+of arrival.  Fails closed under load: a request that finds no room in the queue is refused.
 """
 
-from appliance.gateway.admission.admission import AdmissionControl, Asked, Slot
-from appliance.gateway.admission.queue import Bounds, FairQueue, Lane, Waiter
+from appliance.gateway.admission.admission import AdmissionControl, AdmissionRequest, Slot
+from appliance.gateway.admission.queue import FairQueue, Lane, QueueBounds, Waiter
 
 __all__ = [
     "AdmissionControl",
-    "Asked",
-    "Bounds",
+    "AdmissionRequest",
     "FairQueue",
     "Lane",
+    "QueueBounds",
     "Slot",
     "Waiter",
 ]

@@ -1,14 +1,14 @@
 """
-Lets requests through to a worker with room, and has the others wait for a place.
+Assigns requests to workers with free slots, and queues the others.
 
-    enter ─► a worker with room? ─► slot
+    enter ─► a worker with a free slot? ─► slot
        │ no
-       └──► wait ─► fair queue ─► somebody's slot is released, a worker comes back ─► slot
+       └──► wait ─► fair queue ─► a slot is released, a worker comes back ─► slot
 
-The invariant everything here keeps: while something waits in a lane, no worker of that lane has room.
-Whatever makes room (a released slot, a look at a worker, an operator) hands it on at once, within the
-same call, so no wake-up is lost and nobody who comes later overtakes.  A slot is counted from the moment
-it is handed on, not from when its owner runs again; an owner that is gone by then gives it back.
+The invariant: while a request waits in a lane, no worker of that lane has a free slot.  Whatever frees a slot
+(a release, a scrape, an operator) assigns it within the same call, so no wake-up is lost and no later request
+overtakes.  A slot is counted from its assignment, not from when the waiting task resumes; a task that was
+cancelled by then releases it.
 
 Owned by one event loop.
 """
@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from appliance.errors import AtCapacityError, NoWorkerAvailableError
-from appliance.gateway.admission.places import corrected_places, most_places
-from appliance.gateway.admission.queue import Bounds, FairQueue, Lane, Waiter
-from appliance.gateway.admission.retries import RetryBudget
+from appliance.gateway.admission.queue import FairQueue, Lane, QueueBounds, Waiter
+from appliance.gateway.admission.slot_count import adjusted_slots, max_slots
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import AdmissionSettings, PoolSettings
 from appliance.serving.affinity import Affinity, prefixes
@@ -32,7 +31,7 @@ from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.tenancy import PriorityClass
 
 HEADROOM_REQUESTS = 8
-"""Requests a worker holds beyond its batch, so that a free place in the batch is filled at once."""
+"""Requests a worker holds beyond its batch, so that its batch stays full."""
 RETRY_SHARE = 0.2
 """Maximum retries on another worker, as a share of all requests."""
 RETRY_RESERVE = 100
@@ -41,24 +40,24 @@ BREAKER = BreakerPolicy(failures=5, seconds=5.0)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Asked:
-    """What is known of a request when it asks for a worker."""
+class AdmissionRequest:
+    """The properties of a request that admission uses."""
 
     lane: Lane
     tenant: str
     priority: PriorityClass
     size_bytes: int
-    """What it keeps in memory while it waits."""
-    beginning: Callable[[], str]
-    """Gives the text that its KV cache depends on; only asked for where there is a choice."""
+    """Memory it holds while it waits."""
+    prefix_text: Callable[[], str]
+    """Returns the text that its KV cache depends on; called only if there is a choice of workers."""
     hashes: tuple[int, ...] | None = None
-    """Those of its beginning, once they were needed."""
-    was_repeated: bool = False
+    """The hashes of that text, once computed."""
+    was_retried: bool = False
     """Whether a worker may have computed it in vain already."""
 
 
 class Slot:
-    """A place that one request has with one worker, until it is released."""
+    """One of a worker's slots, held by one request until released."""
 
     __slots__ = ("_control", "_is_held", "snapshot")
 
@@ -66,25 +65,51 @@ class Slot:
         self._control = control
         self._is_held = True
         self.snapshot = snapshot
-        """The worker, as it was last seen when the slot was given."""
+        """The worker when the slot was assigned."""
 
     def succeeded(self) -> None:
-        """Note that the worker answered, whatever it said about the request."""
-        self._control.saw_answer(self.snapshot.worker.worker_id)
+        """Record that the worker answered, whatever the answer."""
+        self._control.record_answer(self.snapshot.worker.worker_id)
 
     def failed(self) -> None:
-        """Note that the worker could not be reached, broke off before its answer, or answered 5xx."""
-        self._control.saw_failure(self.snapshot.worker.worker_id)
+        """Record that the worker could not be reached, broke off before its answer, or answered 5xx."""
+        self._control.record_failure(self.snapshot.worker.worker_id)
 
     def release(self) -> None:
-        """Give the place back; once is enough."""
+        """Release the slot; later calls do nothing."""
         if self._is_held:
             self._is_held = False
             self._control.pool.end(self.snapshot.worker.worker_id)
 
 
+class RetryBudget:
+    """
+    Bounds retries to a share of the requests, so that failures do not multiply.
+
+    When workers fail under load, retrying every request elsewhere overloads the others too.  Requests fill
+    the budget and retries empty it; `reserve` is its maximum, which lets a quiet gateway survive the failure
+    of a full worker.
+    """
+
+    def __init__(self, *, share: float, reserve: float) -> None:
+        self._share = share
+        self._reserve = reserve
+        self.left = reserve
+        """Retries that may be made now."""
+
+    def record_request(self) -> None:
+        self.left = min(self._reserve, self.left + self._share)
+
+    def take(self) -> bool:
+        """Whether a retry may be made; it is counted if so."""
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
 class AdmissionControl:
-    """Hands out the places of the workers of one pool."""
+    """Assigns the slots of the workers of one pool."""
 
     def __init__(
         self,
@@ -95,224 +120,209 @@ class AdmissionControl:
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
-        """
-        Prepare; hears of changes of the pool from now on.
-
-        Args:
-            pool: whose workers.
-            settings: the `admission` section.
-            pool_settings: the `pool` section.
-            metrics: where waiting and refusals are counted.
-            clock: monotonic seconds.
-        """
+        """Subscribe to the pool's changes; `clock` gives monotonic seconds."""
         self.pool = pool
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
         self._queue = FairQueue(
-            Bounds(requests=settings.queue_requests, size_bytes=settings.queue_bytes),
+            QueueBounds(requests=settings.queue_requests, size_bytes=settings.queue_bytes),
             shares={
                 PriorityClass.STANDARD: settings.standard_share,
                 PriorityClass.BATCH: settings.batch_share,
             },
             weights=settings.tenant_weights,
         )
-        self._waiting: dict[Waiter, tuple[Asked, asyncio.Future[Slot]]] = {}
+        self._waiting: dict[Waiter, tuple[AdmissionRequest, asyncio.Future[Slot]]] = {}
         self._retries = RetryBudget(share=RETRY_SHARE, reserve=RETRY_RESERVE)
         self._affinity = Affinity(pool_settings.affinity_prefixes)
-        self._remembers_beginnings = pool_settings.affinity_prefixes > 0
+        self._has_affinity = pool_settings.affinity_prefixes > 0
         self._policy = BREAKER
         self._breakers: dict[WorkerId, Breaker] = {}
         """Of workers whose last request failed; all others' are closed."""
-        self._places: dict[WorkerId, int] = {}
+        self._slots: dict[WorkerId, int] = {}
         self._seen_at: dict[WorkerId, float] = {}
         self._able: dict[Lane, tuple[WorkerSnapshot, ...]] = {}
         self._version = -1
-        pool.on_capacity(self._hand_on)
+        pool.on_capacity(self._dispatch)
         for priority in PriorityClass:
             metrics.queue_requests.labels(priority).set_function(partial(self._queue.requests, priority))
             metrics.queue_bytes.labels(priority).set_function(partial(self._queue.size_bytes, priority))
 
-    def refuse_if_full(self, lane: Lane, tenant: str, priority: PriorityClass, size_bytes: int) -> None:
+    def check_capacity(self, lane: Lane, tenant: str, priority: PriorityClass, size_bytes: int) -> None:
         """
-        Refuse a request that could not even wait, before anything is done for it.
-
-        Args:
-            lane: the workers that may answer it.
-            tenant: whose it is.
-            priority: its class.
-            size_bytes: what it would keep in memory.
+        Refuse a request that could not even be queued, before anything is done for it.
 
         Raises:
-            AtCapacityError: no worker has room for it, and neither has the queue.
+            AtCapacityError: every worker of its lane and the queue are full.
         """
-        if self._queue.has_place(tenant, priority, size_bytes):
+        if self._queue.has_room(tenant, priority, size_bytes):
             return
         able = self._workers(lane)
-        if able and not self._with_room(able):
+        if able and not self._with_free_slots(able):
             raise self._refusal(priority, "full")
 
-    def enter(self, asked: Asked) -> Slot | None:
+    def enter(self, request: AdmissionRequest) -> Slot | None:
         """
-        A slot at once; None where every worker that may answer is full, so that it has to `wait`.
+        Assign a slot at once; None if every worker of the lane is full, so that the request has to `wait`.
 
         Raises:
             NoWorkerAvailableError: no worker may answer it now.
         """
-        self._retries.saw_request()
+        self._retries.record_request()
         if self._queue:
-            self._hand_on()  # nobody says when a breaker's time is over
-        able = self._workers(asked.lane)
+            self._dispatch()  # no event says when a breaker may be tried
+        able = self._workers(request.lane)
         if not able:
-            raise no_worker(asked.lane.model, may_speculate=asked.lane.may_speculate)
-        with_room = self._with_room(able)
-        return self._give(asked, with_room) if with_room else None
+            raise no_worker(request.lane.model, may_speculate=request.lane.may_speculate)
+        free = self._with_free_slots(able)
+        return self._assign(request, free) if free else None
 
-    async def wait(self, asked: Asked, keep_alive: Callable[[], Awaitable[None]], seconds: float) -> Slot:
+    async def wait(
+        self, request: AdmissionRequest, keep_alive: Callable[[], Awaitable[None]], seconds: float
+    ) -> Slot:
         """
         Wait for a slot.
 
-        Cancelling this takes the request out of the queue, and gives back a slot it was just handed.
+        Cancelling this removes the request from the queue, and releases a slot that was just assigned to it.
 
         Args:
-            asked: what `enter` had no slot for.
-            keep_alive: called whenever so many `seconds` have passed in silence.
-            seconds: how long silence may last.
+            request: the request that `enter` had no slot for.
+            keep_alive: called after every `seconds` of waiting.
+            seconds: see `keep_alive`.
 
         Raises:
-            AtCapacityError: the queue is full, the request had to make way for one of a tenant with fewer,
-                or it has waited for too long.
-            NoWorkerAvailableError: it has waited for too long, and no worker may answer it now.
+            AtCapacityError: the queue is full, a tenant with fewer requests displaced this one, or it
+                has waited too long.
+            NoWorkerAvailableError: it has waited too long, and no worker may answer it now.
         """
         waiter = Waiter(
-            lane=asked.lane, tenant=asked.tenant, priority=asked.priority, size_bytes=asked.size_bytes
+            lane=request.lane, tenant=request.tenant, priority=request.priority, size_bytes=request.size_bytes
         )
         displaced = self._queue.push(waiter)
         if displaced is None:
-            raise self._refusal(asked.priority, "full")
+            raise self._refusal(request.priority, "full")
         for each in displaced:
             self._waiting.pop(each)[1].set_exception(self._refusal(each.priority, "displaced"))
-        handed: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-        self._waiting[waiter] = (asked, handed)
+        assigned: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = (request, assigned)
         began = self._clock()
         try:
-            await self._until(handed, asked, keep_alive, seconds)
+            await self._until(assigned, request, keep_alive, seconds)
         except BaseException:
-            if handed.done() and handed.exception() is None:
-                handed.result().release()
+            if assigned.done() and assigned.exception() is None:
+                assigned.result().release()
             raise
         finally:
             if self._waiting.pop(waiter, None) is not None:
                 self._queue.discard(waiter)
-            self._metrics.queue_seconds.labels(asked.priority).observe(self._clock() - began)
-        return handed.result()
+            self._metrics.queue_seconds.labels(request.priority).observe(self._clock() - began)
+        return assigned.result()
 
     async def _until(
         self,
-        handed: asyncio.Future[Slot],
-        asked: Asked,
+        assigned: asyncio.Future[Slot],
+        request: AdmissionRequest,
         keep_alive: Callable[[], Awaitable[None]],
         seconds: float,
     ) -> None:
-        deadline = self._clock() + self._patience(asked.priority)
-        self._hand_on()  # nobody says what happened between `enter` and now
-        while not handed.done():
+        deadline = self._clock() + self._max_wait_seconds(request.priority)
+        self._dispatch()  # no event says what happened between `enter` and now
+        while not assigned.done():
             left = deadline - self._clock()
             if left <= 0:
-                raise self._too_late(asked)
-            await asyncio.wait({handed}, timeout=min(left, seconds))
-            self._hand_on()  # nor when a breaker's time is over
-            if not handed.done() and self._clock() < deadline:
+                raise self._timeout_error(request)
+            await asyncio.wait({assigned}, timeout=min(left, seconds))
+            self._dispatch()  # nor when a breaker may be tried
+            if not assigned.done() and self._clock() < deadline:
                 await keep_alive()
 
-    def again(self, asked: Asked, tried: Iterable[WorkerId], *, is_free: bool) -> Slot | None:
+    def retry(self, request: AdmissionRequest, tried: Iterable[WorkerId], *, is_free: bool) -> Slot | None:
         """
-        A slot with another worker, for a request that has been admitted and was not answered.
+        Assign a slot of another worker to a request that was admitted and not answered.
 
-        It is not sent to the back of the queue, nor held to the number of places: there are few of
-        them, and a request must not be lost because it met a dying worker.
+        It neither returns to the queue nor counts against the slots: there are few of them, and a request
+        must not be lost because it met a failing worker.
 
         Args:
-            asked: the request.
+            request: the request.
             tried: workers that failed it.
-            is_free: whether the worker never saw it, so that trying again cannot double its cost.
+            is_free: whether the worker never received it, so that a retry cannot double its cost.
 
         Returns:
-            None where no other worker may answer it, where two may have computed it already, so that it
-            may be what breaks them, or where too much is being tried again as it is.
+            None if no other worker may answer it, if two may have computed it already (it may be what breaks
+            them), or if the retry budget is empty.
         """
-        able = tuple(each for each in self._workers(asked.lane) if each.worker.worker_id not in tried)
+        able = tuple(each for each in self._workers(request.lane) if each.worker.worker_id not in tried)
         if not able:
             return None
         if not is_free:
-            if asked.was_repeated or not self._retries.take():
+            if request.was_retried or not self._retries.take():
                 return None
-            asked.was_repeated = True
-        return self._give(asked, able)
+            request.was_retried = True
+        return self._assign(request, able)
 
-    def saw_answer(self, worker_id: WorkerId) -> None:
-        """Note that a worker answered a request."""
+    def record_answer(self, worker_id: WorkerId) -> None:
         if self._breakers and self._breakers.pop(worker_id, CLOSED).state(0.0) is not BreakerState.CLOSED:
             self._metrics.worker_breaker_open.labels(worker_id).set(0)
-            self._hand_on()
+            self._dispatch()
 
-    def saw_failure(self, worker_id: WorkerId) -> None:
-        """Note that a worker failed a request."""
+    def record_failure(self, worker_id: WorkerId) -> None:
         before = self._breakers.get(worker_id, CLOSED)
         after = self._breakers[worker_id] = before.failed(self._clock(), self._policy)
         if before.is_closed and not after.is_closed:
             self._metrics.worker_breaker_open.labels(worker_id).set(1)
 
     def breaker(self, worker_id: WorkerId) -> BreakerState:
-        """Where a worker's breaker stands."""
         return self._breakers.get(worker_id, CLOSED).state(self._clock())
 
-    def places(self, worker_id: WorkerId) -> int:
-        """Most requests this gateway has with a worker at a time, as things are; 0 for an unknown one."""
+    def slots(self, worker_id: WorkerId) -> int:
+        """Maximum requests of this gateway in flight at a worker now; 0 for an unknown worker."""
         self._refresh()
-        return self._places.get(worker_id, 0)
+        return self._slots.get(worker_id, 0)
 
-    def _give(self, asked: Asked, able: tuple[WorkerSnapshot, ...]) -> Slot:
-        chosen = self._choose(asked, able)
+    def _assign(self, request: AdmissionRequest, able: tuple[WorkerSnapshot, ...]) -> Slot:
+        chosen = self._choose(request, able)
         worker_id = chosen.worker.worker_id
         if worker_id in self._breakers:
             self._breakers[worker_id] = self._breakers[worker_id].begun(self._clock(), self._policy)
         self.pool.begin(worker_id)
         return Slot(self, chosen)
 
-    def _choose(self, asked: Asked, able: tuple[WorkerSnapshot, ...]) -> WorkerSnapshot:
+    def _choose(self, request: AdmissionRequest, able: tuple[WorkerSnapshot, ...]) -> WorkerSnapshot:
         """The best of several; there is at least one."""
-        if len(self._able[asked.lane]) == 1:
+        if len(self._able[request.lane]) == 1:
             return able[0]
-        if asked.hashes is None:
-            remembers = self._remembers_beginnings
-            asked.hashes = prefixes(asked.tenant, asked.lane.model, asked.beginning()) if remembers else ()
-        chosen = lightest(able, self.pool.in_flight, seen_by=self._affinity.find(asked.hashes))
+        if request.hashes is None:
+            request.hashes = (
+                prefixes(request.tenant, request.lane.model, request.prefix_text())
+                if self._has_affinity
+                else ()
+            )
+        chosen = lightest(able, self.pool.in_flight, seen_by=self._affinity.find(request.hashes))
         assert chosen is not None  # noqa: S101 - there is at least one
-        self._affinity.saw(asked.hashes, chosen.worker.worker_id)
+        self._affinity.record(request.hashes, chosen.worker.worker_id)
         return chosen
 
-    def _hand_on(self) -> None:
-        """Give what room there is to those who wait for it, in turn."""
+    def _dispatch(self) -> None:
+        """Assign free slots to queued requests, in turn."""
         while self._queue:
-            lanes = [lane for lane in self._queue.lanes if self._with_room(self._workers(lane))]
+            lanes = [lane for lane in self._queue.lanes if self._with_free_slots(self._workers(lane))]
             waiter = self._queue.take(lanes)
             if waiter is None:
                 return
-            asked, handed = self._waiting.pop(waiter)
-            handed.set_result(self._give(asked, self._with_room(self._workers(asked.lane))))
+            request, assigned = self._waiting.pop(waiter)
+            assigned.set_result(self._assign(request, self._with_free_slots(self._workers(request.lane))))
 
-    def _with_room(self, able: tuple[WorkerSnapshot, ...]) -> tuple[WorkerSnapshot, ...]:
-        in_flight, places = self.pool.in_flight, self._places
+    def _with_free_slots(self, able: tuple[WorkerSnapshot, ...]) -> tuple[WorkerSnapshot, ...]:
+        in_flight, slots = self.pool.in_flight, self._slots
         for each in able:
             worker_id = each.worker.worker_id
-            if in_flight[worker_id] >= places[worker_id]:
+            if in_flight[worker_id] >= slots[worker_id]:
                 break
         else:
             return able  # the usual case
-        return tuple(
-            each for each in able if in_flight[each.worker.worker_id] < places[each.worker.worker_id]
-        )
+        return tuple(each for each in able if in_flight[each.worker.worker_id] < slots[each.worker.worker_id])
 
     def _workers(self, lane: Lane) -> tuple[WorkerSnapshot, ...]:
         """The workers that may answer a lane now; those whose breaker is open only if there is no other."""
@@ -332,53 +342,48 @@ class AdmissionControl:
         return able
 
     def _refresh(self) -> None:
-        """Take what was newly seen of the workers into account."""
+        """Apply the newest snapshots of the pool."""
         if self._version == self.pool.version:
             return
         self._version = self.pool.version
         self._able.clear()
         snapshots = {seen.worker.worker_id: seen for seen in self.pool.snapshots}
-        for known in (self._places, self._seen_at, self._breakers):
+        for known in (self._slots, self._seen_at, self._breakers):
             for gone in known.keys() - snapshots.keys():
                 del known[gone]
         for worker_id, seen in snapshots.items():
-            most = most_places(
-                seen, fixed=self._settings.worker_requests, headroom=HEADROOM_REQUESTS
-            )
-            places = self._places.get(worker_id, most)
+            most = max_slots(seen, fixed=self._settings.worker_requests, headroom=HEADROOM_REQUESTS)
+            slots = self._slots.get(worker_id, most)
             if seen.metrics is None or seen.seen_at == self._seen_at.get(worker_id):
-                places = min(places, most)
+                slots = min(slots, most)
             else:
-                places = corrected_places(
-                    places,
+                slots = adjusted_slots(
+                    slots,
                     most=most,
                     headroom=HEADROOM_REQUESTS,
                     ours=self.pool.in_flight[worker_id],
                     running=seen.metrics.running,
                     waiting=seen.metrics.waiting,
                 )
-            self._places[worker_id], self._seen_at[worker_id] = places, seen.seen_at
-            self._metrics.worker_places.labels(worker_id).set(places)
+            self._slots[worker_id], self._seen_at[worker_id] = slots, seen.seen_at
+            self._metrics.worker_places.labels(worker_id).set(slots)
 
-    def _patience(self, priority: PriorityClass) -> float:
-        """How long a request of this class may wait, in seconds."""
+    def _max_wait_seconds(self, priority: PriorityClass) -> float:
         is_batch = priority is PriorityClass.BATCH
         return self._settings.batch_wait_seconds if is_batch else self._settings.wait_seconds
 
-    def _too_late(self, asked: Asked) -> AtCapacityError | NoWorkerAvailableError:
-        if not self._workers(asked.lane):
-            self._metrics.queue_refusals.labels(asked.priority, "no_worker").inc()
-            return no_worker(asked.lane.model, may_speculate=asked.lane.may_speculate)
-        return self._refusal(asked.priority, "late")
+    def _timeout_error(self, request: AdmissionRequest) -> AtCapacityError | NoWorkerAvailableError:
+        if not self._workers(request.lane):
+            self._metrics.queue_refusals.labels(request.priority, "no_worker").inc()
+            return no_worker(request.lane.model, may_speculate=request.lane.may_speculate)
+        return self._refusal(request.priority, "late")
 
     def _refusal(self, priority: PriorityClass, reason: str) -> AtCapacityError:
         self._metrics.queue_refusals.labels(priority, reason).inc()
         if reason == "late":
-            waited = f"{self._patience(priority):g} seconds"
+            waited = f"{self._max_wait_seconds(priority):g} seconds"
             return AtCapacityError(f"No worker had room for this request within {waited}. Try again later.")
         if reason == "displaced":
-            message = "All workers are busy, and of those who wait you have most requests. Try again later."
+            message = "All workers are busy, and your tenant has the longest queue. Try again later."
             return AtCapacityError(message)
-        return AtCapacityError(
-            "All workers are busy and as many requests wait as may. Try again in a moment."
-        )
+        return AtCapacityError("All workers are busy and the queue is full. Try again in a moment.")

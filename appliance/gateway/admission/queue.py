@@ -1,17 +1,17 @@
 """
-The bounded fair queue: who waits, and who is next.
+The bounded fair queue.
 
     priority classes ─► tenants in turn ─► first come, first served
 
-A class of lower priority is served when no higher one waits, and besides gets a share of the turns, so
-that it never starves.  Within a class tenants take turns, whatever each of them has waiting: a tenant
-with a thousand requests delays one with a single request by one turn.  Nor can it take all the places to
-wait: where there is none left, the newest request of whoever holds most makes way for a tenant with less.
+A lower priority class is served when no higher one waits, and also gets a share of the turns, so that it
+never starves.  Within a class tenants take turns, however many requests each has queued: a tenant with a
+thousand requests delays one with a single request by one turn.  Nor can one tenant fill the queue: when it is
+full, the newest request of the tenant that holds most is displaced by a tenant with less.
 
-A request waits in a *lane*, with those that the same workers can serve, so that a model whose workers
-are full holds up no other.  Turns are counted over all lanes.
+A request waits in a *lane*, with those that the same workers can serve, so that a model whose workers are
+full does not block another model.  Turns are counted over all lanes.
 
-Pure: no clock and no event loop.  Deadlines and wake-ups are `admission`'s business.
+Pure: no clock and no event loop.  `admission` owns deadlines and wake-ups.
 """
 
 import heapq
@@ -35,40 +35,40 @@ class Lane(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Most of one priority class that may wait."""
+class QueueBounds:
+    """Maximum of one priority class in the queue."""
 
     requests: int
     size_bytes: int
 
     def part(self, requests: int, size_bytes: int) -> float:
-        """What part of the bounds so much takes; above 1 it is too much."""
+        """Share of the bounds that so much takes; above 1 it is too much."""
         return max(requests / max(1, self.requests), size_bytes / max(1, self.size_bytes))
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Waiter:
-    """One request that waits; itself and no other, whatever it holds."""
+    """One queued request; compared by identity."""
 
     lane: Lane
     tenant: str
     priority: PriorityClass
     size_bytes: int
-    """What it keeps in memory while it waits."""
+    """Memory it holds while it waits."""
     number: int = 0
-    """Its place among all that ever waited; the queue's to set."""
+    """Its position among all requests ever queued; set by the queue."""
 
 
 @dataclass(slots=True)
 class _Tenant:
-    """What one tenant has waiting in one class."""
+    """The queued requests of one tenant in one class."""
 
     turns: int
-    """How many more may be taken before it is the next tenant's turn."""
+    """Turns left before the next tenant's turn."""
     requests: int = 0
     size_bytes: int = 0
     lanes: dict[Lane, dict[Waiter, None]] = field(default_factory=dict)
-    """First come, first served; a dict for its order and for taking one out of the middle."""
+    """First come, first served; a dict keeps the order and removes from the middle."""
 
     def newest_first(self) -> Iterator[Waiter]:
         lines = [reversed(line) for line in self.lanes.values()]
@@ -81,7 +81,7 @@ class _Class:
     def __init__(self, share: float, weights: Mapping[str, int]) -> None:
         self.share = share
         self.credit = 0.0
-        """Turns it is owed; it never saves up any while it has nothing to send."""
+        """Turns it has not used yet; an empty class accumulates none."""
         self.requests = 0
         self.size_bytes = 0
         self.lanes: Counter[Lane] = Counter()
@@ -120,11 +120,11 @@ class _Class:
             self.credit = 0.0
         return True
 
-    def displaced(self, name: str, size_bytes: int, bounds: Bounds) -> list[Waiter] | None:
+    def displaced(self, name: str, size_bytes: int, bounds: QueueBounds) -> list[Waiter] | None:
         """
-        Who has to make way for one more of a tenant; None where it has to stay out itself.
+        The requests to displace for one more of a tenant; None if that one must be refused instead.
 
-        The newest of whoever holds most, as long as that one is left with no less than the other gets.
+        They are the newest of the tenant that holds most, which keeps at least as much as the other gets.
         """
         requests, total = self.requests + 1, self.size_bytes + size_bytes
         if requests <= bounds.requests and total <= bounds.size_bytes:
@@ -151,7 +151,7 @@ class _Class:
         return any(lane in self.lanes for lane in lanes)
 
     def take(self, lanes: Collection[Lane]) -> Waiter:
-        """The next one of the tenant whose turn it is; only where `is_waiting`."""
+        """The next request of the tenant whose turn it is; only if `is_waiting`."""
         name, tenant = next(
             (name, tenant)
             for name, tenant in self._tenants.items()
@@ -163,7 +163,7 @@ class _Class:
         )
         tenant.turns -= 1
         if not tenant.turns:
-            # To the end of the round; whoever was behind is now before it.
+            # To the end of the round.
             tenant.turns = self._weight(name)
             self._tenants[name] = self._tenants.pop(name)
         self.discard(waiter)
@@ -174,11 +174,11 @@ class _Class:
 
 
 class FairQueue:
-    """Requests that wait, bounded for each priority class by their number and by their bytes."""
+    """Queued requests, bounded for each priority class by number and bytes."""
 
     def __init__(
         self,
-        bounds: Bounds,
+        bounds: QueueBounds,
         *,
         shares: Mapping[PriorityClass, float] | None = None,
         weights: Mapping[str, int] | None = None,
@@ -187,10 +187,10 @@ class FairQueue:
         Make an empty queue.
 
         Args:
-            bounds: what each class may hold.
-            shares: of all turns, the part a class gets while it waits, whatever waits above it; below 1
-                in total.  None for a class that is not named.
-            weights: turns in a row by tenant; 1 for one that is not named.
+            bounds: maximum of each class.
+            shares: share of all turns that a class gets while it waits, whatever waits above it; below 1
+                in total, 0 for a class without an entry.
+            weights: turns in a row by tenant; 1 for a tenant without an entry.
         """
         self._bounds = bounds
         self._classes = {
@@ -200,20 +200,19 @@ class FairQueue:
         self._pushed = 0
 
     def __len__(self) -> int:
-        """How many wait."""
         return self._length
 
-    def has_place(self, tenant: str, priority: PriorityClass, size_bytes: int) -> bool:
-        """Whether one more of a tenant and a class may wait."""
+    def has_room(self, tenant: str, priority: PriorityClass, size_bytes: int) -> bool:
+        """Whether one more request of a tenant and a class may wait."""
         return self._classes[priority].displaced(tenant, size_bytes, self._bounds) is not None
 
     def push(self, waiter: Waiter) -> list[Waiter] | None:
         """
-        Have a request wait.
+        Queue a request.
 
         Returns:
-            Those that had to make way for it and wait no longer, of one tenant that holds more; None,
-            and nothing done, where it has no place.
+            The displaced requests, all of one tenant that holds more; None, and nothing done, if the queue
+            has no room for it.
         """
         waiting = self._classes[waiter.priority]
         displaced = waiting.displaced(waiter.tenant, waiter.size_bytes, self._bounds)
@@ -228,22 +227,17 @@ class FairQueue:
         return displaced
 
     def discard(self, waiter: Waiter) -> bool:
-        """Take out one that waits no longer; False where it had gone already."""
+        """Remove a request; False if it is not queued."""
         found = self._classes[waiter.priority].discard(waiter)
         self._length -= found
         return found
 
     def take(self, lanes: Collection[Lane]) -> Waiter | None:
-        """
-        Take out the next one that waits in one of these lanes; None where none does.
-
-        Args:
-            lanes: those with a worker that has room.
-        """
+        """Remove and return the next request in one of these lanes; None if there is none."""
         waiting = [each for each in self._classes.values() if each.is_waiting(lanes)]
         if not waiting:
             return None
-        # Whoever is owed a turn goes first, the higher class before the lower.
+        # A class with a full credit goes first, the higher class before the lower.
         chosen = next((each for each in waiting if each.credit >= 1), waiting[0])
         for each in waiting:
             each.credit += each.share
@@ -253,13 +247,11 @@ class FairQueue:
 
     @property
     def lanes(self) -> set[Lane]:
-        """The lanes in which something waits."""
+        """The lanes with queued requests."""
         return {lane for each in self._classes.values() for lane in each.lanes}
 
     def requests(self, priority: PriorityClass) -> int:
-        """How many of a class wait."""
         return self._classes[priority].requests
 
     def size_bytes(self, priority: PriorityClass) -> int:
-        """What they hold in memory."""
         return self._classes[priority].size_bytes

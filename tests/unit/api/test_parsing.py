@@ -265,4 +265,4 @@ def test_a_priority_we_do_not_know_is_refused(values):
 )
 def test_what_a_worker_may_have_seen_before_is_what_was_said(body, path, expected):
     """Byte for byte, without the members around it, which differ from turn to turn."""
-    assert parsed(body, path=path).beginning() == expected
+    assert parsed(body, path=path).prefix_text() == expected

@@ -1,4 +1,4 @@
-"""Places are kept, handed on in turn, and never lost."""
+"""Slots are respected, assigned in turn, and never lost."""
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from appliance.errors import AtCapacityError, NoWorkerAvailableError
-from appliance.gateway.admission import AdmissionControl, Asked, Lane, Slot, admission
+from appliance.gateway.admission import AdmissionControl, AdmissionRequest, Lane, Slot, admission
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import AdmissionSettings, PoolSettings
 from appliance.serving.breaker import BreakerPolicy, BreakerState
@@ -29,8 +29,8 @@ TICK = 0.01
 LONG = "x" * 20_000
 
 
-class Gate:
-    """A pool of workers with few places, and the control before it."""
+class ControlledPool:
+    """Admission control of a pool whose workers have few slots."""
 
     def __init__(
         self, workers: int = 1, *, breaker_seconds: float = 5.0, prefixes: int = 100, retries=None, **own
@@ -52,10 +52,10 @@ class Gate:
             )
         for worker_id in (A, B)[:workers]:
             self.pool.add(Worker(worker_id=worker_id, url=f"http://127.0.0.1/{worker_id}"))
-            self.look(worker_id)
+            self.scrape(worker_id)
 
-    def look(self, worker_id: WorkerId, running: int = 0, waiting: int = 0, model: str = "demo") -> None:
-        """Store a good look at a worker."""
+    def scrape(self, worker_id: WorkerId, running: int = 0, waiting: int = 0, model: str = "demo") -> None:
+        """Store a successful scrape of a worker."""
         self.clock.now += 0.001
         seen = WorkerMetrics(
             running=running,
@@ -78,113 +78,111 @@ class Gate:
         )
 
     def fill(self, tenant: str = "first") -> list[Slot]:
-        """Take every place there is."""
+        """Take every slot."""
         held = []
-        while (slot := self.control.enter(asked(tenant))) is not None:
+        while (slot := self.control.enter(make_request(tenant))) is not None:
             held.append(slot)
         return held
 
-    def waiting(self, request: Asked) -> asyncio.Task[Slot]:
-        """Have a request wait."""
+    def waiting(self, request: AdmissionRequest) -> asyncio.Task[Slot]:
+        """Queue a request."""
         assert self.control.enter(request) is None
         return asyncio.ensure_future(self.control.wait(request, nothing, 60.0))
 
     def value(self, name: str, **labels: str) -> float:
-        """Return a metric."""
         return self.metrics.registry.get_sample_value(name, labels)
 
 
-def asked(
+def make_request(
     tenant: str = "acme", priority: PriorityClass = STANDARD, text: str = "", model: str = "demo"
-) -> Asked:
-    """Return a request."""
-    return Asked(
+) -> AdmissionRequest:
+    return AdmissionRequest(
         lane=Lane(model, may_speculate=True),
         tenant=tenant,
         priority=priority,
         size_bytes=100,
-        beginning=lambda: text,
+        prefix_text=lambda: text,
     )
 
 
 async def soon(waiting: asyncio.Task[Slot]) -> Slot:
-    """Return what is handed over, which must not take long."""
+    """The assigned slot, which must come soon."""
     async with asyncio.timeout(5):
         return await waiting
 
 
 async def nothing() -> None:
-    """Keep nobody alive."""
+    """A keep-alive that does nothing."""
 
 
-# At once.
+# Without a queue.
 
 
-def test_a_request_passes_straight_through_while_there_is_room():
-    """Up to the places of the worker, and again once one is given back."""
-    gate = Gate()
-    first, second = gate.control.enter(asked()), gate.control.enter(asked())
-    assert gate.pool.in_flight == {A: 2}
-    assert gate.control.enter(asked()) is None
+def test_a_request_gets_a_free_slot_at_once():
+    """Up to the slots of the worker, and again once one is released."""
+    tested = ControlledPool()
+    first, second = tested.control.enter(make_request()), tested.control.enter(make_request())
+    assert tested.pool.in_flight == {A: 2}
+    assert tested.control.enter(make_request()) is None
     first.release()
     first.release()
-    assert gate.pool.in_flight == {A: 1}
-    assert gate.control.enter(asked()).snapshot.worker.worker_id == A
+    assert tested.pool.in_flight == {A: 1}
+    assert tested.control.enter(make_request()).snapshot.worker.worker_id == A
     second.release()
 
 
-def test_without_a_worker_the_answer_is_not_to_wait():
-    """503, at once: capacity is another matter."""
-    gate = Gate()
+def test_a_request_without_a_worker_is_refused_at_once():
+    """503: waiting helps only if workers are full."""
+    tested = ControlledPool()
     with pytest.raises(NoWorkerAvailableError):
-        gate.control.enter(asked(model="other"))
-    gate.pool.report_unreachable(A)
+        tested.control.enter(make_request(model="other"))
+    tested.pool.report_unreachable(A)
     with pytest.raises(NoWorkerAvailableError):
-        gate.control.enter(asked())
+        tested.control.enter(make_request())
 
 
-def test_places_follow_what_the_worker_says_of_its_queue(monkeypatch):
-    """A worker whose cache holds four requests is not sent the batch it was started with."""
+def test_slots_follow_the_queue_of_the_worker(monkeypatch):
+    """A worker whose KV cache holds four requests does not get a full batch."""
     monkeypatch.setattr(admission, "HEADROOM_REQUESTS", 2)
-    gate = Gate(worker_requests=50)
-    held = gate.fill()
+    tested = ControlledPool(worker_requests=50)
+    held = tested.fill()
     assert len(held) == 50
-    gate.look(A, running=4, waiting=46)
-    assert gate.control.places(A) == 6
+    tested.scrape(A, running=4, waiting=46)
+    assert tested.control.slots(A) == 6
     for slot in held[:45]:
         slot.release()
-    assert gate.control.enter(asked()) is not None
-    assert gate.control.enter(asked()) is None
-    gate.look(A, running=4, waiting=0)
-    assert gate.control.places(A) == 8
-    assert gate.value("appliance_worker_places", worker="a") == 8
+    assert tested.control.enter(make_request()) is not None
+    assert tested.control.enter(make_request()) is None
+    tested.scrape(A, running=4, waiting=0)
+    assert tested.control.slots(A) == 8
+    assert tested.value("appliance_worker_places", worker="a") == 8
 
 
-# In turn.
+# The queue.
 
 
-async def test_who_waits_is_handed_the_place_that_becomes_free():
-    """In the same call, and counted from then on: nobody can overtake."""
-    gate = Gate()
-    held = gate.fill()
-    late = gate.waiting(asked("late"))
+async def test_a_released_slot_is_assigned_to_a_queued_request():
+    """In the same call, and counted from then on: no later request can overtake."""
+    tested = ControlledPool()
+    held = tested.fill()
+    late = tested.waiting(make_request("late"))
     await asyncio.sleep(TICK)
-    assert gate.value("appliance_queue_requests", priority="standard") == 1
+    assert tested.value("appliance_queue_requests", priority="standard") == 1
     held[0].release()
-    assert gate.pool.in_flight == {A: 2}
-    assert gate.control.enter(asked()) is None
+    assert tested.pool.in_flight == {A: 2}
+    assert tested.control.enter(make_request()) is None
     assert (await soon(late)).snapshot.worker.worker_id == A
-    assert gate.value("appliance_queue_requests", priority="standard") == 0
-    assert gate.value("appliance_queue_seconds_count", priority="standard") == 1
+    assert tested.value("appliance_queue_requests", priority="standard") == 0
+    assert tested.value("appliance_queue_seconds_count", priority="standard") == 1
 
 
 async def test_tenants_take_turns():
-    """One with six waiting delays one with a single request by one place."""
-    gate, order = Gate(), []
-    held = gate.fill()
+    """A tenant with six queued requests delays one with a single request by one turn."""
+    tested, order = ControlledPool(), []
+    held = tested.fill()
     tasks = []
     for tenant in [*["many"] * 6, "single"]:
-        task = gate.waiting(asked(tenant))
+        task = tested.waiting(make_request(tenant))
         task.add_done_callback(lambda _, tenant=tenant: order.append(tenant))
         tasks.append(task)
     await asyncio.sleep(TICK)
@@ -195,107 +193,106 @@ async def test_tenants_take_turns():
     assert order.index("single") == 1
 
 
-async def test_a_worker_that_comes_back_takes_those_who_wait():
-    """A look, an undrain: whatever makes room hands it on."""
-    gate = Gate(2)
-    gate.pool.set_drained(B, True)
-    gate.fill()
-    waiting = [gate.waiting(asked()) for _ in range(2)]
+async def test_a_worker_that_comes_back_serves_queued_requests():
+    """A scrape or an undrain: whatever frees a slot assigns it."""
+    tested = ControlledPool(2)
+    tested.pool.set_drained(B, True)
+    tested.fill()
+    waiting = [tested.waiting(make_request()) for _ in range(2)]
     await asyncio.sleep(TICK)
-    gate.pool.set_drained(B, False)
+    tested.pool.set_drained(B, False)
     assert {(await soon(each)).snapshot.worker.worker_id for each in waiting} == {B}
 
 
-async def test_a_full_model_holds_up_no_other():
-    """Who waits for one model is passed by who asks for another."""
-    gate = Gate(2)
-    gate.look(B, model="other")
-    gate.fill()
-    waiting = gate.waiting(asked())
+async def test_a_full_model_does_not_block_another():
+    """A request for another model overtakes queued ones."""
+    tested = ControlledPool(2)
+    tested.scrape(B, model="other")
+    tested.fill()
+    waiting = tested.waiting(make_request())
     await asyncio.sleep(TICK)
-    assert gate.control.enter(asked(model="other")).snapshot.worker.worker_id == B
+    assert tested.control.enter(make_request(model="other")).snapshot.worker.worker_id == B
     assert not waiting.done()
     waiting.cancel()
 
 
-# Turned away.
+# Refusals.
 
 
-async def test_what_finds_no_place_to_wait_is_refused_before_anything_is_done():
-    """429, also for one that comes to wait after all; other classes and models are not concerned."""
-    gate = Gate(2, queue_requests=1)
-    gate.look(B, model="other")
-    gate.fill()
-    waiting = gate.waiting(asked())
+async def test_a_request_is_refused_if_workers_and_queue_are_full():
+    """429 from both checks; other classes and models are not affected."""
+    tested = ControlledPool(2, queue_requests=1)
+    tested.scrape(B, model="other")
+    tested.fill()
+    waiting = tested.waiting(make_request())
     await asyncio.sleep(TICK)
     with pytest.raises(AtCapacityError):
-        gate.control.refuse_if_full(DEMO, "first", STANDARD, 100)
+        tested.control.check_capacity(DEMO, "first", STANDARD, 100)
     with pytest.raises(AtCapacityError):
-        await gate.control.wait(asked("another"), nothing, 1.0)
-    gate.control.refuse_if_full(DEMO, "first", BATCH, 100)
-    gate.control.refuse_if_full(Lane("other", may_speculate=True), "first", STANDARD, 100)
-    gate.control.refuse_if_full(Lane("nobody's", may_speculate=True), "first", STANDARD, 100)
-    assert gate.value("appliance_queue_refusals_total", priority="standard", reason="full") == 2
+        await tested.control.wait(make_request("another"), nothing, 1.0)
+    tested.control.check_capacity(DEMO, "first", BATCH, 100)
+    tested.control.check_capacity(Lane("other", may_speculate=True), "first", STANDARD, 100)
+    tested.control.check_capacity(Lane("unserved", may_speculate=True), "first", STANDARD, 100)
+    assert tested.value("appliance_queue_refusals_total", priority="standard", reason="full") == 2
     waiting.cancel()
 
 
-async def test_whoever_has_most_waiting_makes_way_for_a_tenant_with_fewer():
-    """One tenant cannot take all the places to wait; its newest request hears so at once."""
-    gate = Gate(queue_requests=2)
-    held = gate.fill()
-    older, newer = gate.waiting(asked("many")), gate.waiting(asked("many"))
+async def test_the_tenant_with_the_longest_queue_is_displaced():
+    """One tenant cannot fill the queue; its newest request is refused at once."""
+    tested = ControlledPool(queue_requests=2)
+    held = tested.fill()
+    older, newer = tested.waiting(make_request("many")), tested.waiting(make_request("many"))
     await asyncio.sleep(TICK)
-    few = gate.waiting(asked("few"))
-    with pytest.raises(AtCapacityError, match="you have most"):
+    few = tested.waiting(make_request("few"))
+    with pytest.raises(AtCapacityError, match="longest queue"):
         await soon(newer)
-    assert gate.value("appliance_queue_refusals_total", priority="standard", reason="displaced") == 1
+    assert tested.value("appliance_queue_refusals_total", priority="standard", reason="displaced") == 1
     for slot in held:
         slot.release()
     assert await soon(older)
     assert await soon(few)
-    assert gate.pool.in_flight == {A: 2}
+    assert tested.pool.in_flight == {A: 2}
 
 
-async def test_one_that_leaves_as_it_has_to_make_way_leaves_nothing_behind():
-    """Displaced and cancelled within the same step."""
-    gate = Gate(queue_requests=2)
-    gate.fill()
-    older, newer = gate.waiting(asked("many")), gate.waiting(asked("many"))
+async def test_a_request_displaced_and_cancelled_in_one_step_leaves_the_queue():
+    tested = ControlledPool(queue_requests=2)
+    tested.fill()
+    older, newer = tested.waiting(make_request("many")), tested.waiting(make_request("many"))
     await asyncio.sleep(TICK)
-    few = gate.waiting(asked("few"))
+    few = tested.waiting(make_request("few"))
     await asyncio.sleep(0)
     newer.cancel()
     with pytest.raises((asyncio.CancelledError, AtCapacityError)):
         await newer
-    assert gate.value("appliance_queue_requests", priority="standard") == 2
+    assert tested.value("appliance_queue_requests", priority="standard") == 2
     older.cancel()
     few.cancel()
 
 
-async def test_who_has_waited_too_long_is_refused():
-    """429 while workers are full, 503 when there is none left."""
-    gate = Gate(wait_seconds=30.0)
-    gate.fill()
+async def test_a_request_that_waited_too_long_is_refused():
+    """429 if the workers are full, 503 if there is none left."""
+    tested = ControlledPool(wait_seconds=30.0)
+    tested.fill()
     for lost, error in ((False, AtCapacityError), (True, NoWorkerAvailableError)):
-        request = asked()
-        assert gate.control.enter(request) is None
-        waiting = asyncio.ensure_future(gate.control.wait(request, nothing, TICK))
+        request = make_request()
+        assert tested.control.enter(request) is None
+        waiting = asyncio.ensure_future(tested.control.wait(request, nothing, TICK))
         await asyncio.sleep(2 * TICK)
         assert not waiting.done()
         if lost:
-            gate.pool.report_unreachable(A)
-        gate.clock.now += 31.0
+            tested.pool.report_unreachable(A)
+        tested.clock.now += 31.0
         with pytest.raises(error):
             await waiting
-    assert gate.value("appliance_queue_requests", priority="standard") == 0
-    assert gate.value("appliance_queue_refusals_total", priority="standard", reason="late") == 1
-    assert gate.value("appliance_queue_refusals_total", priority="standard", reason="no_worker") == 1
+    assert tested.value("appliance_queue_requests", priority="standard") == 0
+    assert tested.value("appliance_queue_refusals_total", priority="standard", reason="late") == 1
+    assert tested.value("appliance_queue_refusals_total", priority="standard", reason="no_worker") == 1
 
 
-async def test_who_waits_is_kept_alive():
-    """As often as asked for; a client that is found gone meanwhile leaves the queue."""
-    gate, kept = Gate(), 0
-    gate.fill()
+async def test_a_queued_request_is_kept_alive():
+    """At the given interval; if that shows that the client left, the request leaves the queue."""
+    tested, kept = ControlledPool(), 0
+    tested.fill()
 
     async def keep_alive() -> None:
         nonlocal kept
@@ -303,65 +300,65 @@ async def test_who_waits_is_kept_alive():
         if kept == 3:
             raise ConnectionResetError
 
-    request = asked()
-    assert gate.control.enter(request) is None
+    request = make_request()
+    assert tested.control.enter(request) is None
     with pytest.raises(ConnectionResetError):
-        await gate.control.wait(request, keep_alive, TICK)
-    assert (kept, gate.value("appliance_queue_requests", priority="standard")) == (3, 0)
+        await tested.control.wait(request, keep_alive, TICK)
+    assert (kept, tested.value("appliance_queue_requests", priority="standard")) == (3, 0)
 
 
-# Clients leave.
+# Clients that leave.
 
 
-async def test_a_client_that_leaves_is_out_of_the_queue():
-    """The place that becomes free goes to the next."""
-    gate = Gate()
-    held = gate.fill()
-    gone, stays = gate.waiting(asked()), gate.waiting(asked())
+async def test_a_request_whose_client_left_leaves_the_queue():
+    """The next request gets the slot."""
+    tested = ControlledPool()
+    held = tested.fill()
+    gone, stays = tested.waiting(make_request()), tested.waiting(make_request())
     await asyncio.sleep(TICK)
     gone.cancel()
     await asyncio.sleep(TICK)
     held[0].release()
     assert await soon(stays)
-    assert gate.pool.in_flight == {A: 2}
+    assert tested.pool.in_flight == {A: 2}
 
 
-async def test_a_client_that_leaves_with_a_place_just_handed_to_it_gives_it_back():
-    """Cancelled between the hand-over and its own turn: the next one gets it at once."""
-    gate = Gate()
-    held = gate.fill()
-    gone, stays = gate.waiting(asked()), gate.waiting(asked())
+async def test_a_cancelled_request_releases_the_slot_just_assigned_to_it():
+    """Cancelled between the assignment and its own turn: the next one gets the slot at once."""
+    tested = ControlledPool()
+    held = tested.fill()
+    gone, stays = tested.waiting(make_request()), tested.waiting(make_request())
     await asyncio.sleep(TICK)
     held[0].release()
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
     await soon(stays)
-    assert gate.pool.in_flight == {A: 2}
+    assert tested.pool.in_flight == {A: 2}
 
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**32))
-def test_no_place_is_lost_whatever_happens(seed: int):
-    """Clients come, stay, leave at any moment, workers fail and come back: in the end all is as it was."""
+def test_no_slot_is_lost_whatever_happens(seed: int):
+    """Clients come and leave at any moment, workers fail and come back: in the end every slot is free."""
     asyncio.run(storm(seed))
 
 
 async def storm(seed: int) -> None:
     """A few hundred clients on two workers, some of them impatient."""
     chance = random.Random(seed)
-    gate = Gate(2, queue_requests=30, worker_requests=3)
+    tested = ControlledPool(2, queue_requests=30, worker_requests=3)
     ended: Counter[str] = Counter()
 
     async def client() -> None:
-        request = asked(chance.choice("abc"), chance.choice(list(PriorityClass)))
+        request = make_request(chance.choice("abc"), chance.choice(list(PriorityClass)))
         try:
-            gate.control.refuse_if_full(request.lane, request.tenant, request.priority, request.size_bytes)
-            slot = gate.control.enter(request) or await gate.control.wait(request, nothing, 60.0)
+            tested.control.check_capacity(request.lane, request.tenant, request.priority, request.size_bytes)
+            slot = tested.control.enter(request) or await tested.control.wait(request, nothing, 60.0)
         except (AtCapacityError, NoWorkerAvailableError):
             ended["refused"] += 1
             return
-        assert all(count <= 3 for count in gate.pool.in_flight.values())
+        assert all(count <= 3 for count in tested.pool.in_flight.values())
         try:
             await asyncio.sleep(chance.choice([0, 0, 0.001]))
         finally:
@@ -375,148 +372,146 @@ async def storm(seed: int) -> None:
         if event < 0.2:
             chance.choice(tasks).cancel()
         elif event < 0.3:
-            gate.pool.report_unreachable(chance.choice([A, B]))
+            tested.pool.report_unreachable(chance.choice([A, B]))
         elif event < 0.5:
-            gate.look(chance.choice([A, B]))
+            tested.scrape(chance.choice([A, B]))
         if chance.random() < 0.3:
             await asyncio.sleep(0)
-    gate.look(A)
-    gate.look(B)
+    tested.scrape(A)
+    tested.scrape(B)
     async with asyncio.timeout(20):
         await asyncio.gather(*tasks, return_exceptions=True)
-    assert gate.pool.in_flight == {A: 0, B: 0}
-    assert sum(gate.value("appliance_queue_requests", priority=each) for each in PriorityClass) == 0
+    assert tested.pool.in_flight == {A: 0, B: 0}
+    assert sum(tested.value("appliance_queue_requests", priority=each) for each in PriorityClass) == 0
     assert ended["served"]
     assert not [task for task in tasks if not task.cancelled() and task.exception()]
 
 
-# Which worker.
+# The choice of a worker.
 
 
-def test_a_conversation_goes_back_to_its_worker_unless_that_is_much_busier():
-    """The KV cache is worth something, but not everything."""
-    gate = Gate(2, worker_requests=100)
-    first = gate.control.enter(asked(text=LONG))
+def test_a_conversation_returns_to_its_worker_unless_that_is_much_busier():
+    """For the KV cache, up to a difference in load."""
+    tested = ControlledPool(2, worker_requests=100)
+    first = tested.control.enter(make_request(text=LONG))
     home = first.snapshot.worker.worker_id
-    again = [gate.control.enter(asked(text=LONG)) for _ in range(5)]
+    again = [tested.control.enter(make_request(text=LONG)) for _ in range(5)]
     assert {slot.snapshot.worker.worker_id for slot in again} == {home}
-    assert gate.control.enter(asked("other", text=LONG)).snapshot.worker.worker_id != home
+    assert tested.control.enter(make_request("other", text=LONG)).snapshot.worker.worker_id != home
     for _ in range(20):
-        gate.control.enter(asked(text=LONG))
-    busy = gate.pool.in_flight
+        tested.control.enter(make_request(text=LONG))
+    busy = tested.pool.in_flight
     assert abs(busy[A] - busy[B]) <= 9
 
 
-def test_the_text_is_not_read_where_there_is_no_choice():
-    """One worker costs nothing."""
+def test_the_prefix_is_not_hashed_without_a_choice_of_workers():
+    """It would cost time for nothing."""
 
     def never() -> str:
         pytest.fail("was read")
 
-    request = asked()
-    request.beginning = never
-    assert Gate().control.enter(request)
-    assert Gate(2, prefixes=0).control.enter(request)
+    request = make_request()
+    request.prefix_text = never
+    assert ControlledPool().control.enter(request)
+    assert ControlledPool(2, prefixes=0).control.enter(request)
 
 
-# Workers that fail.
+# Failing workers.
 
 
-def fail(gate: Gate, worker_id: WorkerId, times: int = 2) -> None:
-    """Have a worker fail so many requests."""
+def fail(tested: ControlledPool, worker_id: WorkerId, times: int = 2) -> None:
     for _ in range(times):
-        gate.control.saw_failure(worker_id)
+        tested.control.record_failure(worker_id)
 
 
-def test_a_worker_that_keeps_failing_gets_a_rest_and_then_one_try():
-    """While it rests the other one does all, and the metrics say so."""
-    gate = Gate(2, worker_requests=100)
-    fail(gate, A)
-    assert gate.control.breaker(A) is BreakerState.OPEN
-    assert gate.value("appliance_worker_breaker_open", worker="a") == 1
-    assert {gate.control.enter(asked()).snapshot.worker.worker_id for _ in range(5)} == {B}
-    gate.clock.now += 5.1
-    assert gate.control.breaker(A) is BreakerState.HALF_OPEN
-    trial = gate.control.enter(asked())
+def test_an_open_breaker_excludes_a_worker_and_then_allows_one_trial():
+    """Meanwhile the other worker serves all requests, and a metric shows it."""
+    tested = ControlledPool(2, worker_requests=100)
+    fail(tested, A)
+    assert tested.control.breaker(A) is BreakerState.OPEN
+    assert tested.value("appliance_worker_breaker_open", worker="a") == 1
+    assert {tested.control.enter(make_request()).snapshot.worker.worker_id for _ in range(5)} == {B}
+    tested.clock.now += 5.1
+    assert tested.control.breaker(A) is BreakerState.HALF_OPEN
+    trial = tested.control.enter(make_request())
     assert trial.snapshot.worker.worker_id == A
-    assert {gate.control.enter(asked()).snapshot.worker.worker_id for _ in range(5)} == {B}
+    assert {tested.control.enter(make_request()).snapshot.worker.worker_id for _ in range(5)} == {B}
     trial.succeeded()
-    assert gate.control.breaker(A) is BreakerState.CLOSED
-    assert gate.value("appliance_worker_breaker_open", worker="a") == 0
-    assert gate.control.enter(asked()).snapshot.worker.worker_id == A
+    assert tested.control.breaker(A) is BreakerState.CLOSED
+    assert tested.value("appliance_worker_breaker_open", worker="a") == 0
+    assert tested.control.enter(make_request()).snapshot.worker.worker_id == A
 
 
-def test_the_last_worker_is_not_given_a_rest():
-    """Requests that no worker can answer must not shut out those that one can."""
-    gate = Gate()
-    fail(gate, A, 10)
-    assert gate.control.enter(asked()) is not None
-    both = Gate(2)
+def test_the_breaker_of_the_last_worker_is_ignored():
+    """Requests that no worker can answer must not block those that one can."""
+    tested = ControlledPool()
+    fail(tested, A, 10)
+    assert tested.control.enter(make_request()) is not None
+    both = ControlledPool(2)
     fail(both, A)
     fail(both, B)
-    assert both.control.enter(asked()) is not None
+    assert both.control.enter(make_request()) is not None
 
 
-async def test_who_waits_for_a_worker_at_rest_is_let_through_when_it_may_be_tried():
-    """Nobody tells of the time, so whoever comes by looks."""
-    gate = Gate(2)
-    fail(gate, A)
-    gate.fill()
-    request = asked()
-    assert gate.control.enter(request) is None
-    waiting = asyncio.ensure_future(gate.control.wait(request, nothing, TICK))
+async def test_a_queued_request_tries_a_worker_once_its_breaker_is_half_open():
+    """No event says so; each wake-up checks."""
+    tested = ControlledPool(2)
+    fail(tested, A)
+    tested.fill()
+    request = make_request()
+    assert tested.control.enter(request) is None
+    waiting = asyncio.ensure_future(tested.control.wait(request, nothing, TICK))
     await asyncio.sleep(2 * TICK)
     assert not waiting.done()
-    gate.clock.now += 5.1
+    tested.clock.now += 5.1
     assert (await soon(waiting)).snapshot.worker.worker_id == A
 
 
-def test_a_second_try_goes_to_another_worker_even_if_that_is_full():
-    """A request that was admitted is not lost because it met a dying worker."""
-    gate = Gate(2)
-    held = gate.fill()
+def test_a_retry_goes_to_another_worker_even_if_that_is_full():
+    """An admitted request is not lost because it met a failing worker."""
+    tested = ControlledPool(2)
+    held = tested.fill()
     assert len(held) == 4
-    slot = gate.control.again(asked(), [A], is_free=True)
+    slot = tested.control.retry(make_request(), [A], is_free=True)
     assert slot.snapshot.worker.worker_id == B
-    assert gate.pool.in_flight[B] == 3
-    assert gate.control.again(asked(), [A, B], is_free=True) is None
+    assert tested.pool.in_flight[B] == 3
+    assert tested.control.retry(make_request(), [A, B], is_free=True) is None
 
 
-def test_what_may_have_been_computed_is_tried_again_once():
-    """A request that breaks workers breaks two at most; one no worker has seen costs nothing."""
-    gate, request = Gate(2), asked()
-    assert gate.control.again(request, [A], is_free=True)
-    assert gate.control.again(request, [A], is_free=False)
-    assert gate.control.again(request, [B], is_free=False) is None
-    assert gate.control.again(request, [B], is_free=True)
+def test_a_request_that_may_have_been_computed_is_retried_once():
+    """A request that breaks workers breaks two at most; one that no worker received costs nothing."""
+    tested, request = ControlledPool(2), make_request()
+    assert tested.control.retry(request, [A], is_free=True)
+    assert tested.control.retry(request, [A], is_free=False)
+    assert tested.control.retry(request, [B], is_free=False) is None
+    assert tested.control.retry(request, [B], is_free=True)
 
 
-def test_second_tries_are_a_share_of_the_requests():
-    """When everything fails, everything is not tried twice."""
-    gate = Gate(2, worker_requests=1000, retries=(0.5, 3))
-    tries = [gate.control.again(asked(), [A], is_free=False) for _ in range(5)]
+def test_retries_are_a_share_of_the_requests():
+    """If every request fails, not every one is retried."""
+    tested = ControlledPool(2, worker_requests=1000, retries=(0.5, 3))
+    tries = [tested.control.retry(make_request(), [A], is_free=False) for _ in range(5)]
     assert [each is not None for each in tries] == [True, True, True, False, False]
     for _ in range(2):
-        gate.control.enter(asked())
-    assert gate.control.again(asked(), [A], is_free=False) is not None
+        tested.control.enter(make_request())
+    assert tested.control.retry(make_request(), [A], is_free=False) is not None
 
 
-def test_a_worker_that_left_is_forgotten():
-    """Its breaker and its places go with it."""
-    gate = Gate(2)
-    fail(gate, A)
-    gate.pool.leave(A)
-    assert (gate.control.places(A), gate.control.breaker(A)) == (0, BreakerState.CLOSED)
-    assert gate.control.enter(asked()).snapshot.worker.worker_id == B
+def test_a_worker_that_left_has_no_slots_and_no_breaker():
+    tested = ControlledPool(2)
+    fail(tested, A)
+    tested.pool.leave(A)
+    assert (tested.control.slots(A), tested.control.breaker(A)) == (0, BreakerState.CLOSED)
+    assert tested.control.enter(make_request()).snapshot.worker.worker_id == B
 
 
-def test_a_worker_without_a_draft_serves_what_must_not_be_speculated():
-    """The lane leads to it alone."""
-    gate = Gate(1, worker_requests=5)
-    request = asked()
+def test_a_target_only_worker_serves_requests_that_must_not_be_speculated():
+    """Their lane has no other worker."""
+    tested = ControlledPool(1, worker_requests=5)
+    request = make_request()
     request.lane = Lane("demo", may_speculate=False)
-    assert gate.control.enter(request)
+    assert tested.control.enter(request)
     drafting = Worker(worker_id=B, url="http://127.0.0.1/b", mode=SpeculationMode.SPECULATIVE)
-    gate.pool.add(drafting)
-    gate.pool.update(replace(gate.pool.snapshot(B), healthy=True, models=gate.pool.snapshot(A).models))
-    assert {gate.control.enter(replace(request)).snapshot.worker.worker_id for _ in range(4)} == {A}
+    tested.pool.add(drafting)
+    tested.pool.update(replace(tested.pool.snapshot(B), healthy=True, models=tested.pool.snapshot(A).models))
+    assert {tested.control.enter(replace(request)).snapshot.worker.worker_id for _ in range(4)} == {A}

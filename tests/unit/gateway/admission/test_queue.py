@@ -1,4 +1,4 @@
-"""Bounded, fair, and nobody is forgotten."""
+"""The queue is bounded and fair, and loses no request."""
 
 import math
 from collections import Counter, defaultdict
@@ -8,24 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from appliance.gateway.admission.queue import Bounds, FairQueue, Lane, Waiter
+from appliance.gateway.admission.queue import FairQueue, Lane, QueueBounds, Waiter
 from appliance.tenancy import PriorityClass
 
 INTERACTIVE, STANDARD, BATCH = PriorityClass
 DEMO = Lane("demo", may_speculate=True)
 PLAIN = Lane("demo", may_speculate=False)
 OTHER = Lane("other", may_speculate=True)
-WIDE = Bounds(requests=1000, size_bytes=10**9)
+WIDE = QueueBounds(requests=1000, size_bytes=10**9)
 SHARES = {STANDARD: 0.2, BATCH: 0.05}
 
 
 def waiter(tenant: str = "a", priority: PriorityClass = STANDARD, lane: Lane = DEMO, size: int = 1) -> Waiter:
-    """Return a request that wants to wait."""
     return Waiter(lane=lane, tenant=tenant, priority=priority, size_bytes=size)
 
 
 def filled(*waiters: Waiter, **options) -> FairQueue:
-    """Return a queue in which these wait."""
     queue = FairQueue(WIDE, **options)
     for each in waiters:
         assert queue.push(each) == []
@@ -33,34 +31,31 @@ def filled(*waiters: Waiter, **options) -> FairQueue:
 
 
 def drained(queue: FairQueue, *lanes: Lane) -> list[Waiter]:
-    """Take everything out."""
     taken = []
     while (each := queue.take(lanes or (DEMO,))) is not None:
         taken.append(each)
     return taken
 
 
-def test_an_empty_queue_gives_nobody():
-    """No request is made up."""
+def test_an_empty_queue_returns_none():
     assert FairQueue(WIDE).take([DEMO]) is None
     assert len(FairQueue(WIDE)) == 0
 
 
-def test_one_tenant_is_served_in_the_order_it_came():
-    """First come, first served."""
+def test_requests_of_one_tenant_are_first_come_first_served():
     mine = [waiter() for _ in range(5)]
     assert drained(filled(*mine)) == mine
 
 
 def test_a_tenant_with_many_requests_delays_one_with_few_by_one_turn():
-    """The single request of the second tenant is the second to go."""
+    """The single request of the second tenant is served second."""
     many = [waiter("many") for _ in range(100)]
     single = waiter("single")
     assert drained(filled(*many, single)).index(single) == 1
 
 
 def test_tenants_that_come_back_take_no_extra_turns():
-    """A tenant whose queue runs empty joins at the end of the round, as a new one does."""
+    """A tenant whose queue was empty joins at the end of the round, as a new one does."""
     queue = filled(waiter("a"), waiter("b"), waiter("c"))
     order = []
     for _ in range(9):
@@ -76,14 +71,14 @@ def test_a_tenant_with_more_weight_takes_more_turns_in_a_row():
     assert [queue.take([DEMO]).tenant for _ in range(8)] == [*"aaab", *"aaab"]
 
 
-def test_a_higher_class_goes_first():
-    """While nobody is owed a turn."""
+def test_a_higher_class_is_served_first():
+    """Unless a lower one has a full credit."""
     low, middle, high = waiter(priority=BATCH), waiter(), waiter(priority=INTERACTIVE)
     assert drained(filled(low, middle, high)) == [high, middle, low]
 
 
 def test_lower_classes_get_their_share():
-    """Of a hundred turns under a flood from above, a fifth and a twentieth."""
+    """Of a hundred turns under a flood of higher classes, a fifth and a twentieth."""
     flood = [waiter(priority=priority) for priority in PriorityClass for _ in range(100)]
     queue = filled(*flood, shares=SHARES)
     counts = Counter(queue.take([DEMO]).priority for _ in range(100))
@@ -91,8 +86,8 @@ def test_lower_classes_get_their_share():
     assert counts[BATCH] in (4, 5)
 
 
-def test_a_share_is_not_saved_up():
-    """A class that had nothing to send for long gets its share, and no more, once it has."""
+def test_an_empty_class_accumulates_no_credit():
+    """A class that was empty for long gets its share and no more."""
     queue = filled(*[waiter(priority=INTERACTIVE) for _ in range(200)], shares=SHARES)
     for _ in range(100):
         queue.take([DEMO])
@@ -101,8 +96,8 @@ def test_a_share_is_not_saved_up():
     assert Counter(queue.take([DEMO]).priority for _ in range(10))[STANDARD] <= 2
 
 
-def test_a_full_model_holds_up_no_other():
-    """Who waits for a worker without room is passed by who waits for another."""
+def test_a_full_model_does_not_block_another():
+    """A request for a worker with room overtakes one for a full worker."""
     first, second = waiter(), waiter(lane=OTHER)
     queue = filled(first, second)
     assert queue.lanes == {DEMO, OTHER}
@@ -113,13 +108,13 @@ def test_a_full_model_holds_up_no_other():
 
 
 def test_a_tenants_own_lanes_are_served_by_age():
-    """A request that must not be speculated is not starved by the tenant's others on the same worker."""
+    """The tenant's other requests do not starve one that must not be speculated."""
     queue = filled(waiter(), waiter(lane=PLAIN), waiter())
     assert [each.lane for each in drained(queue, PLAIN, DEMO)] == [DEMO, PLAIN, DEMO]
 
 
-def test_one_that_left_is_not_served_and_takes_no_turn():
-    """A client that is gone costs its tenant nothing."""
+def test_a_discarded_request_is_not_served_and_takes_no_turn():
+    """A client that left costs its tenant nothing."""
     gone, mine, others = waiter("a"), waiter("a"), waiter("b")
     queue = filled(gone, mine, others)
     assert queue.discard(gone)
@@ -127,34 +122,36 @@ def test_one_that_left_is_not_served_and_takes_no_turn():
     assert drained(queue) == [mine, others]
 
 
-@pytest.mark.parametrize("bounds", [Bounds(requests=2, size_bytes=100), Bounds(requests=100, size_bytes=20)])
-def test_what_exceeds_a_bound_does_not_wait(bounds: Bounds):
-    """By number or by bytes; another class has its own place."""
+@pytest.mark.parametrize(
+    "bounds", [QueueBounds(requests=2, size_bytes=100), QueueBounds(requests=100, size_bytes=20)]
+)
+def test_a_request_beyond_a_bound_is_refused(bounds: QueueBounds):
+    """By number or by bytes; another class has its own bounds."""
     queue = FairQueue(bounds)
     first = waiter(size=10)
     assert queue.push(first) == []
     assert queue.push(waiter(size=10)) == []
-    assert not queue.has_place("a", STANDARD, 10)
+    assert not queue.has_room("a", STANDARD, 10)
     assert queue.push(waiter(size=10)) is None
     assert queue.push(waiter(size=10, priority=BATCH)) == []
     queue.discard(first)
     assert queue.push(waiter(size=10)) == []
 
 
-def test_a_queue_without_places_takes_nobody():
-    """Waiting can be switched off."""
-    queue = FairQueue(Bounds(requests=0, size_bytes=100))
-    assert not queue.has_place("a", STANDARD, 1)
+def test_a_queue_of_size_zero_refuses_every_request():
+    """Queueing can be switched off."""
+    queue = FairQueue(QueueBounds(requests=0, size_bytes=100))
+    assert not queue.has_room("a", STANDARD, 1)
     assert queue.push(waiter()) is None
 
 
-def test_whoever_holds_most_makes_way_for_a_tenant_with_less():
-    """The newest of the one that fills the queue goes; the others of that tenant keep their turns."""
-    queue = FairQueue(Bounds(requests=4, size_bytes=100))
+def test_the_tenant_that_holds_most_is_displaced_by_one_with_less():
+    """Its newest request goes; its others keep their turns."""
+    queue = FairQueue(QueueBounds(requests=4, size_bytes=100))
     flood = [waiter("many") for _ in range(4)]
     assert [queue.push(each) for each in flood] == [[]] * 4
-    assert queue.has_place("few", STANDARD, 1)
-    assert not queue.has_place("many", STANDARD, 1)
+    assert queue.has_room("few", STANDARD, 1)
+    assert not queue.has_room("many", STANDARD, 1)
     single = waiter("few")
     assert queue.push(single) == [flood[3]]
     assert queue.push(waiter("few")) == [flood[2]]
@@ -164,9 +161,9 @@ def test_whoever_holds_most_makes_way_for_a_tenant_with_less():
     assert queue.take([DEMO]) is single
 
 
-def test_a_large_request_makes_several_small_ones_go_but_not_more_than_its_share():
-    """What counts is what a tenant holds, in requests or in bytes, whichever is more."""
-    queue = FairQueue(Bounds(requests=100, size_bytes=100))
+def test_a_large_request_displaces_small_ones_up_to_its_share():
+    """What a tenant holds counts in requests or in bytes, whichever is more."""
+    queue = FairQueue(QueueBounds(requests=100, size_bytes=100))
     small = [waiter("many", size=10) for _ in range(10)]
     assert [queue.push(each) for each in small] == [[]] * 10
     assert queue.push(waiter("few", size=60)) is None
@@ -177,7 +174,7 @@ def test_a_large_request_makes_several_small_ones_go_but_not_more_than_its_share
 @given(st.lists(st.sampled_from("abcdef"), max_size=80), st.integers(1, 12))
 def test_a_tenant_with_its_share_or_less_is_never_refused(arrivals: list[str], places: int):
     """However the others fill the queue."""
-    queue, waiting = FairQueue(Bounds(requests=places, size_bytes=10**6)), Counter()
+    queue, waiting = FairQueue(QueueBounds(requests=places, size_bytes=10**6)), Counter()
     for tenant in arrivals:
         holders = {name for name, count in waiting.items() if count} | {tenant}
         displaced = queue.push(waiter(tenant))
@@ -191,8 +188,8 @@ def test_a_tenant_with_its_share_or_less_is_never_refused(arrivals: list[str], p
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(PriorityClass)), max_size=60))
-def test_everyone_is_served_exactly_once(arrivals: list[tuple[str, PriorityClass]]):
-    """Whatever the mixture, the queue runs empty and loses nobody."""
+def test_every_request_is_served_exactly_once(arrivals: list[tuple[str, PriorityClass]]):
+    """Whatever the mixture of tenants and classes."""
     mine = [waiter(*each) for each in arrivals]
     queue = filled(*mine, shares=SHARES)
     assert sorted(map(id, drained(queue))) == sorted(map(id, mine))
@@ -205,7 +202,7 @@ def test_everyone_is_served_exactly_once(arrivals: list[tuple[str, PriorityClass
     st.lists(st.sampled_from("abcdef"), max_size=60),
 )
 def test_no_tenant_waits_longer_than_one_round(backlog: dict[str, int], late: list[str]):
-    """Between two turns of one tenant, everybody who waits throughout has had one, whoever comes late."""
+    """Between two turns of one tenant, every tenant that waits throughout has had one."""
     queue = filled(*[waiter(tenant) for tenant, count in backlog.items() for _ in range(count)])
     waiting, since_turn = Counter(backlog), defaultdict(set)
     arrivals = iter(late)
@@ -229,7 +226,7 @@ def test_no_tenant_waits_longer_than_one_round(backlog: dict[str, int], late: li
     st.lists(st.sampled_from([INTERACTIVE, STANDARD]), min_size=1, max_size=200),
 )
 def test_a_class_that_waits_gets_at_least_its_share(standard: float, batch: float, arrivals):
-    """Whatever comes above it, over any number of turns, but for the two that are due at once."""
+    """Whatever higher classes send, over any number of turns, within two turns."""
     queue = FairQueue(WIDE, shares={STANDARD: standard, BATCH: batch})
     for _ in range(300):
         queue.push(waiter(priority=BATCH))
@@ -242,11 +239,11 @@ def test_a_class_that_waits_gets_at_least_its_share(standard: float, batch: floa
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Arrivals, turns and clients that leave, in any order."""
+    """Arrivals, turns and discards in any order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bounds = Bounds(requests=6, size_bytes=40)
+        self.bounds = QueueBounds(requests=6, size_bytes=40)
         self.queue = FairQueue(self.bounds, shares=SHARES, weights={"a": 2})
         self.waiting: list[Waiter] = []
 
@@ -260,7 +257,7 @@ class AnyHistory(RuleBasedStateMachine):
         new = waiter(tenant, priority, lane, size)
         ahead = [each for each in self.waiting if each.priority is priority]
         fits = len(ahead) < 6 and sum(each.size_bytes for each in ahead) + size <= 40
-        has_place = self.queue.has_place(tenant, priority, size)
+        has_place = self.queue.has_room(tenant, priority, size)
         displaced = self.queue.push(new)
         assert has_place is (displaced is not None)
         if displaced is None:
@@ -272,7 +269,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.waiting = [each for each in self.waiting if each not in displaced] + [new]
 
     @rule(lanes=st.sets(st.sampled_from([DEMO, PLAIN, OTHER])))
-    def has_room(self, lanes):
+    def serves(self, lanes):
         able = [each for each in self.waiting if each.lane in lanes]
         taken = self.queue.take(lanes)
         if not able:
