@@ -2,7 +2,7 @@
 # Make a virtual environment and install the appliance into it: install.sh PYTHON VENV EXTRAS
 #
 # It runs in the root of the checkout.  Packages come from the configured index with the versions and hashes of
-# deploy/locks; torch.sh says where torch for the extra `cpu` comes from.
+# deploy/locks; torch.sh chooses the source of torch for the extra `cpu`.
 set -eu
 python=$1 venv=$2 extras=$3
 root=.

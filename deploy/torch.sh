@@ -1,8 +1,8 @@
-# Read by install.sh and images/wheels.sh, which set `root` and `say`.
+# Sourced by install.sh and images/wheels.sh, which set `root` and `say`.
 locks=$root/deploy/locks
 torch=$(sed -n 's/^torch==\([^ ]*\).*/\1/p' "$locks/torch.txt")
 
-# Give torch to a pip command, `get_torch COMMAND...`: a build for CPUs from the configured index, then from
+# Run a pip command with torch, `get_torch COMMAND...`: a build for CPUs from the configured index, then from
 # PyTorch's own, and last PyPI's build.  Only PyPI's has hashes here: each index has its own build for CPUs.
 get_torch() {
     "$@" "torch==$torch+cpu" && return

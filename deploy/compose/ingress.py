@@ -21,20 +21,20 @@ from contextlib import suppress
 CHUNK_BYTES = 64 * 2**10
 BACKLOG = 2048
 STALLED_SECONDS = 600.0
-"""How long one side may take nothing of what waits for it; longer than the gateway allows clients itself."""
+"""Maximum time without progress of a write; longer than the gateway's own limit for clients."""
 LINGER_SECONDS = 10.0
-"""How long a client may take to end its side, once the gateway has ended."""
+"""Maximum time for a client to close its side after the gateway has closed."""
 
 
 class Ingress:
-    """Listens, and passes each connection on to one address."""
+    """Listens, and forwards each connection to one address."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
         self._connections: set[asyncio.Task[None]] = set()
 
     async def serve(self, port: int, stop: asyncio.Event) -> None:
-        """Pass connections on until told to stop, then take none and let those there are end."""
+        """Forward connections until asked to stop; then accept none and let the open ones finish."""
         server = await asyncio.start_server(self._accept, port=port, backlog=BACKLOG, limit=CHUNK_BYTES)
         await stop.wait()
         server.close()
@@ -48,7 +48,7 @@ class Ingress:
         await connection
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A connection that breaks is between client and gateway: there is nobody to tell.
+        # A broken connection is reported by client or gateway, not here.
         with suppress(OSError, ExceptionGroup):
             try:
                 inner_reader, inner_writer = await asyncio.open_connection(*self._target, limit=CHUNK_BYTES)
@@ -65,7 +65,7 @@ class Ingress:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass bytes on as they come, no faster than they are taken, and then the end."""
+    """Forward bytes, with back-pressure, and then the end of the stream."""
     while chunk := await reader.read(CHUNK_BYTES):
         writer.write(chunk)
         async with asyncio.timeout(STALLED_SECONDS):
@@ -74,7 +74,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _end(writer: asyncio.StreamWriter) -> None:
-    """Close it, and drop what is never taken."""
+    """Close it, and drop unsent bytes."""
     writer.close()
     try:
         async with asyncio.timeout(STALLED_SECONDS):
@@ -84,7 +84,7 @@ async def _end(writer: asyncio.StreamWriter) -> None:
 
 
 async def main(port: int, target: str) -> None:
-    """Run until a signal comes."""
+    """Run until SIGTERM or SIGINT."""
     host, _, inner_port = target.rpartition(":")
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Make the secrets of deploy/compose.yaml that are not there yet: secrets.sh [DIRECTORY]
+# Create the missing secrets of deploy/compose.yaml: secrets.sh [DIRECTORY]
 #
-# Run it as root.  Containers run as other users but in group 0, which may read the files.
+# Run it as root.  Containers run as other users in group 0, which can read the files.
 set -eu
 directory=${1:-$(cd "$(dirname "$0")/.." && pwd)/secrets}
 umask 077

@@ -3,7 +3,7 @@
 #
 # Needs root, debootstrap, a Debian mirror (DEBIAN_MIRROR) and a container engine (CONTAINER_ENGINE).  The
 # result is $BASE_IMAGE, by default the image that the Dockerfile builds on.  worker-gpu compiles small
-# programs while it runs: give its base the packages gcc libc6-dev libpython3.11-dev, and another name.
+# programs at run time: give its base the packages gcc libc6-dev libpython3.11-dev, and another name.
 set -eu
 suite=bookworm
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
@@ -21,7 +21,7 @@ debootstrap --variant=minbase --include="$include" "$suite" "$tree" "$mirror" >"
     exit 1
 }
 rm -f "$tree.log"
-# Documents but for licences, and what the package manager fetched.
+# Remove documentation except licences, and the package manager's downloads.
 rm -rf "$tree"/var/cache/apt/* "$tree"/var/lib/apt/lists/* "$tree"/var/log/* "$tree"/usr/share/man/* \
     "$tree"/usr/share/info/* "$tree"/usr/share/locale/*
 find "$tree/usr/share/doc" -type f ! -name copyright -delete

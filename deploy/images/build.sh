@@ -2,10 +2,10 @@
 # Build images from a directory that wheels.sh filled, without a network: build.sh DIRECTORY IMAGE...
 #
 # IMAGE is gateway, worker-cpu or worker-gpu.  In the environment:
-#   BASE_IMAGE        what to build on; default: what base.sh makes.  Name yours by digest.
+#   BASE_IMAGE        base image; default: the result of base.sh.  Name yours by digest.
 #   TAG               default: the appliance's version
 #   CONTAINER_ENGINE  default: docker
-# Each image's bill of materials is left beside the wheels, as sbom/IMAGE.cdx.json.
+# Each image's bill of materials is written next to the wheels, as sbom/IMAGE.cdx.json.
 set -eu
 if [ $# -lt 2 ]; then
     sed -n '2,8p' "$0" >&2
@@ -23,7 +23,7 @@ cp "$here/sbom.py" "$here/healthcheck.py" "$here/refresh.py" "$directory/"
 mkdir -p "$directory/sbom"
 for image in "$@"; do
     network=none
-    # vLLM fetches its kernels during this build, and at no other time.
+    # vLLM downloads its kernels during this build, and at no other time.
     if [ "$image" = worker-gpu ]; then network=default; fi
     DOCKER_BUILDKIT=1 "$engine" build --quiet --network="$network" --pull=false --target "$image" \
         --file "$here/Dockerfile" --tag "sovereign-appliance/$image:$tag" \

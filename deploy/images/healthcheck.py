@@ -13,7 +13,7 @@ OK = 200
 
 
 def answers(port: int, path: str) -> bool:
-    """Whether the server says 200, over plain HTTP or over TLS."""
+    """Whether the server answers 200, over plain HTTP or TLS."""
     unchecked = ssl._create_unverified_context()  # noqa: S323, SLF001 - loopback
     for connection in (
         http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS),

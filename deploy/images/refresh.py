@@ -29,16 +29,16 @@ PASSED, REFUSED, USAGE, IN_USE = 0, 3, 64, 75
 ENDS = {"passed": PASSED, "refused": REFUSED}
 """Exit code by verdict."""
 MADE = re.compile(r"(?:data set +)?(sha256:[0-9a-f]{64})\b")
-"""How a line begins that says what a step made."""
+"""Prefix of the line that names the result of a step."""
 STEPS = ("harvest", "train", "evaluate")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 FREE_SHARE = 0.1
-"""Of a GPU's memory that may be in use on one that nobody works on."""
+"""Maximum fraction of memory in use on an idle GPU."""
 QUERY = ("nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits")
 
 
 class EndedError(Exception):
-    """The refresh ends here; carries its exit code."""
+    """Ends the refresh with an exit code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -47,24 +47,24 @@ class EndedError(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """How far one refresh is."""
+    """Progress of one refresh."""
 
     dataset: str | None = None
-    """Digest of what was harvested."""
+    """Digest of the harvested data set."""
     draft: str | None = None
-    """Digest of what was trained."""
+    """Digest of the trained draft."""
     verdict: str | None = None
-    """`passed` or `refused`, once it is over."""
+    """`passed` or `refused`, once it has ended."""
 
 
 class Runs:
-    """The refreshes there have been, one small file each."""
+    """All refreshes, one small file each."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def read(self, name: str) -> Run:
-        """How far a run is; nothing is done of one that nobody has heard of."""
+        """Progress of a run; empty for an unknown one."""
         path = self._path(name)
         try:
             return Run(**json.loads(path.read_text(encoding="utf-8")))
@@ -74,7 +74,7 @@ class Runs:
             raise EndedError(1, f"{path} cannot be read ({error}): remove it to begin anew") from error
 
     def write(self, name: str, run: Run) -> None:
-        """Replace what is said of a run; a crash leaves what was said before, or this."""
+        """Replace the record of a run; after a crash it is the old one or the new one."""
         path = self._path(name)
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -94,7 +94,7 @@ class Runs:
             raise EndedError(1, f"cannot write {path}: {error.strerror}") from error
 
     def unfinished(self) -> str | None:
-        """The run that was begun last and has not ended."""
+        """The newest run that has not ended."""
         names = sorted(path.stem for path in self._directory.glob("[!.]*.json"))
         return next((name for name in reversed(names) if self.read(name).verdict is None), None)
 
@@ -103,15 +103,15 @@ class Runs:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that leaves it to the program how it ends."""
+    """A parser that raises `EndedError` instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the command line."""
+        """Raise the error of the command line."""
         raise EndedError(USAGE, message)
 
 
 class Commands:
-    """Runs commands of the appliance, and passes on to them that it is to stop."""
+    """Runs commands of the appliance, and forwards SIGTERM to them."""
 
     def __init__(self, config: Path) -> None:
         self._config = config
@@ -154,7 +154,7 @@ class Commands:
 
 
 def refresh(asked: argparse.Namespace, runs: Runs, commands: Commands) -> int:
-    """Take the steps that are left of a run; returns the exit code for its verdict."""
+    """Run the remaining steps; returns the exit code for the verdict."""
     name = asked.run or runs.unfinished() or f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     run = runs.read(name)
     if run.verdict is not None:
@@ -183,7 +183,7 @@ def refresh(asked: argparse.Namespace, runs: Runs, commands: Commands) -> int:
 
 
 def made(result: tuple[int, str], step: str) -> str:
-    """The digest of what a step made: the last line that begins with one."""
+    """The digest of a step's result: the last line that begins with one."""
     code, printed = result
     if code:
         raise EndedError(code, f"appliance draft {step} failed with exit code {code}; its last line says why")
@@ -194,7 +194,7 @@ def made(result: tuple[int, str], step: str) -> str:
 
 
 def judged(result: tuple[int, str]) -> str:
-    """The verdict in an evaluation's report; a refusal is one, a failure is none."""
+    """The verdict in an evaluation's report; a refusal is a verdict, a failure is not."""
     code, printed = result
     try:
         verdict = json.loads(printed)["verdict"]
@@ -219,14 +219,14 @@ def refuse_gpu_in_use() -> None:
         raise EndedError(USAGE, message) from error
     for line in shown.splitlines():
         index, used, total = (each.strip() for each in line.split(","))
-        # A part of a divided GPU does not say what it uses, and is nobody else's.
+        # A MIG partition does not report its use, and belongs to this container.
         if used.isdecimal() and total.isdecimal() and int(used) > FREE_SHARE * int(total):
             holds = f"GPU {index} is in use ({used} of {total} MiB)"
             raise EndedError(IN_USE, f"{holds}: give the refresh one that no worker has")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line; raises EndedError for what is none."""
+    """Parse the command line; raises EndedError if it is invalid."""
     parser = Parser(prog="refresh.py")
     parser.add_argument("--config", type=Path, required=True, help="settings (YAML)")
     parser.add_argument("--state", type=Path, required=True, help="directory that says how far runs are")
@@ -248,7 +248,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def say(line: str) -> None:
-    """Tell whoever reads the log."""
+    """Print a line for the log."""
     sys.stderr.write(f"refresh: {line}\n")
     sys.stderr.flush()
 

@@ -27,11 +27,11 @@ from packageurl import PackageURL
 
 DPKG_STATUS = Path("/var/lib/dpkg/status")
 LICENSE_CHARACTERS = 100
-"""A longer field holds the whole text of a licence instead of its name."""
+"""Maximum length of a licence name; longer fields hold the licence text."""
 
 
 def python_components(site_packages: list[str]) -> Iterator[Component]:
-    """Each installed distribution, with its licence as far as it names one."""
+    """Each installed distribution, with its licence if it names one."""
     licenses = LicenseFactory()
     for found in importlib.metadata.distributions(path=site_packages):
         name = re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower()

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Collect what the images are built from: wheels.sh [--python PYTHON] DIRECTORY IMAGE...
+# Collect the packages for the images: wheels.sh [--python PYTHON] DIRECTORY IMAGE...
 #
-# IMAGE is gateway, worker-cpu or worker-gpu.  This is the one step that needs a package index; the build
-# that follows (build.sh) reads nothing but DIRECTORY.  `own` there has the appliance's wheel, a folder for each image
-# the packages it installs before, with the versions and hashes of deploy/locks, and `tools` what the build itself
-# uses and no image keeps.
+# IMAGE is gateway, worker-cpu or worker-gpu.  Only this step needs a package index; the build
+# that follows (build.sh) reads only DIRECTORY.  `own` has the appliance's wheel, one folder per image its other
+# packages, with the versions and hashes of deploy/locks, and `tools` the tools of the build, which are in no
+# image.
 #
 # The wheels are for the Python of the base image, 3.11 unless PYTHON_VERSION says otherwise.
-# worker-cpu takes a build of torch for CPUs where it finds one: if yours is on an index of its own, name that
-# with PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS.
+# worker-cpu uses a build of torch for CPUs if it finds one: if yours is on another index, name it with
+# PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS.
 set -eu
 python=python3
 if [ "${1-}" = --python ]; then
@@ -28,7 +28,7 @@ say() { printf '%s\n' "wheels: $*" >&2; }
 # shellcheck source=deploy/torch.sh
 . "$root/deploy/torch.sh"
 
-# Download what pip's arguments name into a folder: collect FOLDER ARGUMENT...
+# Download packages into a folder: collect FOLDER ARGUMENT...
 collect() {
     at=$1
     shift
@@ -36,14 +36,14 @@ collect() {
         --python-version "${PYTHON_VERSION:-3.11}" --dest "$directory/$at" "$@"
 }
 
-# The same with what lock files name: collect_locked FOLDER LOCK...
+# The same with the packages of lock files: collect_locked FOLDER LOCK...
 collect_locked() {
     at=$1
     shift
     for lock in "$@"; do collect "$at" --require-hashes --requirement "$locks/$lock.txt"; done
 }
 
-# What was collected before may be of other versions, and everything in a folder is installed.
+# Remove earlier downloads: they may have other versions, and everything in a folder is installed.
 mkdir -p "$directory"
 directory=$(cd "$directory" && pwd)
 for part in build own tools "$@"; do rm -rf "${directory:?}/$part"; done

@@ -1,4 +1,4 @@
-{{/* The pod that makes and upgrades the tables as their owner. */}}
+{{/* The pod that creates and upgrades the tables as their owner. */}}
 
 {{- define "appliance.databasePod" -}}
 {{- $database := .Values.database -}}

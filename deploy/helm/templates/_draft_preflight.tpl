@@ -1,4 +1,4 @@
-{{/* Contradictions about drafts and traces, as those of `appliance.problems`. */}}
+{{/* Contradictions about drafts and traces; see `appliance.problems`. */}}
 
 {{- define "appliance.draftProblems" -}}
 {{- $values := .Values -}}

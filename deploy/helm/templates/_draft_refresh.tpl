@@ -1,11 +1,11 @@
-{{/* The pod that trains a draft anew: harvest, train, evaluate (/opt/appliance/refresh.py in the worker's image). */}}
+{{/* The pod that trains a new draft: harvest, train, evaluate (/opt/appliance/refresh.py in the worker's image). */}}
 
-{{/* Whether there is one, as a text that is empty if not. */}}
+{{/* Whether there is one: a text, empty if not. */}}
 {{- define "appliance.refreshes" -}}
 {{- if or .Values.draftRefresh.enabled .Values.draftRefresh.schedule.enabled -}}yes{{- end -}}
 {{- end -}}
 
-{{/* The model it is for, as JSON of {"models": [...]}: one, or none if there is none of that name. */}}
+{{/* Its model, as JSON of {"models": [...]}: one entry, or none if the name is unknown. */}}
 {{- define "appliance.refreshModel" -}}
 {{- $found := list -}}
 {{- range (include "appliance.models" . | fromJson).models -}}
@@ -14,7 +14,7 @@
 {{- dict "models" $found | toJson -}}
 {{- end -}}
 
-{{/* What it runs in: (dict "root" $ "model" ..) */}}
+{{/* Its image: (dict "root" $ "model" ..) */}}
 {{- define "appliance.refreshImage" -}}
 {{- $image := .root.Values.draftRefresh.image -}}
 {{- if $image.repository -}}
@@ -24,7 +24,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* GPUs it gets: (dict "root" $ "model" ..) */}}
+{{/* Its GPUs: (dict "root" $ "model" ..) */}}
 {{- define "appliance.refreshGpus" -}}
 {{- $count := .root.Values.draftRefresh.gpu.count | int -}}
 {{- if eq .model.device "cpu" -}}0
@@ -33,7 +33,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Of what gateways are told of the log, what whoever reads content and writes entries needs. */}}
+{{/* The gateways' settings of the log that are needed to read content and write entries. */}}
 {{- define "appliance.refreshSettings" -}}
 {{- $values := .root.Values -}}
 {{- $worker := include "appliance.workerSettings" (dict "root" .root "model" .model "pool" "speculative") | fromYaml -}}
@@ -50,7 +50,7 @@
 {{- $settings | toYaml -}}
 {{- end -}}
 
-{{/* Secrets and ConfigMaps it reads, as JSON of {"files": [...]}: some of a gateway's, and none that signs the log. */}}
+{{/* Secrets and ConfigMaps it reads, as JSON of {"files": [...]}: some of a gateway's, without the log's signing key. */}}
 {{- define "appliance.refreshFiles" -}}
 {{- $files := list -}}
 {{- range (include "appliance.gatewayFiles" . | fromJson).files -}}

@@ -1,6 +1,6 @@
 {{/* The draft registry, which gateways, workers and the refresh share. */}}
 
-{{/* Section `drafts` of appliance.yaml: (dict "root" $ "signs" true); empty where nothing is shared. */}}
+{{/* Section `drafts` of appliance.yaml: (dict "root" $ "signs" true); empty if nothing is shared. */}}
 {{- define "appliance.draftSettings" -}}
 {{- $values := .root.Values -}}
 {{- $drafts := dict -}}

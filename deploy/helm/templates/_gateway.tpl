@@ -1,4 +1,4 @@
-{{/* The pod of a gateway, and what tests and jobs in its place share with it. */}}
+{{/* The pod of a gateway, and parts shared with tests and jobs that run like one. */}}
 
 {{/* Files a gateway reads, as JSON of {"files": [{"name", "kind", "source", "key", "path"}]}. */}}
 {{- define "appliance.gatewayFiles" -}}

@@ -1,6 +1,6 @@
 {{/* Entries of `models`, each over `modelDefaults`. */}}
 
-{{/* Put one map into another in place, key by key; prints nothing.  (Sprig's merge passes over false and 0.) */}}
+{{/* Merge one map into another in place, key by key; prints nothing.  (Sprig's merge skips false and 0.) */}}
 {{- define "appliance.mergeInto" -}}
 {{- $into := .into -}}
 {{- range $key, $value := .from -}}
@@ -24,12 +24,12 @@
 {{- dict "models" $models | toJson -}}
 {{- end -}}
 
-{{/* Whether workers of a model and pool draft, as a text that is empty if not. */}}
+{{/* Whether workers of a model and pool draft: a text, empty if not. */}}
 {{- define "appliance.speculates" -}}
 {{- if and (ne .method "none") (eq .task "generate") -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Every group of like workers, as JSON of {"pools": [{"model", "pool", "replicas"}]}. */}}
+{{/* Every group of equal workers, as JSON of {"pools": [{"model", "pool", "replicas"}]}. */}}
 {{- define "appliance.pools" -}}
 {{- $pools := list -}}
 {{- range (include "appliance.models" . | fromJson).models -}}

@@ -18,7 +18,7 @@
 {{- define "appliance.workersName" -}}{{ include "appliance.fullname" . }}-workers{{- end -}}
 {{- define "appliance.postgresName" -}}{{ include "appliance.fullname" . }}-postgres{{- end -}}
 
-{{/* A model's name as part of an object's name; the end tells apart those that look alike when cut. */}}
+{{/* A model's name as part of an object's name; the end distinguishes names that are equal after truncation. */}}
 {{- define "appliance.slug" -}}
 {{- $plain := regexReplaceAll "[^a-z0-9]+" (lower .) "-" | trimAll "-" -}}
 {{- if and (eq $plain .) (le (len $plain) 20) -}}
@@ -28,7 +28,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* `m` for a model's workers, `t` for those that serve its target alone; so no model can be called like a part. */}}
+{{/* `m` for a model's workers, `t` for target-only ones; so no model can have the name of a component. */}}
 {{- define "appliance.workerName" -}}
 {{ include "appliance.fullname" .root }}-{{ ternary "t" "m" (eq .pool "target-only") }}-{{ include "appliance.slug" .model.name }}
 {{- end -}}
@@ -51,7 +51,7 @@ helm.sh/chart: {{ include "appliance.chart" .root }}
 {{- end }}
 {{- end -}}
 
-{{/* Labels that pods of a component are found by. */}}
+{{/* Selector labels of a component's pods. */}}
 {{- define "appliance.podSelector" -}}
 {{ include "appliance.selector" .root }}
 app.kubernetes.io/component: {{ .component }}

@@ -1,4 +1,4 @@
-{{/* Whom gateways, and tests and jobs in their place, may call; and workers, where they trace. */}}
+{{/* Peers that gateways, and tests and jobs like them, may call; and workers, if they trace. */}}
 
 {{- define "appliance.dnsEgress" -}}
 {{- $dns := .Values.networkPolicy.dns -}}
@@ -22,7 +22,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Host of the collector that traces go to; empty where nobody traces. */}}
+{{/* Host of the trace collector; empty without tracing. */}}
 {{- define "appliance.collectorHost" -}}
 {{- $tracing := default dict .Values.settings.tracing -}}
 {{- if $tracing.enabled -}}
@@ -30,13 +30,13 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Whether that host is a name, as a text that is empty if not. */}}
+{{/* Whether that host is a name: a text, empty if not. */}}
 {{- define "appliance.collectorIsNamed" -}}
 {{- $host := include "appliance.collectorHost" . -}}
 {{- if and $host (not (contains ":" $host)) (not (regexMatch "^[0-9.]+$" $host)) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Whether workers need the authorities of the site to check the collector, as a text that is empty if not. */}}
+{{/* Whether workers need the site's authorities to verify the collector: a text, empty if not. */}}
 {{- define "appliance.workerChecksCollector" -}}
 {{- if and (include "appliance.collectorHost" .) .Values.caBundle.existingConfigMap -}}yes{{- end -}}
 {{- end -}}
@@ -54,7 +54,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The database alone, for who reads and writes it without a gateway's other peers. */}}
+{{/* Only the database, for pods without a gateway's other peers. */}}
 {{- define "appliance.databaseEgress" -}}
 {{- if eq .Values.database.kind "external" -}}
 - to:

@@ -1,4 +1,4 @@
-{{/* Contradictions in the values, each in one line that says what to do; empty where there is none. */}}
+{{/* Contradictions in the values, each in one line that says what to do; empty if there is none. */}}
 
 {{- define "appliance.problems" -}}
 {{- $values := .Values -}}

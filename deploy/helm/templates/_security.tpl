@@ -1,4 +1,4 @@
-{{/* What Kubernetes calls `restricted`: nobody is root, nothing is gained, nothing of the image is written. */}}
+{{/* The Pod Security Standard `restricted`: no root, no privilege escalation, a read-only root file system. */}}
 
 {{- define "appliance.podSecurity" -}}
 runAsNonRoot: true
@@ -27,7 +27,7 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* What every pod has in common. */}}
+{{/* Fields of every pod. */}}
 {{- define "appliance.podCommon" -}}
 automountServiceAccountToken: false
 # Variables named after Services would be taken for settings.

@@ -11,7 +11,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Where to listen: everywhere, as NetworkPolicies say who gets there. */}}
+{{/* Listen on all addresses; NetworkPolicies restrict the clients. */}}
 {{- define "appliance.anyAddress" -}}{{ ternary "::" "0.0.0.0" .Values.global.ipv6 }}{{- end -}}
 
 {{/* The longest start of a worker, in seconds. */}}
@@ -69,7 +69,7 @@
 {{- $_ := set $egress "control" (get $pool "discover" | trimPrefix "http://") -}}
 {{- end -}}
 {{- $_ := set $ours "egress" $egress -}}
-{{- /* What the chart computes is where a site says nothing else; the schema keeps sites off what it decides. */ -}}
+{{- /* Values computed by the chart are defaults; the schema refuses fields that the chart sets. */ -}}
 {{- include "appliance.mergeInto" (dict "into" $ours "from" $settings) -}}
 {{- $ours | toYaml -}}
 {{- end -}}

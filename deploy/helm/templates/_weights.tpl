@@ -1,4 +1,4 @@
-{{/* Weights: where they come from, and where a worker finds them.  (dict "root" $ "weights" .. "at" "target") */}}
+{{/* Weights: their source, and their path in a worker.  (dict "root" $ "weights" .. "at" "target") */}}
 
 {{/* Directory inside the container. */}}
 {{- define "appliance.weightsPath" -}}
