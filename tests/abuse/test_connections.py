@@ -100,7 +100,7 @@ async def test_ten_thousand_idle_connections_cost_little_and_keep_nobody_out(sta
 
 @SHARED
 @pytest.mark.parametrize("part", ["head", "body"])
-async def test_whoever_sends_a_request_byte_by_byte_is_cut_off(victim, part: str):
+async def test_client_that_sends_byte_by_byte_is_disconnected(victim, part: str):
     """Five hundred at once, each always about to send the rest."""
     slow = 500
     before, asked = victim.resident_bytes, len(victim.worker.bodies)
@@ -142,7 +142,7 @@ HEADS: dict[str, tuple[bytes, bytes]] = {
 
 @SHARED
 @pytest.mark.parametrize("beginning", HEADS.values(), ids=HEADS.keys())
-async def test_a_head_without_end_is_ended(victim, beginning: tuple[bytes, bytes]):
+async def test_gateway_cuts_off_a_head_without_end(victim, beginning: tuple[bytes, bytes]):
     """Eight at once, each willing to send a quarter of a gigabyte."""
     await victim.serves_others()
     before = victim.resident_bytes
@@ -176,7 +176,7 @@ BODIES: dict[str, tuple[int | None, bytes]] = {
 @SHARED
 @pytest.mark.parametrize("key", [None, "sk-aaaaaaaa-" + "A" * 43], ids=["tenant", "stranger"])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
-async def test_a_body_without_end_is_ended(victim, body: tuple[int | None, bytes], key: str | None):
+async def test_gateway_cuts_off_a_body_without_end(victim, body: tuple[int | None, bytes], key: str | None):
     """Eight at once, whether or not they have a key; the limit is a megabyte."""
     await victim.serves_others()
     before = victim.resident_bytes
@@ -213,7 +213,7 @@ async def test_bodies_that_are_large_together_are_bounded_together(start):
 
 
 @SHARED
-async def test_requests_sent_without_reading_any_answer_are_not_all_taken(victim):
+async def test_pipelined_requests_without_reading_are_bounded(victim):
     """A client that pipelines is served in turn; one that never reads is not read either."""
     before = victim.resident_bytes
     connections = [victim.connect(receive_bytes=4096) for _ in range(8)]
@@ -228,7 +228,7 @@ async def test_requests_sent_without_reading_any_answer_are_not_all_taken(victim
     await victim.serves_others()
 
 
-async def test_clients_that_vanish_by_the_thousand_leave_nothing_behind(start):
+async def test_thousands_of_vanished_clients_leave_no_state(start):
     """Asked and gone at once: no request stays open, no file, no memory."""
     victim = await start(FakeWorker(head_seconds=0.2))
     await victim.serves_others()
@@ -272,7 +272,7 @@ REFUSALS: dict[str, tuple[Callable, tuple[bytes, ...]]] = {
 
 @SHARED
 @pytest.mark.parametrize(("what", "statuses"), REFUSALS.values(), ids=REFUSALS.keys())
-async def test_what_is_refused_at_the_door_is_told_so_in_the_usual_shape(victim, what, statuses):
+async def test_refused_connections_get_an_error_in_the_usual_shape(victim, what, statuses):
     """A status, four keys, and then the connection is closed."""
     connection = await asyncio.to_thread(victim.connect)
     connection.sendall(what(victim))

@@ -43,7 +43,7 @@ async def test_fifty_that_leave_at_once_stop_fifty_generations(start, stream: bo
     assert sample(page, 'appliance_requests_in_flight{model="demo"}') == 0
 
 
-async def test_whoever_leaves_while_others_stream_harms_none_of_them(start):
+async def test_client_that_leaves_does_not_affect_other_streams(start):
     """Neighbours on the same worker get every frame."""
     worker = FakeWorker(pieces=[f"token {number} " for number in range(100)], pause_seconds=0.01)
     victim = await start(worker)

@@ -98,7 +98,7 @@ def test_the_admin_keys_file_may_hold_a_key(elsewhere: Path):
     ],
     ids=repr,
 )
-def test_what_is_no_conversation_is_not_taken_for_one(body):
+def test_other_traffic_is_not_recorded_as_conversation(body):
     """Names of models, padding and a word or two are found where nothing leaked."""
     heard = Leaks()
     heard.hear(body)
@@ -123,7 +123,7 @@ def test_what_is_no_conversation_is_not_taken_for_one(body):
     ],
     ids=["chat", "response", "stream of two completions", "stream of a message"],
 )
-def test_a_completion_is_heard(answer):
+def test_completion_is_recorded(answer):
     """Whole or in pieces, in each dialect; nothing else of an answer is."""
     heard = Leaks()
     heard.hear_answer(answer)
@@ -131,12 +131,12 @@ def test_a_completion_is_heard(answer):
     assert heard.said.keys() - Leaks().said.keys() == {ANSWERED[:48]}
 
 
-def test_what_clients_of_this_run_say_is_heard():
+def test_traffic_of_client_tests_is_recorded():
     """The plugin listens to the HTTP libraries the tests use; nobody has to tell it."""
     said = "this was said by way of a client and nowhere else"
     with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200))) as client:
         client.post("http://localhost/", json={"prompt": [said]})
-    assert "::test_what_clients_of_this_run_say_is_heard" in leaks.LEAKS.said[said[:48]]
+    assert "::test_traffic_of_client_tests_is_recorded" in leaks.LEAKS.said[said[:48]]
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -154,7 +154,7 @@ class Echo(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("by_line", [False, True], ids=["read", "read by line"])
-def test_what_the_standard_library_sends_and_receives_is_heard(by_line: bool):
+def test_traffic_of_the_standard_library_is_recorded(by_line: bool):
     """`urllib.request`; whatever else is made of `http.client` with it."""
     said = f"said by way of urllib alone {by_line:d}"
     with HTTPServer(("127.0.0.1", 0), Echo) as server:
@@ -243,7 +243,7 @@ CASES = {
     [(), ("-n", "2"), ("-n", "1", "-x")],
     ids=["in one process", "in several", "ended by a failure"],
 )
-def test_what_leaked_is_a_failed_case_in_every_report(elsewhere: Path, options: tuple[str, ...]):
+def test_leak_is_a_failed_test_case(elsewhere: Path, options: tuple[str, ...]):
     """Named for the test that said it, wherever it was found; a test that fails hides none."""
     failing = "\ndef test_fourth():\n    assert False\n"
     status, printed, failed = run(elsewhere, LEAKING + failing, *options)

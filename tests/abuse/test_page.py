@@ -27,7 +27,7 @@ def default_of(name: str) -> float:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["bound"])
-def test_each_bound_is_what_the_page_says(row):
+def test_page_has_the_value_and_error_of_each_limit(row):
     """Its default, and the status and code of what lies beyond it."""
     assert default_of(row["bound"]) == float(row["default"])
     for status, code in re.findall(r"(\d{3}) `(\w+)`", row["beyond"]):
@@ -35,7 +35,7 @@ def test_each_bound_is_what_the_page_says(row):
         assert (status, code) in known or code in {"invalid_json", "invalid_http"}, code
 
 
-def test_the_page_tells_of_every_bound_of_the_api():
+def test_page_lists_every_limit_of_the_api():
     """A limit that is added to the API's settings is a line of the table."""
     limits = {
         f"api.{name}"
@@ -45,7 +45,7 @@ def test_the_page_tells_of_every_bound_of_the_api():
     assert limits - {row["bound"] for row in ROWS} == {"api.keep_alive_seconds", "api.drain_seconds"}
 
 
-def test_each_storm_is_where_the_page_says():
+def test_page_lists_every_abuse_test():
     """The files of the second table exist, and none is left out."""
     named = set(re.findall(r"`(test_\w+\.py)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert named == {path.name for path in Path(__file__).parent.glob("test_*.py")} - {

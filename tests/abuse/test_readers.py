@@ -72,7 +72,7 @@ def read_to_end(
     return bytes(said)
 
 
-async def test_what_nobody_reads_stays_with_the_worker(start):
+async def test_unread_bytes_stay_in_the_worker(start):
     """Eight streams of 130 MB: the gateway keeps next to nothing of them, and none of them is harmed."""
     worker = CountingWorker()
     victim = await start(worker)
@@ -95,7 +95,7 @@ async def test_what_nobody_reads_stays_with_the_worker(start):
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
-async def test_whoever_reads_nothing_is_cut_off(start, stream: bool):
+async def test_client_that_reads_nothing_is_disconnected(start, stream: bool):
     """The worker is told to stop, and the log says what had been delivered by then."""
     worker = CountingWorker(answer=b'{"choices":[],"padding":"%s"}' % (b"x" * 32 * MIB))
     victim = await start(worker, stalled_seconds=2)
@@ -115,7 +115,7 @@ async def test_whoever_reads_nothing_is_cut_off(start, stream: bool):
         assert len(said) < 32 * MIB, "all of it was kept for a client that does not read"
 
 
-async def test_whoever_reads_slowly_is_served(start):
+async def test_client_that_reads_slowly_is_served(start):
     """Although the kernel, which keeps megabytes, takes nothing from the gateway for many seconds."""
     worker = CountingWorker()
     victim = await start(worker, stalled_seconds=1)

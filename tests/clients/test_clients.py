@@ -114,7 +114,7 @@ def test_its_answers_keep_to_the_public_document(ran):
     assert not found, f"{len(found)} problems in {len(ran.exchanges)} answers:\n{shown}"
 
 
-def test_it_had_no_reason_to_try_anything_again(ran):
+def test_worker_needed_no_restart(ran):
     """Refusals say that asking again is no use, and nothing failed."""
     again = [exchange.path for exchange in ran.exchanges if exchange.asked.get(RETRIES, "0") != "0"]
     assert again == []

@@ -58,7 +58,7 @@ def test_embeddings_rank_by_likeness(embedding):
     assert scores[1]["score"] > scores[0]["score"]
 
 
-def test_a_model_that_embeds_says_that_it_does_nothing_else(embedding):
+def test_embedding_model_refuses_other_tasks(embedding):
     """The other way round."""
     for path in ("/v1/chat/completions", "/v1/messages"):
         error = embedding.post(path, status=404, messages=[TURN], max_tokens=1)["error"]

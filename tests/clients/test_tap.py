@@ -57,7 +57,7 @@ async def test_requests_and_answers_are_kept_whole(behind):
     assert second.headers["content-type"].startswith("application/json")
 
 
-async def test_a_client_that_leaves_is_seen_to_leave(behind):
+async def test_server_observes_a_client_that_leaves(behind):
     """The server notices, and what was sent until then is kept as events."""
     url, seen = behind
     with Tap(url) as tap:

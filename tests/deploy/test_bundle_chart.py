@@ -103,7 +103,7 @@ def listed() -> str:
 
 
 @pytest.mark.parametrize("lacking", ["worker-cpu", "grafana"])
-def test_the_compose_file_gets_what_it_asks_for_or_the_bundle_is_not_built(builder, lacking):
+def test_bundle_without_an_image_of_the_compose_file_is_not_built(builder, lacking):
     """Its variables take the ids of the bundle's images."""
     images = [reference for reference in asked_for() if f"/{lacking}:" not in reference]
     _, _, result = builder(images, helm=False, rendered=[str(COMPOSE)])

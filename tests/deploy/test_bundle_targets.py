@@ -183,7 +183,7 @@ def test_a_tag_that_someone_moved_is_put_right(registry, workshop, bundle):
         assert pulled(registry, "sovereign-appliance/gateway", "1.0.0")[0] == digest
 
 
-def test_a_registry_that_goes_away_is_one_line_and_the_next_run_goes_on(registry, workshop, bundle):
+def test_lost_registry_is_one_error_line_and_the_next_run_resumes(registry, workshop, bundle):
     """Nothing is remembered as loaded until all of it is there."""
     with pytest.raises(BundleStorageError, match="cannot push"):
         load(workshop, bundle, registry.target())
@@ -202,7 +202,7 @@ def test_a_registry_that_asks_for_a_name_gets_one(tmp_path, registry, workshop, 
     assert "secret" not in (closed.place / "log").read_text()
 
 
-def test_a_registry_of_the_site_is_believed_by_the_sites_authority(tmp_path, registry, workshop, bundle):
+def test_registry_certificate_is_verified_with_the_sites_authority(tmp_path, registry, workshop, bundle):
     """And not without it: no certificate is taken unseen."""
     authority = Authority("site")
     files = authority.issue(tmp_path, "registry", x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
@@ -260,7 +260,7 @@ class TestEngine:
         engine.docker("image", "rm", "--force", GATEWAY)
         assert load(workshop, bundle, Targets(engine=docker))
 
-    def test_what_the_engine_saves_goes_into_a_bundle_and_out_again_the_same(self, engine, docker, workshop):
+    def test_engine_image_round_trips_through_a_bundle(self, engine, docker, workshop):
         """The real `docker save`, not our idea of it."""
         first = workshop.build()
         load(workshop, first, Targets(engine=docker))
@@ -289,7 +289,7 @@ class TestEngine:
 
 
 @pytest.mark.parametrize("form", ["oci-archive", "docker-archive", "oci"])
-def test_a_tool_of_others_reads_the_layout_and_what_it_writes_goes_in_again(workshop, bundle, form):
+def test_third_party_tool_reads_and_writes_the_oci_layout(workshop, bundle, form):
     """Skopeo takes images out as any OCI layout; digests stay, or the id, where it writes the older form."""
     skopeo = shutil.which("skopeo")
     if skopeo is None:
@@ -377,7 +377,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_written(small_disk
     assert current.resolve() == before
 
 
-def test_a_disk_that_fills_while_loading_is_one_line_and_gone_on_from(small_disk, workshop, monkeypatch):
+def test_disk_full_during_load_is_one_error_line_and_load_resumes(small_disk, workshop, monkeypatch):
     """Someone else took the room that was there when it was counted."""
     targets = Targets(models=small_disk / "models")
     load(workshop, workshop.build(), targets)

@@ -70,7 +70,7 @@ def test_docker_compose_reads_it(profile):
     assert f"{VERSION}" in done.stdout
 
 
-def test_only_the_doors_lead_out():
+def test_only_forwarders_are_on_a_network_with_egress():
     """Nothing else is on a network that is not internal, or published; and those are on loopback."""
     internal = {name for name, network in COMPOSE["networks"].items() if network.get("internal")}
     assert set(COMPOSE["networks"]) - internal == {"front"}
@@ -218,7 +218,7 @@ def unused_port() -> int:
     return free_port("127.0.0.1")
 
 
-async def test_the_door_passes_everything_on(unused_port):
+async def test_ingress_forwards_all_bytes(unused_port):
     """Bytes in both directions, the end of each, and both at once."""
 
     async def echo(reader, writer):
@@ -243,7 +243,7 @@ async def test_the_door_passes_everything_on(unused_port):
     assert received == sent + b"end"
 
 
-async def test_the_door_ends_with_the_gateway(unused_port):
+async def test_ingress_closes_connections_when_the_gateway_does(unused_port):
     """Where nobody listens behind it, a client is not kept waiting; and what runs may end before it stops."""
     holding = asyncio.Event()
 
@@ -270,7 +270,7 @@ async def test_the_door_ends_with_the_gateway(unused_port):
         assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
-async def test_the_door_keeps_nothing_that_the_gateway_has_ended(unused_port):
+async def test_ingress_keeps_no_connection_the_gateway_has_closed(unused_port):
     """A client that never ends its side does not hold a connection for ever."""
 
     async def answer(reader, writer):

@@ -128,7 +128,7 @@ def test_a_machine_outside_can_chat(demo):
     assert status == 401
 
 
-def test_the_published_port_is_the_only_door(demo):
+def test_only_the_ingress_port_is_published(demo):
     """The addresses of gateway and worker take no connection from outside, though it knows the way there."""
     inside = []
     for service, port in (("gateway", 8080), ("worker-cpu", 8000)):

@@ -115,7 +115,7 @@ def machine(tmp_path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_refresh_harvests_trains_and_evaluates_what_came_of_it(machine):
+def test_refresh_harvests_trains_and_evaluates(machine):
     """Each step is told what the one before made; the last line says how to promote."""
     more = ("--harvest=--max-samples", "--harvest=9", "--train=--unroll", "--train=5")
     done = machine.refresh("--minutes", "5", *more)
@@ -150,7 +150,7 @@ def test_a_draft_that_was_refused_ends_the_run_with_a_code_of_its_own(machine):
 
 
 @pytest.mark.parametrize(("broken", "again"), [("harvest", 3), ("train", 2), ("evaluate", 1)])
-def test_a_step_that_failed_is_taken_again_and_no_other(machine, broken, again):
+def test_only_the_failed_step_is_repeated(machine, broken, again):
     """Its own exit code comes through; what was made before is used."""
     machine.does(WELL, {broken: {"code": 5, "prints": ""}})
     assert machine.refresh("--run", "a").returncode == 5
@@ -161,21 +161,21 @@ def test_a_step_that_failed_is_taken_again_and_no_other(machine, broken, again):
 
 
 @pytest.mark.parametrize("step", ["harvest", "train"])
-def test_a_step_that_names_nothing_it_made_is_a_failure(machine, step):
+def test_step_without_a_result_line_fails(machine, step):
     """Nobody guesses which data set or draft was meant."""
     machine.does(WELL, {step: {"prints": f"not at the beginning of a line {DRAFT}\n"}})
     done = machine.refresh()
     assert (done.returncode, machine.steps()[-1]) == (1, step)
 
 
-def test_an_evaluation_that_could_not_be_made_is_no_refusal(machine):
+def test_failed_evaluation_is_not_a_refusal(machine):
     """It ends with the same code as a refusal, without a report: that is tried again."""
     machine.does(WELL, {"evaluate": {"code": 1, "prints": ""}})
     assert machine.refresh("--run", "a").returncode == 1
     assert json.loads((machine.state / "a.json").read_text(encoding="utf-8"))["verdict"] is None
 
 
-def test_without_a_name_the_unfinished_run_goes_on(machine):
+def test_refresh_without_a_name_resumes_the_unfinished_run(machine):
     """And once it has ended, another is begun."""
     machine.does(WELL, {"train": {"code": 1}})
     assert machine.refresh().returncode == 1
@@ -188,7 +188,7 @@ def test_without_a_name_the_unfinished_run_goes_on(machine):
     assert len(list(machine.state.glob("*.json"))) == 2
 
 
-def test_a_state_that_cannot_be_read_is_not_taken_for_none(machine):
+def test_unreadable_state_is_an_error_not_an_empty_state(machine):
     """Or content would be read a second time; nothing is left half-written beside it."""
     assert machine.refresh("--run", "a").returncode == 0
     assert [path.name for path in machine.state.iterdir()] == ["a.json"]
@@ -207,7 +207,7 @@ def test_a_command_line_that_is_wrong_runs_nothing(machine, words):
     assert (done.returncode, machine.calls()) == (64, [])
 
 
-def test_a_refresh_that_is_told_to_stop_lets_its_step_stop(machine):
+def test_refresh_forwards_sigterm_to_its_step(machine):
     """The command gets the signal, writes its checkpoint and ends; the run goes on the next time."""
     machine.does(WELL, {"train": {"hangs": True}})
     with subprocess.Popen(machine.command("--run", "a"), env=machine.environment()) as process:
@@ -233,7 +233,7 @@ def test_a_refresh_that_is_told_to_stop_lets_its_step_stop(machine):
     ],
     ids=["free", "a worker's", "one of two", "a part of one"],
 )
-def test_a_gpu_that_a_worker_serves_on_is_left_alone(machine, shown, code, says):
+def test_refresh_refuses_a_gpu_in_use(machine, shown, code, says):
     """Nothing is read of any content before that is known."""
     machine.gpus(shown)
     done = machine.refresh("--gpu")
@@ -241,7 +241,7 @@ def test_a_gpu_that_a_worker_serves_on_is_left_alone(machine, shown, code, says)
     assert says in done.stderr
 
 
-def test_without_a_gpu_it_does_not_begin(machine):
+def test_refresh_refuses_to_start_without_a_gpu(machine):
     """As where nobody gave the container one."""
     done = machine.refresh("--gpu")
     assert (done.returncode, machine.calls()) == (64, [])
@@ -280,7 +280,7 @@ def devices(service: dict) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", REFRESHES)
-def test_a_refresh_starts_only_when_it_is_asked_for(name):
+def test_up_never_starts_a_refresh(name):
     """In a profile of its own, once; on no network but that of records, and without a port."""
     service = SERVICES[name]
     assert service["profiles"] == [REFRESHES[name]]
@@ -324,7 +324,7 @@ def mounted(service: dict) -> dict[str, tuple[str, bool]]:
         ("refresh-demo", "refresh-demo"),
     ],
 )
-def test_all_know_the_same_registry_and_only_some_may_write_it(name, settings):
+def test_registry_is_shared_and_writable_only_for_gateway_and_refresh(name, settings):
     """Workers read; and what each is told is where the file has it mounted."""
     read = load_settings(AT / "compose" / f"{settings}.yaml")
     places = mounted(SERVICES[name])
@@ -338,7 +338,7 @@ def test_all_know_the_same_registry_and_only_some_may_write_it(name, settings):
 
 
 @pytest.mark.parametrize(("name", "worker"), [("refresh", "worker-gpu"), ("refresh-demo", "worker-demo")])
-def test_a_refresh_is_of_the_pair_that_serves(name, worker):
+def test_refresh_trains_the_pair_in_service(name, worker):
     """The same target and draft by the same paths, and the gateway's log and keys."""
     refresh, serving = (load_settings(AT / "compose" / f"{each}.yaml") for each in (name, worker))
     gateway = load_settings(AT / "compose" / "gateway.yaml")
@@ -352,7 +352,7 @@ def test_a_refresh_is_of_the_pair_that_serves(name, worker):
     assert SERVICES[name]["environment"][variable] == SERVICES["gateway"]["environment"][variable]
 
 
-def test_at_first_nobody_is_trusted():
+def test_no_key_is_trusted_by_default():
     """The file that ships names no key, and says what belongs there."""
     text = (AT / "compose" / "drafts.pub").read_text(encoding="utf-8")
     assert parse_trusted_keys(text) == ()
@@ -390,7 +390,7 @@ def options_of(step: str) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts}
 
 
-def test_the_real_commands_take_what_the_program_gives_them(machine):
+def test_commands_accept_the_arguments_of_refresh(machine):
     """The stand-in above takes anything; these would say `No such option`."""
     assert machine.refresh("--run", "a", "--steps", "40").returncode == 0
     assert machine.refresh("--run", "b", "--train=--backend", "--train=small").returncode == 0
@@ -400,7 +400,7 @@ def test_the_real_commands_take_what_the_program_gives_them(machine):
         assert given <= options_of(step), step
 
 
-def test_what_the_real_commands_print_is_understood(capsys):
+def test_refresh_parses_the_output_of_the_commands(capsys):
     """Each line is made by the command itself, and read by the program."""
     program = runpy.run_path(str(PROGRAM))
     manifest = DatasetManifest(target=DATASET, tokenizer="t", policy="p", made="2026-01-01", samples=())

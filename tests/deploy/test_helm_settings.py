@@ -162,7 +162,7 @@ def test_the_database_url_is_one_the_driver_takes(tmp_path):
 
 
 @needs_helm
-def test_a_setting_that_is_none_is_refused_before_anything_is_installed():
+def test_unknown_setting_is_refused_before_install():
     """Helm's own check of the values knows every setting the appliance knows, and no other."""
     values = {"global": {"allowTags": True}}
     assert render({**values, "settings": {"api": {"max_body_bytes": 1048576}}}).objects

@@ -75,14 +75,14 @@ def test_the_health_check_asks_in_clear_or_by_tls(answering_port):
     assert codes == [0, 1]
 
 
-def test_the_health_check_fails_where_nobody_listens():
+def test_health_check_fails_without_a_listener():
     """A closed port is an unhealthy container, without a traceback."""
     check = [sys.executable, "-I", FILES / "healthcheck.py", str(free_port("127.0.0.1")), "/healthz"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_the_build_asks_nobody(images):
+def test_build_needs_no_network(images):
     """Not one packet of the build reached the machine outside."""
     assert images.knocks_of_the_build == []
 

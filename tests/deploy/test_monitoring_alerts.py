@@ -741,33 +741,33 @@ def _firing(case: Case, at: int, expected: int) -> dict[str, Any]:
     return {"expr": firing, "eval_time": f"{at}m", "exp_samples": [{"labels": "{}", "value": expected}]}
 
 
-def test_each_alert_is_quiet_fires_and_ends_as_its_stories_go(tmp_path: Path):
+def test_alert_fires_and_resolves_as_its_cases_say(tmp_path: Path):
     """Quiet before, firing while it lasts, over afterwards; quiet all along where it is none of its own."""
     code, told = judged(CASES, tmp_path)
     assert code == 0, told
     assert "FAILED" not in told, told
 
 
-def test_a_story_that_goes_otherwise_fails(tmp_path: Path):
+def test_alert_case_with_a_wrong_expectation_fails(tmp_path: Path):
     """And the output names its alert."""
     code, told = judged([replace(ONE, quiet=ONE.fires, fires=None, resolved=None)], tmp_path)
     assert code != 0
     assert f'alertname=\\"{ONE.alert}\\"' in told, told
 
 
-def test_a_story_that_promtool_cannot_read_fails(tmp_path: Path):
+def test_alert_case_that_promtool_cannot_parse_fails(tmp_path: Path):
     """A series that does not parse; the output names no alert then."""
     code, told = judged([ONE, replace(ONE, series={"appliance_control_acting": "1 to 30"})], tmp_path)
     assert code != 0, told
 
 
-def test_every_alert_is_seen_firing_quiet_and_over():
+def test_every_alert_has_cases_firing_quiet_and_resolved():
     """A new alert brings its story."""
     whole = {case.alert for case in CASES if case.fires is not None and case.resolved is not None}
     assert whole == set(alerts()) == {case.alert for case in CASES}
 
 
-def test_promtool_finds_nothing_wrong():
+def test_promtool_accepts_the_rules():
     """The rules as files: syntax, templates, names given twice."""
     command = [tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", *map(str, RULES)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -775,7 +775,7 @@ def test_promtool_finds_nothing_wrong():
 
 
 @pytest.mark.parametrize("name", sorted(alerts()))
-def test_the_alert_says_what_it_means_and_what_to_do(name: str):
+def test_alert_has_severity_summary_description_and_runbook(name: str):
     """Severity, one line, an explanation, and the page that helps."""
     rule = alerts()[name]
     notes = rule["annotations"]

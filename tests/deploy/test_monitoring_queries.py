@@ -47,7 +47,7 @@ def result(expr: str) -> frozenset[str]:
 @pytest.mark.parametrize(
     "rule", [pytest.param(rule, id=rule.get("alert") or rule["record"]) for rule in rules()]
 )
-def test_a_rule_asks_for_what_there_is(rule: dict[str, Any]):
+def test_rule_expressions_name_existing_metrics_and_labels(rule: dict[str, Any]):
     """And its texts fill in only labels that its series have."""
     has = labels_of(promql.parse(rule["expr"]), known_metrics())
     for text in rule.get("annotations", {}).values():
@@ -63,7 +63,7 @@ def test_installations_that_one_prometheus_reads_are_judged_apart(rule: dict[str
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_panel_asks_for_what_there_is(panel: dict[str, Any]):
+def test_panel_queries_name_existing_metrics_and_labels(panel: dict[str, Any]):
     """And names its series by labels they have."""
     assert panel["targets"]
     for target in panel["targets"]:
@@ -72,7 +72,7 @@ def test_a_panel_asks_for_what_there_is(panel: dict[str, Any]):
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_an_event_asks_for_what_there_is(event: dict[str, Any]):
+def test_annotation_queries_name_existing_metrics_and_labels(event: dict[str, Any]):
     """And says what happened to whom."""
     has = result(event["expr"])
     assert placeholders(event["titleFormat"] + event["textFormat"]) <= has
@@ -105,13 +105,13 @@ def test_variables_are_filled_from_labels_that_exist(page: dict[str, Any]):
         ('appliance_worker_up{worker=~"$pod"}', "a variable nobody fills in"),
     ],
 )
-def test_a_query_that_finds_nothing_for_ever_is_refused(query: str, reason: str):
+def test_query_for_an_unknown_metric_is_refused(query: str, reason: str):
     """The checker sees what Prometheus would not say."""
     with pytest.raises(QueryError, match=reason):
         result(query)
 
 
-def test_dashboards_on_disk_are_what_their_source_makes():
+def test_dashboard_files_match_their_source():
     """After a change: `python -m deploy.monitoring.source`."""
     made = {f"{dashboard.uid}.json": rendered(dashboard) for dashboard in ALL}
     assert {file.name: file.read_text(encoding="utf-8") for file in DASHBOARDS} == made
@@ -146,7 +146,7 @@ def differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page["uid"] for page in PAGES])
-def test_panels_lie_beside_each_other_and_explain_themselves(page: dict[str, Any]):
+def test_panels_do_not_overlap_and_have_a_description(page: dict[str, Any]):
     """No two on one place, none off the grid, each with unit and tooltip; nothing comes from elsewhere."""
     taken: set[tuple[int, int]] = set()
     for panel in page["panels"]:
@@ -165,7 +165,7 @@ def test_panels_lie_beside_each_other_and_explain_themselves(page: dict[str, Any
     assert "https:" not in json.dumps(page)
 
 
-def test_there_are_the_dashboards_an_operator_is_promised():
+def test_all_documented_dashboards_exist():
     """Each reachable from the others, and the one on speculation explains its main word."""
     assert {page["uid"].removeprefix("appliance-") for page in PAGES} == {
         "overview", "speculation", "tenants", "audit", "worker",
@@ -179,7 +179,7 @@ def test_there_are_the_dashboards_an_operator_is_promised():
     }
 
 
-def test_what_two_dashboards_ask_alike_they_explain_alike():
+def test_equal_queries_have_equal_titles_and_descriptions():
     """One panel with one title and one text, wherever it stands."""
     said: dict[tuple[str, ...], set[tuple[str, str, str]]] = {}
     for page in PAGES:
@@ -206,7 +206,7 @@ def test_the_error_budget_counts_exactly_the_errors_that_are_ours():
 
 
 @pytest.mark.parametrize("name", sorted(alerts()))
-def test_each_alert_has_a_page_that_says_what_to_do(name: str):
+def test_each_alert_has_a_runbook_with_all_sections(name: str):
     """With the four parts every page has."""
     page = (ROOT / alerts()[name]["annotations"]["runbook"]).read_text(encoding="utf-8")
     assert page.startswith(f"# {name}\n")
@@ -214,7 +214,7 @@ def test_each_alert_has_a_page_that_says_what_to_do(name: str):
         assert part in page, part
 
 
-def test_no_page_is_left_of_an_alert_that_is_no_more():
+def test_alert_pages_match_the_rules():
     """One page for each alert, and the list of them."""
     pages = {file.stem for file in (ROOT / "docs" / "runbooks" / "alerts").glob("*.md")}
     assert pages == {*alerts(), "README"}
@@ -227,7 +227,7 @@ def test_no_page_is_left_of_an_alert_that_is_no_more():
 @pytest.mark.parametrize(
     "name", sorted({file.name for file in (ROOT / "deploy" / "compose").glob("prometheus.yaml")})
 )
-def test_what_compose_scrapes_is_understood_by_prometheus(name: str, tmp_path: Path):
+def test_prometheus_accepts_the_scrape_configuration(name: str, tmp_path: Path):
     """The file itself, with the rules where they are here."""
     content = yaml.safe_load((ROOT / "deploy" / "compose" / name).read_text(encoding="utf-8"))
     content["rule_files"] = [str(MONITORING / "rules" / "*.yaml")]

@@ -10,7 +10,7 @@ import pytest
 from deploy.lock import CONTENTS, LOCKS, PYTHONS, ROOT, index_environment
 
 
-def test_the_index_gives_what_is_locked():
+def test_index_has_every_locked_file():
     """The project resolves to the locked versions, and each locked hash is that of a file at the index."""
     done = subprocess.run(
         [sys.executable, ROOT / "deploy" / "lock.py", "--check"], capture_output=True, text=True, check=False

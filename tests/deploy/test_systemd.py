@@ -63,7 +63,7 @@ def test_there_is_one_for_each_role():
 
 
 @needs_systemd
-def test_systemd_finds_nothing_wrong(verifiable):
+def test_systemd_analyze_reports_no_error(verifiable):
     """No unknown name, no value it would ignore with a warning."""
     answer = analyze("verify", verifiable)
     assert (answer.returncode, answer.stdout + answer.stderr) == (0, "")
@@ -95,7 +95,7 @@ def test_exposes_little(unit, verifiable):
         ("User", "appliance"),
     ],
 )
-def test_shuts_the_service_in(unit, line):
+def test_unit_restricts_the_service(unit, line):
     """What the documentation of no egress promises of the units."""
     assert [value for name, value in settings_of(unit) if name == line[0]] == [line[1]]
 

@@ -355,7 +355,7 @@ async def _running(
                 sealed_head_path=directory / "audit.head",
                 clock=time.time,  # noqa: TID251 - this is a composition root too
                 version="test",
-                on_commit=metrics.saw_audit_commit,
+                on_commit=metrics.record_audit_commit,
             )
         )
         stack.callback(store.release)

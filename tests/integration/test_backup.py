@@ -71,7 +71,7 @@ def places(tmp_path):
     }
 
 
-def test_an_installation_comes_back_whole(places):
+def test_installation_is_restored_completely(places):
     """Backed up while a gateway writes, destroyed, restored, verified against a checkpoint that was kept."""
     data = places["DATA"]
     with gateway(data):

@@ -304,7 +304,7 @@ async def until_known(client: openai.AsyncOpenAI) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_batches_are_listed_cancelled_and_told_what_is_wrong_with_them(appliance):
+async def test_batches_are_listed_cancelled_and_report_errors(appliance):
     """Every call of the client's `batches`."""
     worker = appliance.worker
     worker.begin(pause_seconds=0.1)

@@ -79,7 +79,7 @@ async def test_a_flood_of_headers_is_answered_while_it_still_comes(serve):
     assert page.get_sample_value("appliance_errors_total", {"code": "head_too_large"}) == 1
 
 
-async def test_one_connection_too_many_is_told_so(serve):
+async def test_connection_beyond_the_limit_gets_503(serve):
     """And those that were there go on."""
     running = await serve(FakeWorker(), max_connections=2)
     async with connection(running), connection(running) as (reader, writer):
@@ -104,7 +104,7 @@ async def test_a_connection_without_a_request_is_closed(serve):
             await other.read()
 
 
-async def test_a_client_that_stops_reading_is_cut_off_and_its_worker_stops(serve):
+async def test_client_that_stops_reading_is_disconnected_and_its_worker_stops(serve):
     """What it asked for does not wait in memory for it."""
     worker = FakeWorker(pieces=["x" * 50_000] * 2000)
     running = await serve(worker, stalled_seconds=1.0)

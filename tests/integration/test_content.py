@@ -86,7 +86,7 @@ async def admin(running, path, body):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_came_and_what_was_sent_is_kept_byte_for_byte(running, archive, stream):
+async def test_request_and_answer_are_kept_byte_for_byte(running, archive, stream):
     """Body as received, answer as sent, each opened and checked against its leaf."""
     body = json.dumps(chat(stream=stream, messages=[LIBEL]), indent=1).encode()
     reply, intent, outcome = await kept(running, body)
@@ -124,7 +124,7 @@ async def test_a_tenant_that_keeps_nothing_leaves_nothing(running, archive):
     assert not list((running.directory / "payload-keys").iterdir())
 
 
-async def test_a_digest_can_be_shown_by_who_has_key_and_text_and_by_nobody_else(running, archive):
+async def test_digest_is_provable_only_with_key_and_text(running, archive):
     """Nothing is stored; the commitment is keyed, and bound to its request."""
     body = json.dumps(chat(messages=[LIBEL])).encode()
     replies = [await running.post(body, key=running.notary_key) for _ in range(2)]
@@ -194,7 +194,7 @@ async def test_of_an_answer_that_is_too_long_the_beginning_is_kept_and_the_log_s
     assert Archive(running.directory).open(outcome, Part.RESPONSE) == reply.body[:1024]
 
 
-async def test_a_request_that_cannot_be_kept_is_refused_and_no_worker_hears_of_it(running, archive):
+async def test_request_is_refused_if_its_content_cannot_be_kept(running, archive):
     """Fails closed for those whose content must be kept; others are served."""
     with archive.store._engine.begin() as connection:
         connection.execute(sql("ALTER TABLE audit_payloads RENAME TO elsewhere"))
@@ -281,7 +281,7 @@ async def test_a_backup_of_the_database_does_not_bring_back_what_was_erased(runn
     backup.store.close()
 
 
-async def test_erasing_a_tenant_destroys_its_keys_and_nobody_elses(running, archive):
+async def test_erasing_a_tenant_destroys_only_its_keys(running, archive):
     """Commitments of that tenant say nothing any more either."""
     running.verdict = verify.ExitCode.ERASED
     await kept(running, chat())
@@ -360,7 +360,7 @@ async def test_what_is_deleted_is_overwritten_in_the_file(running, archive):
         ("holds", {"tenant": "archive", "reason": "two\nlines"}),
     ],
 )
-async def test_an_order_that_is_not_understood_erases_nothing(running, archive, path, body):
+async def test_invalid_erasure_request_erases_nothing(running, archive, path, body):
     """Refused as a whole, with the member that is wrong."""
     await kept(running, chat())
     answer = await admin(running, f"audit/{path}", body)

@@ -27,7 +27,7 @@ async def controlled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         yield Controlled(stack, tmp_path, monkeypatch)
 
 
-async def test_a_worker_is_told_once_what_it_should_do(controlled):
+async def test_decision_is_sent_to_a_worker_once(controlled):
     """At the first look; from then on it does it, and hears nothing more."""
     worker = EngineWorker()
     await controlled.start(worker)
@@ -41,7 +41,7 @@ async def test_a_worker_is_told_once_what_it_should_do(controlled):
     assert controlled.sample("speculation_controllable", worker="w1") == 1
 
 
-async def test_a_collapse_stops_drafting_and_is_told_everywhere_alike(controlled):
+async def test_collapse_has_one_reason_in_log_metrics_and_audit(controlled):
     """Worker, audit log, metric, operator log and event: the same reason, in the same word."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
@@ -64,7 +64,7 @@ async def test_a_collapse_stops_drafting_and_is_told_everywhere_alike(controlled
     assert controlled.sample("speculation_reason", worker="w1", reason="collapsed") == 1
 
 
-async def test_drafting_comes_back_by_itself_once_it_pays_again(controlled):
+async def test_drafting_resumes_once_it_pays_again(controlled):
     """A probe finds it out; the table is back everywhere, and the way there is on record."""
     worker = EngineWorker()
     await controlled.start(worker, probe_seconds=3.0, probe_share=0.2)
@@ -82,7 +82,7 @@ async def test_drafting_comes_back_by_itself_once_it_pays_again(controlled):
 
 
 @pytest.mark.parametrize("status", [400, 500])
-async def test_a_worker_that_does_not_take_what_it_is_told_is_told_again(controlled, status):
+async def test_decision_is_sent_again_if_not_applied(controlled, status):
     """At every look until it does; nothing else suffers."""
     worker = EngineWorker(put_status=status)
     await controlled.start(worker)
@@ -96,7 +96,7 @@ async def test_a_worker_that_does_not_take_what_it_is_told_is_told_again(control
     assert controlled.seen().reading.table == ((1, LARGEST, 3),)
 
 
-async def test_a_stop_that_did_not_arrive_is_told_again(controlled):
+async def test_lost_stop_is_sent_again(controlled):
     """The decision stands, and is on record once."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
@@ -147,7 +147,7 @@ def page(drafts: int, accepted: int) -> str:
         ),
     ],
 )
-async def test_a_worker_that_cannot_be_told_is_avoided_while_its_drafts_fail(controlled, more, problem):
+async def test_uncontrollable_worker_is_avoided_while_its_drafts_fail(controlled, more, problem):
     """What its metrics page counts is enough to see that; it is never told anything."""
     worker = FakeWorker(metrics=page(0, 0), **more)
     await controlled.start(worker, **PATIENT)
@@ -169,7 +169,7 @@ async def test_a_worker_that_cannot_be_told_is_avoided_while_its_drafts_fail(con
     assert worker.puts == []
 
 
-async def test_a_plugin_that_took_its_hooks_out_is_seen_to_be_out_of_control(controlled):
+async def test_plugin_without_hooks_is_reported_as_not_controllable(controlled):
     """The reason it gave is passed on, and it is told nothing more."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
@@ -185,7 +185,7 @@ async def test_a_plugin_that_took_its_hooks_out_is_seen_to_be_out_of_control(con
     assert len(worker.puts) == told
 
 
-async def test_a_loop_without_the_lease_steers_nobody_and_shows_what_the_worker_was_told(controlled):
+async def test_loop_without_the_lease_only_shows_the_workers_table(controlled):
     """Whoever holds it decides; nothing is recorded twice."""
     worker = EngineWorker()
     await controlled.start(worker)
@@ -204,7 +204,7 @@ async def test_a_loop_without_the_lease_steers_nobody_and_shows_what_the_worker_
     assert (worker.puts, controlled.loop.events(0)) == ([], ())
 
 
-async def test_whoever_takes_the_lease_over_goes_on_from_what_the_worker_was_told(controlled):
+async def test_new_lease_holder_continues_from_the_workers_table(controlled):
     """A worker that was stopped stays stopped until a probe says otherwise; one that lost it is silent."""
     worker = EngineWorker()
     await controlled.start(worker, probe_seconds=3.0, probe_share=0.2)
@@ -226,7 +226,7 @@ async def test_whoever_takes_the_lease_over_goes_on_from_what_the_worker_was_tol
     assert len(worker.puts) == told
 
 
-async def test_observing_only_steers_nobody(controlled):
+async def test_observe_mode_changes_no_worker(controlled):
     """It measures all the same; whether the lease could be had is not even asked."""
     worker = EngineWorker()
     await controlled.start(worker, control="observe")
@@ -238,7 +238,7 @@ async def test_observing_only_steers_nobody(controlled):
     assert controlled.sample("control_acting") == 0
 
 
-async def test_a_defect_in_one_look_stops_neither_the_loop_nor_another_worker(controlled):
+async def test_defect_in_one_poll_stops_neither_loop_nor_other_workers(controlled):
     """It is logged and counted, and the next look may go well."""
     await controlled.start(EngineWorker(), EngineWorker())
     controlled.client.broken = W1
@@ -279,7 +279,7 @@ def order(worker: str, mode: SpeculationMode, *, since: float, seconds: float) -
     )
 
 
-async def test_an_override_is_obeyed_until_it_ends(controlled):
+async def test_override_applies_until_it_ends(controlled):
     """At the next look, whatever is measured; afterwards the monitor has its say again."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
@@ -314,7 +314,7 @@ async def test_an_override_keeps_a_failing_draft_drafting(controlled):
         assert worker.puts[-1]["reason"] == "operator_override"
 
 
-async def test_an_order_stands_while_the_place_it_is_kept_cannot_be_read(controlled):
+async def test_override_holds_while_its_store_cannot_be_read(controlled):
     """And the loop goes on: a disk that is slow takes back nothing."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
@@ -327,7 +327,7 @@ async def test_an_order_stands_while_the_place_it_is_kept_cannot_be_read(control
     assert controlled.seen().decision.reason is Reason.OPERATOR_OVERRIDE
 
 
-async def test_a_probe_somebody_asked_for_is_made_at_the_next_look(controlled):
+async def test_requested_probe_runs_at_the_next_poll(controlled):
     """Whatever its back-off; once, and small."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT, probe_share=0.2)
@@ -344,7 +344,7 @@ async def test_a_probe_somebody_asked_for_is_made_at_the_next_look(controlled):
     assert sum(told["mode"] == "probing" for told in worker.puts) == 1
 
 
-async def test_a_look_that_fails_does_not_end_a_probe(controlled):
+async def test_failed_poll_does_not_end_a_probe(controlled):
     """A table told again would."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT, probe_share=0.2)
@@ -363,7 +363,7 @@ async def test_a_look_that_fails_does_not_end_a_probe(controlled):
     assert worker.puts[-1]["reason"] == "probe_failed"
 
 
-async def test_who_does_not_steer_refuses_what_an_operator_asks_of_the_one_that_does(controlled):
+async def test_gateway_without_the_lease_refuses_probe_and_recycle(controlled):
     """And says so, instead of remembering it for later."""
     worker = EngineWorker()
     await controlled.start(worker)
@@ -379,7 +379,7 @@ async def test_who_does_not_steer_refuses_what_an_operator_asks_of_the_one_that_
     assert [line["state"] for line in controlled.logged("control_lease_changed")] == ["held"]
 
 
-async def test_a_recycling_somebody_asked_for_is_begun_in_their_words(controlled):
+async def test_requested_recycle_records_the_operators_note(controlled):
     """Or refused in the recycler's."""
     await controlled.start(EngineWorker())
     await controlled.tick()
@@ -397,7 +397,7 @@ async def test_a_recycling_somebody_asked_for_is_begun_in_their_words(controlled
         controlled.loop.request_recycle(W1, with_draft=False, note="", actor="operator/key")
 
 
-async def test_a_draft_that_has_not_paid_for_long_is_restarted_without(controlled):
+async def test_worker_is_restarted_without_a_draft_that_does_not_pay(controlled):
     """Once, when it may be; until then the worker serves the target alone."""
     await controlled.start(EngineWorker(), hard_off_after_seconds=60.0, **PATIENT)
     await controlled.collapse()
@@ -416,7 +416,7 @@ async def test_a_draft_that_has_not_paid_for_long_is_restarted_without(controlle
     assert len(controlled.restarts.begun) == 1, "one that cannot be restarted is not drained again and again"
 
 
-async def test_a_worker_that_was_replaced_while_it_was_looked_at_is_left_for_the_next_look(controlled):
+async def test_worker_replaced_during_a_poll_is_polled_next_time(controlled):
     """What was seen is of another one: it says nothing about its successor, which is told nothing."""
     before, after = EngineWorker(), EngineWorker()
     before.may_answer.clear()
@@ -436,7 +436,7 @@ async def test_a_worker_that_was_replaced_while_it_was_looked_at_is_left_for_the
     assert len(after.puts) == 1
 
 
-async def test_a_worker_that_restarts_is_judged_anew(controlled):
+async def test_restarted_worker_starts_with_empty_state(controlled):
     """Its engine has another epoch; what it is told is where things stood."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
@@ -486,7 +486,7 @@ async def test_steps_of_a_worker_that_says_nothing_stay_as_they_were(controlled)
     assert controlled.sample("worker_step_tokens_total", **kind) is None
 
 
-async def test_a_worker_that_cannot_be_scraped_keeps_what_it_was_told(controlled):
+async def test_worker_that_cannot_be_scraped_keeps_its_table(controlled):
     """Three looks that fail take it out of routing; none of them changes its mode."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
@@ -515,7 +515,7 @@ async def test_a_plugin_that_answers_nonsense_takes_no_worker_out_of_routing(con
     assert worker.puts == []
 
 
-async def test_the_loop_looks_until_it_is_stopped_and_gives_the_lease_back(controlled):
+async def test_loop_polls_until_stopped_and_releases_the_lease(controlled):
     """So that another need not wait for it to expire."""
     await controlled.start(EngineWorker())
     running = asyncio.create_task(controlled.loop.run())
@@ -529,7 +529,7 @@ async def test_the_loop_looks_until_it_is_stopped_and_gives_the_lease_back(contr
     assert (controlled.restarts.closed, controlled.lease.released) == (1, 1)
 
 
-async def test_a_worker_started_without_a_draft_is_told_nothing(controlled):
+async def test_worker_without_a_draft_gets_no_table(controlled):
     """There is nothing to steer."""
     worker = FakeWorker(plugin={"controllable": False, "problems": ["no draft"], "epoch": ""})
     await controlled.start(worker)
@@ -539,7 +539,7 @@ async def test_a_worker_started_without_a_draft_is_told_nothing(controlled):
     assert worker.puts == []
 
 
-async def test_a_client_reads_and_steers_over_http(controlled):
+async def test_client_reads_and_controls_over_http(controlled):
     """The same value comes back as was sent; what is not in force afterwards is a failure."""
     worker = EngineWorker()
     await controlled.start(worker)

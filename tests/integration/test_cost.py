@@ -101,7 +101,7 @@ def test_tenants_have_what_the_engine_was_busy_with(site):
     assert report["workers"][0]["estimated_seconds"] == 0
 
 
-def test_every_second_is_paid_by_somebody_or_nobody(site):
+def test_every_second_is_attributed_idle_or_unattributed(site):
     """Tenants, idle and unattributed time make what the worker cost: a tenth a second, and its energy."""
     report = site.report
     lines = sum(line["cost"]["total"] for line in report["lines"])
@@ -141,7 +141,7 @@ def test_the_report_is_a_page_a_sheet_and_a_table(site):
         assert "demo" in text
 
 
-def test_whose_drafts_fail_is_told_by_tenant_template_and_context(site):
+def test_attribution_names_tenant_template_and_context(site):
     """The attribution names who sends noise, ahead of who sends code, and no prompt."""
     tenants = [found["tenant"] for found in site.offenders]
     worst = site.offenders[tenants.index("radiology")]

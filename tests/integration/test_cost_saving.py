@@ -51,7 +51,7 @@ def test_a_saving_that_is_wrong_would_not_agree(found, factor):
     assert not found.agrees_with(factor), f"too vague, {told} and {measured}: is the machine busy?"
 
 
-def test_both_speak_of_the_same_steps(found):
+def test_status_and_metrics_report_the_same_steps(found):
     """To the token, and to the microsecond of each look."""
     assert found.told.tokens == found.measured.tokens > 500
     assert found.told.spent == pytest.approx(found.measured.spent, abs=0.01)

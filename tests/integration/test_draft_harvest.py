@@ -212,7 +212,7 @@ async def site(tmp_path: Path, wrote: Callable[[str, str], None]) -> AsyncIterat
     wrote("commands", "".join(site.printed))
 
 
-async def test_a_data_set_holds_what_allowed_tenants_said_and_nothing_that_was_erased(site: Site):
+async def test_data_set_has_only_permitted_and_unerased_content(site: Site):
     """From a real gateway's log, with the target's own tokenizer; the log verifies before and after."""
     for tenant in TENANTS:
         await site.talk(tenant, 6)

@@ -26,14 +26,14 @@ from typer.testing import CliRunner, Result
 from appliance.audit.entry import decode
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft import train as command
-from appliance.drafts.harvest.sample import Sample
+from appliance.drafts.harvest.sample import TrainingSample
 from appliance.drafts.lint.lint import lint_pair
-from appliance.drafts.registry.opening import open_registry
-from appliance.drafts.training.job import sample_lines
-from appliance.drafts.training.launch import train
+from appliance.drafts.registry.site_registry import open_registry
 from appliance.drafts.training.progress import Point, read_points
-from appliance.drafts.training.recipe import TrainingRecipe
-from appliance.drafts.training.speculators.plan import Setup, server_command
+from appliance.drafts.training.speculators.commands import Setup, server_command
+from appliance.drafts.training.trainer_process import train
+from appliance.drafts.training.training_job import sample_lines
+from appliance.drafts.training.training_recipe import TrainingRecipe
 from appliance.errors import DraftRefusedError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, load_settings, process_environment
@@ -54,14 +54,14 @@ PROMPT = 40
 """Tokens of a sample that are asked; the rest is answered."""
 
 
-def samples(count: int = 48) -> list[Sample]:
+def samples(count: int = 48) -> list[TrainingSample]:
     """Code that neither of the pair was trained on, as a harvest would have it."""
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
     made = []
     for place, text in enumerate(held_out_prompts(load_corpus(), count=count, characters=500)):
         ids = tuple(tokenizer.encode(text).ids)
         made.append(
-            Sample(
+            TrainingSample(
                 request_id=f"01HARVEST{place:04}",
                 tenant="acme",
                 template="raw-plain",
@@ -77,7 +77,7 @@ def samples(count: int = 48) -> list[Sample]:
 class SmallDataset:
     """A data set as `open_dataset` gives one, without a database behind it."""
 
-    def __init__(self, taken: list[Sample]) -> None:
+    def __init__(self, taken: list[TrainingSample]) -> None:
         self._samples = taken
         self.missing = self.withheld = 0
         self.erased: set[str] = set()
@@ -87,7 +87,7 @@ class SmallDataset:
             samples=[SimpleNamespace(request_id=each.request_id, digest=each.digest) for each in taken],
         )
 
-    def read(self, held_out: bool) -> Iterator[Sample]:
+    def read(self, held_out: bool) -> Iterator[TrainingSample]:
         for place, sample in enumerate(self._samples):
             if (place % 8 == 0) is held_out and sample.request_id not in self.erased:
                 yield sample
@@ -206,7 +206,7 @@ def test_nothing_of_the_samples_is_in_the_run(site, trained, dataset):
             assert not any(needle in content for needle in needles), file
 
 
-def test_what_was_erased_meanwhile_is_in_no_new_draft(site, worn, dataset):
+def test_content_erased_during_training_is_in_no_new_draft(site, worn, dataset):
     """The draft is there, but is not registered: it learnt from what may not be learnt from any more."""
     before = site.entries()
     dataset.erased = set()
@@ -285,7 +285,7 @@ def test_killed_and_stopped_it_comes_out_the_same(tmp_path, small):
     assert records[0] == records[1]
 
 
-def test_what_was_trained_is_served(site, trained, tmp_path):
+def test_trained_draft_is_served(site, trained, tmp_path):
     """vLLM loads the head, and accepts as much of it as the training says: more than after a few steps."""
     (revision,) = open_registry(site.settings, lambda: 0.0).revisions()
     draft = open_registry(site.settings, lambda: 0.0).weights(revision)

@@ -71,7 +71,7 @@ def test_a_network_with_loopback_alone_is_closed(inside: Namespace):
     assert report["control"]["outcome"] == "connected"
 
 
-def test_people_read_a_table(inside: Namespace):
+def test_report_prints_a_table(inside: Namespace):
     """With each attempt and the verdict; the exit code is the same."""
     done = inside.appliance("egress", "check", **QUICK)
     assert done.returncode == 0
@@ -79,7 +79,7 @@ def test_people_read_a_table(inside: Namespace):
     assert done.stdout.splitlines()[-1].strip() == "closed"
 
 
-def test_a_network_where_nothing_works_proves_nothing():
+def test_network_without_any_connection_is_inconclusive():
     """Every attempt to get out fails there, too."""
     with namespace(loopback=False) as broken:
         code, report = check(broken)
@@ -87,7 +87,7 @@ def test_a_network_where_nothing_works_proves_nothing():
     assert report["control"]["outcome"] == "unreachable"
 
 
-def test_a_listener_of_the_enclave_that_is_away_proves_nothing(inside: Namespace, outside: Namespace):
+def test_unreachable_control_makes_the_check_inconclusive(inside: Namespace, outside: Namespace):
     """With it the same network is closed."""
     control = {"APPLIANCE_EGRESS__CONTROL": "10.99.0.2:8000"}
     with cable(inside, outside):
@@ -99,7 +99,7 @@ def test_a_listener_of_the_enclave_that_is_away_proves_nothing(inside: Namespace
         assert (code, report["verdict"]) == (0, "closed")
 
 
-def test_a_way_out_by_tcp_is_found(inside: Namespace, outside: Namespace):
+def test_egress_by_tcp_is_detected(inside: Namespace, outside: Namespace):
     """One is enough, and the report says which."""
     with cable(inside, outside, "1.1.1.1"), outside.listening("tcp,1.1.1.1,443"):
         inside.ip("route", "add", "1.1.1.1", "via", "10.99.0.2")
@@ -108,7 +108,7 @@ def test_a_way_out_by_tcp_is_found(inside: Namespace, outside: Namespace):
     assert report["reasons"] == ["tcp 1.1.1.1:443 connected"]
 
 
-def test_a_way_out_by_udp_is_found(inside: Namespace, outside: Namespace):
+def test_egress_by_udp_is_detected(inside: Namespace, outside: Namespace):
     """Queries that are answered carry data out, too."""
     with cable(inside, outside, "8.8.8.8"), outside.listening("udp,8.8.8.8,53"):
         inside.ip("route", "add", "8.8.8.8", "via", "10.99.0.2")
@@ -148,7 +148,7 @@ def test_routes_that_end_here_are_closed(inside: Namespace, route: str, outcome:
     assert outcomes(report)["tcp 1.1.1.1:443"] == outcome
 
 
-def test_silence_is_closed(inside: Namespace, outside: Namespace):
+def test_dropped_packets_are_closed(inside: Namespace, outside: Namespace):
     """A router that drops everything, as most firewalls do."""
     with cable(inside, outside):
         inside.ip("route", "add", "default", "via", "10.99.0.2")
@@ -197,7 +197,7 @@ def test_behind_the_wall_the_network_is_not_tested(inside: Namespace):
     assert outcomes(report)["udp 8.8.8.8:53"] == "unreachable"
 
 
-def test_what_cannot_be_tried_is_inconclusive_and_not_open(inside: Namespace):
+def test_untestable_targets_are_inconclusive_not_open(inside: Namespace):
     """The exit code of other commands' errors would say `open` here."""
     done = inside.appliance("egress", "check", APPLIANCE_EGRESS__TCP_TARGETS='["resolver.example:53"]')
     assert done.returncode == 2
@@ -290,7 +290,7 @@ def test_a_strict_gateway_follows_the_network_and_its_log_proves_it(
             assert made.until_ready_is(200)["checks"]["egress"] == "ok"
             inside.ip("route", "add", "1.1.1.1", "via", "10.99.0.2")
             problem = made.until_ready_is(503)["checks"]
-            assert problem["egress"] == "the outside can be reached: tcp 1.1.1.1:443 connected"
+            assert problem["egress"] == "egress is possible: tcp 1.1.1.1:443 connected"
             assert problem["workers"] == problem["audit"] == "ok"
             # The gateway's own wall, where the kernel has one, refuses port 443: this was found outside it.
             asked = inside.appliance(
@@ -314,18 +314,18 @@ def test_a_strict_gateway_follows_the_network_and_its_log_proves_it(
         assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-def test_a_strict_gateway_that_has_shown_nothing_is_not_ready(inside: Namespace, tmp_path: Path):
+def test_strict_gateway_without_a_conclusive_check_is_not_ready(inside: Namespace, tmp_path: Path):
     """Its control is away, so no check concludes anything."""
     settings = {"mode": "strict", "interval_seconds": 1, "retry_seconds": 1, "control": "127.0.0.1:9"}
     with gateway(inside, tmp_path, **settings) as made:
         made.until(made.entries)
         status, body = made.ready()
         assert status == 503
-        assert body["checks"]["egress"].startswith("nothing has shown yet")
+        assert body["checks"]["egress"].startswith("no egress check has been conclusive yet")
         assert {entry["result"] for entry in made.entries()} == {"inconclusive"}
 
 
-def test_a_gateway_whose_prober_was_killed_says_so(inside: Namespace, tmp_path: Path):
+def test_killed_prober_is_reported(inside: Namespace, tmp_path: Path):
     """And never again that all is closed."""
     settings = {"mode": "warn", "interval_seconds": 1, "retry_seconds": 1}
     with gateway(inside, tmp_path, **settings) as made:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from appliance.sovereignty.egress.probe import Kind, Outcome, Plan, Probe, Result
+from appliance.sovereignty.egress.probe import EgressProbe, ProbeKind, ProbeOutcome, ProbePlan, ProbeResult
 from appliance.sovereignty.egress.prober import Prober
 from appliance.sovereignty.egress.probing import run_probes
 
@@ -28,18 +28,20 @@ def port_of(made: socket.socket) -> int:
     return int(made.getsockname()[1])
 
 
-def probe(kind: Kind, port: int = 0, host: str = LOOPBACK) -> Probe:
-    return Probe(kind=kind, host=host, port=port)
+def probe(kind: ProbeKind, port: int = 0, host: str = LOOPBACK) -> EgressProbe:
+    return EgressProbe(kind=kind, host=host, port=port)
 
 
-def tried(*probes: Probe, seconds: float = 1.0, control: Probe | None = None) -> list[Result]:
+def tried(
+    *probes: EgressProbe, seconds: float = 1.0, control: EgressProbe | None = None
+) -> list[ProbeResult]:
     """The control's result first."""
-    observation = run_probes(Plan(probes=probes, control=control, timeout_seconds=seconds))
+    observation = run_probes(ProbePlan(probes=probes, control=control, timeout_seconds=seconds))
     assert observation.control is not None
     return [observation.control, *observation.results]
 
 
-def outcome(*probes: Probe, **settings: float) -> Outcome:
+def outcome(*probes: EgressProbe, **settings: float) -> ProbeOutcome:
     _control, result = tried(*probes, **settings)
     return result.outcome
 
@@ -47,24 +49,24 @@ def outcome(*probes: Probe, **settings: float) -> Outcome:
 def test_without_a_control_of_the_settings_it_opens_one():
     """And closes it afterwards."""
     (control,) = tried()
-    assert control.outcome is Outcome.CONNECTED
-    assert outcome(probe(Kind.TCP, control.probe.port)) is Outcome.REFUSED
+    assert control.outcome is ProbeOutcome.CONNECTED
+    assert outcome(probe(ProbeKind.TCP, control.probe.port)) is ProbeOutcome.REFUSED
 
 
-@pytest.mark.parametrize("kind", [Kind.TCP, Kind.PROXY, Kind.METADATA])
+@pytest.mark.parametrize("kind", [ProbeKind.TCP, ProbeKind.PROXY, ProbeKind.METADATA])
 def test_a_connection_is_a_connection(kind):
     """To an address and, where the kind allows one, to a name."""
     with bound(socket.SOCK_STREAM) as listener:
-        assert outcome(probe(kind, port_of(listener))) is Outcome.REFUSED
+        assert outcome(probe(kind, port_of(listener))) is ProbeOutcome.REFUSED
         listener.listen()
-        assert outcome(probe(kind, port_of(listener))) is Outcome.CONNECTED
-        assert outcome(probe(kind, port_of(listener), "localhost")) is Outcome.CONNECTED
+        assert outcome(probe(kind, port_of(listener))) is ProbeOutcome.CONNECTED
+        assert outcome(probe(kind, port_of(listener), "localhost")) is ProbeOutcome.CONNECTED
 
 
-def test_an_answer_to_a_query_is_a_way_out_and_silence_is_none():
+def test_udp_answer_is_egress_and_silence_is_not():
     """It is asked more than once, since a packet may be lost."""
     with bound(socket.SOCK_DGRAM) as resolver:
-        assert outcome(probe(Kind.UDP, port_of(resolver)), seconds=0.3) is Outcome.TIMED_OUT
+        assert outcome(probe(ProbeKind.UDP, port_of(resolver)), seconds=0.3) is ProbeOutcome.TIMED_OUT
         queries = []
         resolver.setblocking(False)
         while len(queries) < 3:
@@ -78,9 +80,9 @@ def test_an_answer_to_a_query_is_a_way_out_and_silence_is_none():
 
         answering = threading.Thread(target=answer_the_second)
         answering.start()
-        assert outcome(probe(Kind.UDP, port_of(resolver)), seconds=3) is Outcome.CONNECTED
+        assert outcome(probe(ProbeKind.UDP, port_of(resolver)), seconds=3) is ProbeOutcome.CONNECTED
         answering.join()
-    assert outcome(probe(Kind.UDP, port_of_nobody())) is Outcome.REFUSED
+    assert outcome(probe(ProbeKind.UDP, port_of_nobody())) is ProbeOutcome.REFUSED
 
 
 def port_of_nobody() -> int:
@@ -91,11 +93,15 @@ def port_of_nobody() -> int:
 @pytest.mark.parametrize(
     ("found", "expected", "detail"),
     [
-        (["93.184.215.14"], Outcome.CONNECTED, "resolved to 93.184.215.14"),
-        (["10.0.0.1", "2606:2800:21f::1"], Outcome.CONNECTED, "resolved to 2606:2800:21f::1"),
-        (["10.0.0.1"], Outcome.UNRESOLVED, "answered with 10.0.0.1, which is no public address"),
-        (["0.0.0.0"], Outcome.UNRESOLVED, "answered with 0.0.0.0, which is no public address"),
-        (["fe80::1%eth0"], Outcome.UNRESOLVED, "answered with fe80::1%eth0, which is no public address"),
+        (["93.184.215.14"], ProbeOutcome.CONNECTED, "resolved to 93.184.215.14"),
+        (["10.0.0.1", "2606:2800:21f::1"], ProbeOutcome.CONNECTED, "resolved to 2606:2800:21f::1"),
+        (["10.0.0.1"], ProbeOutcome.UNRESOLVED, "answered with 10.0.0.1, which is not a public address"),
+        (["0.0.0.0"], ProbeOutcome.UNRESOLVED, "answered with 0.0.0.0, which is not a public address"),
+        (
+            ["fe80::1%eth0"],
+            ProbeOutcome.UNRESOLVED,
+            "answered with fe80::1%eth0, which is not a public address",
+        ),
     ],
 )
 def test_a_name_is_resolved_outside_if_its_address_is_public(monkeypatch, found, expected, detail):
@@ -107,7 +113,7 @@ def test_a_name_is_resolved_outside_if_its_address_is_public(monkeypatch, found,
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in found]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    _control, result = tried(probe(Kind.DNS, host="example.com"))
+    _control, result = tried(probe(ProbeKind.DNS, host="example.com"))
     assert (result.outcome, result.detail) == (expected, detail)
     assert "example.com." in asked
 
@@ -119,13 +125,13 @@ def test_a_name_that_is_not_resolved(monkeypatch):
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    assert outcome(probe(Kind.DNS, host="example.com")) is Outcome.UNRESOLVED
+    assert outcome(probe(ProbeKind.DNS, host="example.com")) is ProbeOutcome.UNRESOLVED
 
 
-def test_a_name_that_cannot_be_a_name_is_no_proof():
+def test_invalid_name_makes_the_check_inconclusive():
     """A part of it has more letters than DNS allows, so nobody was asked."""
-    _control, result = tried(probe(Kind.DNS, host="x" * 64 + ".example"))
-    assert result.outcome is Outcome.FAILED
+    _control, result = tried(probe(ProbeKind.DNS, host="x" * 64 + ".example"))
+    assert result.outcome is ProbeOutcome.FAILED
 
 
 def test_a_resolver_that_hangs_does_not_hold_up_the_check(monkeypatch):
@@ -133,12 +139,12 @@ def test_a_resolver_that_hangs_does_not_hold_up_the_check(monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: over.wait(30) and [])
     began = time.monotonic()
-    assert outcome(probe(Kind.DNS, host="example.com"), seconds=0.2) is Outcome.TIMED_OUT
+    assert outcome(probe(ProbeKind.DNS, host="example.com"), seconds=0.2) is ProbeOutcome.TIMED_OUT
     assert time.monotonic() - began < 20
     over.set()
 
 
-def test_an_attempt_that_cannot_be_made_is_no_proof(monkeypatch):
+def test_attempt_that_cannot_be_made_is_inconclusive(monkeypatch):
     """Too few open files, for one."""
     real = socket.create_connection
 
@@ -148,13 +154,13 @@ def test_an_attempt_that_cannot_be_made_is_no_proof(monkeypatch):
         return real(address, **options)
 
     monkeypatch.setattr(socket, "create_connection", create)
-    _control, result = tried(probe(Kind.TCP, 9))
-    assert (result.outcome, result.detail) == (Outcome.FAILED, "EMFILE")
+    _control, result = tried(probe(ProbeKind.TCP, 9))
+    assert (result.outcome, result.detail) == (ProbeOutcome.FAILED, "EMFILE")
 
 
 @pytest.fixture
-def plan() -> Plan:
-    return Plan(probes=(probe(Kind.TCP, 9),), control=None, timeout_seconds=1.0)
+def plan() -> ProbePlan:
+    return ProbePlan(probes=(probe(ProbeKind.TCP, 9),), control=None, timeout_seconds=1.0)
 
 
 def test_a_prober_can_be_asked_again_and_again(plan):
@@ -167,7 +173,7 @@ def test_a_prober_can_be_asked_again_and_again(plan):
     for observation in (first, second):
         assert observation.failure == ""
         assert observation.control is not None
-        assert observation.control.outcome is Outcome.CONNECTED
+        assert observation.control.outcome is ProbeOutcome.CONNECTED
         assert [result.probe for result in observation.results] == list(plan.probes)
     assert first.control != second.control
 
@@ -217,9 +223,9 @@ def test_a_prober_that_does_not_answer_in_time_observes_nothing(plan, monkeypatc
         prober.close()
 
 
-def test_closing_a_prober_ends_a_check_under_way():
+def test_closing_a_prober_ends_a_running_check():
     """A gateway that stops does not wait for it."""
-    plan = Plan(probes=(), control=probe(Kind.CONTROL, 9), timeout_seconds=30.0)
+    plan = ProbePlan(probes=(), control=probe(ProbeKind.CONTROL, 9), timeout_seconds=30.0)
     prober = Prober.start(plan)
     os.kill(prober._process.pid, signal.SIGSTOP)
     failures = []
@@ -233,7 +239,7 @@ def test_closing_a_prober_ends_a_check_under_way():
     assert "has ended" in failures[0]
 
 
-def test_a_prober_ends_with_whoever_started_it(plan):
+def test_prober_ends_with_its_parent(plan):
     """Its standard input ends then."""
     prober = Prober.start(plan)
     try:

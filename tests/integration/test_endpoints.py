@@ -98,7 +98,7 @@ def test_text_becomes_tokens_and_text_again(caller):
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/score"])
-def test_a_model_that_generates_says_that_it_does_nothing_else(caller, path):
+def test_generating_model_refuses_other_tasks(caller, path):
     """404 with a code of its own, not the web framework's two words."""
     bodies = {
         "/v1/embeddings": {"input": "x"},

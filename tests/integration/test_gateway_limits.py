@@ -97,7 +97,7 @@ async def test_an_answer_nobody_counted_is_charged_by_its_prompt_and_frames(limi
     await until(lambda: 10 < limiter.charged < 300)
 
 
-async def test_a_client_that_leaves_while_it_waits_gives_its_place_back(limited):
+async def test_queued_client_that_leaves_releases_its_slot(limited):
     """Whatever it waited for."""
     running, limiter = limited
     running.worker.head_seconds = 30

@@ -265,7 +265,7 @@ async def test_a_certificate_alone_calls_for_its_tenant(serve, mutual, billing):
         assert outcome["key_id"] == subject_id("cert", "uri:spiffe://bank/billing")
 
 
-async def test_without_certificate_or_key_nobody_gets_in(serve, mutual, tmp_path):
+async def test_caller_without_certificate_or_key_gets_401(serve, mutual, tmp_path):
     """A certificate of ours that no tenant has is nobody's."""
     running = await serve(FakeWorker(), tls=mutual)
     stranger = CLIENTS.issue(tmp_path, "stranger")
@@ -284,7 +284,7 @@ async def test_a_certificate_of_another_authority_does_not_connect(serve, mutual
         await hello(running, trusting(own))
 
 
-async def test_where_certificates_are_required_a_key_works_only_with_its_tenants(serve, mutual, billing):
+async def test_required_certificate_and_key_must_be_of_one_tenant(serve, mutual, billing):
     """Health needs neither, so that a probe can ask."""
     strict = mutual.model_copy(update={"require_client_certificate": True})
     running = await serve(FakeWorker(), tls=strict)

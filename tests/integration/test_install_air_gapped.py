@@ -74,7 +74,7 @@ def asked(enclave: Path, medium: Path) -> dict[str, dict]:
     return {check["id"]: check for check in json.loads(answer)["checks"]}
 
 
-def test_what_was_loaded_is_what_was_signed(enclave, carrier):
+def test_loaded_bundle_equals_the_signed_one(enclave, carrier):
     """Until somebody changes a byte of it; and with another key on the paper nothing is compared at all."""
     medium, _ = carrier
     checks = asked(enclave, medium)

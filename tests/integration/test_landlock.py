@@ -159,7 +159,7 @@ def test_is_not_raised_around_a_half_of_a_process():
     assert answer_of(WITH_A_THREAD).strip() == "not up: threads are running already, and would stay outside"
 
 
-def test_an_audit_hook_is_no_wall(listeners):
+def test_audit_hook_is_not_a_boundary(listeners):
     """It sees Python's own socket, and nothing of uvloop, ctypes and a child."""
     assert json.loads(answer_of(WAYS + PAST_A_HOOK, listeners[0])) == [1, 1]
 
@@ -199,7 +199,7 @@ async def test_a_gateway_inside_its_wall_reaches_its_peers_and_no_new_port(tmp_p
                 ) as reply:
                     error = (await reply.json())["error"]
                 assert (reply.status, error["code"]) == (409, "control_refused")
-                assert "port 1 is outside the wall" in error["message"]
+                assert "port 1 is blocked by the wall" in error["message"]
             finally:
                 assert await asyncio.to_thread(process.stop) == 0, "".join(process.output)
                 process.process.stdout.close()

@@ -114,7 +114,7 @@ def test_the_trace_saw_gateway_and_worker(report, trace):
 
 
 @pytest.mark.worker
-def test_the_wall_is_up_and_says_so(report):
+def test_wall_is_up_and_reported(report):
     """To the person watching, in the metrics and in `appliance status`; one door, to the worker."""
     try:
         version = abi_version()
@@ -216,12 +216,12 @@ LOCAL_LINES = [
 
 
 @pytest.mark.parametrize("line", OUTSIDE_LINES)
-def test_the_reader_of_traces_sees_a_stranger(line):
+def test_trace_reader_detects_a_foreign_address(line):
     """Whatever call and family, and also where it cannot read the address."""
     assert strangers("\n".join([*LOCAL_LINES, line])) == [line]
 
 
-def test_the_reader_of_traces_knows_this_machine():
+def test_trace_reader_accepts_local_addresses():
     """Loopback, Unix sockets and the kernel's own are no strangers."""
     assert strangers("\n".join(LOCAL_LINES)) == []
     assert peers("\n".join(LOCAL_LINES)) == {("127.0.0.1", 8000), ("::1", 8000)}

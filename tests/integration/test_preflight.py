@@ -107,7 +107,7 @@ def test_an_installation_that_has_served(served):
     assert code == 1
 
 
-def test_everything_wrong_at_once_is_told_at_once(tmp_path):
+def test_all_errors_are_reported_together(tmp_path):
     """A changed file, a certificate that has ended, a port that is taken, too little room for the log."""
     for source in (DEMO_TARGET, DEMO_DRAFT):
         shutil.copytree(source, tmp_path / source.name)
@@ -179,7 +179,7 @@ def test_a_disk_that_is_tiny_or_read_only(tmp_path, options, wrong, word):
     assert word in checks[wrong]["seen"]
 
 
-def test_a_question_nobody_knows_is_refused():
+def test_unknown_request_to_the_prober_is_refused():
     """A misspelt --skip would otherwise leave out nothing."""
     done = run_command("preflight", "--skip", "prots")
     assert done.returncode == 1

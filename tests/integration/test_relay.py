@@ -249,7 +249,7 @@ async def test_a_stream_that_broke_is_recorded_as_failed_with_an_estimate(runnin
     assert "finish_reason" not in outcome
 
 
-async def test_a_worker_that_died_is_left_out_until_it_is_seen_again(running):
+async def test_dead_worker_is_excluded_until_a_poll_succeeds(running):
     """The pool reports it, readiness shows it, the next look brings it back."""
     running.worker.breaks_after = 2
     await running.post(chat(stream=True))
@@ -260,7 +260,7 @@ async def test_a_worker_that_died_is_left_out_until_it_is_seen_again(running):
     assert (await running.post(chat())).status == 200
 
 
-async def test_the_openai_client_hears_of_a_stream_that_broke(running):
+async def test_openai_client_raises_for_a_broken_stream(running):
     """A client must not take half an answer for a whole one."""
     running.worker.breaks_after = 2
     stream = await running.client.chat.completions.create(**chat(), stream=True)
@@ -323,7 +323,7 @@ async def test_after_the_first_byte_no_other_worker_is_tried(serve):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_without_another_worker_the_client_is_told_to_try_again(running, stream):
+async def test_without_another_worker_the_error_is_retryable(running, stream):
     """502 with `Retry-After`, in a shape the client understands."""
     running.worker.breaks_before_answer = True
     reply = await running.post(chat(stream=stream))
@@ -334,7 +334,7 @@ async def test_without_another_worker_the_client_is_told_to_try_again(running, s
     assert (outcome["outcome"], outcome["status"]) == ("worker_failed", 502)
 
 
-async def test_a_worker_that_is_not_there_is_a_failed_worker(running):
+async def test_unreachable_worker_is_a_failed_worker(running):
     """A refused connection reads like any other failure."""
     seen = running.pool.snapshots[0]
     gone = replace(seen, worker=replace(seen.worker, url="http://127.0.0.1:9"))
@@ -345,7 +345,7 @@ async def test_a_worker_that_is_not_there_is_a_failed_worker(running):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_when_every_worker_is_down_the_client_is_told_so(running, stream):
+async def test_client_gets_503_when_every_worker_is_down(running, stream):
     """503 with `Retry-After`; the log has the status the client was given."""
     running.pool.report_unreachable(running.pool.snapshots[0].worker.worker_id)
     reply = await running.post(chat(stream=stream))
@@ -355,7 +355,7 @@ async def test_when_every_worker_is_down_the_client_is_told_so(running, stream):
     assert (outcome["outcome"], outcome["status"]) == ("worker_failed", 503)
 
 
-async def test_a_failed_look_does_not_bring_back_a_worker_that_was_reported(running):
+async def test_failed_poll_does_not_readmit_a_reported_worker(running):
     """The gateway met a dead worker while the control loop was still waiting for it."""
     running.worker.metrics_seconds, running.worker.metrics = 0.2, "nothing of vLLM's"
     looking = asyncio.create_task(running.control.tick())
@@ -423,7 +423,7 @@ async def test_a_usage_frame_of_another_shape_does_not_crash_the_relay(running, 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_worker_that_sends_no_head_runs_into_the_limit(serve, stream):
+async def test_worker_without_a_response_head_times_out(serve, stream):
     """504, not forever; the worker is told to stop."""
     running = await serve(FakeWorker(head_seconds=30), silence_seconds=0.3, keep_alive_seconds=0.1)
     reply = await running.post(chat(stream=stream))
@@ -482,7 +482,7 @@ async def test_a_client_that_leaves_while_it_waits_stops_the_worker(running, str
     assert (outcome["outcome"], outcome["tokens_estimated"]) == ("client_gone", True)
 
 
-async def test_the_time_between_two_pieces_of_a_stream_is_measured(running):
+async def test_time_between_frames_of_a_stream_is_measured(running):
     """By model, every gap of it once it has ended; an answer in one piece has none."""
     running.worker.pieces, running.worker.pause_seconds = ["x"] * 5, 0.03
     for stream in (True, False):
@@ -510,7 +510,7 @@ async def test_drafts_are_counted_by_context_and_template(running):
     assert value("appliance_template_drafts_total", {"model": MODEL, "template": "(other)"}) == drafts
 
 
-async def test_a_client_that_leaves_is_seen_in_log_and_metrics(running):
+async def test_client_that_leaves_is_recorded_in_log_and_metrics(running):
     """One line, one count, nothing left in flight."""
     running.worker.head_seconds = 30
     waiting = asyncio.create_task(running.post(chat()))
@@ -523,7 +523,7 @@ async def test_a_client_that_leaves_is_seen_in_log_and_metrics(running):
     assert 'appliance_requests_in_flight{model="demo"} 0.0' in page
 
 
-async def test_a_gateway_that_stops_says_so_in_the_log(running):
+async def test_stopping_gateway_writes_an_audit_entry(running):
     """A request that had to be cut is closed as aborted, not as the client's doing."""
     running.worker.pieces, running.worker.pause_seconds = ["x"] * 1000, 0.02
     async with running.asking(chat(stream=True)) as response:
@@ -630,7 +630,7 @@ MALFORMED = [
 ]
 
 
-async def test_what_cannot_be_understood_is_refused_before_a_worker_sees_it(running):
+async def test_invalid_request_is_refused_before_a_worker_receives_it(running):
     """400, with the parameter that is wrong; nothing was promised, so nothing is in the log."""
     for body, param, code in MALFORMED:
         reply = await running.post(body)
@@ -940,7 +940,7 @@ async def test_a_stream_without_a_durable_outcome_has_no_end(serve):
     assert (await running.outcome())["type"] == "request.aborted"
 
 
-async def test_a_queue_that_is_full_refuses_before_a_worker_is_asked(serve):
+async def test_full_queue_refuses_before_a_worker_is_called(serve):
     """What cannot be recorded is not begun."""
     running = await serve(FakeWorker(), audit={"queue_entries": 1})
     running.store.held = {"request.intent"}
@@ -1019,7 +1019,7 @@ def assert_nothing_was_kept(running, caplog):
     ],
     ids=["chat", "stream", "text", "refused", "broken", "nonsense"],
 )
-async def test_what_is_said_stays_between_client_and_worker(serve, caplog, body, path, worker):
+async def test_content_is_in_no_log_metric_or_entry(serve, caplog, body, path, worker):
     """Neither prompt nor completion is in a log, a metric, the audit database or any other file."""
     running = await serve(FakeWorker(pieces=[ANSWER, ANSWER], **worker))
     await running.post(body, path=path)
@@ -1027,7 +1027,7 @@ async def test_what_is_said_stays_between_client_and_worker(serve, caplog, body,
     assert_nothing_was_kept(running, caplog)
 
 
-async def test_what_was_refused_stays_with_the_client(running, caplog):
+async def test_refused_request_is_not_charged(running, caplog):
     """Nor is a prompt that was malformed, meant for no model, or refused by the audit log."""
     await running.post(json.dumps(CHAT_OF_SECRETS).encode() + b"}")
     await running.post({**CHAT_OF_SECRETS, "model": SECRET})
@@ -1036,7 +1036,7 @@ async def test_what_was_refused_stays_with_the_client(running, caplog):
     assert_nothing_was_kept(running, caplog)
 
 
-async def test_what_an_impatient_client_asked_is_not_kept_either(running, caplog):
+async def test_request_of_a_client_that_left_early_is_not_kept(running, caplog):
     """A request that was cancelled leaves counts and nothing else."""
     running.worker.head_seconds = 30
     waiting = asyncio.create_task(running.post(CHAT_OF_SECRETS))

@@ -189,7 +189,7 @@ async def test_a_workers_refusal_has_the_shape_of_its_route(running, path):
     ("status", "retry"),
     [(400, "false"), (404, "false"), (422, "false"), (429, "true"), (500, "true"), (501, "false")],
 )
-async def test_a_client_is_told_whether_to_ask_a_worker_again(running, status, retry):
+async def test_error_says_whether_to_retry(running, status, retry):
     """What the worker cannot do, it cannot do the next time either."""
     running.worker.status = status
     reply = await running.post(asked("/v1/embeddings"), path="/v1/embeddings")
@@ -255,7 +255,7 @@ async def test_other_routes_have_no_id_of_anthropics(running):
         ),
     ],
 )
-async def test_no_other_route_of_a_worker_can_be_reached(running, path):
+async def test_unlisted_routes_of_a_worker_are_not_reachable(running, path):
     """The list is all there is, with any method."""
     reply = await running.post(asked("/v1/chat/completions"), path=path)
     assert (reply.status, reply.headers["x-should-retry"]) == (404, "false")
@@ -264,7 +264,7 @@ async def test_no_other_route_of_a_worker_can_be_reached(running, path):
 
 
 @EVERY
-async def test_a_route_that_the_models_worker_lacks_is_told_as_such(serve, path):
+async def test_route_that_the_worker_lacks_has_its_own_code(serve, path):
     """It was started for another task, which no retry changes."""
     running = await serve(FakeWorker(lacks=(ROUTES[path].worker_path,)))
     reply = await running.post(asked(path), path=path)
@@ -274,7 +274,7 @@ async def test_a_route_that_the_models_worker_lacks_is_told_as_such(serve, path)
 
 
 @EVERY
-async def test_what_a_route_needs_is_asked_for_by_name(running, path):
+async def test_missing_member_of_a_route_is_named(running, path):
     """A clear 400, and no worker is troubled."""
     reply = await running.post({"model": MODEL}, path=path)
     assert reply.status == 400
@@ -287,7 +287,7 @@ async def test_what_a_route_needs_is_asked_for_by_name(running, path):
 
 
 @pytest.mark.parametrize("path", [path for path in BODIES if ROUTES[path].carriers])
-async def test_no_worker_is_sent_to_fetch_anything(running, path):
+async def test_no_request_makes_a_worker_fetch_a_url(running, path):
     """The refusal says what to send instead, and is recorded."""
     block = {"type": "image", "source": {"type": "url", "url": "https://example.org/cat.png"}}
     part = block if path.startswith("/v1/messages") else PICTURE
@@ -346,7 +346,7 @@ async def test_a_worker_is_never_asked_to_keep_a_response(running):
 
 
 @pytest.mark.parametrize("path", [path for path in BODIES if not ROUTES[path].dialect.generates])
-async def test_what_generates_nothing_needs_no_worker_without_a_draft(serve, path):
+async def test_non_generating_request_needs_no_target_only_worker(serve, path):
     """There is nothing to draft, so nobody's wish against drafts is in the way."""
     running = await serve(FakeWorker(metrics=SPECULATIVE_METRICS, answer=answer_of(path).encode()))
     reply = await running.post(asked(path), path=path, key=running.careful_key)

@@ -56,7 +56,7 @@ async def stream_of(running, began: list[None]) -> Ended:
         return Ended(response.headers["x-request-id"], response.status, first + rest)
 
 
-async def test_of_two_workers_one_may_die_under_load(serve):
+async def test_one_of_two_workers_dies_under_load_without_losing_others(serve):
     """Only streams that had begun on it fail, each with an error event; everything else succeeds."""
     script = {"pieces": PIECES, "pause_seconds": 0.05}
     doomed, survivor = ScriptedProcess(**script), ScriptedProcess(**script)
@@ -136,7 +136,7 @@ async def test_a_request_waits_until_a_worker_has_room(serve, stream):
     assert outcomes[second.result().request_id]["outcome"] == "completed"
 
 
-async def test_what_is_too_much_is_refused_before_it_is_begun(serve):
+async def test_excess_requests_are_refused_before_they_start(serve):
     """429 with `Retry-After`; the log has one entry of it, and the worker never hears of it."""
     running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1, queue_requests=0))
     (first,) = await occupy(running)
@@ -153,7 +153,7 @@ async def test_what_is_too_much_is_refused_before_it_is_begun(serve):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_who_waits_too_long_is_told_so(serve, stream):
+async def test_request_that_waits_too_long_gets_429(serve, stream):
     """429 while nothing was sent."""
     running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1, wait_seconds=0.2))
     (first,) = await occupy(running)
@@ -256,7 +256,7 @@ async def test_a_client_that_leaves_while_it_waits_is_out_of_the_queue(serve):
     assert running.pool.in_flight == {"w1": 0}
 
 
-async def test_whoever_asks_for_less_urgency_waits_longer(serve):
+async def test_request_with_lower_priority_waits_longer(serve):
     """The header lowers a tenant's class, and never raises it."""
     running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1, batch_share=0.0))
     (first,) = await occupy(running)
@@ -281,7 +281,7 @@ async def test_whoever_asks_for_less_urgency_waits_longer(serve):
 # Which worker.
 
 
-async def test_a_worker_that_keeps_failing_is_left_alone_for_a_while(serve, monkeypatch):
+async def test_circuit_opens_for_a_worker_that_keeps_failing(serve, monkeypatch):
     """Its health page is fine, its answers are not: after a few it gets none."""
     monkeypatch.setattr(
         "appliance.gateway.admission.admission.BREAKER", BreakerPolicy(failures=3, seconds=60.0)
@@ -295,7 +295,7 @@ async def test_a_worker_that_keeps_failing_is_left_alone_for_a_while(serve, monk
     assert value("appliance_worker_breaker_open", {"worker": "w1"}) == 1
 
 
-async def test_a_request_that_breaks_workers_breaks_two_at_most(serve):
+async def test_request_that_crashes_workers_crashes_two_at_most(serve):
     """Tried once more where it may have done harm, and no more."""
     running = await serve(*(FakeWorker(breaks_before_answer=True) for _ in range(3)))
     reply = await running.post(chat())
@@ -331,7 +331,7 @@ async def test_a_drained_worker_finishes_its_streams_and_gets_no_more(serve):
 # Workers come and go.
 
 
-async def test_a_running_gateway_takes_over_another_list_of_workers(tmp_path):
+async def test_running_gateway_reloads_the_list_of_workers(tmp_path):
     """At SIGHUP and at an order; names are resolved; a mistake in the file changes nothing."""
     file = tmp_path / "settings.yaml"
 

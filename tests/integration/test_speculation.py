@@ -39,7 +39,7 @@ def warm(traffic: Traffic, admin: Admin) -> None:
 
 
 @pytest.mark.alone
-def test_a_collapse_stops_drafting_and_code_brings_it_back(appliance):
+def test_collapse_stops_drafting_and_code_resumes_it(appliance):
     """No request fails and no stream stalls while speculation stops, is probed, and resumes."""
     admin = Admin(appliance)
     with Traffic(appliance, clients=2, prompt=code()).running() as traffic:
@@ -91,7 +91,7 @@ def test_the_drill_passes(appliance):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_an_operator_decides_for_a_while(appliance):
+def test_operator_overrides_for_a_limited_time(appliance):
     """An override is obeyed within seconds, is in the audit log with its author, and ends when told."""
     admin = Admin(appliance)
     before = len(audit_entries(appliance.data, "speculation.overridden"))

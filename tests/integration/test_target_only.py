@@ -47,9 +47,7 @@ def key_of(running, is_careful: bool) -> str:
 
 
 @FORBIDDEN
-async def test_what_must_not_be_speculated_goes_to_a_worker_without_a_draft(
-    serve, body, headers, is_careful, why, param
-):
+async def test_opted_out_requests_go_to_target_only_workers(serve, body, headers, is_careful, why, param):
     """Whichever worker is free; the outcome says what forbade it."""
     running = await serve(drafting(), FakeWorker())
     for count in range(1, 4):
@@ -60,7 +58,7 @@ async def test_what_must_not_be_speculated_goes_to_a_worker_without_a_draft(
     assert [len(worker.bodies) for worker in running.workers] == [0, 3]
 
 
-async def test_what_may_be_speculated_is(serve):
+async def test_other_requests_are_speculated(serve):
     """A worker with a draft comes first; parameters without effect and the word `auto` change nothing."""
     running = await serve(FakeWorker(), drafting())
     for count, body in enumerate((chat(), chat(min_p=0), chat(min_p=0.2, temperature=0), text()), start=1):
@@ -71,9 +69,7 @@ async def test_what_may_be_speculated_is(serve):
 
 
 @FORBIDDEN
-async def test_without_a_worker_that_could_answer_the_client_is_told_why(
-    serve, body, headers, is_careful, why, param
-):
+async def test_error_names_why_no_worker_can_answer(serve, body, headers, is_careful, why, param):
     """400 with the parameter that is in the way; not worth a retry, and recorded as refused."""
     running = await serve(drafting(), drafting())
     reply = await running.post(body, key=key_of(running, is_careful), **headers)
@@ -89,7 +85,7 @@ async def test_without_a_worker_that_could_answer_the_client_is_told_why(
     assert running.entries("request.intent") == []
 
 
-async def test_a_target_only_worker_of_another_model_is_none(serve):
+async def test_target_only_worker_of_another_model_does_not_count(serve):
     """It could not answer."""
     running = await serve(drafting(), FakeWorker(models=["other"]))
     assert (await running.post(chat(min_p=0.1))).error["code"] == "needs_target_only_worker"
@@ -122,7 +118,7 @@ async def test_a_retry_goes_to_no_worker_with_a_draft_either(serve):
     assert running.workers[1].bodies == []
 
 
-async def test_a_word_that_is_not_understood_is_refused(running):
+async def test_unknown_header_value_is_refused(running):
     """400 that names the header; nothing was promised, so nothing is in the log."""
     for name, value in (("X-Appliance-Speculation", "no"), ("X-Appliance-Metrics", "yes")):
         reply = await running.post(chat(), **{name: value})
@@ -170,7 +166,7 @@ async def test_drafts_are_attributed_to_the_traffic_they_were_made_for(serve, st
     }
 
 
-async def test_a_request_that_was_refused_or_broke_off_is_attributed_to_nobody(serve):
+async def test_refused_or_aborted_request_is_not_attributed(serve):
     """Nobody knows what drafting for it came to."""
     running = await serve(drafting(breaks_after=1))
     await running.post(chat(stream=True))

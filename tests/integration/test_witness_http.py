@@ -95,7 +95,7 @@ async def test_the_server_speaks_the_protocol(witness, state_path):
         assert (await get(f"{mine}/checkpoint"))[0] == 503
 
 
-async def test_a_port_in_use_is_said_so(witness):
+async def test_port_in_use_is_reported(witness):
     """One line that says what to do."""
     async with serving(witness, "127.0.0.1", 0) as url:
         with pytest.raises(ConfigurationError, match="--port"):
@@ -130,7 +130,7 @@ async def test_a_witness_is_asked_over_http(witness, tmp_path):
     store.close()
 
 
-async def test_a_witness_that_cannot_be_reached_is_one_line():
+async def test_unreachable_witness_is_one_error_line():
     """A refused connection is our error."""
     async with WitnessClient.open(timeout_seconds=5) as client:
         with pytest.raises(AuditUnavailableError, match="cannot be reached"):

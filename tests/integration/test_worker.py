@@ -17,7 +17,7 @@ import pytest_asyncio
 from appliance.app.worker import PLUGIN
 from appliance.errors import WorkerStartError
 from appliance.infra.settings import WorkerSettings
-from appliance.serving.devices import choose_device, look
+from appliance.serving.devices import choose_device, detect_hardware
 from appliance.serving.launch import LaunchPlan, plan_launch
 from appliance.serving.plugin_client import parse_reading
 from appliance.serving.supervise import Supervisor, WorkerEvent, WorkerEventKind, free_port
@@ -39,7 +39,7 @@ def plan_for(
         WorkerSettings(method=method, device="cpu", served_name="demo", max_num_seqs=8),
         python=sys.executable,
         port=port or free_port("127.0.0.1"),
-        device=choose_device("cpu", look()),
+        device=choose_device("cpu", detect_hardware()),
         target=target,
         draft=draft,
         environment=offline_environment(
@@ -149,7 +149,7 @@ async def test_writes_no_prompt_to_its_log(running):
     assert "def add" not in running.supervisor.log.read_text()
 
 
-async def test_has_an_environment_without_a_way_out(running):
+async def test_worker_environment_has_no_egress(running):
     """The process that serves is offline in the kernel's own record of its environment."""
     # Its children overwrite theirs with the title they show in `ps`.
     variables = environment_of(running.process("api_server --model"))

@@ -413,7 +413,7 @@ def test_an_unknown_model_is_not_found(client):
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_a_bad_request(client, model, fields):
+def test_invalid_parameters_are_a_bad_request(client, model, fields):
     """400 in the shape clients read, never a 500 that they would try again."""
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(

@@ -22,7 +22,7 @@ def test_the_page_says_what_the_chart_renders():
     assert comparison.PAGE_AT.read_text(encoding="utf-8") == comparison.page(comparison.ours(), other)
 
 
-def test_what_is_counted_can_come_out_badly(tmp_path):
+def test_comparison_can_find_a_violation(tmp_path):
     """A chart with nothing in its favour, so that a good figure is not the only one there is."""
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text(

@@ -237,13 +237,13 @@ def test_kubernetes_knows_every_field_of_what_refreshes(values, version):
 
 
 @pytest.mark.parametrize("values", SITES.values(), ids=SITES)
-def test_no_reference_of_what_refreshes_leads_nowhere(values):
+def test_all_references_of_the_refresh_resolve(values):
     """Volumes, claims, Secrets, accounts; policies select a pod that is there."""
     objects = flattened(render(values).objects)
     assert references.dangling(objects, existing=named(values)) == []
 
 
-def test_nothing_of_it_is_there_unless_asked_for():
+def test_refresh_is_opt_in():
     """Neither Job nor CronJob, account, policy or settings; and pods share no registry."""
     rendered = render(site(SEVERAL, model=DRAFTED))
     assert not [name for name in rendered.names() if "draft-refresh" in name]
@@ -312,7 +312,7 @@ def test_each_time_of_a_schedule_is_a_run_of_its_own():
     assert not [each for each in container(refreshing())["env"] if each["name"] == "JOB"]
 
 
-def test_another_word_makes_another_job_and_nothing_else_ever_has_to_be_changed():
+def test_another_run_name_creates_another_job():
     """A Job cannot be changed, so its name follows from what it is."""
 
     def names(*changes):
@@ -383,7 +383,7 @@ def test_the_directory_of_keys_is_made_as_a_gateway_makes_it():
     assert "0o700" in keys["args"][0]
 
 
-def test_what_it_is_told_is_what_the_appliance_reads(tmp_path):
+def test_environment_of_the_refresh_is_valid_settings(tmp_path):
     """Its settings name files that are mounted, the pair at its places, and the log's database and origin."""
     values = refreshing(
         {"settings": {"audit": {"origin": "clinic.example/audit"}}},
@@ -413,7 +413,7 @@ def test_what_it_is_told_is_what_the_appliance_reads(tmp_path):
 
 
 @pytest.mark.parametrize("database", [SEVERAL, IN_CHART], ids=["external", "in the chart"])
-def test_it_calls_the_database_and_the_resolver_and_nobody_calls_it(database):
+def test_refresh_may_call_only_database_and_resolver_and_has_no_callers(database):
     """Neither gateways nor workers, and not the peers that gateways have."""
     others = [{"to": [{"ipBlock": {"cidr": "10.0.0.9/32"}}], "port": 8090}]
     peers = {"networkPolicy": {"gateway": {"peers": others}}}
@@ -432,7 +432,7 @@ def test_it_calls_the_database_and_the_resolver_and_nobody_calls_it(database):
         ]
 
 
-def test_it_gives_up_when_it_was_refused_and_comes_back_when_it_was_evicted():
+def test_refused_refresh_fails_for_good_and_evicted_one_restarts():
     """By its exit codes; whatever fails otherwise is tried again, within the time that the values give."""
     spec = job(refreshing({"draftRefresh": {"deadlineMinutes": 90}}))
     evicted, refused = spec["podFailurePolicy"]["rules"]
@@ -492,7 +492,7 @@ def test_a_site_sets_its_own_bounds_for_a_trial_and_no_path(tmp_path):
     ],
     ids=json.dumps,
 )
-def test_a_value_of_drafts_that_nothing_reads_is_refused(change):
+def test_unknown_value_of_drafts_is_refused(change):
     """By the schema, before any template is read."""
     with pytest.raises(RefusedError, match="values don't meet the specifications of the schema"):
         render(site(change))
@@ -502,7 +502,7 @@ def worker_egress(values):
     return render(values).one("NetworkPolicy", "workers")["spec"]["egress"]
 
 
-def test_workers_are_told_of_the_collector_and_may_call_it_and_nobody_else(tmp_path):
+def test_traced_workers_may_call_only_the_collector(tmp_path):
     """One way out, to its address and port; without tracing there is none."""
     assert worker_egress(site()) == []
     assert worker_egress(site({"networkPolicy": TRACED["networkPolicy"]})) == [], "tracing is off"
@@ -566,7 +566,7 @@ def test_nodes_of_one_worker_still_talk_to_each_other():
     assert resolver["ports"][0]["port"] == 53
 
 
-def test_a_worker_that_is_opened_wider_is_denied():
+def test_policy_denies_a_worker_with_wider_access():
     """The policies judge the way to the collector as every other: an open one is refused."""
     objects = render(site(TRACED)).objects
     assert policies.denied("network", objects) == []
@@ -588,7 +588,7 @@ def test_no_policy_is_lost_on_a_cron_job():
     assert any("is privileged" in sentence for sentence in policies.denied("pod_security", objects))
 
 
-def test_a_site_that_says_nothing_refreshes_nothing():
+def test_default_values_render_no_refresh():
     """Content is read only where somebody asked for it."""
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     assert values["draftRefresh"]["enabled"] is False

@@ -47,7 +47,7 @@ async def test_what_is_installed_is_what_was_rendered(cluster, helm):
         assert stripped(installed[key]) == stripped(thing), key
 
 
-async def test_an_upgrade_changes_what_was_asked_and_nothing_else(cluster):
+async def test_upgrade_changes_only_the_requested_objects(cluster):
     """A longer drain is the gateway's, a longer start the worker's; Secrets and claims stay untouched."""
     await cluster.helm("install", values=BEFORE)
     first = revisions(cluster)
@@ -178,7 +178,7 @@ async def test_a_cluster_without_operators_gets_nothing_for_them(cluster):
     assert not {kind for kind, _ in cluster.server.installed()} & {"ServiceMonitor", "PrometheusRule"}
 
 
-async def test_what_contradicts_itself_is_refused_before_anything_is_made(cluster):
+async def test_contradiction_is_refused_before_rendering(cluster):
     """The preflight speaks in Helm 4 as well, and the cluster stays empty."""
     with pytest.raises(EngineRefusedError, match=r"images\.gateway\.digest is empty"):
         await cluster.helm("install", values=site({"images": {"gateway": {"digest": ""}}}))

@@ -50,13 +50,13 @@ def spoilt(case: dict[str, Any]) -> list[dict[str, Any]]:
     return [*named.values(), *case.get("add", [])]
 
 
-def test_what_is_good_passes():
+def test_policies_accept_good_objects():
     """So that a denial below is for the change, not for what was there before."""
     assert policies.denied_by_any(good(), offline=OFFLINE) == {}
 
 
 @pytest.mark.parametrize(("policy", "case"), CASES)
-def test_what_is_hostile_is_denied(policy, case):
+def test_policies_deny_hostile_objects(policy, case):
     """One change, and the sentence that says what is wrong with it."""
     said = policies.denied(policy, spoilt(case), offline=OFFLINE)
     assert any(case["says"] in sentence for sentence in said), said
@@ -67,7 +67,7 @@ def test_every_policy_is_shown_to_deny():
     assert sorted(HOSTILE) == policies.NAMES
 
 
-def test_a_path_of_the_node_is_allowed_where_a_site_named_it_and_nowhere_else():
+def test_host_path_is_allowed_only_where_values_name_it():
     """The exception is by path, not by kind."""
     objects = spoilt({"pod": {"volumes.0": {"name": "tmp", "hostPath": {"path": "/models"}}}})
     assert policies.denied("pod_security", objects, exceptions={"hostPath": ["/models"]}) == []

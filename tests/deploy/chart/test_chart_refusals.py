@@ -213,7 +213,7 @@ def refusal(values, **how):
 
 
 @pytest.mark.parametrize("change", UNKNOWN.values(), ids=UNKNOWN)
-def test_a_value_that_nothing_reads_is_refused(change):
+def test_unknown_value_is_refused(change):
     """A misspelt switch that is silently passed over leaves a site believing that it is set."""
     said = refusal(site(change))
     assert "values don't meet the specifications of the schema" in said
@@ -253,7 +253,7 @@ def test_every_contradiction_the_chart_knows_is_tried():
         assert re.search(".*".join(map(re.escape, pieces)), said), message
 
 
-def test_several_contradictions_are_said_at_once():
+def test_several_contradictions_are_reported_together():
     """Nobody wants to find them one installation after the other."""
     said = refusal(site({"gateway": {"replicas": 2}}, model={"method": "eagle3"}))
     assert "database.kind is sqlite with 2 gateways" in said

@@ -83,7 +83,7 @@ def test_the_defaults_with_images_and_a_model_are_as_valid(version):
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_no_reference_leads_nowhere(example):
+def test_all_references_between_objects_resolve(example):
     """Volumes, claims, Secrets, ports, selectors: each names what is made here, or what the values name."""
     assert references.dangling(shown(example).objects, existing=said_by(example)) == []
 
@@ -110,7 +110,7 @@ def test_the_defaults_keep_every_policy():
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_helm_finds_nothing_to_improve(example):
+def test_helm_lint_reports_nothing(example):
     """`helm lint --strict`; it cannot be told which Kubernetes, and assumes one before image volumes."""
     text = example.read_text(encoding="utf-8").replace("source: image", "source: initCopy")
     assert "0 chart(s) failed" in lint(yaml.safe_load(text), files=[IMAGES])
@@ -135,7 +135,7 @@ def test_two_renderings_are_equal(example):
     assert shown(example, again=True).objects == shown(example).objects
 
 
-def test_templates_neither_ask_the_cluster_nor_draw_lots():
+def test_templates_use_no_lookup_and_no_randomness():
     """`lookup` renders differently offline; a random secret would change with every upgrade."""
     forbidden = (
         "lookup ",

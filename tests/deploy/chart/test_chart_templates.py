@@ -77,7 +77,7 @@ def test_a_changed_setting_restarts_what_reads_it_and_nothing_else():
     assert changed == {"StatefulSet/appliance-gateway"}
 
 
-def test_no_autoscaler_unless_asked_and_then_nobody_else_counts_gateways():
+def test_autoscaler_is_opt_in_and_then_replicas_is_unset():
     """With an autoscaler the chart leaves `replicas` alone."""
     assert not render(site(SEVERAL)).kind("HorizontalPodAutoscaler")
     rendered = render(site(SEVERAL, {"gateway": {"autoscaling": {"enabled": True, "maxReplicas": 5}}}))
@@ -179,7 +179,7 @@ def test_a_worker_on_a_cpu_asks_for_no_gpu():
     ],
     ids=["pvc", "hostPath", "image"],
 )
-def test_weights_come_from_where_a_site_has_them(target, expected):
+def test_weights_are_mounted_from_each_source(target, expected):
     """Read-only, each kind; nothing is downloaded."""
     spec = template(worker({"target": target}))
     assert {k: v for k, v in volumes(spec)["target"].items() if k != "name"} == expected
@@ -238,7 +238,7 @@ def test_workers_scale_by_requests_of_their_model_not_by_processor_use():
 
 
 @pytest.mark.parametrize("seconds", [0, 300, 3600])
-def test_an_autoscaler_is_told_only_times_that_kubernetes_takes(seconds):
+def test_autoscaler_times_are_within_kubernetes_limits(seconds):
     """A window of up to an hour, a policy for 1 to 1800 seconds; KEDA could make no autoscaler otherwise."""
     keda = {"enabled": True, "cooldownSeconds": seconds}
     spec = render(site(model={"keda": keda})).one("ScaledObject")["spec"]
@@ -284,7 +284,7 @@ def test_a_resolver_is_optional_and_a_cluster_without_policies_is_the_sites_choi
     assert not render(site({"networkPolicy": {"enabled": False}})).kind("NetworkPolicy")
 
 
-def test_a_resolver_is_found_by_the_labels_of_the_site_alone():
+def test_resolver_is_selected_only_by_the_sites_labels():
     """OpenShift's pods do not have those of others as well; and one on the nodes is found by its address."""
 
     def asked(**dns):
@@ -309,7 +309,7 @@ def test_objects_of_monitoring_appear_where_the_cluster_knows_them():
     ]
 
 
-def test_rules_and_dashboards_are_those_of_the_repository():
+def test_chart_has_the_repositorys_rules_and_dashboards():
     """Byte for byte in meaning: what compose shows is what the cluster shows."""
     rendered = render(site({"monitoring": {"dashboards": {"enabled": True}}}), api_versions=[MONITORING])
     shown = [
@@ -353,7 +353,7 @@ def test_every_image_comes_from_the_sites_registry_with_its_secrets():
         assert one["spec"]["imagePullSecrets"] == [{"name": "registry"}], owner
 
 
-def test_tags_are_taken_only_where_a_site_says_it_is_testing():
+def test_tags_need_global_allow_tags():
     """`global.allowTags`; a digest still decides where there is one."""
     values = site({"global": {"allowTags": True}, "images": {"gateway": {"digest": "", "tag": "edge"}}})
     rendered = render(values)
