@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
+from appliance.errors import AuditError
+from appliance.infra.logs import Logger
 
 
 class AuditSink(Protocol):
@@ -19,3 +21,11 @@ class AuditSink(Protocol):
 
     async def confirm(self, pending: asyncio.Future[Receipt]) -> Receipt:
         """Wait for a queued entry, within the log's own limit; whoever waits may be cancelled."""
+
+
+def submit_best_effort(audit: AuditSink, logger: Logger, entry_type: EntryType, /, **fields: Any) -> None:  # noqa: ANN401
+    """Queue an entry that no caller waits for; a refusal is logged, and what it records happens anyway."""
+    try:
+        audit.submit(entry_type, **fields)
+    except AuditError as error:
+        logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))

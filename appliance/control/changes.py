@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from appliance.audit.registry import EntryType
-from appliance.audit.sink import AuditSink
-from appliance.errors import AuditError
+from appliance.audit.sink import AuditSink, submit_best_effort
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.serving.worker import WorkerSnapshot
@@ -89,12 +88,7 @@ class ChangeLog:
             acceptance_length=change.acceptance_length,
             detail=", ".join(change.table),
         )
-        try:
-            self._audit.submit(EntryType.SPECULATION_CHANGED, **_fields(change))
-        except AuditError as error:
-            self._logger.warning(
-                "audit_entry_refused", reason=str(EntryType.SPECULATION_CHANGED), error=str(error)
-            )
+        submit_best_effort(self._audit, self._logger, EntryType.SPECULATION_CHANGED, **_fields(change))
 
 
 def show_table(table: DraftTokenTable) -> tuple[str, ...]:

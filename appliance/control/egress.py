@@ -1,8 +1,8 @@
 """
-The egress check of a running gateway: made at the start, by the clock and on request, and told everywhere.
+The egress check of a running gateway: at start, periodically and on request.
 
 Each check is an `egress.attested` entry, metrics and a line in the operator log.  Gateways that share a log
-each attest for themselves, since each has a network of its own.  A crash loses at most the check under way,
+each attest for themselves, since each has a network of its own.  A crash loses at most the check in progress,
 and the next start makes one.
 """
 
@@ -20,13 +20,12 @@ from appliance.infra.settings import EgressSettings
 from appliance.sovereignty.egress.plan import digest_of
 from appliance.sovereignty.egress.probe import Observation
 from appliance.sovereignty.egress.probing import is_walled
-from appliance.sovereignty.egress.report import Report, Trigger
-from appliance.sovereignty.egress.standing import Standing
-from appliance.sovereignty.egress.verdict import Verdict
+from appliance.sovereignty.egress.report import EgressReport, EgressStatus, Trigger
+from appliance.sovereignty.egress.verdict import EgressVerdict
 
 
 class EgressWatch:
-    """Makes the checks of one gateway, and knows how it stands after them."""
+    """Makes the checks of one gateway, and holds its egress status."""
 
     def __init__(
         self,
@@ -42,15 +41,15 @@ class EgressWatch:
         monotonic: Callable[[], float],
     ) -> None:
         """
-        Know nothing yet.
+        Prepare.
 
         Args:
             settings: the `egress` section.
-            observe: makes all attempts and waits for them, in a thread; None where `egress.mode` is `off`.
-            audit: where each check is made evidence.
+            observe: makes all attempts and waits for them, in a thread; None if `egress.mode` is `off`.
+            audit: the audit log.
             gateway: name of this gateway in the log.
             host: name of this machine.
-            metrics: told of each check.
+            metrics: of the gateway.
             logger: the operator log.
             clock: Unix time.
             monotonic: a steady clock, in seconds.
@@ -60,9 +59,8 @@ class EgressWatch:
         self._metrics, self._logger = metrics, logger
         self._clock, self._monotonic = clock, monotonic
         self._one_at_a_time = asyncio.Lock()
-        self.standing = Standing(mode=settings.mode)
-        """How this gateway stands now."""
-        for verdict in Verdict:  # a verdict that never came is 0, not missing
+        self.status = EgressStatus(mode=settings.mode)
+        for verdict in EgressVerdict:  # a verdict that never came is 0, not missing
             metrics.egress_verdict.labels(verdict).set(0)
             metrics.egress_checks.labels(verdict)
 
@@ -76,28 +74,22 @@ class EgressWatch:
             try:
                 await self._record(report)
             except AuditError as error:
-                # The log's own health says so too, and refuses requests where it should.
+                # The log's own health reports this too, and refuses requests if it has to.
                 self._logger.warning(
                     "audit_entry_refused", reason=str(EntryType.EGRESS_ATTESTED), error=str(error)
                 )
             trigger = Trigger.SCHEDULE
             soon = min(self._settings.retry_seconds, self._settings.interval_seconds)
-            is_closed = report.verdict is Verdict.CLOSED
+            is_closed = report.verdict is EgressVerdict.CLOSED
             await asyncio.sleep(self._settings.interval_seconds if is_closed else soon)
 
-    async def check(self, actor: str) -> tuple[Report, Receipt]:
+    async def check(self, actor: str) -> tuple[EgressReport, Receipt]:
         """
-        Check now, for somebody who asks.
-
-        Args:
-            actor: who does.
-
-        Returns:
-            The report, and where its entry stands.
+        Check now, on the request of `actor`; returns the report and the receipt of its entry.
 
         Raises:
             ControlRefusedError: `egress.mode` is `off`.
-            AuditError: it was made and is in force, but could not be recorded.
+            AuditError: the check was made and its result is in force, but it could not be recorded.
         """
         if self._observe is None:
             message = "egress.mode is off: set warn or strict and restart, or run `appliance egress check`"
@@ -105,12 +97,12 @@ class EgressWatch:
         report = await self._check(Trigger.REQUEST, self._observe)
         return report, await self._record(report, actor=actor)
 
-    async def _check(self, trigger: Trigger, observe: Callable[[], Observation]) -> Report:
+    async def _check(self, trigger: Trigger, observe: Callable[[], Observation]) -> EgressReport:
         async with self._one_at_a_time:
             began = self._monotonic()
             observation = await asyncio.to_thread(observe)
             now = self._clock()
-            report = Report.of(
+            report = EgressReport.of(
                 observation,
                 time=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
                 host=self._host,
@@ -119,15 +111,15 @@ class EgressWatch:
                 walled=is_walled(),
                 seconds=self._monotonic() - began,
             )
-            self.standing = self.standing.after(report)
-        for verdict in Verdict:
+            self.status = self.status.after(report)
+        for verdict in EgressVerdict:
             self._metrics.egress_verdict.labels(verdict).set(verdict is report.verdict)
         self._metrics.egress_checks.labels(report.verdict).inc()
         self._metrics.egress_time.set(now)
         say = {
-            Verdict.CLOSED: self._logger.info,
-            Verdict.OPEN: self._logger.error,
-            Verdict.INCONCLUSIVE: self._logger.warning,
+            EgressVerdict.CLOSED: self._logger.info,
+            EgressVerdict.OPEN: self._logger.error,
+            EgressVerdict.INCONCLUSIVE: self._logger.warning,
         }[report.verdict]
         say(
             "egress_checked",
@@ -138,6 +130,6 @@ class EgressWatch:
         )
         return report
 
-    async def _record(self, report: Report, *, actor: str | None = None) -> Receipt:
+    async def _record(self, report: EgressReport, *, actor: str | None = None) -> Receipt:
         fields = report.to_entry() | {"gateway": self._gateway} | ({"actor": actor} if actor else {})
         return await self._audit.confirm(self._audit.submit(EntryType.EGRESS_ATTESTED, **fields))

@@ -1,8 +1,8 @@
 """
-Operators' say in which workers there are: take over the list anew, keep requests away from one, let it back.
+Operators' commands on the worker list: reload it, drain a worker, undrain it.
 
-An order is recorded before it is in force: when the audit log takes no entry, nothing changes.  Each
-gateway has a list of its own; an order to one is no order to the others.
+A command is recorded before it takes effect: if the audit log takes no entry, nothing changes.  Each gateway
+has a list of its own; a command to one does not reach the others.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ class Record(Protocol):
     """Makes an entry durable, or fails with `AuditError`."""
 
     def __call__(self, entry_type: EntryType, /, **fields: Any) -> Awaitable[Any]:  # noqa: ANN401 - see the registry
-        """Append one entry."""
+        ...
 
 
 class WorkerList:
-    """The workers of one gateway, as far as operators decide about them."""
+    """Operators' commands on the workers of one gateway."""
 
     def __init__(
         self,
@@ -43,18 +43,7 @@ class WorkerList:
         logger: Logger,
         wall: Wall = NO_WALL,
     ) -> None:
-        """
-        Prepare; nothing changes before an order.
-
-        Args:
-            pool: the workers.
-            discovery: knows the list.
-            settings: those in force.
-            read_settings: reads them anew, file and environment; raises `ConfigurationError`.
-            record: the audit log.
-            logger: told of orders.
-            wall: what this process can connect to.
-        """
+        """`read_settings` reads file and environment again, and raises `ConfigurationError`."""
         self._pool = pool
         self._discovery = discovery
         self._settings = settings
@@ -65,14 +54,11 @@ class WorkerList:
 
     async def reload(self, actor: str) -> Changes:
         """
-        Take over `pool.urls` and `pool.discover` from the settings file as it is now, and nothing else of it.
-
-        Args:
-            actor: who wants it.
+        Apply `pool.urls` and `pool.discover` of the current settings file, and nothing else of it.
 
         Raises:
-            ControlRefusedError: the settings cannot be read or are wrong, in one line; all stays as it is.
-            AuditError: the change could not be recorded; all stays as it is.
+            ControlRefusedError: the settings cannot be read or are wrong; nothing changed.
+            AuditError: the change could not be recorded; nothing changed.
         """
         try:
             fresh = self._read_settings().pool
@@ -99,11 +85,11 @@ class WorkerList:
         self._logger.info("workers_reloaded", count=len(changes.joined) + len(changes.left))
         return changes
 
-    async def reload_on(self, wish: asyncio.Event, actor: str) -> None:
-        """Reload whenever the event is set; one that fails is logged, and all stays as it is."""
+    async def reload_on(self, request: asyncio.Event, actor: str) -> None:
+        """Reload whenever the event is set; a failed reload is logged and changes nothing."""
         while True:
-            await wish.wait()
-            wish.clear()
+            await request.wait()
+            request.clear()
             try:
                 await self.reload(actor)
             except ApplianceError as error:
@@ -111,34 +97,28 @@ class WorkerList:
 
     async def drain(self, worker_id: WorkerId, *, actor: str, note: str, force: bool) -> None:
         """
-        Send a worker nothing more until `undrain`; what it has is finished.
-
-        Args:
-            worker_id: which; it must be in the pool.
-            actor: who wants it.
-            note: why, in their words.
-            force: whether it may be the last one that serves some model.
+        Send a worker of the pool no requests until `undrain`; those in flight finish.
 
         Raises:
-            ControlRefusedError: nobody else would serve one of its models, and it is not forced.
-            AuditError: it could not be recorded; all stays as it is.
+            ControlRefusedError: without `force`, if no other worker would serve one of its models.
+            AuditError: it could not be recorded; nothing changed.
         """
         missed = None if force else last_of(self._pool.snapshots, worker_id)
         if missed is not None:
             message = f"worker {worker_id} is the last one that serves {missed}: start another, or use force"
             raise ControlRefusedError(message)
-        await self._order(worker_id, drained=True, actor=actor, note=note)
+        await self._set_drained(worker_id, drained=True, actor=actor, note=note)
 
     async def undrain(self, worker_id: WorkerId, *, actor: str, note: str) -> None:
         """
-        Let a worker take requests again, once it is healthy.
+        Send a worker requests again, once it is healthy.
 
         Raises:
-            AuditError: it could not be recorded; all stays as it is.
+            AuditError: it could not be recorded; nothing changed.
         """
-        await self._order(worker_id, drained=False, actor=actor, note=note)
+        await self._set_drained(worker_id, drained=False, actor=actor, note=note)
 
-    async def _order(self, worker_id: WorkerId, *, drained: bool, actor: str, note: str) -> None:
+    async def _set_drained(self, worker_id: WorkerId, *, drained: bool, actor: str, note: str) -> None:
         await self._record(
             EntryType.WORKER_DRAINED,
             worker=worker_id,
@@ -151,7 +131,7 @@ class WorkerList:
 
 
 def last_of(snapshots: tuple[WorkerSnapshot, ...], worker_id: WorkerId) -> str | None:
-    """A model that only this one of the workers takes requests for; None if there is none."""
+    """A model that no other worker takes requests for; None if there is none."""
     takers = [seen for seen in snapshots if seen.takes_requests]
     mine = next((seen for seen in takers if seen.worker.worker_id == worker_id), None)
     others = [seen for seen in takers if seen is not mine]
@@ -160,6 +140,6 @@ def last_of(snapshots: tuple[WorkerSnapshot, ...], worker_id: WorkerId) -> str |
 
 
 def digest_of(settings: Settings) -> str:
-    """SHA-256 of all settings as JSON with sorted keys, in hex; secrets are not in them, only their files."""
+    """SHA-256 of all settings as JSON with sorted keys, in hex; settings name secrets' files, not secrets."""
     text = json.dumps(settings.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,5 +1,5 @@
 """
-What the audit log says of a change of tenants and keys: names and ids, never a key or a digest.
+The audit entries of a change of tenants and keys: names and ids, never a key or a digest.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +15,8 @@ _REMOVED = "removed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One entry: its type, and its fields but for who did it."""
+class TenantChange:
+    """One entry: its type, and its fields without the actor."""
 
     type: EntryType
     fields: Mapping[str, Value]
@@ -24,18 +24,11 @@ class Change:
 
 def changes_between(
     before: tuple[Tenant, ...], after: tuple[Tenant, ...], *, reason: str | None = None
-) -> tuple[Change, ...]:
-    """
-    Every difference between two states, in the order it is recorded; none where there is none.
-
-    Args:
-        before: all tenants as they were.
-        after: all tenants as they are to be.
-        reason: why, for the keys that are revoked.
-    """
+) -> tuple[TenantChange, ...]:
+    """The entries of every difference between two states of all tenants; `reason` is that of revocations."""
     old = {tenant.name: tenant for tenant in before}
     new = {tenant.name: tenant for tenant in after}
-    found: list[Change] = []
+    found: list[TenantChange] = []
     for name, tenant in new.items():
         was = old.get(name)
         if was is None:
@@ -52,7 +45,7 @@ def changes_between(
 
 def _of_keys(
     tenant: str, before: tuple[ApiKey, ...], after: tuple[ApiKey, ...], reason: str | None
-) -> Iterator[Change]:
+) -> Iterator[TenantChange]:
     old = {key.key_id: key for key in before}
     new = {key.key_id: key for key in after}
     rotated = {key.replaces for key_id, key in new.items() if key_id not in old}
@@ -76,7 +69,7 @@ def _of_keys(
 
 
 def _changed(was: ApiKey, key: ApiKey, *, ignored: set[str] | tuple[()]) -> list[str]:
-    """What is different beside a revocation, which has an entry of its own."""
+    """The members that differ, without a revocation, which has an entry of its own."""
     return [
         f"keys.{key.key_id}.{field.name}"
         for field in fields(ApiKey)
@@ -84,10 +77,10 @@ def _changed(was: ApiKey, key: ApiKey, *, ignored: set[str] | tuple[()]) -> list
     ]
 
 
-def _revoked(tenant: str, key_id: str, reason: str | None) -> Change:
+def _revoked(tenant: str, key_id: str, reason: str | None) -> TenantChange:
     why = {} if reason is None else {"reason": reason}
     return _change(EntryType.KEY_REVOKED, tenant=tenant, key_id=key_id, **why)
 
 
-def _change(type_: EntryType, **values: Value) -> Change:
-    return Change(type=type_, fields=values)
+def _change(type_: EntryType, **values: Value) -> TenantChange:
+    return TenantChange(type=type_, fields=values)

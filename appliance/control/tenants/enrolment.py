@@ -1,9 +1,9 @@
 """
-Who may call when a gateway starts: what the tenants file says, and at the very first start an admin.
+Enrolment of tenants at a gateway's start: the tenants file, and at the first start an admin key.
 
-The file is imported at each start: it adds and changes, and removes nothing.  The first start on a
-database makes the tenants `operator` and `demo` with a key each; with a file there is no `demo`, and
-an admin key only if the file has none.
+The file is imported at each start: it adds and changes, and removes nothing.  The first start on a database
+makes the tenants `operator` and `demo` with a key each; with a file there is no `demo`, and an admin key only
+if the file has none.
 """
 
 import secrets
@@ -32,19 +32,18 @@ async def enrol(
     random_bytes: Callable[[int], bytes] = secrets.token_bytes,
 ) -> tuple[Roster, dict[str, str]]:
     """
-    Bring the database up to the file, and make the first keys where nobody has ever had one.
+    Import the file into the database, and make the first keys if it never had one.
 
     Args:
-        registrar: changes the database.
-        installation: where the admin key is kept.
+        registrar: of the database.
+        installation: for the admin key's file.
         file: the tenants file; None for the one in the data directory, if there is one.
-        actor: who starts the gateway, as the audit log names them.
+        actor: the user who starts the gateway, for the audit log.
         clock: seconds since the epoch.
         random_bytes: source of randomness for keys.
 
     Returns:
-        What is in force, and the keys made just now by what they are for: this is the only time
-        they can be shown.
+        The roster in force, and the new keys by purpose: this is the only time they can be shown.
 
     Raises:
         ConfigurationError: the file cannot be read or used.
@@ -67,7 +66,7 @@ async def enrol(
         return enrolled
 
     if lacks_admin:
-        # In the file before it opens anything: a crash in between leaves a file the next start replaces.
+        # In the file before the key works: a crash in between leaves a file that the next start replaces.
         write_private(installation.admin_key, admin_text + "\n")
     after = await registrar.apply(edit, actor=actor)
     made = {key.key_id for tenant in after.tenants for key in tenant.keys}
@@ -78,7 +77,7 @@ async def enrol(
 
 
 def _with_key(tenants: Tenants, tenant: Tenant, key: ApiKey) -> Tenants:
-    """The tenants with one more key, and with the tenant it is for."""
+    """The tenants with one more key, and with its tenant."""
     if all(each.name != tenant.name for each in tenants):
         tenants = (*tenants, tenant)
     return add_key(tenants, tenant.name, key)

@@ -1,25 +1,25 @@
 """
-The one way to change tenants and keys: it is in the audit log first, then in the database.
+The only way to change tenants and keys: first in the audit log, then in the database.
 
-Fails closed: what cannot be recorded is not done.  A crash in between leaves an entry for a change
-that did not come about, never a change without an entry.
+Fails closed: a change that cannot be recorded is not made.  A crash in between leaves an entry for a change
+that was not made, never a change without an entry.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from appliance.control.tenants.changes import Change, changes_between
+from appliance.control.tenants.changes import TenantChange, changes_between
 from appliance.errors import TenantConflictError
 from appliance.tenancy.roster import Roster, in_order
 from appliance.tenancy.store import TenantStore
 from appliance.tenancy.tenant import Tenant
 
 TRIES = 5
-"""How often a change is made anew because somebody else made another."""
+"""Maximum attempts of a change that conflicts with others."""
 
 Edit = Callable[[tuple[Tenant, ...]], tuple[Tenant, ...]]
-"""All tenants as they are to be, from all tenants as they are; see `appliance.tenancy.edits`."""
+"""From all tenants now to all tenants after the change; see `appliance.tenancy.edits`."""
 
 
 class Registrar:
@@ -36,7 +36,7 @@ class Registrar:
         self._record = record
         """Takes an entry's type and fields, and returns once it is durable."""
         self._adopt = adopt
-        """Puts what was written in force in this process."""
+        """Puts the written roster in force in this process."""
         self._turn = asyncio.Lock()
 
     async def roster(self) -> Roster:
@@ -50,20 +50,15 @@ class Registrar:
 
     async def apply(self, edit: Edit, *, actor: str, reason: str | None = None) -> Roster:
         """
-        Make a change, and return what is in force then.
-
-        Args:
-            edit: the change; what it raises is passed on, and nothing happened.
-            actor: who makes it, as the audit log names them.
-            reason: why, if it revokes keys.
+        Make a change, and return the roster in force after it; an error of `edit` leaves all unchanged.
 
         Raises:
             AuditError: it cannot be recorded, and was not made.
-            TenantConflictError: others made changes all the time.
+            TenantConflictError: it conflicted with `TRIES` other changes.
             TenantsUnavailableError: the database cannot be read or written.
         """
         async with self._turn:
-            recorded: list[Change] = []
+            recorded: list[TenantChange] = []
             for _ in range(TRIES):
                 before = await self.roster()
                 after = in_order(edit(before.tenants))

@@ -1,4 +1,4 @@
-"""A change is told everywhere, once, and in the same words."""
+"""A change is reported everywhere, once, and with the same reason."""
 
 import io
 import json
@@ -28,7 +28,7 @@ READING = EngineReading(controllable=True, epoch="0f", largest_batch=8, choices=
 
 
 class Sink:
-    """An audit log that takes entries until told otherwise."""
+    """An audit log that takes entries until `refusal` is set."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[EntryType, dict[str, Any]]] = []
@@ -42,8 +42,6 @@ class Sink:
 
 
 class Told:
-    """Everything a change is told to."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.audit = Sink()
         self.metrics = Metrics(CollectorRegistry())
@@ -55,11 +53,9 @@ class Told:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """What the operator log says."""
         return [json.loads(line) for line in self.text.getvalue().splitlines()]
 
     def counted(self, mode: SpeculationMode, reason: Reason) -> float | None:
-        """How many changes the metrics know of."""
         return self.metrics.registry.get_sample_value(
             "appliance_speculation_changes_total", {"worker": "w1", "mode": mode, "reason": reason}
         )
@@ -67,7 +63,7 @@ class Told:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """A change log and all that hears of it."""
+    """A change log with its audit log, metrics and operator log."""
     return Told(monkeypatch)
 
 
@@ -95,8 +91,7 @@ STOPPED = snapshot(
 )
 
 
-def test_a_change_is_told_everywhere_in_the_same_words(told):
-    """Audit entry, metric, log line and event agree on worker, mode, reason and numbers."""
+def test_audit_metric_log_and_event_agree_on_a_change(told):
     told.changes.record(DRAFTING, STOPPED)
     (change,) = told.changes.since(0)
     ((entry_type, fields),) = told.audit.entries
@@ -116,8 +111,8 @@ def test_a_change_is_told_everywhere_in_the_same_words(told):
     assert change.time == "2027-01-15T08:00:00.123+00:00"
 
 
-def test_the_audit_log_can_encode_what_it_is_told(told):
-    """The registry knows every field, with and without an acceptance length."""
+def test_the_audit_log_can_encode_a_change(told):
+    """With and without an acceptance length."""
     told.changes.record(DRAFTING, STOPPED)
     told.changes.record(snapshot(), snapshot(avoid=True))
     assert len(told.audit.entries) == 2
@@ -143,8 +138,7 @@ def test_the_audit_log_can_encode_what_it_is_told(told):
         (snapshot(), snapshot(last=None)),
     ],
 )
-def test_what_is_no_change_of_what_a_worker_does_is_not_told(told, before, after):
-    """Another reason for the same is none, and neither is an engine seen for the first time."""
+def test_another_reason_or_a_first_table_is_not_a_change(told, before, after):
     told.changes.record(before, after)
     assert (told.changes.since(0), told.audit.entries, told.lines) == ((), [], [])
 
@@ -157,22 +151,21 @@ def test_what_is_no_change_of_what_a_worker_does_is_not_told(told, before, after
         snapshot(buckets=MappingProxyType({4: Bucket(draft_tokens=0)}), basis=Reason.BELOW_BREAK_EVEN),
     ],
 )
-def test_another_mode_another_table_and_being_avoided_are_changes(told, after):
-    """Each of them changes how tokens are made or where."""
+def test_another_mode_table_or_avoidance_is_a_change(told, after):
     told.changes.record(snapshot(), after)
     (change,) = told.changes.since(0)
     assert (change.mode, change.reason) == (after.decision.mode, after.decision.basis)
     assert (change.avoided, change.table) == (after.decision.avoid, show_table(after.decision.table))
 
 
-def test_the_window_that_was_judged_is_told_where_a_new_one_has_begun(told):
-    """A decision starts the window anew; what it rested on is in the one before."""
+def test_a_change_reports_the_window_that_was_judged(told):
+    """A decision starts a new window; its evidence is in the one before."""
     told.changes.record(DRAFTING, replace(STOPPED, figures=SpeculationFigures()))
     (change,) = told.changes.since(0)
     assert (change.drafts, change.acceptance_length) == (400, 1.06)
 
 
-def test_without_drafts_nothing_is_said_about_acceptance(told):
+def test_a_change_without_drafts_has_no_acceptance_length(told):
     """1.0 would read as a collapse."""
     told.changes.record(snapshot(), snapshot(SpeculationMode.TARGET_ONLY, basis=Reason.OPERATOR_OVERRIDE))
     (change,) = told.changes.since(0)
@@ -180,14 +173,14 @@ def test_without_drafts_nothing_is_said_about_acceptance(told):
     assert "acceptance_length" not in told.audit.entries[0][1]
 
 
-def test_a_worker_that_serves_nothing_known_is_told_all_the_same(told):
+def test_a_worker_without_a_known_model_is_reported_as_unknown(told):
     """An entry needs a model."""
     told.changes.record(replace(DRAFTING, models=()), replace(STOPPED, models=()))
     assert told.audit.entries[0][1]["model"] == "unknown"
 
 
 @pytest.mark.parametrize("refusal", [AuditUnavailableError("the disk is full"), AuditEntryError("too large")])
-def test_a_change_the_audit_log_refuses_is_made_and_logged_all_the_same(told, refusal):
+def test_a_change_that_the_audit_log_refuses_is_made_and_logged(told, refusal):
     """It alters how fast tokens come, never which."""
     told.audit.refusal = refusal
     told.changes.record(DRAFTING, STOPPED)
@@ -197,8 +190,8 @@ def test_a_change_the_audit_log_refuses_is_made_and_logged_all_the_same(told, re
     assert (told.lines[1]["reason"], told.lines[1]["error"]) == ("speculation.changed", str(refusal))
 
 
-def test_changes_are_numbered_and_given_from_a_number_on(told):
-    """Oldest first; whoever asks again with the last number gets only what is new."""
+def test_changes_are_numbered_and_listed_after_a_number(told):
+    """Oldest first; with the last number only new ones follow."""
     told.changes.record(DRAFTING, STOPPED)
     told.changes.record(STOPPED, DRAFTING)
     first, second = told.changes.since(0)
@@ -208,7 +201,7 @@ def test_changes_are_numbered_and_given_from_a_number_on(told):
 
 
 def test_only_the_latest_changes_are_kept(told):
-    """A worker that goes back and forth for a year costs no memory; numbers go on."""
+    """A worker that alternates for a year needs no memory; the numbers continue."""
     for _ in range(KEPT):
         told.changes.record(DRAFTING, STOPPED)
         told.changes.record(STOPPED, DRAFTING)

@@ -29,7 +29,7 @@ def snapshot(
     basis: Reason = Reason.PROBE_FAILED,
     speculates: bool = True,
 ) -> WorkerSnapshot:
-    """Return a healthy worker of which that was found."""
+    """A healthy worker with this decision."""
     metrics = WorkerMetrics(
         running=0,
         waiting=0,
@@ -49,49 +49,48 @@ def snapshot(
     )
 
 
-def noted(*looks: tuple[float, WorkerSnapshot], history: RestartHistory | None = None) -> RestartHistory:
-    """Return the history after these looks."""
+def noted(*polls: tuple[float, WorkerSnapshot], history: RestartHistory | None = None) -> RestartHistory:
+    """The history after these polls."""
     history = history or RestartHistory()
-    for now, seen in looks:
+    for now, seen in polls:
         history = note_collapses(history, [seen], now)
     return history
 
 
-def test_a_draft_is_left_out_after_so_long_without_paying_and_not_before():
-    """The time counts from the first look that found it collapsed, through all its probes."""
+def test_a_collapsed_draft_is_removed_after_the_threshold_not_before():
+    """The time counts from the first poll that found it collapsed, through all its probes."""
     history = noted((10.0, snapshot()), (2000.0, snapshot()))
     assert due(history, [snapshot()], POLICY, 3609.0) == ()
     assert due(history, [snapshot()], POLICY, 3610.0) == (OFF,)
 
 
-def test_a_draft_that_paid_in_between_starts_from_zero():
-    """One good look ends the count."""
+def test_a_draft_that_paid_in_between_counts_from_zero():
+    """One good poll ends the count."""
     history = noted((0.0, snapshot()), (3000.0, snapshot(verdict=None)), (3001.0, snapshot()))
     assert due(history, [snapshot()], POLICY, 3700.0) == ()
 
 
-def test_what_does_not_pay_at_this_load_is_no_reason_to_restart():
+def test_a_draft_below_break_even_causes_no_restart():
     """Below break-even is normal: only a collapse counts."""
     history = noted((0.0, snapshot(verdict=Reason.BELOW_BREAK_EVEN)))
     assert due(history, [snapshot()], POLICY, 10**6) == ()
 
 
-def test_a_worker_that_cannot_be_steered_waits_a_minute():
-    """It goes on wasting steps meanwhile."""
+def test_a_worker_that_cannot_be_controlled_waits_one_minute():
+    """It wastes steps meanwhile."""
     seen = snapshot(basis=Reason.NOT_CONTROLLABLE)
     history = noted((0.0, seen))
     assert due(history, [seen], POLICY, UNCONTROLLABLE_SECONDS - 1) == ()
     assert due(history, [seen], POLICY, UNCONTROLLABLE_SECONDS) == (OFF,)
 
 
-def test_never_means_never():
-    """Without a time nothing is due, however long it has been."""
+def test_without_a_threshold_no_restart_is_due():
     never = HardOffPolicy(after_seconds=None, retry_seconds=1.0)
     assert due(noted((0.0, snapshot())), [snapshot()], never, 10**9) == ()
 
 
 def test_the_draft_is_tried_again_later():
-    """A worker without its draft gets it back when its time has come."""
+    """After the retry time."""
     without = snapshot(speculates=False, verdict=None)
     history = noted((4000.0, without), history=note_restart(noted((0.0, snapshot())), OFF, 3600.0))
     assert due(history, [without], POLICY, 23599.0) == ()
@@ -100,30 +99,27 @@ def test_the_draft_is_tried_again_later():
     assert due(note_restart(history, back, 23600.0), [without], POLICY, 10**6) == ()
 
 
-def test_a_worker_that_drafts_again_is_not_waiting_for_its_draft():
-    """Whoever restarted it; one that is only being restarted still is."""
+def test_a_worker_that_drafts_again_needs_no_restart():
+    """Whatever restarted it; one that is still restarting does."""
     history = note_restart(RestartHistory(), OFF, 0.0)
     draining = replace(snapshot(verdict=None), admission=Admission.DRAINING)
     assert noted((1.0, draining), history=history).without_draft == {ONE: 0.0}
     assert noted((2.0, snapshot(verdict=None)), history=history).without_draft == {}
 
 
-def test_the_one_that_has_been_due_longest_comes_first():
-    """With two of them, the order is by time."""
-    looks = [snapshot(ONE), snapshot(TWO)]
-    history = note_collapses(note_collapses(RestartHistory(), [looks[1]], 0.0), looks, 5.0)
-    assert [restart.worker_id for restart in due(history, looks, POLICY, 10**4)] == [TWO, ONE]
+def test_the_longest_due_restart_comes_first():
+    polls = [snapshot(ONE), snapshot(TWO)]
+    history = note_collapses(note_collapses(RestartHistory(), [polls[1]], 0.0), polls, 5.0)
+    assert [restart.worker_id for restart in due(history, polls, POLICY, 10**4)] == [TWO, ONE]
 
 
-def test_a_worker_that_could_not_be_restarted_is_left_alone_for_long():
-    """Draining it again each minute would help nobody."""
+def test_a_refused_restart_is_retried_after_the_retry_time():
     seen = snapshot(basis=Reason.NOT_CONTROLLABLE)
     history = noted((100.0, seen), history=note_refusal(noted((0.0, seen)), ONE, 60.0))
     assert due(history, [seen], POLICY, 60.0 + POLICY.retry_seconds - 1) == ()
     assert due(history, [seen], POLICY, 60.0 + POLICY.retry_seconds) == (OFF,)
 
 
-def test_an_operator_who_decides_starts_the_count_anew():
-    """What control had in mind with the worker is forgotten."""
+def test_an_operators_restart_resets_the_count():
     history = forget(note_refusal(note_restart(noted((0.0, snapshot())), OFF, 1.0), ONE, 2.0), ONE)
     assert history == RestartHistory()

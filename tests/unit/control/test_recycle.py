@@ -1,4 +1,4 @@
-"""One worker at a time, never the last, and none comes back untried."""
+"""One worker at a time, never the last, and none is admitted without a canary."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -59,7 +59,7 @@ def reading_of(engine) -> EngineReading | None:
 
 @dataclass
 class Engine:
-    """One process of a worker, as the control loop would find it."""
+    """One process of a worker, as the control loop finds it."""
 
     draft: bool = True
     epoch: str = "1"
@@ -70,21 +70,21 @@ class Engine:
     """Whether it completes a canary."""
     models: tuple[str, ...] = ("demo",)
     serves: str = OLD
-    """The draft that its plugin says it has."""
+    """The draft that its plugin reports."""
 
 
 @dataclass
 class World:
-    """Two workers, a control loop that looks each second, and a clock that only waiting moves."""
+    """Two workers, a control loop that polls each second, and a clock that only waiting moves."""
 
     own: bool = True
-    """Whether this process supervises the worker `a`, or another one does."""
+    """Whether this process supervises the worker `a`."""
     now: float = 0.0
-    looked_at: float = 0.0
+    polled_at: float = 0.0
     drains: float = 2.0
-    """Seconds for which the old process still answers after it was told to end."""
+    """Seconds for which the old process still answers after the restart request."""
     brings: list[Engine] = field(default_factory=list)
-    """The processes that restarts bring, in order; by default sound ones, as asked for."""
+    """The processes after each restart, in order; by default healthy ones as requested."""
     refuses: list[Exception] = field(default_factory=list)
     """What restarts raise, in order."""
     audit_is_full: bool = False
@@ -103,7 +103,7 @@ class World:
         self.ending: tuple[float, Engine] | None = None
         for name in (A, B):
             self.pool.add(snapshot(name).worker)
-        self.look()
+        self.poll()
         set_admission = self.pool.set_admission
 
         def note_admission(worker_id, admission):
@@ -127,8 +127,8 @@ class World:
             sleep=self.sleep,
         )
 
-    def look(self):
-        """See of every worker what the control loop would."""
+    def poll(self):
+        """Poll every worker."""
         for name, engine in self.engines.items():
             before = self.pool.snapshot(name)
             if self.now < engine.up_at:
@@ -145,7 +145,6 @@ class World:
             )
 
     async def sleep(self, seconds: float):
-        """Let time pass, and what falls due with it."""
         self.now += seconds
         for due in sorted(time for time in self.at if time <= self.now):
             self.at.pop(due)()
@@ -153,13 +152,12 @@ class World:
             self.engines[A], self.ending = self.ending[1], None
             if self.own:
                 self.pool.add(replace(self.pool.snapshot(A).worker))
-        if self.now - self.looked_at >= 1.0:
-            self.looked_at = self.now
-            self.look()
+        if self.now - self.polled_at >= 1.0:
+            self.polled_at = self.now
+            self.poll()
         await asyncio.sleep(0)
 
     async def restart(self, worker, *, request, reason):
-        """Be the restarter."""
         assert worker.worker_id == A
         if self.refuses and (refusal := self.refuses.pop(0)) is not None:
             raise refusal
@@ -172,7 +170,6 @@ class World:
         self.ending = (self.now + self.drains, coming)
 
     async def canary(self, worker, model, timeout_seconds):
-        """Be the client."""
         assert (worker, model) == (self.pool.snapshot(A).worker, "demo")
         self.canaries.append(self.pool.snapshot(A).admission)
         if not self.engines[A].answers:
@@ -180,7 +177,6 @@ class World:
         return 8
 
     def submit(self, entry_type, /, **fields):
-        """Be the audit log."""
         if self.audit_is_full:
             raise AuditUnavailableError("full")
         assert entry_type is EntryType.WORKER_RECYCLED
@@ -206,8 +202,8 @@ BOTH = pytest.mark.parametrize("own", [True, False], ids=["own", "elsewhere"])
 
 @BOTH
 @pytest.mark.parametrize("with_draft", [True, False])
-async def test_a_worker_is_drained_restarted_tried_out_and_let_in(own, with_draft):
-    """In that order; until it has answered us it answers nobody."""
+async def test_a_recycle_drains_restarts_tests_and_admits(own, with_draft):
+    """In that order; before its canary it gets no client's request."""
     world = World(own=own)
     old = world.pool.snapshot(A).worker
     assert await world.recycle(with_draft=with_draft) is RecycleResult.RECYCLED
@@ -220,8 +216,7 @@ async def test_a_worker_is_drained_restarted_tried_out_and_let_in(own, with_draf
 
 
 @BOTH
-async def test_the_audit_log_says_why_and_how_it_went(own):
-    """Before the gap and after it, in the reason's own word."""
+async def test_a_recycle_is_recorded_with_reason_and_canary_result(own):
     world = World(own=own)
     task = world.recycler.begin(A, with_draft=False, reason=Reason.OPERATOR_OVERRIDE, actor="k1", note="hot")
     await task
@@ -229,14 +224,14 @@ async def test_the_audit_log_says_why_and_how_it_went(own):
     assert world.entries == [common, {**common, "canary": "passed"}]
 
 
-async def test_a_log_that_takes_nothing_stops_no_restart():
-    """A worker that is half-way through must not stay there."""
+async def test_a_log_that_takes_no_entry_does_not_stop_a_restart():
+    """A worker in the middle of a recycle must not stay there."""
     world = World(audit_is_full=True)
     assert await world.recycle() is RecycleResult.RECYCLED
 
 
-async def test_a_worker_elsewhere_is_known_to_run_without_its_draft_and_why():
-    """Nobody else in this process could say so."""
+async def test_the_pool_learns_mode_and_reason_of_a_worker_elsewhere():
+    """No supervisor in this process reports it."""
     world = World(own=False)
     await world.recycle(with_draft=False)
     worker = world.pool.snapshot(A).worker
@@ -246,8 +241,7 @@ async def test_a_worker_elsewhere_is_known_to_run_without_its_draft_and_why():
     assert (worker.mode, worker.reason) == (SpeculationMode.SPECULATIVE, None)
 
 
-async def test_nothing_is_restarted_while_the_gateway_has_requests_there():
-    """What runs is finished."""
+async def test_no_restart_while_this_gateway_has_requests_in_flight():
     world = World()
     world.pool.begin(A)
     seen = []
@@ -258,11 +252,11 @@ async def test_nothing_is_restarted_while_the_gateway_has_requests_there():
 
 
 @pytest.mark.parametrize("busy", ["running", "waiting"])
-async def test_nothing_is_restarted_while_the_worker_has_requests_of_others(busy):
-    """Another gateway's requests count as well, and they do not show here."""
+async def test_no_restart_while_other_gateways_have_requests_in_flight(busy):
+    """Other gateways' requests show in the worker's metrics only."""
     world, seen = World(), []
     setattr(world.engines[A], busy, 1)
-    world.look()
+    world.poll()
 
     def ends():
         seen.append(list(world.restarts))
@@ -273,8 +267,7 @@ async def test_nothing_is_restarted_while_the_worker_has_requests_of_others(busy
     assert seen == [[]]
 
 
-async def test_what_was_seen_before_the_last_request_ended_is_not_believed():
-    """The last look may be older than the request it does not show."""
+async def test_a_scrape_from_before_the_last_request_ended_does_not_count():
     world = World()
     assert world.pool.snapshot(A).metrics.running == 0
     world.engines[A].running = 1
@@ -285,8 +278,8 @@ async def test_what_was_seen_before_the_last_request_ended_is_not_believed():
     assert told == [[]]
 
 
-async def test_a_look_older_than_our_own_last_request_is_not_believed():
-    """The worker was seen idle while we still had a request there; it may have got another since."""
+async def test_a_scrape_older_than_our_last_request_does_not_count():
+    """It may have got another gateway's request since."""
     world, told = World(), []
     world.pool.begin(A)
 
@@ -300,8 +293,8 @@ async def test_a_look_older_than_our_own_last_request_is_not_believed():
     assert told == [[]]
 
 
-async def test_a_drain_that_takes_too_long_ends_in_a_restart_all_the_same():
-    """A client that reads slowly must not keep a sick worker in its place."""
+async def test_a_drain_that_times_out_ends_in_a_restart():
+    """A client that reads slowly must not keep a failing worker in service."""
     world, restarted = World(), []
     world.at[DRAIN - 1] = lambda: restarted.append(list(world.restarts))
     world.at[DRAIN + 1] = lambda: restarted.append(list(world.restarts))
@@ -311,10 +304,9 @@ async def test_a_drain_that_takes_too_long_ends_in_a_restart_all_the_same():
 
 
 async def test_a_worker_that_is_down_is_not_waited_for():
-    """It finishes nothing any more."""
     world = World()
     world.engines[A].up_at = 1e9
-    world.look()
+    world.poll()
     task = world.recycler.begin(A, with_draft=True, reason=Reason.COLLAPSED)
     world.at[1.0] = lambda: world.entries.append("one second")
     assert await task is RecycleResult.RECYCLED
@@ -322,19 +314,18 @@ async def test_a_worker_that_is_down_is_not_waited_for():
 
 
 @BOTH
-async def test_the_process_that_still_drains_is_not_taken_for_the_new_one(own):
-    """It answers health checks and metrics for a while; a canary it passed would prove nothing."""
+async def test_the_draining_process_does_not_pass_for_the_new_one(own):
+    """It still answers health checks; a canary that it passes proves nothing."""
     world = World(own=own, drains=20.0)
     assert await world.recycle() is RecycleResult.RECYCLED
     assert len(world.restarts) == 1
     assert world.now > 20.0 + LOADED
 
 
-async def test_a_worker_of_ours_is_not_back_before_its_supervisor_says_so():
-    """The gateway found it unreachable while it drained, and then it answered again."""
+async def test_a_supervised_worker_is_back_only_with_a_new_process():
     world = World(drains=20.0)
     world.engines[A].epoch = ""
-    world.look()
+    world.poll()
     world.at[5.0] = lambda: world.pool.report_unreachable(A)
     assert await world.recycle() is RecycleResult.RECYCLED
     assert len(world.restarts) == 1
@@ -342,16 +333,15 @@ async def test_a_worker_of_ours_is_not_back_before_its_supervisor_says_so():
 
 
 async def test_a_worker_without_the_plugin_is_back_once_it_was_down():
-    """There is no epoch to tell the processes apart by."""
+    """There is no epoch to distinguish the processes."""
     world = World(own=False, brings=[Engine(epoch="")])
     world.engines[A].epoch = ""
-    world.look()
+    world.poll()
     assert await world.recycle() is RecycleResult.RECYCLED
 
 
 @BOTH
-async def test_a_worker_that_fails_its_canary_is_restarted_once_more(own):
-    """Once may be chance."""
+async def test_a_worker_that_fails_its_canary_is_restarted_again(own):
     world = World(own=own, brings=[Engine(answers=False)])
     assert await world.recycle() is RecycleResult.RECYCLED
     assert world.restarts == [True, True]
@@ -365,8 +355,7 @@ async def test_a_worker_that_fails_its_canary_is_restarted_once_more(own):
     [{"answers": False}, {"draft": False}, {"up_at": 1e9}, {"models": ()}],
     ids=["does not answer", "came back without its draft", "does not start", "serves nothing"],
 )
-async def test_a_worker_that_is_not_sound_with_its_draft_comes_back_without(own, unsound):
-    """The target alone is worth more than no worker."""
+async def test_a_worker_that_fails_with_its_draft_comes_back_without(own, unsound):
     world = World(own=own, brings=[Engine(**unsound), Engine(**unsound)])
     assert await world.recycle() is RecycleResult.WITHOUT_DRAFT
     assert world.restarts == [True, True, False]
@@ -377,8 +366,7 @@ async def test_a_worker_that_is_not_sound_with_its_draft_comes_back_without(own,
 
 @BOTH
 @pytest.mark.parametrize(("with_draft", "restarts"), [(True, [True, True, False]), (False, [False, False])])
-async def test_a_worker_that_never_comes_back_sound_is_left_out_and_said_to_be(own, with_draft, restarts):
-    """Nobody's request is the first to find out."""
+async def test_a_worker_that_keeps_failing_is_excluded_and_reported(own, with_draft, restarts):
     world = World(own=own, brings=[Engine(answers=False, draft=draft) for draft in restarts])
     assert await world.recycle(with_draft=with_draft) is RecycleResult.FAILED
     assert world.restarts == restarts
@@ -393,8 +381,8 @@ async def test_a_worker_that_never_comes_back_sound_is_left_out_and_said_to_be(o
 
 
 @pytest.mark.parametrize("error", [ControlRefusedError("no"), WorkerFailedError("gone")])
-async def test_a_worker_that_cannot_be_restarted_goes_on_as_it_was(error):
-    """Nothing happened to it, so nothing changes and nothing is recorded."""
+async def test_a_worker_that_cannot_be_restarted_continues_unchanged(error):
+    """And nothing is recorded."""
     world = World(refuses=[error])
     assert await world.recycle() is RecycleResult.NOT_RESTARTED
     assert world.admissions == [Admission.DRAINING, Admission.ADMITTED]
@@ -402,8 +390,7 @@ async def test_a_worker_that_cannot_be_restarted_goes_on_as_it_was(error):
     assert not world.is_left_out()
 
 
-async def test_a_worker_that_was_left_out_stays_out_when_it_cannot_be_restarted():
-    """As it was means as it was."""
+async def test_an_excluded_worker_stays_excluded_if_its_restart_is_refused():
     world = World(refuses=[ControlRefusedError("no")])
     world.pool.set_admission(A, Admission.CANARY)
     assert await world.recycle() is RecycleResult.NOT_RESTARTED
@@ -411,15 +398,14 @@ async def test_a_worker_that_was_left_out_stays_out_when_it_cannot_be_restarted(
     assert world.is_left_out()
 
 
-async def test_a_restart_refused_half_way_goes_on_to_the_next():
-    """A draft that cannot be had is left out in the end."""
+async def test_a_refused_second_attempt_continues_with_the_next():
+    """And in the end without the draft."""
     world = World(brings=[Engine(answers=False)], refuses=[None, WorkerFailedError("gone"), None])
     assert await world.recycle() is RecycleResult.WITHOUT_DRAFT
     assert world.restarts == [True, False]
 
 
-async def test_a_defect_ends_in_a_result_and_leaves_the_worker_out():
-    """Whoever waits for the task must not go down with it."""
+async def test_a_defect_ends_in_a_result_and_excludes_the_worker():
     world = World(refuses=[RuntimeError("a bug")])
     assert await world.recycle() is RecycleResult.FAILED
     assert world.admission is Admission.CANARY
@@ -427,7 +413,7 @@ async def test_a_defect_ends_in_a_result_and_leaves_the_worker_out():
 
 
 async def test_only_one_worker_is_recycled_at_a_time():
-    """The second is refused at once, and with the first done it is not."""
+    """A second one is refused until the first is done."""
     world = World()
     task = world.recycler.begin(A, with_draft=True, reason=Reason.COLLAPSED)
     assert world.recycler.current == A
@@ -439,19 +425,19 @@ async def test_only_one_worker_is_recycled_at_a_time():
     assert world.recycler.refusal(B) is None
 
 
-async def test_a_refused_recycling_touches_nothing():
-    """The last worker goes on serving."""
+async def test_a_refused_recycle_changes_nothing():
+    """The last worker continues to serve."""
     world = World()
     world.engines[B].up_at = 1e9
-    world.look()
+    world.poll()
     with pytest.raises(ControlRefusedError, match="worker b is down"):
         world.recycler.begin(A, with_draft=True, reason=Reason.COLLAPSED)
     assert (world.admissions, world.restarts, world.recycler.current) == ([], [], None)
 
 
 @pytest.mark.parametrize("steps", range(0, 60, 4))
-async def test_a_recycling_given_up_leaves_the_pool_honest(steps):
-    """Before the restart the worker takes requests again; after it, not until somebody tried it."""
+async def test_a_cancelled_recycle_restores_or_excludes_the_worker(steps):
+    """Before the restart it takes requests again; after it, not without a canary."""
     world = World()
     world.pool.begin(A)
     world.at[2.0] = lambda: world.pool.end(A)
@@ -472,8 +458,8 @@ async def test_a_recycling_given_up_leaves_the_pool_honest(steps):
         assert world.counted(RecycleResult.CANCELLED) == 1
 
 
-async def test_a_recycling_given_up_while_the_restart_is_asked_for_leaves_the_worker_out():
-    """Nobody can say whether the request arrived."""
+async def test_a_recycle_cancelled_during_the_restart_request_excludes_it():
+    """The request may have arrived."""
     world, asked = World(), asyncio.Event()
 
     async def never(*_, **__):
@@ -496,7 +482,7 @@ async def tried(world: World, **how) -> RecycleResult:
         )
 
 
-async def test_a_draft_on_trial_is_named_in_the_wish():
+async def test_the_restart_request_names_the_draft_on_trial():
     """With the promotion it belongs to: the supervisor starts it for no other reason."""
     world = World(own=False)
     assert await tried(world) is RecycleResult.RECYCLED
@@ -509,24 +495,26 @@ async def test_a_draft_on_trial_is_named_in_the_wish():
     [{"answers": False}, {"draft": False}, {"up_at": 1e9}, {"models": ()}],
     ids=["does not answer", "came back without", "does not start", "serves nothing"],
 )
-async def test_a_draft_on_trial_is_tried_once_and_then_the_one_in_service_comes_back(unsound):
+async def test_a_draft_on_trial_gets_one_attempt_then_the_active_one(unsound):
     """It is not worth a second restart: the worker is worth more."""
     world = World(own=False, brings=[Engine(serves=NEW, **unsound)])
     assert await tried(world) is RecycleResult.WITHOUT_DRAFT
-    assert world.requests == [RestartRequest(with_draft=True, candidate=TRIED), RestartRequest(with_draft=True)]
+    assert world.requests == [
+        RestartRequest(with_draft=True, candidate=TRIED),
+        RestartRequest(with_draft=True),
+    ]
     assert (world.admission, world.pool.snapshot(A).draft) == (Admission.ADMITTED, OLD)
 
 
-async def test_a_worker_that_came_back_sound_with_another_draft_serves_and_it_is_said():
-    """Its supervisor would not start the one on trial; restarting it again would change nothing."""
+async def test_a_worker_with_another_draft_serves_and_is_reported():
+    """Its supervisor refused the draft on trial; another restart would change nothing."""
     world = World(own=False, brings=[Engine(serves=OLD)])
     assert await tried(world) is RecycleResult.WITHOUT_DRAFT
     assert len(world.requests) == 1
     assert world.admission is Admission.ADMITTED
 
 
-async def test_a_worker_is_not_let_in_before_it_says_which_draft_it_has():
-    """A plugin that is late with its first answer must not pass for another draft."""
+async def test_a_worker_is_not_admitted_before_it_reports_its_draft():
     coming = Engine(serves=NEW, epoch="")
     world = World(own=False, brings=[coming])
     world.at[20.0] = lambda: setattr(coming, "epoch", "2")
@@ -534,14 +522,14 @@ async def test_a_worker_is_not_let_in_before_it_says_which_draft_it_has():
     assert world.now >= 20.0
 
 
-async def test_who_has_reserved_the_recycler_is_the_only_one_to_begin():
-    """A promotion restarts several workers in a row, and nobody comes in between."""
+async def test_only_the_holder_of_the_reservation_can_begin():
+    """A promotion restarts several workers in a row without another restart in between."""
     world = World()
     world.recycler.reserve("promotion P1")
-    assert world.recycler.refusal(A) == "promotion P1 is under way: wait until it is done"
-    with pytest.raises(ControlRefusedError, match="promotion P1 is under way"):
+    assert world.recycler.refusal(A) == "promotion P1 is in progress: wait until it is done"
+    with pytest.raises(ControlRefusedError, match="promotion P1 is in progress"):
         world.recycler.begin(A, with_draft=False, reason=Reason.COLLAPSED)
-    with pytest.raises(ControlRefusedError, match="promotion P1 is under way"):
+    with pytest.raises(ControlRefusedError, match="promotion P1 is in progress"):
         world.recycler.reserve("promotion P2")
     world.recycler.release("promotion P2")
     assert world.recycler.refusal(A, holder="promotion P1") is None
@@ -549,31 +537,27 @@ async def test_who_has_reserved_the_recycler_is_the_only_one_to_begin():
     assert await world.recycle() is RecycleResult.RECYCLED
 
 
-def test_downtime_that_is_allowed_waives_one_rule_alone():
-    """The last worker may be restarted; one beside another that is away may not."""
+def test_allowed_downtime_waives_only_the_last_worker_rule():
+    """The last worker may be restarted; one next to a worker that is down may not."""
     assert refusal([snapshot("a")], A, allow_downtime=True) is None
     others = [snapshot("a"), snapshot("b", healthy=False)]
     assert "worker b is down" in refusal(others, A, allow_downtime=True)
 
 
-async def test_closing_a_recycler_that_does_nothing_is_nothing():
-    """Every process closes its own."""
+async def test_closing_an_idle_recycler_does_nothing():
     await World().recycler.close()
 
 
 def test_the_only_worker_is_never_recycled():
-    """There is nobody else."""
     assert "only one" in refusal([snapshot("a")], A)
 
 
 def test_a_worker_that_leaves_is_not_recycled():
-    """It would never come back."""
     assert "leaving" in refusal([snapshot("a", leaving=True), snapshot("b")], A)
 
 
 @pytest.mark.parametrize(("at", "result"), [(0.0, RecycleResult.NOT_RESTARTED), (8.0, RecycleResult.FAILED)])
-async def test_a_worker_that_leaves_meanwhile_ends_its_recycling(at, result):
-    """Its address is gone from the list, so whoever comes back there is a new worker."""
+async def test_a_worker_that_leaves_ends_its_recycle(at, result):
     world = World()
     world.brings = [Engine(answers=False)]
     world.at[at] = lambda: (world.pool.leave(A), world.engines.pop(A))
@@ -584,7 +568,6 @@ async def test_a_worker_that_leaves_meanwhile_ends_its_recycling(at, result):
 
 
 def test_an_unknown_worker_is_not_recycled():
-    """The name may be a slip."""
     assert refusal([snapshot("b")], A) == "there is no worker a"
 
 
@@ -600,13 +583,12 @@ def test_an_unknown_worker_is_not_recycled():
         ({"models": ()}, "last one that serves demo"),
     ],
 )
-def test_a_worker_that_would_be_missed_is_not_recycled(other, why):
-    """The other one must be able to take all of its requests, now."""
+def test_no_recycle_if_the_other_worker_cannot_take_over(other, why):
     assert why in refusal([snapshot("a"), snapshot("b", **other)], A)
 
 
-def test_each_of_its_models_has_to_be_served_by_somebody():
-    """Not necessarily all by the same."""
+def test_each_of_its_models_must_have_another_worker():
+    """Not necessarily the same one."""
     chosen = snapshot("a", models=("demo", "large"))
     assert "serves large" in refusal([chosen, snapshot("b")], A)
     assert refusal([chosen, snapshot("b"), snapshot("c", models=("large",))], A) is None
@@ -624,8 +606,8 @@ ANY = st.builds(
 
 
 @given(st.lists(ANY, min_size=1, max_size=4), st.data())
-def test_whatever_is_recycled_nobody_is_left_without_a_worker(snapshots, data):
-    """A model that had a worker before has one meanwhile, and no two are away at once."""
+def test_a_recycle_leaves_every_model_with_a_worker(snapshots, data):
+    """And no two workers are down at once."""
     snapshots = [
         replace(one, worker=replace(one.worker, worker_id=WorkerId(str(number))))
         for number, one in enumerate(snapshots)
@@ -640,8 +622,7 @@ def test_whatever_is_recycled_nobody_is_left_without_a_worker(snapshots, data):
             assert any(one.takes_requests and one.serves(model) for one in others)
 
 
-def test_processes_are_told_apart_by_supervisor_epoch_or_absence():
-    """In that order: what is known for certain goes first."""
+def test_a_new_process_shows_by_supervisor_epoch_or_downtime():
     before = snapshot("a")
     one, two = (
         replace(before, reading=EngineReading(controllable=True, epoch=epoch)) for epoch in ("1", "2")

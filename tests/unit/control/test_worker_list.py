@@ -1,4 +1,4 @@
-"""An order is recorded, then in force, and a mistake changes nothing."""
+"""A command is recorded before it takes effect, and an error changes nothing."""
 
 import asyncio
 from dataclasses import replace
@@ -23,7 +23,7 @@ DEMO = ServedModel(name="demo", max_model_len=None, created=0)
 
 
 class Recorded(list):
-    """An audit log that remembers, and can fail."""
+    """An audit log that keeps entries, and can fail."""
 
     fails = False
 
@@ -54,18 +54,16 @@ class Place:
         )
 
     def write(self, *names: str, more: str = "") -> None:
-        """Write the settings file."""
         urls = ", ".join(f"'http://{name}:1'" for name in names)
         self.file.write_text(f"pool:\n  urls: [{urls}]\n{more}", encoding="utf-8")
 
     def healthy(self, *names: str) -> None:
-        """Have these workers found healthy."""
+        """Make these workers healthy."""
         for name in names:
             self.pool.update(replace(self.pool.snapshot(f"{name}:1"), healthy=True, models=(DEMO,)))
 
     @property
     def ids(self) -> list[str]:
-        """Who is in the pool."""
         return [seen.worker.worker_id for seen in self.pool.snapshots]
 
 
@@ -74,8 +72,8 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "settings.yaml")
 
 
-async def test_a_reload_takes_over_the_list_and_records_that_it_changed(place: Place):
-    """Names of what changed, digests of before and after, who did it; no value."""
+async def test_a_reload_applies_the_list_and_records_the_change(place: Place):
+    """With the settings' names, digests before and after, and the actor; without values."""
     place.write("b", "c")
     before = digest_of(
         load_settings(environment={}, overrides={"pool": {"urls": ["http://a:1", "http://b:1"]}})
@@ -91,7 +89,7 @@ async def test_a_reload_takes_over_the_list_and_records_that_it_changed(place: P
 
 
 async def test_a_reload_of_the_same_list_changes_and_records_nothing(place: Place):
-    """Whatever else is different in the file: that needs a restart."""
+    """Other settings need a restart."""
     place.write("a", "b", more="api:\n  port: 9999\n")
     changes = await place.list.reload("admin")
     assert (changes.joined, changes.left, place.log) == ((), (), [])
@@ -100,8 +98,8 @@ async def test_a_reload_of_the_same_list_changes_and_records_nothing(place: Plac
 @pytest.mark.parametrize(
     "text", ["pool: {urls: [nonsense]}", "pool: {discover: 'https://x:1'}", "pool: [", "x: {}"]
 )
-async def test_a_reload_of_a_wrong_file_changes_nothing(place: Place, text: str):
-    """The operator reads why, in one line."""
+async def test_a_reload_of_an_invalid_file_changes_nothing(place: Place, text: str):
+    """With a one-line error."""
     place.file.write_text(text, encoding="utf-8")
     with pytest.raises(ControlRefusedError) as caught:
         await place.list.reload("admin")
@@ -110,18 +108,18 @@ async def test_a_reload_of_a_wrong_file_changes_nothing(place: Place, text: str)
 
 
 async def test_a_reload_names_a_port_outside_the_wall(tmp_path: Path):
-    """Rather than take over workers that can never be reached."""
+    """Instead of workers that can never be reached."""
     place = Place(tmp_path / "settings.yaml", wall=Wall(is_up=True, detail="", ports=frozenset({1})))
     place.write("c")
     await place.list.reload("admin")
     place.file.write_text("pool: {urls: ['http://d:2']}", encoding="utf-8")
-    with pytest.raises(ControlRefusedError, match="pool: port 2 is outside the wall"):
+    with pytest.raises(ControlRefusedError, match="pool: port 2 is blocked by the wall"):
         await place.list.reload("admin")
     assert (place.ids, len(place.log)) == (["c:1"], 1)
 
 
-async def test_without_the_audit_log_nothing_changes(place: Place):
-    """Neither the list nor a worker; the reload can be repeated."""
+async def test_a_command_that_cannot_be_recorded_changes_nothing(place: Place):
+    """Neither the list nor a worker; the reload can be retried."""
     place.healthy("a", "b")
     place.write("c")
     place.log.fails = True
@@ -136,7 +134,7 @@ async def test_without_the_audit_log_nothing_changes(place: Place):
     assert (place.ids, len(place.log)) == (["c:1"], 1)
 
 
-async def test_a_drained_worker_is_let_in_again(place: Place):
+async def test_a_drained_worker_can_be_undrained(place: Place):
     """Both are recorded, with the reason if there is one."""
     place.healthy("a", "b")
     await place.list.drain("a:1", actor="admin", note="new fan", force=False)
@@ -152,8 +150,8 @@ async def test_a_drained_worker_is_let_in_again(place: Place):
     ]
 
 
-async def test_the_last_worker_of_a_model_is_drained_only_by_force(place: Place):
-    """A slip of the hand must not stop the service; one that takes nothing anyway is no loss."""
+async def test_the_last_worker_of_a_model_is_drained_only_with_force(place: Place):
+    """An operator's mistake must not stop the service; one that takes no requests may be drained."""
     place.healthy("a")
     with pytest.raises(ControlRefusedError, match="demo"):
         await place.list.drain("a:1", actor="admin", note="", force=False)
@@ -164,7 +162,7 @@ async def test_the_last_worker_of_a_model_is_drained_only_by_force(place: Place)
 
 
 async def test_a_reload_that_fails_does_not_end_the_gateway(place: Place):
-    """The next signal finds the file repaired."""
+    """The next signal reloads the repaired file."""
     hangup = asyncio.Event()
     listening = asyncio.ensure_future(place.list.reload_on(hangup, "cli:root"))
     place.file.write_text("pool: {urls: [nonsense]}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Whom a first start lets in, and what the tenants file does at every start."""
+"""The keys of a first start, and the import of the tenants file at every start."""
 
 import stat
 from contextlib import closing
@@ -20,7 +20,7 @@ from tests.unit.tenancy.states import ADMIN, ADMIN_KEY, KEY, STORED
 
 
 class Site:
-    """A data directory and its database, and what a gateway does there when it starts."""
+    """A data directory with its database, and the start of a gateway in it."""
 
     def __init__(self, directory: Path, store: SqlTenantStore) -> None:
         self.installation = locate(Settings(data=DataSettings(directory=directory)))
@@ -32,7 +32,7 @@ class Site:
         self.recorded.append((str(entry_type), fields["actor"]))
 
     async def start(self, file=None):
-        """Start; the directory that is in force, and the keys that are shown."""
+        """Start; returns the directory in force, and the keys shown."""
         roster, shown = await enrol(
             self.registrar, self.installation, file=file, actor="cli:me", clock=lambda: 1000.0
         )
@@ -79,22 +79,22 @@ async def test_a_first_start_shows_its_keys_and_they_work(site):
     ]
 
 
-async def test_the_admin_key_is_kept_for_commands_on_this_machine(site):
-    """The file holds the admin key and nothing else, for its owner's eyes."""
+async def test_the_admin_key_is_stored_for_commands_on_this_machine(site):
+    """The file holds the admin key only, readable by its owner."""
     _, shown = await site.start()
     path = site.installation.admin_key
     assert path.read_text() == shown["admin"] + "\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_a_tenants_key_is_kept_nowhere(site, tmp_path):
-    """After the first start the demo key exists only where it was shown."""
+async def test_a_tenants_key_is_not_stored(site, tmp_path):
+    """The demo key exists only where the first start showed it."""
     _, shown = await site.start()
     assert not [path for path, content in files(tmp_path).items() if shown["demo tenant"].encode() in content]
 
 
 async def test_the_admin_tenant_may_use_no_model(site):
-    """An admin key that leaks cannot be used to read or make completions."""
+    """A leaked admin key cannot be used for completions."""
     directory, shown = await site.start()
     assert not directory.authenticate(shown["admin"]).may_use("demo")
 
@@ -111,7 +111,7 @@ async def test_a_second_start_shows_nothing_and_changes_nothing(site):
 
 
 async def test_a_second_gateway_on_the_same_database_makes_no_keys(open_site):
-    """It serves the tenants there are; its own directory holds no key."""
+    """It serves the existing tenants; its own directory holds no key."""
     _, shown = await open_site("first").start()
     second = open_site("second")
     directory, more = await second.start()
@@ -121,7 +121,7 @@ async def test_a_second_gateway_on_the_same_database_makes_no_keys(open_site):
 
 
 async def test_of_two_first_starts_at_once_one_makes_the_keys(open_site):
-    """The other one keeps no file with a key that opens nothing."""
+    """The other one keeps no file with a key that does not work."""
     first, second = open_site("first"), open_site("second")
     shown = []
 
@@ -139,8 +139,8 @@ async def test_of_two_first_starts_at_once_one_makes_the_keys(open_site):
     assert second.installation.admin_key.exists()
 
 
-async def test_whom_an_operator_removed_does_not_come_back(site):
-    """Neither the demo tenant nor an admin: a later start is no first one."""
+async def test_a_removed_tenant_is_not_created_again(site):
+    """Neither the demo tenant nor an admin: a later start is not a first one."""
     _, shown = await site.start()
     admin_id = shown["admin"].split("-")[1]
     await site.registrar.apply(lambda tenants: delete_tenant(tenants, "demo"), actor="me")
@@ -150,16 +150,16 @@ async def test_whom_an_operator_removed_does_not_come_back(site):
     assert [tenant.name for tenant in directory.tenants] == ["operator"]
 
 
-async def test_a_start_that_crashed_half_way_is_completed_by_the_next(site):
-    """The admin key's file is there and opens nothing: it is made anew."""
-    write_private(site.installation.admin_key, "an admin key nobody was told\n")
+async def test_a_start_that_crashed_is_completed_by_the_next(site):
+    """The admin key's file exists but its key does not work: the next start replaces it."""
+    write_private(site.installation.admin_key, "an unknown admin key\n")
     directory, shown = await site.start()
     assert site.installation.admin_key.read_text().strip() == shown["admin"]
     assert directory.authenticate(shown["admin"])
 
 
-async def test_a_tenants_file_takes_the_place_of_the_demo_tenant(site):
-    """The site says who may call; an admin key is made, because the file has none."""
+async def test_a_tenants_file_replaces_the_demo_tenant(site):
+    """An admin key is made, because the file has none."""
     write_private(site.installation.tenants, encode_tenants([Tenant(name="acme", keys=(STORED,))]))
     directory, shown = await site.start()
     assert [tenant.name for tenant in directory.tenants] == ["acme", "operator"]
@@ -168,7 +168,7 @@ async def test_a_tenants_file_takes_the_place_of_the_demo_tenant(site):
 
 
 async def test_with_an_admin_key_in_the_file_no_key_is_made(site, tmp_path):
-    """Nor is the operator's own file with it touched."""
+    """And the operator's own file is unchanged."""
     write_private(site.installation.admin_key, ADMIN_KEY + "\n")
     elsewhere = tmp_path / "git" / "tenants.yaml"
     elsewhere.parent.mkdir()
@@ -180,7 +180,7 @@ async def test_with_an_admin_key_in_the_file_no_key_is_made(site, tmp_path):
 
 
 async def test_a_file_is_imported_at_every_start_and_removes_nothing(site, tmp_path):
-    """What was made by command stays; what the file says of a tenant wins."""
+    """Tenants made by command stay; the file's members of a tenant win."""
     file = tmp_path / "tenants.yaml"
     file.write_text("tenants: {acme: {models: [a]}}")
     await site.start(file)
@@ -192,7 +192,7 @@ async def test_a_file_is_imported_at_every_start_and_removes_nothing(site, tmp_p
 
 @pytest.mark.parametrize("content", [None, "tenants: {", b"\xff"])
 async def test_a_file_that_cannot_be_used_stops_the_start(site, tmp_path, content):
-    """It is never taken for an empty one, and nothing is made."""
+    """It is not treated as empty, and nothing is made."""
     file = tmp_path / "tenants.yaml"
     if content is not None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -1,4 +1,4 @@
-"""Nothing changes without an entry, and no change undoes another."""
+"""Nothing changes without an entry, and no change overwrites another."""
 
 import asyncio
 from contextlib import closing
@@ -17,7 +17,7 @@ from tests.unit.tenancy.states import STORED
 
 
 class Recorder:
-    """An audit log that remembers, or refuses."""
+    """An audit log that keeps entries, or refuses them."""
 
     def __init__(self):
         self.entries = []
@@ -72,7 +72,7 @@ async def test_a_change_is_recorded_kept_and_in_force(registrar, store, log, ado
     assert after.generation == 1
 
 
-async def test_what_cannot_be_recorded_is_not_done(registrar, store, log, adopted):
+async def test_a_change_that_cannot_be_recorded_is_not_made(registrar, store, log, adopted):
     """The caller gets the log's own error."""
     log.failure = AuditUnavailableError("the disk is full")
     with pytest.raises(AuditUnavailableError):
@@ -80,49 +80,46 @@ async def test_what_cannot_be_recorded_is_not_done(registrar, store, log, adopte
     assert (store.read().tenants, store.generation(), adopted) == ((), 0, [])
 
 
-async def test_what_changes_nothing_is_not_recorded(registrar, store, log):
+async def test_an_edit_without_a_change_is_not_recorded(registrar, store, log):
     """A file that is imported at every start must not fill the log."""
     await registrar.apply(create("acme"), actor="me")
     await registrar.apply(lambda tenants: tenants, actor="me")
     assert (len(log.entries), store.generation()) == (1, 1)
 
 
-async def test_a_change_made_meanwhile_is_kept_and_the_entry_is_not_repeated(registrar, store, log):
-    """Somebody else writes between our reading and our writing: both changes are there."""
+async def test_a_concurrent_change_is_kept_and_entries_are_not_repeated(registrar, store, log):
+    """Another writer comes between read and write: both changes are there."""
 
-    def somebody_else():
+    def another_writer():
         log.before = lambda: None
         before = store.read()
         store.write(before, (*before.tenants, Tenant(name="other")))
 
-    log.before = somebody_else
+    log.before = another_writer
     after = await registrar.apply(create("acme"), actor="me")
     assert [tenant.name for tenant in after.tenants] == ["acme", "other"]
     assert [fields["tenant"] for _, fields in log.entries] == ["acme"]
 
 
 async def test_two_changes_at_once_are_both_made(registrar, store):
-    """Whoever asks at the same time takes turns."""
     await asyncio.gather(*(registrar.apply(create(f"t{number}"), actor="me") for number in range(8)))
     assert len(store.read().tenants) == 8
 
 
-async def test_a_change_that_is_never_let_through_ends(registrar, store, log):
-    """Others may change something all the time; the caller is told."""
+async def test_a_change_gives_up_after_repeated_conflicts(registrar, store, log):
 
-    def somebody_else(tenants):
+    def another_writer(tenants):
         before = store.read()
         store.write(before, (*before.tenants, Tenant(name=f"t{before.generation}")))
         return create_tenant(tenants, "acme", {})
 
     with pytest.raises(TenantConflictError, match="all the time"):
-        await registrar.apply(somebody_else, actor="me")
+        await registrar.apply(another_writer, actor="me")
     assert store.generation() == TRIES
     assert len(log.entries) == 1
 
 
 async def test_a_reason_goes_into_the_entry_of_a_revocation(registrar, log):
-    """Why a key was revoked is what an auditor asks."""
     await registrar.apply(
         lambda tenants: add_key((*tenants, Tenant(name="acme")), "acme", STORED), actor="me"
     )
@@ -135,8 +132,8 @@ async def test_a_reason_goes_into_the_entry_of_a_revocation(registrar, log):
     )
 
 
-async def test_a_database_that_cannot_be_used_is_an_error_of_one_line(tmp_path, log):
-    """Without its tables, or with something in them that nobody wrote."""
+async def test_an_unusable_database_is_a_one_line_error(tmp_path, log):
+    """Without its tables, or with a foreign value in them."""
     url = f"sqlite:///{tmp_path / 'empty.db'}"
     with closing(SqlTenantStore(url)) as empty, pytest.raises(TenantsUnavailableError) as caught:
         await Registrar(store=empty, record=log.append).apply(create("acme"), actor="me")

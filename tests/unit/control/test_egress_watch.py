@@ -1,4 +1,4 @@
-"""Every check is told everywhere."""
+"""The egress checks of a running gateway: records, schedule, readiness, admin API."""
 
 import asyncio
 import io
@@ -22,28 +22,30 @@ from appliance.errors import ApplianceError, AuditUnavailableError, ControlRefus
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import EgressSettings, LogSettings
-from appliance.sovereignty.egress.probe import Kind, Observation, Outcome, Probe, Result
-from appliance.sovereignty.egress.standing import Standing
+from appliance.sovereignty.egress.probe import EgressProbe, Observation, ProbeKind, ProbeOutcome, ProbeResult
+from appliance.sovereignty.egress.report import EgressStatus
 from tests.fakes import audit_fields, until
 
 NOW = 1_800_000_000.0
 
 
-def observed(outcome: Outcome, control: Outcome = Outcome.CONNECTED) -> Observation:
+def observed(outcome: ProbeOutcome, control: ProbeOutcome = ProbeOutcome.CONNECTED) -> Observation:
     return Observation(
-        control=Result(probe=Probe(kind=Kind.CONTROL, host="10.0.0.5", port=8000), outcome=control),
-        results=(Result(probe=Probe(kind=Kind.TCP, host="1.1.1.1", port=443), outcome=outcome),),
+        control=ProbeResult(
+            probe=EgressProbe(kind=ProbeKind.CONTROL, host="10.0.0.5", port=8000), outcome=control
+        ),
+        results=(
+            ProbeResult(probe=EgressProbe(kind=ProbeKind.TCP, host="1.1.1.1", port=443), outcome=outcome),
+        ),
     )
 
 
-CLOSED = observed(Outcome.TIMED_OUT)
-OPEN = observed(Outcome.CONNECTED)
-INCONCLUSIVE = observed(Outcome.TIMED_OUT, control=Outcome.REFUSED)
+CLOSED = observed(ProbeOutcome.TIMED_OUT)
+OPEN = observed(ProbeOutcome.CONNECTED)
+INCONCLUSIVE = observed(ProbeOutcome.TIMED_OUT, control=ProbeOutcome.REFUSED)
 
 
 class Sink:
-    """Takes entries, or refuses them."""
-
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
         self.failure: AuditUnavailableError | None = None
@@ -103,8 +105,7 @@ def scene(monkeypatch):
     return lambda *observations, **settings: Scene(*observations, monkeypatch=monkeypatch, **settings)
 
 
-async def test_a_check_is_an_entry_metrics_and_a_line(scene):
-    """All with the same verdict."""
+async def test_a_check_makes_an_entry_metrics_and_a_log_line(scene):
     made = scene(OPEN)
     report, receipt = await made.watch.check("ak_1")
     (entry,) = made.sink.entries
@@ -122,8 +123,8 @@ async def test_a_check_is_an_entry_metrics_and_a_line(scene):
     assert line["detail"] == "tcp 1.1.1.1:443 connected"
 
 
-async def test_the_first_check_is_made_at_the_start_and_the_next_by_the_clock(scene):
-    """Nobody asked for them, so no actor is named."""
+async def test_checks_run_at_start_and_periodically(scene):
+    """Without an actor."""
     made = scene(CLOSED, interval_seconds=1, retry_seconds=1000)
     running = asyncio.ensure_future(made.watch.run())
     await until(lambda: len(made.sink.entries) == 2)
@@ -133,36 +134,34 @@ async def test_the_first_check_is_made_at_the_start_and_the_next_by_the_clock(sc
 
 
 @pytest.mark.parametrize("first", [OPEN, INCONCLUSIVE], ids=["open", "inconclusive"])
-async def test_what_is_not_closed_is_looked_at_again_soon(scene, first):
-    """Ready again without waiting for the hour."""
+async def test_a_check_that_is_not_closed_is_repeated_soon(scene, first):
     made = scene(first, CLOSED, retry_seconds=1)
     running = asyncio.ensure_future(made.watch.run())
     await until(lambda: made.count("closed") == 1)
     running.cancel()
-    assert made.watch.standing.problem is None
+    assert made.watch.status.problem is None
 
 
 async def test_a_log_that_takes_no_entry_does_not_end_the_checks(scene):
-    """The standing follows the network all the same, and the log's health says the rest."""
+    """The status follows the network, and the log's health reports the failure."""
     made = scene(OPEN)
     made.sink.failure = AuditUnavailableError("the disk is full")
     running = asyncio.ensure_future(made.watch.run())
     await until(lambda: "audit_entry_refused" in made.log.getvalue())
     assert not running.done()
     running.cancel()
-    assert made.watch.standing.problem is not None
+    assert made.watch.status.problem is not None
 
 
-async def test_who_asks_for_a_check_is_told_when_it_could_not_be_recorded(scene):
-    """An answer without an entry would be evidence of nothing."""
+async def test_a_requested_check_that_cannot_be_recorded_fails(scene):
     made = scene(CLOSED)
     made.sink.failure = AuditUnavailableError("the disk is full")
     with pytest.raises(AuditUnavailableError):
         await made.watch.check("ak_1")
 
 
-async def test_off_is_off(scene):
-    """Nothing is tried, by the clock or on request."""
+async def test_mode_off_makes_no_checks(scene):
+    """Neither periodic nor on request."""
     made = scene(OPEN, mode="off")
     await made.watch.run()
     with pytest.raises(ControlRefusedError, match=r"egress\.mode is off"):
@@ -172,7 +171,7 @@ async def test_off_is_off(scene):
 
 
 class Services:
-    """As much of the services as these routes use."""
+    """The part of `Services` that these routes use."""
 
     def __init__(self, watch: EgressWatch | None, metrics: Metrics) -> None:
         self.egress, self.metrics = watch, metrics
@@ -188,8 +187,8 @@ class Services:
     def tenants_warning(self) -> None:
         return None
 
-    def egress_standing(self) -> Standing:
-        return self.egress.standing if self.egress else Standing(mode="off")
+    def egress_status(self) -> EgressStatus:
+        return self.egress.status if self.egress else EgressStatus(mode="off")
 
 
 def client_of(made: Scene) -> httpx.AsyncClient:
@@ -207,13 +206,13 @@ def client_of(made: Scene) -> httpx.AsyncClient:
 
 
 async def test_readiness_follows_the_checks_in_strict(scene):
-    """Not ready before the first, not with a way out, and ready again once that is closed."""
+    """Not ready before the first check nor with open egress; ready again once it is closed."""
     made = scene(INCONCLUSIVE, OPEN, CLOSED)
     async with client_of(made) as client:
         for status, problem in [
-            (503, "nothing has shown yet"),
-            (503, "nothing has shown yet"),
-            (503, "the outside can be reached: tcp 1.1.1.1:443 connected"),
+            (503, "no egress check has been conclusive yet"),
+            (503, "no egress check has been conclusive yet"),
+            (503, "egress is possible: tcp 1.1.1.1:443 connected"),
             (200, "ok"),
         ]:
             answer = await client.get("/readyz")
@@ -223,25 +222,24 @@ async def test_readiness_follows_the_checks_in_strict(scene):
 
 
 async def test_readiness_only_warns_in_warn(scene):
-    """A gateway with a way out serves, and says so."""
+    """A gateway with open egress serves and warns."""
     made = scene(OPEN, mode="warn")
     await made.watch.check("ak_1")
     async with client_of(made) as client:
         answer = await client.get("/readyz")
     assert answer.status_code == 200
-    assert answer.json()["warnings"] == ["the outside can be reached: tcp 1.1.1.1:443 connected"]
+    assert answer.json()["warnings"] == ["egress is possible: tcp 1.1.1.1:443 connected"]
 
 
-async def test_readiness_says_nothing_of_checks_that_are_not_made(scene):
-    """In `off` there is no such check."""
+async def test_readiness_has_no_egress_check_in_mode_off(scene):
     async with client_of(scene(OPEN, mode="off")) as client:
         answer = await client.get("/readyz")
     assert "egress" not in answer.json()["checks"]
     assert answer.json()["warnings"] == []
 
 
-async def test_an_admin_reads_the_last_check_and_orders_another(scene):
-    """Both as in the report, and the order names its entry."""
+async def test_an_admin_reads_the_last_check_and_requests_another(scene):
+    """Both as in the report, and the answer names its entry."""
     made = scene(CLOSED, INCONCLUSIVE)
     async with client_of(made) as client:
         before = (await client.get("/admin/v1/egress")).json()
@@ -258,8 +256,7 @@ async def test_an_admin_reads_the_last_check_and_orders_another(scene):
     assert [entry["actor"] for entry in made.sink.entries] == ["ak_1", "ak_1"]
 
 
-async def test_an_order_is_refused_while_checks_are_off(scene):
-    """With what to do about it."""
+async def test_a_requested_check_is_refused_in_mode_off(scene):
     async with client_of(scene(OPEN, mode="off")) as client:
         answer = await client.post("/admin/v1/egress/check")
     assert answer.status_code == 409
