@@ -26,11 +26,11 @@ from appliance.audit.reference import reference as audit_format
 from appliance.cli import cli
 from appliance.cli.preflight.report import Report
 from appliance.drafts.lint.rules import Rule
-from appliance.gateway.cost.report import Report as CostReport
+from appliance.gateway.cost.report import CostReport
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import PREFIX, Settings
-from appliance.sovereignty.render import grafana_file, worker_file
 from docs.chart import packaged_files, values_page, values_schema
+from docs.offline_env import grafana_file, worker_file
 from docs.openapi import openapi_document
 from tests.attacks.page import page as attacks_page
 from tests.clients.page import page as clients_page

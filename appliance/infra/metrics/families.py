@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from appliance.infra.metrics.cardinality import OTHER, Regulars, TenantSeries
-from appliance.infra.metrics.copied import CopiedCounter
-from appliance.infra.metrics.gaps import GAP_SECONDS, GapHistogram
+from appliance.infra.metrics.cardinality import OTHER, HeavyHitters, TenantSeries
+from appliance.infra.metrics.gaps import GAP_SECONDS, CopiedCounter, GapHistogram
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 FINE_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
@@ -29,7 +28,9 @@ class Metrics:
         self.registry = registry
         self._meters: dict[tuple[str, str, str, str], Meters] = {}
         self._entry_counters: dict[str, Counter] = {}
-        self._templates = Regulars(most=TEMPLATES, often=OFTEN, among=AMONG, on_gone=self._forget_template)
+        self._templates = HeavyHitters(
+            most=TEMPLATES, often=OFTEN, among=AMONG, on_gone=self._forget_template
+        )
 
         by_tenant = TenantSeries(TENANT_SERIES)
 
@@ -439,12 +440,12 @@ class Metrics:
         )
         self.audit_dropped = counter(
             "appliance_audit_dropped_entries",
-            "Entries that were not recorded. Stays 0 in `strict` and `spool`; if it rises, the log has a "
-            "gap.",
+            "Acknowledged entries that were lost: unreadable in the spool, or refused by the log. If it rises, "
+            "the log has a gap.",
         )
         self.audit_gap_entries = gauge(
             "appliance_audit_gap_entries",
-            "Entries that were not recorded and not yet counted in the log; 0 once `audit.gap` is in it.",
+            "Lost entries that the log does not count yet; 0 once `audit.gap` is in it.",
         )
         self.audit_spooled = counter(
             "appliance_audit_spooled_entries",
@@ -457,7 +458,7 @@ class Metrics:
         )
         self.audit_spool_bytes = gauge(
             "appliance_audit_spool_bytes",
-            "Size of the spool. At `audit.spool_bytes` requests are refused, or in `open` served unrecorded.",
+            "Size of the spool. At `audit.spool_bytes` requests are refused.",
         )
         self.audit_verified_size = gauge(
             "appliance_audit_verified_size", "Entries that the log's own check has read and found unaltered."
@@ -551,7 +552,7 @@ class Metrics:
 
     def forget_worker(self, worker_id: str) -> None:
         """Remove all series of a worker that has left: series of changing addresses must not accumulate."""
-        is_up = self.worker_up.labels(worker_id)._value.get()  # noqa: SLF001 - 0 if it was never looked at
+        is_up = self.worker_up.labels(worker_id)._value.get()  # noqa: SLF001 - 0 if it was never polled
         self.workers_left.labels("up" if is_up else "down").inc()
         for family in vars(self).values():
             if isinstance(family, MetricWrapperBase) and "worker" in family._labelnames:  # noqa: SLF001
@@ -562,11 +563,11 @@ class Metrics:
         for family in (self.worker_step_tokens, self.worker_step_seconds):
             family.remove_by_labels({"worker": worker_id})
 
-    def saw_drafts(
+    def record_drafts(
         self, *, model: str, template: str, context: str, drafts: int, draft_tokens: int, accepted_tokens: int
     ) -> None:
-        """Count what drafting for one request came to, by the length of its context and by its template."""
-        if not self._templates.saw((model, template)):
+        """Count the drafts of one request, by the length of its context and by its template."""
+        if not self._templates.observe((model, template)):
             template = OTHER
         self.context_drafts.labels(model, context).inc(drafts)
         self.context_draft_tokens.labels(model, context).inc(draft_tokens)
@@ -579,12 +580,11 @@ class Metrics:
         for family in (self.template_drafts, self.template_draft_tokens, self.template_accepted_tokens):
             family.remove(*labels)
 
-    def saw_audit_commit(self, _entries: int, seconds: float) -> None:
-        """Note one commit of the audit log."""
+    def record_audit_commit(self, _entries: int, seconds: float) -> None:
         self.audit_commit_seconds.observe(seconds)
 
-    def saw_audit_entry(self, entry_type: str, error: Exception | None) -> None:
-        """Count one entry that became durable, or that the database did not take."""
+    def record_audit_entry(self, entry_type: str, error: Exception | None) -> None:
+        """Count one entry that became durable, or that the database refused."""
         if error is None:
             counter = self._entry_counters.get(entry_type)
             if counter is None:
@@ -595,7 +595,7 @@ class Metrics:
             self.audit_last_failure.set_to_current_time()
 
     def meters(self, tenant: str, model: str, route: str, outcome: str) -> "Meters":
-        """The children that a request with these labels moves; found once, since every request asks."""
+        """The children that a request with these labels moves; cached, since every request needs them."""
         key = (tenant, model, route, outcome)
         found = self._meters.get(key)
         if found is None:
@@ -611,7 +611,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meters:
-    """What every request moves, for one set of labels."""
+    """The metrics that every request moves, for one set of labels."""
 
     requests: Counter
     seconds: Histogram

@@ -17,7 +17,7 @@ STATE = Row(
         ),
         Panel(
             title="Entries lost",
-            text="Entries that were not recorded, since the gateways started. Stays 0 in `strict` and `spool`.",
+            text="Acknowledged entries that were lost, since the gateways started: unreadable in the spool, or refused.",
             queries=(Query(expr=f"sum(appliance_audit_dropped_entries_total{{{JOB}}})"),),
             kind="stat", width=3, height=4, thresholds=((1, "red"),),
         ),
@@ -73,7 +73,7 @@ LOG = Row(
         Panel(
             title="Pending entries",
             text="`waiting` for a commit, `not signed`: no checkpoint covers them yet, `in the spool`: on the "
-            "gateway's disk until the database is back, `missing`: not recorded, and without an `audit.gap` entry yet.",
+            "gateway's disk until the database is back, `missing`: lost, and without an `audit.gap` entry yet.",
             queries=(
                 Query(expr=f"sum(appliance_audit_queue_entries{{{JOB}}})", legend="waiting"),
                 Query(expr=f"max(appliance_audit_checkpoint_lag_entries{{{JOB}}})", legend="not signed"),
