@@ -1,5 +1,5 @@
 """
-`appliance draft`: draft models from the first look at one to the day it is taken back.
+`appliance draft`: draft models from lint to rollback.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,9 @@ from appliance.cli.draft.provenance import COMMANDS as PROVENANCE_COMMANDS
 from appliance.cli.draft.registry import COMMANDS as REGISTRY_COMMANDS
 from appliance.cli.draft.train import COMMANDS as TRAIN_COMMANDS
 
-commands = typer.Typer(help="Draft models: judge, register, refresh, try out, promote.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Draft models: lint, register, harvest, train, evaluate, promote.", no_args_is_help=True
+)
 _COMMANDS: dict[str, Callable[..., None]] = {
     **LINT_COMMANDS,
     **REGISTRY_COMMANDS,
@@ -29,5 +31,4 @@ for _name, _command in _COMMANDS.items():
 
 
 @commands.callback()
-def _group() -> None:
-    """Keep each a command of its own, whatever their number."""
+def _group() -> None: ...

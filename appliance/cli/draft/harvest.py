@@ -1,5 +1,5 @@
 """
-`appliance draft harvest`: samples for training, from kept content of tenants that allow it.
+`appliance draft harvest`.
 """
 
 import time
@@ -17,13 +17,13 @@ from appliance.audit.reading import MAX_PURPOSE_CHARACTERS
 from appliance.cli.audit import open_store
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.draft.journal import open_journal
-from appliance.drafts.harvest.candidate import POLICY, Candidate, Wanted, allows
-from appliance.drafts.harvest.harvest import Parts, Purpose, Survey, harvest, rehearse, survey
-from appliance.drafts.harvest.manifest import Entry, Manifest
-from appliance.drafts.harvest.reasons import Skipped
-from appliance.drafts.harvest.selection import Bounds, Selection
+from appliance.drafts.harvest.candidate import POLICY, HarvestCandidate, HarvestFilter, allows
+from appliance.drafts.harvest.content_vault import open_vault
+from appliance.drafts.harvest.conversation import Skipped
+from appliance.drafts.harvest.dataset_manifest import DatasetManifest, ManifestEntry
+from appliance.drafts.harvest.harvest import HarvestPurpose, HarvestTools, Survey, harvest, preview, survey
+from appliance.drafts.harvest.selection import SampleSelection, SelectionLimits
 from appliance.drafts.harvest.tokenizer import digest_tokenizer, open_tokenizer
-from appliance.drafts.harvest.vault import open_vault
 from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings, process_environment
@@ -35,7 +35,7 @@ from appliance.tenancy.store import SqlTenantStore
 
 CLOCK: Callable[[], float] = time.time  # noqa: TID251 - a command is a composition root
 ANY_LENGTH = 32768
-"""Longest sample of a target that does not say what it can read, in tokens."""
+"""Maximum tokens of a sample if the target's config states no context."""
 
 
 def harvest_samples(
@@ -47,54 +47,54 @@ def harvest_samples(
         list[str] | None,
         typer.Option("--model", help="Name it is served under; default: its directory's; repeatable."),
     ] = None,
-    max_samples: Annotated[int, typer.Option("--max-samples", min=1, help="Most requests to take.")] = 5000,
+    max_samples: Annotated[int, typer.Option("--max-samples", min=1, help="Maximum samples.")] = 5000,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Most tokens of all of them together.")
+        int | None, typer.Option("--max-tokens", min=1, help="Maximum tokens of all samples together.")
     ] = None,
     per_stratum: Annotated[
         int | None,
-        typer.Option("--per-stratum", min=1, help="Most requests of one template and context length."),
+        typer.Option("--per-stratum", min=1, help="Maximum samples per template and context length."),
     ] = None,
     longest: Annotated[
         int | None,
-        typer.Option("--longest", min=2, help="Most tokens of one request; default: the target's context."),
+        typer.Option("--longest", min=2, help="Maximum tokens of one sample; default: the target's context."),
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="Of requests from this time on (RFC 3339) or date (UTC).")
+        str | None, typer.Option("--since", help="Only requests since this time (RFC 3339) or date (UTC).")
     ] = None,
     tenant: Annotated[
         list[str] | None,
-        typer.Option("--tenant", help="Only this tenant; repeatable; default: all that allow it."),
+        typer.Option("--tenant", help="Only this tenant; repeatable; default: all that allow training."),
     ] = None,
     other_weights: Annotated[  # noqa: FBT002 - a flag of the command line
-        bool, typer.Option("--other-weights", help="Also answers that other weights of the model gave.")
+        bool, typer.Option("--other-weights", help="Include answers of other weights of the model.")
     ] = False,
-    seed: Annotated[str, typer.Option("--seed", help="Another seed, another choice.")] = "1",
-    purpose: Annotated[str, typer.Option("--purpose", help="Why; goes into the audit log.")] = "",
+    seed: Annotated[str, typer.Option("--seed", help="Seed of the random choice.")] = "1",
+    purpose: Annotated[str, typer.Option("--purpose", help="Reason, recorded in the audit log.")] = "",
     dry_run: Annotated[  # noqa: FBT002 - as above
-        bool, typer.Option("--dry-run", help="Show what would be taken; no content is read.")
+        bool, typer.Option("--dry-run", help="Show what would be harvested; reads no content.")
     ] = False,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
     """
-    Take samples for training a draft, from what is kept of tenants that may `train_drafts`.
+    Make training samples from kept content of tenants that may `train_drafts`.
 
-    The log says so before anything is read.  Samples are sealed beside the content they were made of, and
-    are erased with it.  A dry run looks at the log alone and is not recorded.
+    The harvest is recorded in the audit log before content is read.  Samples are sealed with the content
+    they were made from and are erased with it.  A dry run reads only the log and is not recorded.
     """
     settings = settings_from(config, data)
     if len(purpose) > MAX_PURPOSE_CHARACTERS or not purpose.isprintable():
         message = f"--purpose takes one line of at most {MAX_PURPOSE_CHARACTERS} characters"
         raise ConfigurationError(message)
     start = "" if since is None else first_id(parse_moment("--since", since) * 1000)
-    with open_store(settings):  # the tables are there and up to date, or this ends here
+    with open_store(settings):  # fails if the tables are missing or outdated
         pass
-    chosen = _allowing(settings, tenant or [])
+    chosen = _permitted(settings, tenant or [])
     weights = load_weights(target or settings.worker.model)
     is_served = weights.path == settings.worker.model.absolute()
     name = (settings.worker.served_name if is_served else None) or weights.path.name
-    wanted = Wanted(
+    wanted = HarvestFilter(
         models=frozenset(model or [name]),
         weights=weights.digest,
         any_weights=other_weights,
@@ -102,23 +102,23 @@ def harvest_samples(
     )
     with closing(SqlSampleStore(locate(settings).database_url)) as store:
         surveyed = survey(store.answered(chosen, since=start), wanted)
-    bounds = Bounds(samples=max_samples, tokens=max_tokens, per_stratum=per_stratum)
-    selection = Selection(surveyed.candidates, bounds, seed=seed)
+    bounds = SelectionLimits(samples=max_samples, tokens=max_tokens, per_stratum=per_stratum)
+    selection = SampleSelection(surveyed.candidates, bounds, seed=seed)
     if dry_run:
-        _show_rehearsal(chosen, surveyed, selection)
+        _show_preview(chosen, surveyed, selection)
         return
-    told = Purpose(target=weights.digest, tokenizer=digest_tokenizer(weights.path), words=purpose)
+    aim = HarvestPurpose(target=weights.digest, tokenizer=digest_tokenizer(weights.path), text=purpose)
     environment = offline_environment(process_environment(), plugins=())
     with open_tokenizer(weights.path, environment) as tokenizer, open_vault(settings, clock=CLOCK) as vault:
         manifest, skipped = harvest(
             surveyed,
             selection,
-            told,
-            Parts(
+            aim,
+            HarvestTools(
                 samples=vault,
                 tokenizer=tokenizer,
                 journal=open_journal(settings),
-                allowing=lambda: frozenset(each.name for each in _tenants(settings) if allows(each)),
+                permitted=lambda: frozenset(each.name for each in _tenants(settings) if allows(each)),
                 clock=CLOCK,
                 drafts=locate(settings).drafts,
             ),
@@ -127,28 +127,27 @@ def harvest_samples(
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"harvest": harvest_samples}
-"""By name below `appliance draft`."""
 
 
-def _allowing(settings: Settings, named: list[str]) -> list[str]:
+def _permitted(settings: Settings, named: list[str]) -> list[str]:
     """
-    The tenants to harvest: those that are named, or all that allow it.
+    The named tenants, or all that allow harvesting.
 
     Raises:
-        DraftRefusedError: one that is named does not allow it, or none does.
+        DraftRefusedError: a named one does not allow it, or none does.
     """
-    allowing = [tenant.name for tenant in _tenants(settings) if allows(tenant)]
+    permitted = [tenant.name for tenant in _tenants(settings) if allows(tenant)]
     for name in named:
-        if name not in allowing:
+        if name not in permitted:
             raise DraftRefusedError(
-                f"{name} does not allow it: `appliance tenant set {name} --content encrypted --may "
-                "...,train_drafts`, once it has agreed"
+                f"{name} does not allow training: once it has agreed, run "
+                f"`appliance tenant set {name} --content encrypted --may ...,train_drafts`"
             )
-    if not allowing:
+    if not permitted:
         raise DraftRefusedError(
-            f"no tenant allows it ({POLICY}): see `--content` and `--may` of `appliance tenant set`"
+            f"no tenant allows training ({POLICY}): see `--content` and `--may` of `appliance tenant set`"
         )
-    return sorted(set(named)) or allowing
+    return sorted(set(named)) or permitted
 
 
 def _tenants(settings: Settings) -> tuple[Tenant, ...]:
@@ -157,7 +156,7 @@ def _tenants(settings: Settings) -> tuple[Tenant, ...]:
 
 
 def _longest(asked: int | None, served: int | None, config: Mapping[str, Any]) -> int:
-    """Most tokens of one sample: what was asked for, within what the target can read."""
+    """Maximum tokens of one sample: the requested value, limited by the target's context."""
     inner = config.get("text_config")
     known = (config, inner if isinstance(inner, dict) else {})
     says = [each["max_position_embeddings"] for each in known if each.get("max_position_embeddings")]
@@ -165,8 +164,8 @@ def _longest(asked: int | None, served: int | None, config: Mapping[str, Any]) -
     return min(bounds, default=ANY_LENGTH)
 
 
-def _show_rehearsal(tenants: list[str], surveyed: Survey, selection: Selection) -> None:
-    chosen = rehearse(selection)
+def _show_preview(tenants: list[str], surveyed: Survey, selection: SampleSelection) -> None:
+    chosen = preview(selection)
     typer.echo(f"{'allowed':<12}{', '.join(tenants)}")
     tokens = sum(candidate.tokens for candidate in chosen)
     typer.echo(f"{'would take':<12}{len(chosen)} of {len(surveyed.candidates)} requests, {tokens} tokens")
@@ -174,23 +173,23 @@ def _show_rehearsal(tenants: list[str], surveyed: Survey, selection: Selection) 
     _show_counts("like", Counter(_stratum(candidate) for candidate in chosen))
     left = len(surveyed.candidates) - len(chosen)
     _show_counts("skipped", surveyed.skipped + Counter({Skipped.NO_ROOM: left}))
-    typer.echo("what only shows in the content is not known yet; nothing was read, and nothing recorded")
+    typer.echo("the content was not checked: nothing was read or recorded")
 
 
-def _show(manifest: Manifest, skipped: Counter[Skipped]) -> None:
+def _show(manifest: DatasetManifest, skipped: Counter[Skipped]) -> None:
     samples = manifest.samples
     held_out = sum(entry.held_out for entry in samples)
     tokens = sum(entry.tokens for entry in samples)
     typer.echo(f"{'data set':<12}{manifest.digest}")
-    typer.echo(f"{'samples':<12}{len(samples)}, {tokens} tokens, {held_out} of them held out for judging")
+    typer.echo(f"{'samples':<12}{len(samples)}, {tokens} tokens, {held_out} of them held out for evaluation")
     _show_counts("tenant", Counter(entry.tenant for entry in samples))
     _show_counts("like", Counter(_stratum(entry) for entry in samples))
     _show_counts("skipped", skipped)
     if skipped[Skipped.ALTERED]:
-        typer.echo("some content is not what the log commits to: run `appliance audit verify`", err=True)
+        typer.echo("some content differs from the log's commitment: run `appliance audit verify`", err=True)
 
 
-def _stratum(sample: Candidate | Entry) -> str:
+def _stratum(sample: HarvestCandidate | ManifestEntry) -> str:
     return f"{sample.template} {sample.context}"
 
 

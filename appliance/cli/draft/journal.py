@@ -1,8 +1,8 @@
 """
-Saying in the audit log what was done with drafts: one entry, written by the command itself.
+Records the steps of draft commands in the audit log.
 
-It is added beside whatever gateways write, as `audit.read` entries are.  Fails closed: a step that
-cannot be recorded is not taken.
+The command writes its entry itself, like `audit.read` entries.  Fails closed: a step that cannot be recorded
+is not taken.
 """
 
 import os
@@ -19,11 +19,11 @@ from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
 
 Journal = Callable[[EntryType, dict[str, JSON | None]], int]
-"""Writes one entry, and returns its index once it is durable; raises AuditError."""
+"""Writes one durable entry and returns its index; raises AuditError."""
 
 
 def open_journal(settings: Settings) -> Journal:
-    """Return what records the steps of one command, as the account it runs under."""
+    """Record entries in the name of the account that runs the command."""
 
     def record(entry_type: EntryType, fields: dict[str, JSON | None]) -> int:
         with closing(SqlAuditStore(locate(settings).database_url)) as store:

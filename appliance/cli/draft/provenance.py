@@ -1,5 +1,5 @@
 """
-`appliance draft provenance`: whose requests a draft learnt from, and what became of them.
+`appliance draft provenance`: the training data of a draft, and later erasures of it.
 """
 
 import hashlib
@@ -20,32 +20,32 @@ from appliance.audit.registry import EntryType
 from appliance.cli.audit import open_store
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.drafts.harvest.dataset import find_manifest
-from appliance.drafts.harvest.provenance import Covered, Provenance, first_training, parse_used, trace
-from appliance.drafts.registry.opening import open_registry
+from appliance.drafts.harvest.provenance import ErasedSample, Provenance, first_training, parse_used, trace
 from appliance.drafts.registry.revision import Revision
+from appliance.drafts.registry.site_registry import open_registry
 from appliance.errors import ConfigurationError, DraftNotFoundError, DraftRefusedError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings
 from appliance.serving.weights import TRAINING_RECORD
 
 USED = "used.txt"
-SHOWN = 10
-"""Requests that are named one by one; `--json` names all."""
+MAX_SHOWN = 10
+"""Maximum requests listed; `--json` lists all."""
 
 
 def provenance(
-    draft: Annotated[str, typer.Argument(help="Digest of the draft, or the beginning of it.")],
+    draft: Annotated[str, typer.Argument(help="Digest of the draft, or a prefix of it.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
     """
-    Show which tenants' requests a draft learnt from, and whether any of them had been erased.
+    Show whose requests a draft was trained on, and whether any of them were erased.
 
-    The exit code is 1 where a request was erased before the draft was trained, or is not the data set's.
+    The exit code is 1 if a request was erased before the training, or is not in the data set.
     """
     settings = settings_from(config, data)
-    with open_store(settings):  # made or upgraded, or there is none
+    with open_store(settings):  # fails if the tables are missing or outdated
         pass
     registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
     revision = registry.find(draft)
@@ -54,28 +54,27 @@ def provenance(
         shown = {"draft": revision.digest, "sound": found.is_sound, **asdict(found)}
         typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
-        for name, value in _lines(revision, found):
+        for name, value in _report(revision, found):
             typer.echo(f"{name:<15}{value}")
     sys.exit(0 if found.is_sound else 1)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"provenance": provenance}
-"""By name below `appliance draft`."""
 
 
 def _trace(settings: Settings, revision: Revision, weights: Path) -> Provenance:
     """
-    What is known of a draft's data.
+    Collect what is known of a draft's data.
 
     Raises:
-        DraftNotFoundError: it says nothing of its data, or its data set is not on this machine.
-        DraftRefusedError: what it says was altered.
+        DraftNotFoundError: it has no training data on record, or its data set is not on this machine.
+        DraftRefusedError: its records were altered.
         AuditError: the log cannot be read.
     """
     record = _record(weights)
     if revision.dataset is None or "used" not in record:
         raise DraftNotFoundError(
-            f"the draft {revision.digest} does not say what it learnt from: it was not trained by "
+            f"the draft {revision.digest} has no training data on record: it was not trained by "
             "`appliance draft train`"
         )
     try:
@@ -102,53 +101,52 @@ def _record(weights: Path) -> dict[str, Any]:
 
 
 def _check_record(weights: Path, entries: list[Mapping[str, Any]]) -> None:
-    """Make sure that the record is the one the log names: it names the list of what was used."""
+    """Check that the training record, which names the list of used samples, is the one in the log."""
     digest = hashlib.sha256((weights / TRAINING_RECORD).read_bytes()).hexdigest()
     for entry in entries:
         if str(entry.get("record", "")).removeprefix("sha256:") != digest:
             raise DraftRefusedError(
-                f"{weights / TRAINING_RECORD} is not the training record that the log names: it was altered"
+                f"{weights / TRAINING_RECORD} differs from the training record in the log: it was altered"
             )
 
 
-def _lines(revision: Revision, found: Provenance) -> list[tuple[str, str]]:
-    """What people are shown."""
+def _report(revision: Revision, found: Provenance) -> list[tuple[str, str]]:
     lines = [
         ("draft", revision.digest),
         ("data set", str(found.dataset)),
-        ("trained", "not here, says the log" if found.trained is None else f"entry {found.trained}"),
+        ("trained", "not in the log" if found.trained is None else f"entry {found.trained}"),
         ("samples", f"{found.used} of {_count(len(found.tenants), 'tenant')}"),
         *(("", f"{tenant}: {count}") for tenant, count in found.tenants.items()),
     ]
     if found.unknown:
-        lines.append(("unknown", f"{len(found.unknown)} used requests are not the data set's"))
-        lines += [("", request) for request in found.unknown[:SHOWN]]
+        lines.append(("unknown", f"{len(found.unknown)} used requests are not in the data set"))
+        lines += [("", request) for request in found.unknown[:MAX_SHOWN]]
     lines += _erased("erased before", found.erased_before)
     lines += _erased("erased since", found.erased_since)
     return [*lines, ("verdict", _verdict(found))]
 
 
-def _erased(name: str, covered: tuple[Covered, ...]) -> list[tuple[str, str]]:
+def _erased(name: str, covered: tuple[ErasedSample, ...]) -> list[tuple[str, str]]:
     if not covered:
         return [(name, "none")]
     counts = Counter(each.tenant for each in covered)
-    told = ", ".join(f"{count} of {tenant}" for tenant, count in sorted(counts.items()))
-    more = [("", f"and {len(covered) - SHOWN} more")] if len(covered) > SHOWN else []
-    named = [("", f"{each.request_id} by entry {each.index}") for each in covered[:SHOWN]]
-    return [(name, told), *named, *more]
+    summary = ", ".join(f"{count} of {tenant}" for tenant, count in sorted(counts.items()))
+    more = [("", f"and {len(covered) - MAX_SHOWN} more")] if len(covered) > MAX_SHOWN else []
+    named = [("", f"{each.request_id} by entry {each.index}") for each in covered[:MAX_SHOWN]]
+    return [(name, summary), *named, *more]
 
 
 def _verdict(found: Provenance) -> str:
     if found.erased_before:
-        return "not sound: it learnt from what had been erased; take it out of service and train another"
+        return "not sound: it was trained on erased requests; take it out of service and train another"
     if found.unknown:
-        return "not sound: it learnt from what its data set does not name; take it out of service"
+        return "not sound: it was trained on requests outside its data set; take it out of service"
     if found.erased_since:
         return (
-            "sound; what was erased since is still in what it learnt: harvest again, train and promote "
-            "another, or take it out of service now with `appliance draft rollback`"
+            "sound; but the draft still contains what it learned from requests erased since: harvest again, "
+            "train and promote another, or take it out of service with `appliance draft rollback`"
         )
-    return "sound: nothing it learnt from was erased"
+    return "sound: no request it was trained on was erased"
 
 
 def _count(number: int, noun: str) -> str:

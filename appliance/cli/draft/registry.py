@@ -1,5 +1,5 @@
 """
-`appliance draft list | show | import | key`: the drafts of this site, and how one from elsewhere becomes one.
+`appliance draft list | show | import | key`.
 """
 
 import json
@@ -17,13 +17,13 @@ from appliance.cli.draft.journal import open_journal
 from appliance.drafts.evaluation.store import load_evaluation, load_measured
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.lint.rules import Finding, Severity
-from appliance.drafts.record import encode_record
-from appliance.drafts.registry.opening import open_registry, site_signer
-from appliance.drafts.registry.origin import read_origin
+from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
+from appliance.drafts.registry.draft_source import read_source
 from appliance.drafts.registry.registry import SHORT, DraftRegistry
 from appliance.drafts.registry.revision import Revision, is_digest
-from appliance.drafts.registry.source import read_source
-from appliance.drafts.registry.standing import Standing, read_standing
+from appliance.drafts.registry.signed_origin import read_origin
+from appliance.drafts.registry.site_registry import open_registry, site_signer
+from appliance.drafts.training_record import encode_record
 from appliance.errors import ConfigurationError, DraftError, DraftRefusedError
 from appliance.infra.settings import Settings
 from appliance.serving.weights import Weights, inspect_weights, load_weights
@@ -35,41 +35,42 @@ NOTHING = "-"
 
 
 def list_drafts(config: ConfigOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:  # noqa: FBT002
-    """List the drafts of this site, oldest first, and which of them serve; no weights are read."""
+    """List the drafts of this site, oldest first, and which of them serve; reads no weights."""
     registry = open_registry(settings_from(config, data), time.time)  # noqa: TID251 - a command is a composition root
-    revisions, complaints = registry.survey()
+    revisions, warnings = registry.survey()
     marks = _Marks(registry.directory)
     measured = {revision.digest: marks.measured(revision) for revision in revisions}
     if as_json:
-        drafts = [
-            _described(revision, marks.of(revision), measured[revision.digest]) for revision in revisions
-        ]
-        warnings = [*complaints, *marks.complaints]
-        typer.echo(json.dumps({"drafts": drafts, "warnings": warnings}, indent=2, ensure_ascii=False))
+        drafts = [_as_json(revision, marks.of(revision), measured[revision.digest]) for revision in revisions]
+        typer.echo(
+            json.dumps(
+                {"drafts": drafts, "warnings": [*warnings, *marks.warnings]}, indent=2, ensure_ascii=False
+            )
+        )
         return
     rows = [_row(revision, marks.of(revision), measured[revision.digest]) for revision in revisions]
     for line in _aligned([HEADINGS, *rows]) if rows else ["no draft is registered"]:
         typer.echo(line)
-    for complaint in (*complaints, *marks.complaints):
-        typer.echo(f"warning: {complaint}", err=True)
+    for warning in (*warnings, *marks.warnings):
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def show(
-    draft: Annotated[str, typer.Argument(help="Digest of the draft, or the beginning of it.")],
+    draft: Annotated[str, typer.Argument(help="Digest of the draft, or a prefix of it.")],
     config: ConfigOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,  # noqa: FBT002
 ) -> None:
     """
-    Show all that is known of a draft; its weights are read and checked.
+    Show everything about a draft; its weights are read and verified.
 
-    It is linted against `worker.model` where that is its target.  The exit code is 0 whatever lint finds.
+    It is linted if `worker.model` is its target.  The exit code is 0 whatever lint finds.
     """
     settings = settings_from(config, data)
     registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
     revision = registry.find(draft)
     weights, marks = registry.weights(revision), _Marks(registry.directory)
-    known = _described(revision, marks.of(revision), marks.measured(revision))
+    known = _as_json(revision, marks.of(revision), marks.measured(revision))
     known |= {
         "dataset": revision.dataset,
         "record": encode_record(revision.record),
@@ -81,32 +82,32 @@ def show(
         typer.echo(json.dumps(known, indent=2, ensure_ascii=False))
     else:
         for name, value in known.items():
-            for first, line in enumerate(_in_words(value)):
+            for first, line in enumerate(_as_lines(value)):
                 typer.echo(f"{'' if first else name:<11}{line}")
-    for complaint in marks.complaints:
-        typer.echo(f"warning: {complaint}", err=True)
+    for warning in marks.warnings:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def import_draft(
-    path: Annotated[Path, typer.Argument(help="Directory of the draft, or of one as a registry has it.")],
+    path: Annotated[Path, typer.Argument(help="Directory of the draft, or of a registered one.")],
     target: Annotated[
         str | None,
         typer.Option("--target", help="Directory or digest of its target; default: worker.model."),
     ] = None,
     signature: Annotated[
-        Path | None, typer.Option("--signature", help="Its revision.sig, where that came apart from it.")
+        Path | None, typer.Option("--signature", help="Its revision.sig, if it is not in that directory.")
     ] = None,
     vouch: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--vouch", help="Answer for a draft that nobody has signed.")
+        bool, typer.Option("--vouch", help="Vouch for an unsigned draft.")
     ] = False,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
     """
-    Register a draft that was made elsewhere; it serves nobody yet.
+    Register a draft made elsewhere; it serves no traffic yet.
 
-    It needs the signature of a key in `drafts.trusted_keys_file`, or an operator who answers for it with
-    `--vouch`; and it has to fit its target.
+    It must be signed by a key in `drafts.trusted_keys_file`, or an operator vouches for it with `--vouch`;
+    and it must fit its target.
     """
     settings = settings_from(config, data)
     registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
@@ -116,9 +117,9 @@ def import_draft(
         signature=signature,
         vouched=vouch,
         trusted=registry.trusted,
-        now=time.time(),  # noqa: TID251 - likewise
+        now=time.time(),  # noqa: TID251 - as above
     )
-    # Last, since it reads the whole target.
+    # Last, because it reads the whole target.
     served = _target(settings, target)
     if origin is not None:
         origin.check_target(served.digest)
@@ -128,10 +129,10 @@ def import_draft(
     if any(finding.severity is Severity.ERROR for finding in findings):
         raise DraftRefusedError(f"the draft in {source.home} does not fit the target in {served.path}")
     if (known := registry.registered(source, target=served.digest)) is not None:
-        typer.echo(f"{known.digest} was registered already, nothing was changed")
+        typer.echo(f"{known.digest} is already registered; nothing changed")
         return
     signer = site_signer(settings)
-    # Before it can be used: what cannot be recorded is not registered.
+    # First the entry: a draft that cannot be recorded is not registered.
     open_journal(settings)(
         EntryType.DRAFT_IMPORTED,
         {
@@ -144,15 +145,15 @@ def import_draft(
         },
     )
     revision = registry.register(source, target=served.digest, how="imported", signer=signer, origin=origin)
-    by = "on your word" if revision.origin is None else f"signed by {revision.origin}"
-    typer.echo(f"{revision.digest} is registered, {by}; `appliance draft evaluate` tells what it is worth")
+    by = "vouched for by you" if revision.origin is None else f"signed by {revision.origin}"
+    typer.echo(f"{revision.digest} is registered, {by}; measure it with `appliance draft evaluate`")
 
 
 def key(config: ConfigOption = None, data: DataOption = None) -> None:
     """
-    Print the public key that vouches for this site's drafts, as `drafts.trusted_keys_file` takes it.
+    Print the public key that signs this site's drafts, in the format of `drafts.trusted_keys_file`.
 
-    The key is made where there is none yet, unless `drafts.signing_key_file` places it.
+    The key is made on first use, unless `drafts.signing_key_file` is set.
     """
     typer.echo(site_signer(settings_from(config, data)).vkey)
 
@@ -163,42 +164,41 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "import": import_draft,
     "key": key,
 }
-"""By name below `appliance draft`."""
 
 
 class _Marks:
-    """What is decided about drafts, read once for each target, and what evaluations measured."""
+    """Active drafts, read once per target, and measured acceptance."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._standings: dict[str, Standing] = {}
-        self.complaints: list[str] = []
+        self._active: dict[str, ActiveDraft] = {}
+        self.warnings: list[str] = []
 
     def of(self, revision: Revision) -> list[str]:
-        """Whether a draft serves its target, is tried, or served before."""
-        standing = self._standings.get(revision.target)
-        if standing is None:
+        """Whether a draft serves its target, is a candidate, or served before."""
+        active = self._active.get(revision.target)
+        if active is None:
             try:
-                standing = read_standing(self._directory, revision.target)
+                active = read_active_draft(self._directory, revision.target)
             except DraftError as error:
-                self.complaints.append(str(error))
-                standing = Standing(target=revision.target)
-            self._standings[revision.target] = standing
-        marks = ["serving"] if standing.draft == revision.digest else []
-        marks += ["candidate"] if standing.candidate == revision.digest else []
-        marks += ["previous"] if revision.digest in standing.previous else []
+                self.warnings.append(str(error))
+                active = ActiveDraft(target=revision.target)
+            self._active[revision.target] = active
+        marks = ["serving"] if active.draft == revision.digest else []
+        marks += ["candidate"] if active.candidate == revision.digest else []
+        marks += ["previous"] if revision.digest in active.previous else []
         return marks
 
     def measured(self, revision: Revision) -> Expectation | None:
-        """What its evaluation measured it to accept, of all traffic; None where none was completed."""
+        """Acceptance measured by its evaluation over all traffic; None without a complete one."""
         try:
             return load_measured(self._directory, revision.digest, revision.target).get(ALL_TRAFFIC)
         except DraftError as error:
-            self.complaints.append(str(error))
+            self.warnings.append(str(error))
             return None
 
 
-def _described(revision: Revision, marks: list[str], measured: Expectation | None) -> dict[str, Any]:
+def _as_json(revision: Revision, marks: list[str], measured: Expectation | None) -> dict[str, Any]:
     expected = encode_record(revision.record).get("expected", {}).get(ALL_TRAFFIC)
     return {
         "digest": revision.digest,
@@ -245,8 +245,8 @@ def _target(settings: Settings, named: str | None) -> Weights:
     weights = load_weights(settings.worker.model)
     if weights.digest != named:
         raise ConfigurationError(
-            f"the target {named} is not in {weights.path} (worker.model), so nobody can tell whether the "
-            "draft fits it: name its directory with --target"
+            f"the target {named} is not in {weights.path} (worker.model), so the draft cannot be "
+            "checked against it: give its directory with --target"
         )
     return weights
 
@@ -278,13 +278,13 @@ def _line(finding: Finding) -> str:
     return f"{finding.severity}: {finding.rule}: {finding.message}; {finding.advice}"
 
 
-def _in_words(value: object) -> list[str]:
+def _as_lines(value: object) -> list[str]:
     """A value for people, as lines: texts one by one, a group by its names, nothing as a dash."""
     if isinstance(value, dict):
-        lines = [f"{name}: {word}" for name, part in value.items() for word in _in_words(part)]
+        lines = [f"{name}: {word}" for name, part in value.items() for word in _as_lines(part)]
         return lines or [NOTHING]
     if isinstance(value, list):
-        words = [word for part in value for word in _in_words(part)]
+        words = [word for part in value for word in _as_lines(part)]
         return words if any(isinstance(part, str) for part in value) else [", ".join(words) or NOTHING]
     if value is None:
         return [NOTHING]

@@ -18,24 +18,24 @@ import typer
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.draft.journal import open_journal
 from appliance.drafts.harvest.dataset import Dataset, open_dataset
-from appliance.drafts.registry.opening import open_registry, site_signer
 from appliance.drafts.registry.registry import DraftRegistry
+from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.drafts.training.backend import choose_backend
-from appliance.drafts.training.job import Job, sample_lines
-from appliance.drafts.training.launch import train
-from appliance.drafts.training.origin import choose_parent
+from appliance.drafts.training.head_shape import text_config
+from appliance.drafts.training.parent_draft import choose_parent
 from appliance.drafts.training.progress import Point, ProgressLine, read_points
 from appliance.drafts.training.publish import publish, refuse_erased
-from appliance.drafts.training.recipe import STEPS, Backend, TrainingRecipe, default_rate
 from appliance.drafts.training.run_directory import RunDirectory, run_directory
-from appliance.drafts.training.shape import text_config
-from appliance.drafts.training.speculators.carry_out import train_with_speculators
+from appliance.drafts.training.speculators.speculators_run import train_with_speculators
 from appliance.drafts.training.speculators.scratch import sweep_scratch
+from appliance.drafts.training.trainer_process import train
+from appliance.drafts.training.training_job import Job, sample_lines
+from appliance.drafts.training.training_recipe import STEPS, Backend, TrainingRecipe, default_rate
 from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.settings import Settings, process_environment
 from appliance.serving.devices import detect_hardware
 from appliance.serving.weights import Weights, load_weights
-from appliance.sovereignty.environment import refuse_ways_out
+from appliance.sovereignty.environment import refuse_egress_variables
 
 STOPPED = 130
 """Exit code of a stopped training."""
@@ -128,7 +128,7 @@ def train_draft(
         raise ConfigurationError("--device is auto, cpu or cuda")
     if parent is not None and from_scratch:
         raise ConfigurationError("give --from or --from-scratch, not both")
-    refuse_ways_out(process_environment())
+    refuse_egress_variables(process_environment())
     settings = settings_from(config, data)
     registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
     _say("reading the target's weights")
@@ -175,13 +175,13 @@ def train_draft(
     sweep_scratch(registry.directory)
     chosen = choose_backend(backend, device, weights, detect_hardware())
     with where.locked():
-        _carry_out(asked, chosen, python or Path(sys.executable))
+        _train_and_publish(asked, chosen, python or Path(sys.executable))
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"train": train_draft}
 
 
-def _carry_out(asked: _Asked, backend: Backend, python: Path) -> None:
+def _train_and_publish(asked: _Asked, backend: Backend, python: Path) -> None:
     run = asked.run
     run.refuse_changed(asked.job.identity)
     if run.published is not None:

@@ -58,7 +58,7 @@ def read_body(kind: str, content: bytes) -> PromptSource:
     body = parse_object(content)
     for name, neutral in NEUTRAL_VALUES.items():
         if body.get(name) is not None and body[name] not in neutral:
-            refuse(Skipped.UNNEUTRAL_VALUES)
+            refuse(Skipped.UNUSUAL)
     if body.get("n") not in (None, 1):
         refuse(Skipped.SEVERAL_ANSWERS)
     return _READERS[kind](body)
@@ -82,11 +82,11 @@ def _chat(body: Mapping[str, Any]) -> PromptSource:
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     role = given.get("role")
     if role not in CHAT_ROLES:
-        refuse(Skipped.UNNEUTRAL_VALUES)
+        refuse(Skipped.UNUSUAL)
     if given.get("reasoning") or given.get("reasoning_content"):
         refuse(Skipped.REASONING)
     if any(given.get(name) for name in ("function_call", "refusal", "audio")):
-        refuse(Skipped.UNNEUTRAL_VALUES)
+        refuse(Skipped.UNUSUAL)
     message: dict[str, Any] = {"role": role, "content": _content(given.get("content"))}
     if isinstance(given.get("name"), str):
         message["name"] = given["name"]
@@ -108,7 +108,7 @@ def _content(content: object) -> str | list[str]:
 def _part(part: Mapping[str, Any]) -> str:
     kind = part.get("type", "text")
     if kind in UNSUPPORTED_PARTS:
-        refuse(Skipped.UNNEUTRAL_VALUES)
+        refuse(Skipped.UNUSUAL)
     return text_of(part.get("text")) if kind in TEXT_PARTS else refuse(Skipped.MEDIA)
 
 
@@ -116,7 +116,7 @@ def _call(given: Mapping[str, Any]) -> dict[str, Any]:
     """An earlier tool call; templates take its arguments as an object."""
     function = object_of(given.get("function"))
     if given.get("type", "function") != "function":
-        refuse(Skipped.UNNEUTRAL_VALUES)
+        refuse(Skipped.UNUSUAL)
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
@@ -151,19 +151,19 @@ def _text(body: Mapping[str, Any]) -> PromptSource:
 def _messages(body: Mapping[str, Any]) -> PromptSource:
     thinking = body.get("thinking")
     if body.get("tools") or (isinstance(thinking, dict) and thinking.get("type") != "disabled"):
-        refuse(Skipped.UNNEUTRAL_VALUES)
+        refuse(Skipped.UNUSUAL)
     system = _content(body.get("system"))
     system = system if isinstance(system, str) else "".join(system)
     first = [{"role": "system", "content": system}] if system else []
     messages = [object_of(each) for each in list_of(body.get("messages"))]
     if any(message.get("role") not in ("user", "assistant") for message in messages):
-        refuse(Skipped.UNNEUTRAL_VALUES)
+        refuse(Skipped.UNUSUAL)
     return PromptSource(messages=(*first, *(_message(message) for message in messages)))
 
 
 def _responses(body: Mapping[str, Any]) -> PromptSource:
     if any(body.get(name) for name in ("tools", "reasoning", "prompt", "chat_template_kwargs")):
-        refuse(Skipped.UNNEUTRAL_VALUES)
+        refuse(Skipped.UNUSUAL)
     instructions = body.get("instructions")
     first = [{"role": "system", "content": text_of(instructions)}] if instructions else []
     given = body.get("input")
@@ -172,10 +172,10 @@ def _responses(body: Mapping[str, Any]) -> PromptSource:
     messages = []
     for each in map(object_of, list_of(given)):
         if each.get("type", "message") != "message":
-            refuse(Skipped.UNNEUTRAL_VALUES)
+            refuse(Skipped.UNUSUAL)
         message = _message(each)
         if message["role"] == "assistant" and isinstance(message["content"], list):
-            refuse(Skipped.UNNEUTRAL_VALUES)  # the worker uses the first text only
+            refuse(Skipped.UNUSUAL)  # the worker uses the first text only
         messages.append(message)
     return PromptSource(messages=(*first, *messages))
 

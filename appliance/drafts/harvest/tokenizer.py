@@ -77,7 +77,7 @@ class TargetTokenizer:
             return dict(json.loads(answer))
         except (OSError, ValueError, TypeError) as error:
             raise DraftStorageError(
-                f"the process with the target's tokenizer ended or did not answer within {seconds:g} s: try again"
+                f"the tokenizer process ended or did not answer within {seconds:g} s: try again"
             ) from error
         finally:
             watchdog.cancel()

@@ -1,3 +1,3 @@
 """
-The drafts a site has: where they lie, who vouches for them, and which of them serves.
+The registered drafts of a site: files, signatures, and which of them serves.
 """

@@ -1,8 +1,8 @@
 """
-What the registry says of one draft: revision.json, beside the weights and signed.
+`revision.json`: the registry's signed statement on a draft.
 
-Its digest names every byte that decides how the draft answers, so the signature covers these as well.
-One spelling: a file whose bytes are not those its values encode to was altered.  Pure.
+Its digest covers every byte that decides the draft's answers, so the signature covers these too.  The
+encoding is canonical: other bytes were altered.  Pure.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from appliance.audit.checkpoint import is_key_name
-from appliance.drafts.record import TrainingRecord, encode_record, parse_record
+from appliance.drafts.training_record import TrainingRecord, encode_record, parse_record
 from appliance.errors import DraftRefusedError
 from appliance.infra.canonical_json import canonical
 from appliance.sovereignty.bundle.signature import SignedKind
@@ -27,10 +27,10 @@ SIGNED = SignedKind(
 )
 FORMAT = 1
 MAX_BYTES = 2**20
-"""Room for any recipe; more is refused before it is read into memory."""
+"""Maximum size; larger files are refused before they are read."""
 
 Source = Literal["imported", "trained"]
-"""How a draft came into this registry."""
+"""How a draft entered this registry."""
 
 _SOURCES: Mapping[str, Source] = {"imported": "imported", "trained": "trained"}
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -39,35 +39,30 @@ _TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """One draft that was registered."""
-
     digest: str
-    """Of its weights, as `appliance.serving.weights` has it."""
+    """Of its weights, as in `appliance.serving.weights`."""
     target: str
-    """Digest of the target it was made for."""
+    """Digest of its target."""
     record: TrainingRecord
-    """What its trainer wrote down."""
     parent: str | None = None
-    """Digest of the draft its training started from."""
     dataset: str | None = None
-    """Digest of the manifest of the data it was trained on."""
     source: Source
     made: str
-    """When it was registered here, RFC 3339 in UTC with milliseconds."""
+    """Time of registration, RFC 3339 in UTC with milliseconds."""
     origin: str | None = None
-    """Key that signed it where it came from; None for what this site made, or vouches for by itself."""
+    """Trusted key that signed it elsewhere; None for drafts trained or vouched for here."""
 
     @property
     def hex(self) -> str:
-        """The 64 hex digits of its digest, which its directory is named by."""
+        """The 64 hex digits of its digest: its directory's name."""
         return self.digest.removeprefix("sha256:")
 
     def encode(self) -> bytes:
         """
-        Return revision.json: its one spelling.
+        Encode revision.json in canonical form.
 
         Raises:
-            DraftRefusedError: the training record holds what JSON has no spelling for, such as a NaN.
+            DraftRefusedError: the training record holds values without a JSON form, such as NaN.
         """
         content = {
             "format": FORMAT,
@@ -84,53 +79,51 @@ class Revision:
             return canonical({name: value for name, value in content.items() if value is not None})
         except (ValueError, TypeError, RecursionError) as error:
             raise DraftRefusedError(
-                f"the draft's training.json cannot be registered ({error}): have it written as plain JSON"
+                f"the draft's training.json cannot be registered ({error}): write it as plain JSON"
             ) from error
 
     @classmethod
     def decode(cls, content: bytes) -> "Revision":
         """
-        Read revision.json.
+        Decode revision.json.
 
         Raises:
-            DraftRefusedError: it is none, or is not in its one spelling.
+            DraftRefusedError: it is malformed or not canonical.
         """
         try:
-            said = json.loads(content)
+            fields = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise DraftRefusedError(f"{REVISION} is not JSON: it was cut off or altered") from error
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
-            raise DraftRefusedError(
-                f"{REVISION} is of another format than {FORMAT}: it needs a newer release"
-            )
-        revision = cls._parse(said)
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise DraftRefusedError(f"{REVISION} has another format than {FORMAT}: it needs a newer release")
+        revision = cls._parse(fields)
         if revision.encode() != content:
-            raise DraftRefusedError(f"{REVISION} is not in its canonical spelling: it was altered")
+            raise DraftRefusedError(f"{REVISION} is not canonical: it was altered")
         return revision
 
     @classmethod
-    def _parse(cls, said: dict[str, Any]) -> "Revision":
-        digest, target = said.get("digest"), said.get("target")
-        parent, dataset = said.get("parent"), said.get("dataset")
-        source, made, origin = said.get("source"), said.get("made"), said.get("origin")
+    def _parse(cls, fields: dict[str, Any]) -> "Revision":
+        digest, target = fields.get("digest"), fields.get("target")
+        parent, dataset = fields.get("parent"), fields.get("dataset")
+        source, made, origin = fields.get("source"), fields.get("made"), fields.get("origin")
         if not is_digest(digest) or not is_digest(target):
-            raise _broken("digest or target")
+            raise _altered("digest or target")
         if parent is not None and not is_digest(parent):
-            raise _broken("parent")
+            raise _altered("parent")
         if dataset is not None and not is_digest(dataset):
-            raise _broken("dataset")
+            raise _altered("dataset")
         if not isinstance(source, str) or source not in _SOURCES:
-            raise _broken("source")
+            raise _altered("source")
         if not isinstance(made, str) or not _TIME.fullmatch(made):
-            raise _broken("made")
+            raise _altered("made")
         if origin is not None and not (isinstance(origin, str) and is_key_name(origin)):
-            raise _broken("origin")
-        written = said.get("record")
+            raise _altered("origin")
+        written = fields.get("record")
         if not isinstance(written, dict):
-            raise _broken("record")
+            raise _altered("record")
         record, wrong = parse_record(written)
         if wrong:
-            raise _broken(f"record.{wrong[0]}")
+            raise _altered(f"record.{wrong[0]}")
         return cls(
             digest=digest,
             target=target,
@@ -144,9 +137,9 @@ class Revision:
 
 
 def is_digest(value: object) -> TypeGuard[str]:
-    """Whether a value is a digest as `sha256:` and 64 hex digits."""
+    """Whether a value is `sha256:` and 64 hex digits."""
     return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
-def _broken(member: str) -> DraftRefusedError:
-    return DraftRefusedError(f"{REVISION} does not say {member} as it has to: it was altered")
+def _altered(member: str) -> DraftRefusedError:
+    return DraftRefusedError(f"{REVISION} has an invalid {member}: it was altered")

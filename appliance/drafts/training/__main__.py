@@ -1,5 +1,5 @@
 """
-The training process: `python -m appliance.drafts.training`; see `appliance.drafts.training.small.child`.
+The training process: `python -m appliance.drafts.training`; see `appliance.drafts.training.small.training`.
 
 The kernel denies it every TCP connection before anything that starts threads is imported.
 """
@@ -11,8 +11,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from appliance.drafts.training.job import Job, read_samples
 from appliance.drafts.training.progress import Point
+from appliance.drafts.training.training_job import Job, read_samples
 from appliance.errors import ApplianceError
 from appliance.sovereignty.landlock import allow_connections
 
@@ -58,7 +58,7 @@ def _train(stop: StopRequest) -> int:
     _emit({"event": "loading", "samples": len(given.samples), "missing": given.missing})
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415 - takes seconds
 
-    from appliance.drafts.training.small.child import Training  # noqa: PLC0415 - imports torch
+    from appliance.drafts.training.small.training import Training  # noqa: PLC0415 - imports torch
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
 

@@ -2,7 +2,7 @@
 Chooses the training backend.
 """
 
-from appliance.drafts.training.recipe import Backend
+from appliance.drafts.training.training_recipe import Backend
 from appliance.errors import ConfigurationError
 from appliance.serving.devices import Hardware
 from appliance.serving.weights import Weights

@@ -8,11 +8,11 @@ from pathlib import Path
 from appliance.audit.checkpoint import NoteSigner
 from appliance.audit.entry import JSON
 from appliance.audit.registry import EntryType
+from appliance.drafts.registry.draft_source import DraftSource, read_source
 from appliance.drafts.registry.registry import DraftRegistry
-from appliance.drafts.registry.source import DraftSource, read_source
-from appliance.drafts.training.job import DatasetLike
-from appliance.drafts.training.origin import refuse_misfit
 from appliance.drafts.training.outcome import USED
+from appliance.drafts.training.parent_draft import refuse_misfit
+from appliance.drafts.training.training_job import DatasetLike
 from appliance.errors import DraftRefusedError, DraftStorageError
 from appliance.serving.weights import Weights
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.drafts.training.job import Job, TrainingSet
+from appliance.drafts.training.training_job import Job, TrainingSet
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError
 from appliance.infra.files import open_locked, write_private
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.record import Expectation, TrainingRecord, encode_record, parse_record
+from appliance.drafts.training_record import Expectation, TrainingRecord, encode_record, parse_record
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

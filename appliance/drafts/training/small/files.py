@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from appliance.drafts.training.shape import head_shape, new_config
+from appliance.drafts.training.head_shape import head_shape, new_config
 from appliance.drafts.training.small.head import DraftHead
 from appliance.errors import DraftRefusedError, DraftStorageError
 from appliance.infra.files import sync_directory, sync_file

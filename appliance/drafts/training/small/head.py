@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from appliance.drafts.training.shape import HeadShape
+from appliance.drafts.training.head_shape import HeadShape
 
 
 class RmsNorm(nn.Module):

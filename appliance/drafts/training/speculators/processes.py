@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from appliance.drafts.training.launch import on_interrupt
-from appliance.drafts.training.speculators.plan import visible
+from appliance.drafts.training.speculators.commands import visible
+from appliance.drafts.training.trainer_process import on_interrupt
 from appliance.errors import DraftRefusedError
 from appliance.serving.guardian import guardian_source
 

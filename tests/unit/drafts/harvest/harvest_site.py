@@ -25,10 +25,10 @@ from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
 from appliance.audit.store import Head, Leaf, SqlAuditStore
-from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.harvest.content_vault import ContentVault
+from appliance.drafts.harvest.conversation import Skipped
 from appliance.drafts.harvest.rendering import render
-from appliance.drafts.harvest.sample import Sample
-from appliance.drafts.harvest.vault import Vault
+from appliance.drafts.harvest.sample import TrainingSample
 from appliance.infra.settings import AuditSettings, DataSettings, Settings
 from appliance.tenancy import ContentPolicy, Permission, Tenant
 from appliance.tenancy.store import SqlTenantStore
@@ -134,7 +134,7 @@ class HarvestSite:
     log: SqlAuditStore
     store: SqlSampleStore
     keys: PayloadKeys
-    vault: Vault
+    vault: ContentVault
     clock: Clock
     random: random.Random
     slept: list[float] = field(default_factory=list)
@@ -311,7 +311,7 @@ def open_site(directory: Path, *, seed: int = 17) -> HarvestSite:
         directory / "payload-keys", master_key=None, key_days=7, clock=clock, random_bytes=chance.randbytes
     )
     slept: list[float] = []
-    vault = Vault(
+    vault = ContentVault(
         store=store,
         log=log,
         keys=keys,
@@ -343,7 +343,7 @@ def allowing(name: str, **more: Any) -> Tenant:
     return Tenant(name=name, **{"content": ContentPolicy.ENCRYPTED, "may": ALLOWING, **more})
 
 
-def sample_of(request_id: str, tenant: str = "acme", **more: Any) -> Sample:
+def sample_of(request_id: str, tenant: str = "acme", **more: Any) -> TrainingSample:
     """A sample, without salt."""
     given: dict[str, Any] = {
         "request_id": request_id,
@@ -354,4 +354,4 @@ def sample_of(request_id: str, tenant: str = "acme", **more: Any) -> Sample:
         "loss_mask": (False, False, True, True),
         "tokenizer": TOKENIZER,
     }
-    return Sample(**{**given, **more})
+    return TrainingSample(**{**given, **more})

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.drafts.harvest.candidate import Candidate, Wanted, allows, judge, still_allows
-from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.harvest.candidate import HarvestCandidate, HarvestFilter, allows, classify, still_allows
+from appliance.drafts.harvest.conversation import Skipped
 from appliance.tenancy import ContentPolicy, Permission, Tenant
 from tests.unit.drafts.harvest.harvest_site import MODEL, WEIGHTS, allowing
 
-WANTED = Wanted(models={MODEL}, weights=WEIGHTS, longest=100)
+WANTED = HarvestFilter(models={MODEL}, weights=WEIGHTS, longest=100)
 OUTCOME = {
     "tenant": "acme",
     "route": "/v1/chat/completions",
@@ -28,7 +28,7 @@ OUTCOME = {
 
 def judged(wanted=WANTED, **outcome):
     given = {name: value for name, value in (OUTCOME | outcome).items() if value is not None}
-    return judge("r", "acme", given, wanted)
+    return classify("r", "acme", given, wanted)
 
 
 def test_only_who_was_asked_and_keeps_everything_is_harvested():
@@ -50,7 +50,7 @@ def test_what_was_harvested_is_trained_on_only_while_its_tenant_says_so():
 
 def test_a_request_that_fits_is_a_candidate_with_what_the_log_says_of_it():
     """Nothing of its content."""
-    assert judged() == Candidate(
+    assert judged() == HarvestCandidate(
         request_id="r",
         tenant="acme",
         template="chat-1",
@@ -60,7 +60,8 @@ def test_a_request_that_fits_is_a_candidate_with_what_the_log_says_of_it():
         completion_tokens=40,
     )
     assert judged(context_bucket=None).context == "0-1k"
-    assert judged(Wanted(models={MODEL}, weights=WEIGHTS, longest=9000), prompt_tokens=3000).tokens == 3040
+    wanted = HarvestFilter(models={MODEL}, weights=WEIGHTS, longest=9000)
+    assert judged(wanted, prompt_tokens=3000).tokens == 3040
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,6 @@ def test_a_request_that_does_not_fit_has_one_reason(outcome, why):
 
 def test_weights_that_nobody_recorded_may_be_the_right_ones():
     """A gateway knows the weights of workers it started; of others the name has to do."""
-    assert isinstance(judged(weights=None), Candidate)
+    assert isinstance(judged(weights=None), HarvestCandidate)
     other = {"weights": f"sha256:{'8' * 64}"}
-    assert isinstance(judged(replace(WANTED, any_weights=True), **other), Candidate)
+    assert isinstance(judged(replace(WANTED, any_weights=True), **other), HarvestCandidate)

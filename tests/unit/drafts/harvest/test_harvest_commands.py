@@ -18,11 +18,11 @@ from appliance.cli.draft.harvest import COMMANDS as HARVEST
 from appliance.cli.draft.provenance import COMMANDS as PROVENANCE
 from appliance.cli.erase import COMMANDS as CONTENT
 from appliance.drafts.harvest.dataset import find_manifest, open_dataset
-from appliance.drafts.harvest.manifest import Manifest
+from appliance.drafts.harvest.dataset_manifest import DatasetManifest
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
-from appliance.drafts.registry.opening import open_registry, site_signer
+from appliance.drafts.registry.draft_source import read_source
 from appliance.drafts.registry.revision import Revision
-from appliance.drafts.registry.source import read_source
+from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.errors import ConfigurationError, DraftNotFoundError, DraftRefusedError
 from appliance.infra.settings import Settings, load_settings
 from appliance.serving.weights import digest_weights
@@ -75,12 +75,14 @@ class Office:
         outcome = {"weights": digest_weights(self.target), **outcome}
         return self.site.talk(tenant, f"question {number} of {tenant}", "an answer", **outcome)
 
-    def harvest(self, *words: object) -> Manifest:
+    def harvest(self, *words: object) -> DatasetManifest:
         self.done("harvest", *words)
         entries = self.site.entries(EntryType.DRAFT_HARVESTED)
         return find_manifest(self.site.directory / "drafts", entries[-1]["dataset"])
 
-    def train(self, manifest: Manifest, *, used: dict[str, str] | None = None, **record: Any) -> Revision:
+    def train(
+        self, manifest: DatasetManifest, *, used: dict[str, str] | None = None, **record: Any
+    ) -> Revision:
         """Register a draft as if it had been trained here on all that is still there."""
         if used is None:
             dataset = open_dataset(self.settings, manifest.digest)
@@ -108,8 +110,8 @@ class Office:
             dataset=manifest.digest,
             actor="cli:test",
         )
-        return open_registry(self.settings, self.site.clock).add(
-            weights.path,
+        return open_registry(self.settings, self.site.clock).register(
+            source,
             target=digest_weights(self.target),
             how="trained",
             signer=site_signer(self.settings),
@@ -197,7 +199,7 @@ def test_nobody_is_harvested_who_does_not_allow_it(office):
     assert "acme" not in office.refused("harvest", "--tenant", "silent", kind=DraftRefusedError)
     office.site.tenants(allowing("acme", disabled=True), Tenant(name="silent"))
     office.talk("acme", 1)
-    assert "no tenant allows it" in office.refused("harvest", kind=DraftRefusedError)
+    assert "no tenant allows training" in office.refused("harvest", kind=DraftRefusedError)
     assert office.site.entries(EntryType.DRAFT_HARVESTED) == []
 
 
@@ -250,7 +252,7 @@ def test_provenance_says_whose_requests_a_draft_learnt_from(office, trained):
     assert found["dataset"] == manifest.digest
     assert office.site.entries()[found["trained"]]["type"] == "draft.trained"
     said = office.done("provenance", revision.hex[:12])
-    assert "sound: nothing it learnt from was erased" in said
+    assert "sound: no request it was trained on was erased" in said
     assert manifest.digest in said
 
 
@@ -304,11 +306,11 @@ def test_a_record_that_the_log_does_not_name_proves_nothing(office, trained):
 def test_a_draft_from_elsewhere_has_no_provenance_here(office):
     """And is told apart from one that is not there."""
     registry = open_registry(office.settings, office.site.clock)
-    revision = registry.add(
-        office.parent,
+    revision = registry.register(
+        read_source(office.parent),
         target=digest_weights(office.target),
         how="imported",
         signer=site_signer(office.settings),
     )
-    assert "does not say" in office.refused("provenance", revision.digest, kind=DraftNotFoundError)
+    assert "no training data on record" in office.refused("provenance", revision.digest, kind=DraftNotFoundError)
     assert "registered" in office.refused("provenance", "ffff", kind=DraftNotFoundError)

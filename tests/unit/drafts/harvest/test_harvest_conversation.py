@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.harvest.answered import read_answer
-from appliance.drafts.harvest.asked import read_body
-from appliance.drafts.harvest.conversation import EOS, Answer, Asked, UnusableError
-from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.harvest.conversation import EOS, PromptSource, SampledAnswer, Skipped, UnusableError
+from appliance.drafts.harvest.request_body import read_body
+from appliance.drafts.harvest.response_body import read_answer
 
 USER = {"role": "user", "content": "hello"}
 
@@ -43,7 +42,7 @@ def test_a_chat_is_read_as_the_worker_reads_it():
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, "b"], "name": "eve"}
     nobody = {"role": "assistant", "content": None}
     asked = read("chat", {"messages": [system, parts, nobody], "temperature": 0.3, "stream": True})
-    assert asked == Asked(
+    assert asked == PromptSource(
         messages=(
             {"role": "system", "content": "be kind"},
             {"role": "user", "content": ["a", "b"], "name": "eve"},
@@ -85,10 +84,10 @@ def test_tools_and_arguments_of_the_template_are_kept():
 @pytest.mark.parametrize(
     ("prompt", "asked"),
     [
-        ("x = 1", Asked(text="x = 1")),
-        (["x = 1"], Asked(text="x = 1")),
-        ([5, 6], Asked(tokens=(5, 6))),
-        ([[5, 6]], Asked(tokens=(5, 6))),
+        ("x = 1", PromptSource(text="x = 1")),
+        (["x = 1"], PromptSource(text="x = 1")),
+        ([5, 6], PromptSource(tokens=(5, 6))),
+        ([[5, 6]], PromptSource(tokens=(5, 6))),
     ],
 )
 def test_a_text_prompt_is_a_text_or_its_tokens(prompt, asked):
@@ -100,10 +99,11 @@ def test_messages_and_responses_become_a_chat():
     """With what stands beside the messages first."""
     chat = ({"role": "system", "content": "be kind"}, USER)
     system = [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]
-    assert read("messages", {"system": system, "messages": [USER], "max_tokens": 5}) == Asked(messages=chat)
-    assert read("responses", {"instructions": "be kind", "input": "hello"}) == Asked(messages=chat)
+    body = {"system": system, "messages": [USER], "max_tokens": 5}
+    assert read("messages", body) == PromptSource(messages=chat)
+    assert read("responses", {"instructions": "be kind", "input": "hello"}) == PromptSource(messages=chat)
     item = {"role": "user", "type": "message", "content": [{"type": "input_text", "text": "hello"}]}
-    assert read("responses", {"input": [item]}) == Asked(messages=(USER,))
+    assert read("responses", {"input": [item]}) == PromptSource(messages=(USER,))
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,12 @@ def whole(*choices):
 
 def test_a_whole_chat_answer_is_its_text_and_how_it_ended():
     """By the tokenizer's last token, by another one, by a text, or by its length."""
-    assert read_answer("chat", whole(choice("hi"))) == Answer(text="hi", end=EOS)
-    assert read_answer("chat", whole(choice("hi", stop_reason=7))) == Answer(text="hi", end=7)
-    stopped = Answer(text="hi", end=None, stop="\n")
+    assert read_answer("chat", whole(choice("hi"))) == SampledAnswer(text="hi", end=EOS)
+    assert read_answer("chat", whole(choice("hi", stop_reason=7))) == SampledAnswer(text="hi", end=7)
+    stopped = SampledAnswer(text="hi", end=None, stop="\n")
     assert read_answer("chat", whole(choice("hi", stop_reason="\n"))) == stopped
-    assert read_answer("chat", whole(choice("hi", finish_reason="length"))) == Answer(text="hi", end=None)
+    cut = whole(choice("hi", finish_reason="length"))
+    assert read_answer("chat", cut) == SampledAnswer(text="hi", end=None)
 
 
 def test_a_streamed_chat_answer_is_the_same():
@@ -203,22 +204,22 @@ def test_a_streamed_chat_answer_is_the_same():
     events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
     events[-1]["choices"][0] |= {"finish_reason": "stop", "stop_reason": None}
     usage = {"choices": [], "usage": {"prompt_tokens": 1}}
-    assert read_answer("chat", frames(*events, usage)) == Answer(text="h\n\ni!", end=EOS)
+    assert read_answer("chat", frames(*events, usage)) == SampledAnswer(text="h\n\ni!", end=EOS)
 
 
 def test_a_completion_is_read_both_ways():
     """Its text stands in the choice itself."""
     body = {"choices": [{"index": 0, "text": "x", "finish_reason": "length"}]}
-    assert read_answer("text", json.dumps(body).encode()) == Answer(text="x", end=None)
+    assert read_answer("text", json.dumps(body).encode()) == SampledAnswer(text="x", end=None)
     events = [{"choices": [{"index": 0, "text": text, "finish_reason": None}]} for text in "xy"]
     events[1]["choices"][0] |= {"finish_reason": "stop", "stop_reason": 2}
-    assert read_answer("text", frames(*events)) == Answer(text="xy", end=2)
+    assert read_answer("text", frames(*events)) == SampledAnswer(text="xy", end=2)
 
 
 def test_messages_are_read_both_ways():
     """From blocks of text."""
     body = {"content": [{"type": "text", "text": "hi"}], "stop_reason": "end_turn"}
-    assert read_answer("messages", json.dumps(body).encode()) == Answer(text="hi", end=EOS)
+    assert read_answer("messages", json.dumps(body).encode()) == SampledAnswer(text="hi", end=EOS)
     events = [
         {"type": "message_start", "message": {}},
         {"type": "content_block_start", "content_block": {"type": "text", "text": ""}},
@@ -229,21 +230,21 @@ def test_messages_are_read_both_ways():
         {"type": "message_stop"},
     ]
     got = read_answer("messages", frames(*events, names=True, end=b""))
-    assert got == Answer(text="hi", end=None, stop=".")
+    assert got == SampledAnswer(text="hi", end=None, stop=".")
 
 
 def test_responses_are_read_both_ways():
     """A stream's last event carries all of it."""
     message = {"type": "message", "content": [{"type": "output_text", "text": "hi"}]}
     response = {"output": [message], "status": "completed"}
-    assert read_answer("responses", json.dumps(response).encode()) == Answer(text="hi", end=EOS)
+    assert read_answer("responses", json.dumps(response).encode()) == SampledAnswer(text="hi", end=EOS)
     events = [
         {"type": "response.output_text.delta", "delta": "hi"},
         {"type": "response.completed", "response": response},
     ]
-    assert read_answer("responses", frames(*events, names=True, end=b"")) == Answer(text="hi", end=EOS)
+    assert read_answer("responses", frames(*events, names=True, end=b"")) == SampledAnswer(text="hi", end=EOS)
     cut = response | {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-    assert read_answer("responses", json.dumps(cut).encode()) == Answer(text="hi", end=None)
+    assert read_answer("responses", json.dumps(cut).encode()) == SampledAnswer(text="hi", end=None)
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from appliance.drafts.harvest.dataset import DATASETS, find_manifest, open_dataset, save_manifest
-from appliance.drafts.harvest.manifest import Entry, Manifest, is_held_out
+from appliance.drafts.harvest.dataset_manifest import DatasetManifest, ManifestEntry, is_held_out
 from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError
 from appliance.tenancy import ContentPolicy
 from tests.unit.drafts.harvest.harvest_site import TOKENIZER, WEIGHTS, allowing, sample_of
 
 
 def entry_of(sample):
-    return Entry(
+    return ManifestEntry(
         request_id=sample.request_id,
         tenant=sample.tenant,
         template=sample.template,
@@ -26,7 +26,7 @@ def entry_of(sample):
 
 def manifest_of(*samples, made="2027-01-15T08:00:00.000Z"):
     entries = sorted((entry_of(sample) for sample in samples), key=lambda entry: entry.request_id)
-    return Manifest(target=WEIGHTS, tokenizer=TOKENIZER, policy="p", made=made, samples=tuple(entries))
+    return DatasetManifest(target=WEIGHTS, tokenizer=TOKENIZER, policy="p", made=made, samples=tuple(entries))
 
 
 @pytest.fixture

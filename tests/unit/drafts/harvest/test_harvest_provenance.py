@@ -6,8 +6,8 @@ import pytest
 
 from appliance.audit.content.payloads import first_id
 from appliance.audit.entry import format_time
-from appliance.drafts.harvest.manifest import Entry, Manifest
-from appliance.drafts.harvest.provenance import Covered, first_training, parse_used, trace
+from appliance.drafts.harvest.dataset_manifest import DatasetManifest, ManifestEntry
+from appliance.drafts.harvest.provenance import ErasedSample, first_training, parse_used, trace
 from appliance.errors import DraftRefusedError
 
 DAY_MS = 1_800_000_000_000
@@ -18,13 +18,13 @@ def request(number):
 
 
 def manifest_of(count=4):
-    return Manifest(
+    return DatasetManifest(
         target="t",
         tokenizer="k",
         policy="p",
         made="m",
         samples=tuple(
-            Entry(
+            ManifestEntry(
                 request_id=request(number),
                 tenant="acme" if number % 2 else "clinic",
                 template="x",
@@ -57,8 +57,8 @@ def test_what_was_erased_before_the_training_must_not_have_been_used():
     by_time = {"tenant": "clinic", "before": format_time(DAY_MS + 1)}
     found = trace(USED, manifest_of(), [(3, by_name), (4, others), (5, by_time)], trained=7)
     assert found.erased_before == (
-        Covered(request_id=request(0), tenant="clinic", index=5),
-        Covered(request_id=request(1), tenant="acme", index=3),
+        ErasedSample(request_id=request(0), tenant="clinic", index=5),
+        ErasedSample(request_id=request(1), tenant="acme", index=3),
     )
     assert not found.is_sound
 

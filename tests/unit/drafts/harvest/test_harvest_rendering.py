@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.harvest.conversation import EOS, Answer, Asked, Conversation
-from appliance.drafts.harvest.reasons import Skipped
+from appliance.drafts.harvest.conversation import EOS, Conversation, PromptSource, SampledAnswer, Skipped
 from appliance.drafts.harvest.rendering import render
 from appliance.drafts.harvest.tokenizer import TargetTokenizer, digest_tokenizer
-from appliance.drafts.harvest.tokenizer_child import answer_all
+from appliance.drafts.harvest.tokenizer_process import answer_all
 from appliance.errors import DraftStorageError
 from tests.unit.drafts.harvest.harvest_site import LetterChild, LetterTokenizer
 
@@ -22,7 +21,7 @@ SECRET = "what nobody else may read"
 
 
 def user(text, **more):
-    return Asked(messages=({"role": "user", "content": text},), **more)
+    return PromptSource(messages=({"role": "user", "content": text},), **more)
 
 
 def tokens(asked, answer, prompt, completion, tokenizer=None):
@@ -40,16 +39,16 @@ def text_of(token_ids):
 
 def test_prompt_and_answer_are_what_the_template_makes_of_them():
     """With the token that ended it."""
-    prompt, answer = tokens(user("hi"), Answer(text="yo", end=EOS), 6, 3)
+    prompt, answer = tokens(user("hi"), SampledAnswer(text="yo", end=EOS), 6, 3)
     assert text_of(prompt) == "<|begin|><|user|>hi<|end|><|assistant|>"
     assert text_of(answer) == "yo<|end|>"
-    assert tokens(user("hi"), Answer(text="yo", end=6), 6, 3)[1][-1] == 6
-    assert text_of(tokens(user("hi"), Answer(text="yo", end=None), 6, 2)[1]) == "yo"
+    assert tokens(user("hi"), SampledAnswer(text="yo", end=6), 6, 3)[1][-1] == 6
+    assert text_of(tokens(user("hi"), SampledAnswer(text="yo", end=None), 6, 2)[1]) == "yo"
 
 
 def test_a_count_that_differs_is_a_reason():
     """Of the prompt, or of the answer."""
-    ended = Answer(text="yo", end=EOS)
+    ended = SampledAnswer(text="yo", end=EOS)
     assert tokens(user("hi"), ended, 7, 3) is Skipped.PROMPT_DIFFERS
     assert tokens(user("hi"), ended, 6, 4) is Skipped.ANSWER_DIFFERS
     assert tokens(user("hi"), ended, 6, 2) is Skipped.ANSWER_DIFFERS
@@ -58,11 +57,11 @@ def test_a_count_that_differs_is_a_reason():
 def test_an_answer_that_the_model_spelt_otherwise_is_left_out():
     """The text alone does not say with which tokens it was made."""
     merging = LetterTokenizer(merges=True)
-    assert tokens(user("hi"), Answer(text="abc", end=EOS), 6, 3, merging) == (
+    assert tokens(user("hi"), SampledAnswer(text="abc", end=EOS), 6, 3, merging) == (
         tuple(merging.encode("<|begin|><|user|>hi<|end|><|assistant|>", add_special_tokens=False)),
         (9, ord("c") + 10, 1),
     )
-    assert tokens(user("hi"), Answer(text="abc", end=EOS), 6, 4, merging) is Skipped.ANSWER_DIFFERS
+    assert tokens(user("hi"), SampledAnswer(text="abc", end=EOS), 6, 4, merging) is Skipped.ANSWER_DIFFERS
 
 
 def test_an_answer_that_the_tokenizer_does_not_give_back_is_left_out():
@@ -72,14 +71,14 @@ def test_an_answer_that_the_tokenizer_does_not_give_back_is_left_out():
         def encode(self, text, *, add_special_tokens):
             return super().encode(text.lower(), add_special_tokens=add_special_tokens)
 
-    assert tokens(user("hi"), Answer(text="Yo", end=EOS), 6, 3, Lowering()) is Skipped.ANSWER_DIFFERS
-    assert len(tokens(user("hi"), Answer(text="yo", end=EOS), 6, 3, Lowering())[1]) == 3
+    assert tokens(user("hi"), SampledAnswer(text="Yo", end=EOS), 6, 3, Lowering()) is Skipped.ANSWER_DIFFERS
+    assert len(tokens(user("hi"), SampledAnswer(text="yo", end=EOS), 6, 3, Lowering())[1]) == 3
 
 
 def test_several_texts_in_a_message_are_tried_both_ways():
     """A template for lists, and one for texts: the one that counts as the worker did is right."""
     asked = user(["a", "b"])
-    ended = Answer(text="yo", end=EOS)
+    ended = SampledAnswer(text="yo", end=EOS)
     assert text_of(tokens(asked, ended, 7, 3)[0]) == "<|begin|><|user|>a\nb<|end|><|assistant|>"
     listing = LetterTokenizer(lists=True)
     assert text_of(tokens(asked, ended, 7, 3, listing)[0]) == "<|begin|><|user|>a|b<|end|><|assistant|>"
@@ -87,23 +86,23 @@ def test_several_texts_in_a_message_are_tried_both_ways():
 
 def test_a_text_that_stopped_an_answer_is_cut_off_again_with_every_token_that_reaches_into_it():
     """Only what is sure is learnt from."""
-    asked = Asked(text="x")
-    stopped = Answer(text="yo", end=None, stop="..")
+    asked = PromptSource(text="x")
+    stopped = SampledAnswer(text="yo", end=None, stop="..")
     assert text_of(tokens(asked, stopped, 2, 4)[1]) == "yo"
     merging = LetterTokenizer(merges=True)
-    assert text_of(tokens(asked, Answer(text="ya", end=None, stop="b"), 2, 2, merging)[1]) == "y"
+    assert text_of(tokens(asked, SampledAnswer(text="ya", end=None, stop="b"), 2, 2, merging)[1]) == "y"
 
 
 def test_tokens_and_texts_are_prompts_too():
     """The first as they are, the second with the tokenizer's own beginning."""
-    ended = Answer(text="yo", end=EOS)
-    assert tokens(Asked(tokens=(5, 6)), ended, 2, 3)[0] == (5, 6)
-    assert tokens(Asked(text="x"), ended, 2, 3)[0] == (0, ord("x") + 10)
+    ended = SampledAnswer(text="yo", end=EOS)
+    assert tokens(PromptSource(tokens=(5, 6)), ended, 2, 3)[0] == (5, 6)
+    assert tokens(PromptSource(text="x"), ended, 2, 3)[0] == (0, ord("x") + 10)
 
 
 def test_arguments_reach_the_template_but_not_those_that_are_ours():
     """Nobody turns tokenizing off by a request."""
-    ended = Answer(text="yo", end=EOS)
+    ended = SampledAnswer(text="yo", end=EOS)
     more = {"flavour": "zz", "tokenize": False, "add_generation_prompt": False, "chat_template": "x"}
     prompt, _ = tokens(user("hi", arguments=more), ended, 8, 3)
     assert text_of(prompt).startswith("<|begin|>zz<|user|>")
@@ -114,7 +113,7 @@ def test_a_tokenizer_without_a_last_token_ends_nothing():
     """An answer that ended by it cannot be told."""
     endless = LetterTokenizer()
     endless.eos_token_id = None
-    assert tokens(user("hi"), Answer(text="yo", end=EOS), 6, 3, endless) is Skipped.ANSWER_DIFFERS
+    assert tokens(user("hi"), SampledAnswer(text="yo", end=EOS), 6, 3, endless) is Skipped.ANSWER_DIFFERS
 
 
 @given(st.text("abxyz<|end>", max_size=12), st.text("abxyz<|end>", min_size=1, max_size=12), st.booleans())
@@ -123,7 +122,11 @@ def test_whatever_is_taken_decodes_to_what_was_said(prompt, answer, merges):
     tokenizer = LetterTokenizer(merges=merges)
     spelt = tokenizer.encode(answer, add_special_tokens=False)
     found = tokens(
-        Asked(text=prompt), Answer(text=answer, end=EOS), 1 + len(prompt), len(spelt) + 1, tokenizer
+        PromptSource(text=prompt),
+        SampledAnswer(text=answer, end=EOS),
+        1 + len(prompt),
+        len(spelt) + 1,
+        tokenizer,
     )
     if not isinstance(found, Skipped):
         assert text_of(found[0]) == "<|begin|>" + prompt
@@ -150,7 +153,7 @@ def test_a_template_that_raises_is_a_prompt_that_differs():
         def apply_chat_template(self, conversation, **more):
             raise RuntimeError(conversation)
 
-    assert tokens(user("hi"), Answer(text="yo", end=EOS), 6, 3, Picky()) is Skipped.PROMPT_DIFFERS
+    assert tokens(user("hi"), SampledAnswer(text="yo", end=EOS), 6, 3, Picky()) is Skipped.PROMPT_DIFFERS
 
 
 # The process.

@@ -5,24 +5,24 @@ from collections import Counter
 import pytest
 
 from appliance.audit.registry import EntryType
-from appliance.drafts.harvest.candidate import POLICY, Wanted, allows
+from appliance.drafts.harvest.candidate import POLICY, HarvestFilter, allows
+from appliance.drafts.harvest.conversation import Skipped
 from appliance.drafts.harvest.dataset import DATASETS, open_dataset
+from appliance.drafts.harvest.dataset_manifest import is_held_out
 from appliance.drafts.harvest.harvest import (
     TENANTS_PER_ENTRY,
-    Parts,
-    Purpose,
+    HarvestPurpose,
+    HarvestTools,
     harvest,
-    rehearse,
+    preview,
     survey,
 )
-from appliance.drafts.harvest.manifest import is_held_out
-from appliance.drafts.harvest.reasons import Skipped
-from appliance.drafts.harvest.selection import Bounds, Selection
+from appliance.drafts.harvest.selection import SampleSelection, SelectionLimits
 from appliance.errors import AuditUnavailableError, DraftRefusedError
 from tests.unit.drafts.harvest.harvest_site import MODEL, TOKENIZER, WEIGHTS, LetterChild, allowing
 
-PURPOSE = Purpose(target=WEIGHTS, tokenizer=TOKENIZER, words="spring refresh")
-WANTED = Wanted(models={MODEL}, weights=WEIGHTS, longest=2048)
+PURPOSE = HarvestPurpose(target=WEIGHTS, tokenizer=TOKENIZER, text="spring refresh")
+WANTED = HarvestFilter(models={MODEL}, weights=WEIGHTS, longest=2048)
 
 
 class Run:
@@ -52,11 +52,11 @@ class Run:
         return self.site.record(entry_type, **fields, actor="cli:test")
 
     def parts(self):
-        return Parts(
+        return HarvestTools(
             samples=self,
             tokenizer=self.tokenizer,
             journal=self.journal,
-            allowing=lambda: self.allowed,
+            permitted=lambda: self.allowed,
             clock=self.site.clock,
             drafts=self.site.directory / "drafts",
         )
@@ -66,7 +66,9 @@ class Run:
 
     def __call__(self, *, seed="1", tenants=("acme", "clinic"), **bounds):
         surveyed = self.survey(tenants)
-        selection = Selection(surveyed.candidates, Bounds(**{"samples": 1000, **bounds}), seed=seed)
+        selection = SampleSelection(
+            surveyed.candidates, SelectionLimits(**{"samples": 1000, **bounds}), seed=seed
+        )
         return harvest(surveyed, selection, PURPOSE, self.parts())
 
     @property
@@ -182,7 +184,7 @@ def test_every_reason_is_counted(run):
     gone = run.site.talk("acme", "erased while it ran", "x")
     surveyed = run.survey()
     run.site.erase("acme", gone)
-    selection = Selection(surveyed.candidates, Bounds(samples=10), seed="1")
+    selection = SampleSelection(surveyed.candidates, SelectionLimits(samples=10), seed="1")
     manifest, skipped = harvest(surveyed, selection, PURPOSE, run.parts())
     assert len(manifest.samples) == 1
     assert skipped == {
@@ -196,7 +198,7 @@ def test_every_reason_is_counted(run):
 
 def test_a_tenant_that_takes_its_permission_back_meanwhile_is_not_in_it(run, monkeypatch):
     """Not what is read later, and not what was read before."""
-    monkeypatch.setattr("appliance.drafts.harvest.harvest.LOOK_AGAIN_AFTER", 10)
+    monkeypatch.setattr("appliance.drafts.harvest.harvest.RECHECK_AFTER", 10)
     for number in range(20):
         for tenant in ("acme", "clinic"):
             run.site.talk(tenant, f"question {number} of {tenant}", "answer")
@@ -241,8 +243,8 @@ def test_tenants_that_do_not_fit_into_one_entry_are_named_in_several(run):
     for name in names:
         run.site.talk(name, f"hello {name}", "x")
     surveyed = survey(run.site.store.answered(names), WANTED)
-    selection = Selection(surveyed.candidates, Bounds(samples=100), seed="1")
-    wordy = Purpose(target=WEIGHTS, tokenizer=TOKENIZER, words="\U0001f600" * 200)
+    selection = SampleSelection(surveyed.candidates, SelectionLimits(samples=100), seed="1")
+    wordy = HarvestPurpose(target=WEIGHTS, tokenizer=TOKENIZER, text="\U0001f600" * 200)
     manifest, _ = harvest(surveyed, selection, wordy, run.parts())
     entries = run.site.entries(EntryType.DRAFT_HARVESTED)
     assert [entry["stage"] for entry in entries] == ["begun", "begun", "done", "done"]
@@ -257,7 +259,7 @@ def test_only_tenants_that_are_named_are_looked_at(run):
         run.site.talk(tenant, f"hello {tenant}", "good day")
     assert {each.tenant for each in run.survey(("acme", "court")).candidates} == {"acme", "court"}
     surveyed = run.survey()
-    chosen = rehearse(Selection(surveyed.candidates, Bounds(samples=1), seed="1"))
+    chosen = preview(SampleSelection(surveyed.candidates, SelectionLimits(samples=1), seed="1"))
     assert len(chosen) == 1
     assert (run.opened, run.recorded) == ([], [])
 

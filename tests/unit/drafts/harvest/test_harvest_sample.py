@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.harvest.manifest import (
-    Entry,
-    Manifest,
+from appliance.drafts.harvest.dataset_manifest import (
+    DatasetManifest,
+    ManifestEntry,
     decode_manifest,
     encode_manifest,
     is_held_out,
 )
-from appliance.drafts.harvest.sample import Sample, decode_sample, encode_sample
+from appliance.drafts.harvest.sample import TrainingSample, decode_sample, encode_sample
 from appliance.errors import DraftRefusedError
 from tests.unit.drafts.harvest.harvest_site import sample_of
 
@@ -26,7 +26,7 @@ HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
 def samples(draw):
     mask = draw(st.lists(st.booleans(), max_size=30))
     tokens = draw(st.lists(st.integers(0, 2**31 - 1), min_size=len(mask), max_size=len(mask)))
-    return Sample(
+    return TrainingSample(
         request_id=draw(TEXT),
         tenant=draw(TEXT),
         template=draw(TEXT),
@@ -97,7 +97,7 @@ def test_the_prompt_ends_where_the_answer_begins():
 
 
 ENTRIES = st.builds(
-    Entry,
+    ManifestEntry,
     request_id=TEXT,
     tenant=TEXT,
     template=TEXT,
@@ -107,7 +107,7 @@ ENTRIES = st.builds(
     held_out=st.booleans(),
 )
 MANIFESTS = st.builds(
-    Manifest,
+    DatasetManifest,
     target=TEXT,
     tokenizer=TEXT,
     policy=TEXT,
@@ -135,11 +135,11 @@ def test_a_manifest_of_which_one_byte_differs_is_refused(manifest, data):
 
 def entry(request_id, **more):
     given_ = {"tenant": "t", "template": "x", "context": "c", "tokens": 4, "digest": "0" * 64}
-    return Entry(request_id=request_id, **{**given_, "held_out": False, **more})
+    return ManifestEntry(request_id=request_id, **{**given_, "held_out": False, **more})
 
 
 def manifest_of(*entries):
-    return Manifest(target="t", tokenizer="k", policy="p", made="m", samples=entries)
+    return DatasetManifest(target="t", tokenizer="k", policy="p", made="m", samples=entries)
 
 
 @pytest.mark.parametrize(

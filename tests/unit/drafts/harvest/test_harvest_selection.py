@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.harvest.candidate import Candidate
-from appliance.drafts.harvest.selection import Bounds, Selection
+from appliance.drafts.harvest.candidate import HarvestCandidate
+from appliance.drafts.harvest.selection import SampleSelection, SelectionLimits
 
 TENANTS = ("acme", "clinic", "court")
 TEMPLATES = ("chat-1", "chat-2", "raw-plain")
@@ -14,7 +14,7 @@ CONTEXTS = ("0-1k", "1k-2k")
 
 
 def candidate(number, tenant="acme", template="chat-1", context="0-1k", tokens=10):
-    return Candidate(
+    return HarvestCandidate(
         request_id=f"{number:026d}",
         tenant=tenant,
         template=template,
@@ -42,7 +42,7 @@ def candidates(draw):
 
 
 BOUNDS = st.builds(
-    Bounds,
+    SelectionLimits,
     samples=st.integers(1, 70),
     tokens=st.none() | st.integers(1, 1500),
     per_stratum=st.none() | st.integers(1, 20),
@@ -51,7 +51,7 @@ BOUNDS = st.builds(
 
 def choose(given_, bounds, *, seed="1", useless=frozenset()):
     """What is taken when some turn out to be useless."""
-    selection, chosen = Selection(given_, bounds, seed=seed), []
+    selection, chosen = SampleSelection(given_, bounds, seed=seed), []
     while (found := selection.next()) is not None:
         if found.request_id not in useless and selection.take(found):
             chosen.append(found)
@@ -76,14 +76,14 @@ def test_every_stratum_with_something_useful_is_there_where_there_is_room(given_
     """However much there is of the others."""
     useless = {f"{number:026d}" for number in useless}
     wanted = {each.stratum for each in given_ if each.request_id not in useless}
-    chosen, _ = choose(given_, Bounds(samples=max(1, len(wanted) + more)), useless=useless)
+    chosen, _ = choose(given_, SelectionLimits(samples=max(1, len(wanted) + more)), useless=useless)
     assert {each.stratum for each in chosen} == wanted
 
 
 @given(candidates(), st.integers(1, 60))
 def test_no_tenant_has_more_than_its_share_while_another_could_have_had_it(given_, samples):
     """Beyond one sample of each stratum, nobody is ahead of a tenant that still has something to give."""
-    chosen, _ = choose(given_, Bounds(samples=samples))
+    chosen, _ = choose(given_, SelectionLimits(samples=samples))
     counts = Counter(each.tenant for each in chosen)
     there = Counter(each.tenant for each in given_)
     # At most one for each stratum is taken out of turn.
@@ -98,7 +98,7 @@ def test_a_stratum_is_not_left_out_for_the_sake_of_a_tenant_that_has_only_one():
     """One of each comes first, then the shares."""
     given_ = [candidate(number, "acme", template="common") for number in range(50)]
     given_ += [candidate(100 + number, "clinic", template=f"rare-{number}") for number in range(9)]
-    chosen, _ = choose(given_, Bounds(samples=10))
+    chosen, _ = choose(given_, SelectionLimits(samples=10))
     assert len({each.template for each in chosen}) == 10
 
 
@@ -107,7 +107,7 @@ def test_two_tenants_with_plenty_of_one_kind_get_the_same():
     given_ = [candidate(number, "acme") for number in range(100)]
     given_ += [candidate(1000 + number, "clinic") for number in range(100)]
     given_ += [candidate(2000 + number, "court") for number in range(3)]
-    chosen, _ = choose(given_, Bounds(samples=43))
+    chosen, _ = choose(given_, SelectionLimits(samples=43))
     assert Counter(each.tenant for each in chosen) == {"acme": 20, "clinic": 20, "court": 3}
 
 
@@ -116,7 +116,7 @@ def test_of_one_tenant_the_strata_are_filled_evenly():
     given_ = [candidate(number, template="chat-1") for number in range(50)]
     given_ += [candidate(100 + number, template="chat-2") for number in range(50)]
     given_ += [candidate(200 + number, template="raw-plain") for number in range(2)]
-    chosen, _ = choose(given_, Bounds(samples=22))
+    chosen, _ = choose(given_, SelectionLimits(samples=22))
     assert Counter(each.template for each in chosen) == {"chat-1": 10, "chat-2": 10, "raw-plain": 2}
 
 
@@ -124,7 +124,7 @@ def test_a_tenant_with_a_template_for_every_request_does_not_crowd_out_the_other
     """Where there is no room for every stratum, the tenants take turns."""
     given_ = [candidate(number, "acme", template=f"chat-{number}") for number in range(500)]
     given_ += [candidate(1000 + number, "clinic", template=f"mine-{number}") for number in range(500)]
-    chosen, _ = choose(given_, Bounds(samples=40))
+    chosen, _ = choose(given_, SelectionLimits(samples=40))
     assert Counter(each.tenant for each in chosen) == {"acme": 20, "clinic": 20}
 
 
@@ -139,7 +139,7 @@ def test_the_same_candidates_and_seed_give_the_same_choice(given_, bounds, chanc
 def test_another_seed_gives_another_choice():
     """Of the same size."""
     given_ = [candidate(number) for number in range(200)]
-    first, second = (choose(given_, Bounds(samples=20), seed=seed)[0] for seed in "ab")
+    first, second = (choose(given_, SelectionLimits(samples=20), seed=seed)[0] for seed in "ab")
     assert len(first) == len(second) == 20
     assert first != second
 
@@ -153,7 +153,7 @@ def test_every_candidate_is_taken_left_or_without_room(given_, bounds):
 
 def test_what_turns_out_longer_than_the_room_is_not_counted_as_taken():
     """The worker's count is believed for the choice, and checked again."""
-    selection = Selection([candidate(1, tokens=10)], Bounds(samples=5, tokens=12), seed="1")
+    selection = SampleSelection([candidate(1, tokens=10)], SelectionLimits(samples=5, tokens=12), seed="1")
     found = selection.next()
     assert not selection.take(found, 13)
     assert (selection.samples, selection.tokens, selection.without_room) == (0, 0, 1)
@@ -161,7 +161,9 @@ def test_what_turns_out_longer_than_the_room_is_not_counted_as_taken():
 
 def test_enough_is_enough():
     """No more is asked for once all samples are there."""
-    selection = Selection([candidate(number) for number in range(5)], Bounds(samples=2), seed="1")
+    selection = SampleSelection(
+        [candidate(number) for number in range(5)], SelectionLimits(samples=2), seed="1"
+    )
     for _ in range(2):
         assert selection.take(selection.next())
     assert selection.next() is None

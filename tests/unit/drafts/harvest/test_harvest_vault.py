@@ -13,8 +13,8 @@ from appliance.audit.content.payloads import Selection, export_payloads
 from appliance.audit.content.samples import Beside, SqlSampleStore
 from appliance.audit.content.sealing import LOGGED, Part
 from appliance.audit.registry import EntryType
-from appliance.drafts.harvest.reasons import Skipped
-from appliance.drafts.harvest.vault import TRIES, Content
+from appliance.drafts.harvest.content_vault import TRIES, KeptContent
+from appliance.drafts.harvest.conversation import Skipped
 from appliance.errors import AuditUnavailableError, DraftRefusedError
 from tests.unit.drafts.harvest.harvest_site import close_site, open_site, sample_of
 
@@ -30,7 +30,7 @@ def execute(site, statement, *values):
 def test_body_and_answer_are_opened_and_checked(site):
     """Byte for byte, as the log names them."""
     request = site.keep("acme", b"body", b"answer")
-    assert site.vault.open_content(request, "acme") == Content(body=b"body", answer=b"answer")
+    assert site.vault.open_content(request, "acme") == KeptContent(body=b"body", answer=b"answer")
 
 
 def test_content_that_is_not_what_the_log_says_is_not_taken(site):
@@ -117,7 +117,7 @@ def test_erasing_a_request_erases_its_sample_and_the_entry_counts_content_only(s
     assert site.vault.read(erased) is None
     assert site.keys.find(key, Purpose.WRAPPING) is None
     assert replace(site.vault.read(stays), salt="") == sample_of(stays)
-    assert site.vault.open_content(stays, "acme") == Content(body=b"x", answer=b"y")
+    assert site.vault.open_content(stays, "acme") == KeptContent(body=b"x", answer=b"y")
 
 
 def test_erasing_a_tenant_or_a_time_takes_samples_along(site):

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from appliance.audit.keys import Signer, create_signing_key, load_keys, mldsa_path
+from appliance.drafts.registry.draft_source import read_source
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.revision import REVISION, SIGNATURE, SIGNED, Revision
-from appliance.drafts.registry.source import read_source
 from appliance.serving.weights import digest_weights
-from appliance.sovereignty.bundle.trust import TrustedKey
+from appliance.sovereignty.bundle.signature import TrustedKey
 from tests.unit.drafts.lint.builder import RECORD, Draft, eagle31, write
 
 NOW = 1_795_000_000.0
@@ -75,8 +75,8 @@ class Site:
 
     def add(self, source: Path, **how: Any) -> Revision:
         """Register a draft as the site's own."""
-        return self.registry.add(
-            source, **{"target": self.target, "how": "trained", "signer": self.signer, **how}
+        return self.registry.register(
+            read_source(source), **{"target": self.target, "how": "trained", "signer": self.signer, **how}
         )
 
     def home(self, revision: Revision) -> Path:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.drafts.registry.opening import open_registry, site_signer
+from appliance.drafts.registry.draft_source import read_source
+from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.errors import AuditKeyError, ConfigurationError, DraftRefusedError
 from appliance.infra.settings import AuditSettings, DataSettings, DraftSettings, Settings
 from tests.unit.drafts.registry.site import MAKER_KEY, NOW, Site, new_key
@@ -86,7 +87,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path):
 def test_a_data_directory_that_cannot_be_made_is_one_line(tmp_path):
     """With its name."""
     (tmp_path / "data").write_text("a file")
-    with pytest.raises(ConfigurationError, match="cannot write the key of drafts"):
+    with pytest.raises(ConfigurationError, match="cannot write the drafts key"):
         site_signer(settings(tmp_path / "data"))
 
 
@@ -101,7 +102,7 @@ def test_the_keys_of_the_file_are_trusted_beside_the_sites_own(tmp_path):
     assert [each.verifier_key for each in registry.trusted] == [own, maker.verifier_key]
     site = Site.open(tmp_path / "site")
     source = site.draft()
-    revision = registry.add(source, target=site.target, how="imported", signer=stranger)
+    revision = registry.register(read_source(source), target=site.target, how="imported", signer=stranger)
     with pytest.raises(DraftRefusedError, match="no trusted key"):
         open_registry(chosen, lambda: NOW).find(revision.hex)
 

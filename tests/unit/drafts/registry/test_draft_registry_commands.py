@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from appliance.audit.entry import decode
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft.registry import COMMANDS
-from appliance.drafts.evaluation.report import Evaluation, Expected, Verdict
+from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict, ExpectedAcceptance
 from appliance.drafts.evaluation.store import save_evaluation
-from appliance.drafts.registry.opening import open_registry, site_signer
+from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.revision import SIGNED, Revision
-from appliance.drafts.registry.standing import Standing, write_standing
+from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.errors import (
     AuditKeyError,
     AuditUnavailableError,
@@ -152,8 +152,8 @@ class TestImport:
         """The site signs, and the entry names its key."""
         source = office.maker.draft("first")
         line = office.refused(DraftRefusedError, "import", source)
-        assert line.startswith("nobody answers for the draft")
-        assert "on your word" in office.said("import", source, "--vouch")
+        assert line.endswith("or --vouch")
+        assert "vouched for by you" in office.said("import", source, "--vouch")
         (revision,) = office.registry.revisions()
         assert revision.origin is None
         own = site_signer(office.settings).verifier_key.name
@@ -179,9 +179,9 @@ class TestImport:
         source = office.signed()
         office.said("import", source)
         before = snapshot(office.place / "data" / "drafts")
-        assert "was registered already" in office.said("import", source)
+        assert "is already registered" in office.said("import", source)
         (source / "revision.sig").unlink()
-        assert "was registered already" in office.said("import", source, "--vouch")
+        assert "is already registered" in office.said("import", source, "--vouch")
         assert snapshot(office.place / "data" / "drafts") == before
         assert len(office.entries) == 1
 
@@ -199,10 +199,10 @@ class TestImport:
         """Wrong or right: what is signed is judged by that."""
         source = office.signed()
         rewrite(source / "revision.sig", (source / "revision.sig").read_bytes()[:-9] + b"AAAAAAAA\n")
-        assert "carries a signature" in office.refused(DraftRefusedError, "import", source, "--vouch")
+        assert "is signed" in office.refused(DraftRefusedError, "import", source, "--vouch")
         note = (source / "revision.sig").rename(office.place / "apart.sig")
         line = office.refused(DraftRefusedError, "import", source, "--vouch", "--signature", note)
-        assert "carries a signature" in line
+        assert "is signed" in line
 
     def test_no_byte_of_what_was_signed_can_be_changed(self, office: Office):
         """Some of each file; the registry stays as it was."""
@@ -265,7 +265,7 @@ class TestImport:
         office.said("import", office.signed("second"), "--target", office.maker.target)
         third = office.signed("third")
         line = office.refused(ConfigurationError, "import", third, "--target", digest(5))
-        assert "name its directory with --target" in line
+        assert "give its directory with --target" in line
         office.refused(ConfigurationError, "import", third, "--target", "nowhere")
         assert len(office.registry.revisions()) == 2
 
@@ -287,7 +287,7 @@ class TestImport:
         with monkeypatch.context() as patch:
             patch.setattr("appliance.sovereignty.bundle.placing.room", lambda _: [(office.place, 2, 1)])
             result = office.run("import", source)
-        assert "make room for 1 more" in str(result.exception)
+        assert "free 1 more" in str(result.exception)
         assert office.entries == []
 
 
@@ -307,9 +307,9 @@ class TestList:
         office.said("import", office.maker.draft("four"), "--vouch")
         revisions = {each.record.recipe["name"]: each for each in office.registry.revisions()}
         directory = office.registry.directory
-        write_standing(
+        write_active_draft(
             directory,
-            Standing(
+            ActiveDraft(
                 target=office.maker.target,
                 draft=revisions["one"].digest,
                 previous=(None, revisions["two"].digest),
@@ -452,11 +452,11 @@ class TestShow:
 
 def refused_report(revision: Revision) -> Evaluation:
     reasons = ("it accepts less",)
-    return bare_report(revision.digest, revision.target, verdict=Verdict.REFUSED, reasons=reasons)
+    return bare_report(revision.digest, revision.target, verdict=EvaluationVerdict.REFUSED, reasons=reasons)
 
 
 def measured_report(revision: Revision, **more: Any) -> Evaluation:
-    expected = {"all": Expected(acceptance_length=2.25, draft_tokens=2)}
+    expected = {"all": ExpectedAcceptance(acceptance_length=2.25, draft_tokens=2)}
     return bare_report(revision.digest, more.pop("target", revision.target), expected=expected, **more)
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.record import TrainingRecord
 from appliance.drafts.registry.revision import SIGNED, Revision, is_digest
+from appliance.drafts.training_record import TrainingRecord
 from appliance.errors import BundleRefusedError, DraftRefusedError
 from appliance.infra.canonical_json import canonical
 from appliance.sovereignty.bundle.signature import BUNDLE
@@ -111,7 +111,7 @@ def test_a_signature_of_a_draft_is_none_of_a_bundle(tmp_path):
     content = SMALL.encode()
     assert SIGNED.verify(content, SIGNED.sign(content, signer), trust(signer), 0.0) == MAKER_KEY
     for kind, other in ((SIGNED, BUNDLE), (BUNDLE, SIGNED)):
-        with pytest.raises(BundleRefusedError, match="is of another"):
+        with pytest.raises(BundleRefusedError, match="belongs to another"):
             kind.verify(content, other.sign(content, signer), trust(signer), 0.0)
 
 

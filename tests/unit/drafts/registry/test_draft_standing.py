@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.registry.standing import Standing, read_standing, write_standing
+from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft, write_active_draft
 from appliance.errors import DraftStorageError
 from tests.unit.drafts.registry.site import digest
 from tests.unit.drafts.test_record import DIGESTS, JSON
@@ -15,7 +15,7 @@ from tests.unit.sovereignty.bundle.test_bundle_load import killed_at
 
 TARGET = digest(7)
 STANDINGS = st.builds(
-    Standing,
+    ActiveDraft,
     target=st.just(TARGET),
     draft=DIGESTS,
     previous=st.lists(DIGESTS, max_size=3).map(tuple),
@@ -31,16 +31,16 @@ def file(tmp_path):
 
 
 @given(STANDINGS)
-def test_what_is_written_is_read_as_it_was(tmp_path_factory, standing: Standing):
+def test_what_is_written_is_read_as_it_was(tmp_path_factory, standing: ActiveDraft):
     """An absent draft in the list of previous ones stays where it is."""
     directory = tmp_path_factory.mktemp("standing")
-    write_standing(directory, standing)
-    assert read_standing(directory, TARGET) == standing
+    write_active_draft(directory, standing)
+    assert read_active_draft(directory, TARGET) == standing
 
 
 def test_where_nothing_was_decided_the_settings_decide(tmp_path):
     """And nothing is made by looking."""
-    assert read_standing(tmp_path, TARGET) == Standing(target=TARGET)
+    assert read_active_draft(tmp_path, TARGET) == ActiveDraft(target=TARGET)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -48,44 +48,44 @@ def test_where_nothing_was_decided_the_settings_decide(tmp_path):
 def test_a_damaged_file_is_never_taken_for_none(tmp_path_factory, value):
     """It may have said that another draft serves."""
     directory = tmp_path_factory.mktemp("standing")
-    write_standing(directory, Standing(target=TARGET, draft=digest(1)))
+    write_active_draft(directory, ActiveDraft(target=TARGET, draft=digest(1)))
     (file,) = (directory / "standing").iterdir()
     file.write_text(json.dumps(value), encoding="utf-8")
     with pytest.raises(DraftStorageError, match="is damaged"):
-        read_standing(directory, TARGET)
+        read_active_draft(directory, TARGET)
 
 
 def test_every_cut_and_every_other_target_is_noticed(tmp_path, file):
     """A copy half done, and a file that belongs to another target."""
-    write_standing(tmp_path, Standing(target=TARGET, draft=digest(1), previous=(None, digest(2))))
+    write_active_draft(tmp_path, ActiveDraft(target=TARGET, draft=digest(1), previous=(None, digest(2))))
     content = file.read_bytes()
     for end in range(len(content)):
         file.write_bytes(content[:end])
         with pytest.raises(DraftStorageError):
-            read_standing(tmp_path, TARGET)
+            read_active_draft(tmp_path, TARGET)
     file.write_bytes(content.replace(b"7", b"8"))
     with pytest.raises(DraftStorageError):
-        read_standing(tmp_path, TARGET)
+        read_active_draft(tmp_path, TARGET)
 
 
 @pytest.mark.parametrize("target", ["", "sha256:ab", "../../etc/passwd", digest(1).upper()])
 def test_what_is_no_digest_names_no_file(tmp_path, target):
     """It could lead anywhere."""
-    with pytest.raises(DraftStorageError, match="no digest"):
-        read_standing(tmp_path, target)
-    with pytest.raises(DraftStorageError, match="no digest"):
-        write_standing(tmp_path, Standing(target=target))
+    with pytest.raises(DraftStorageError, match="not a digest"):
+        read_active_draft(tmp_path, target)
+    with pytest.raises(DraftStorageError, match="not a digest"):
+        write_active_draft(tmp_path, ActiveDraft(target=target))
 
 
 def test_killed_at_any_point_what_was_said_before_or_now_stands(tmp_path):
     """`kill -9` right before each flush and rename in turn."""
-    before = Standing(target=TARGET, draft=digest(1))
-    after = Standing(target=TARGET, draft=digest(2), previous=(digest(1),))
+    before = ActiveDraft(target=TARGET, draft=digest(1))
+    after = ActiveDraft(target=TARGET, draft=digest(2), previous=(digest(1),))
     seen, point = set(), 0
     while True:
-        write_standing(tmp_path, before)
-        status = killed_at(point, lambda: write_standing(tmp_path, after))
-        found = read_standing(tmp_path, TARGET)
+        write_active_draft(tmp_path, before)
+        status = killed_at(point, lambda: write_active_draft(tmp_path, after))
+        found = read_active_draft(tmp_path, TARGET)
         assert found in (before, after)
         if status == 0:
             break
@@ -98,8 +98,8 @@ def test_killed_at_any_point_what_was_said_before_or_now_stands(tmp_path):
 
 def test_a_standing_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
     """One line that says so."""
-    before = Standing(target=TARGET, draft=digest(1))
-    write_standing(tmp_path, before)
+    before = ActiveDraft(target=TARGET, draft=digest(1))
+    write_active_draft(tmp_path, before)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -107,6 +107,6 @@ def test_a_standing_that_cannot_be_written_leaves_the_one_before(tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
         with pytest.raises(DraftStorageError, match="the disk is full") as caught:
-            write_standing(tmp_path, Standing(target=TARGET))
+            write_active_draft(tmp_path, ActiveDraft(target=TARGET))
     assert "\n" not in str(caught.value)
-    assert read_standing(tmp_path, TARGET) == before
+    assert read_active_draft(tmp_path, TARGET) == before

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from appliance.drafts.training.recipe import TrainingRecipe
-from appliance.drafts.training.small.loop import plain_batch
 from appliance.drafts.training.small.target import FrozenTarget, TokenBatch, load_target
+from appliance.drafts.training.small.trainer import plain_batch
+from appliance.drafts.training.speculators.commands import VERSION, Setup, train_arguments
 from appliance.drafts.training.speculators.convert import convert_draft
-from appliance.drafts.training.speculators.plan import VERSION, Setup, train_arguments
+from appliance.drafts.training.training_recipe import TrainingRecipe
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import inspect_weights
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from appliance.audit.registry import EntryType
-from appliance.drafts.registry.standing import Standing, write_standing
-from appliance.drafts.training import launch
-from appliance.drafts.training.job import Job, JobSample, TrainingSet, sample_lines
-from appliance.drafts.training.launch import train
-from appliance.drafts.training.origin import choose_parent
+from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft
+from appliance.drafts.training import trainer_process
+from appliance.drafts.training.parent_draft import choose_parent
 from appliance.drafts.training.progress import Point
 from appliance.drafts.training.publish import publish, refuse_erased
-from appliance.drafts.training.recipe import TrainingRecipe
+from appliance.drafts.training.trainer_process import train
+from appliance.drafts.training.training_job import Job, JobSample, TrainingSet, sample_lines
+from appliance.drafts.training.training_recipe import TrainingRecipe
 from appliance.errors import AuditUnavailableError, DraftNotFoundError, DraftRefusedError
 from appliance.infra.settings import Settings
 from appliance.serving.weights import digest_weights, load_weights
@@ -67,7 +67,7 @@ class Dataset:
 
 @pytest.fixture
 def listen(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "MODULE", "tests.unit.drafts.training.pretend_child")
+    monkeypatch.setattr(trainer_process, "MODULE", "tests.unit.drafts.training.pretend_child")
 
     def run(behaviour: str, *, lines=None, observe=lambda _: None) -> bool:
         return train(
@@ -138,9 +138,9 @@ def test_it_ends_when_its_command_is_killed(tmp_path):
     """Nobody hears it any more, and it notices at the next thing it says."""
     code = (
         "import os\nfrom pathlib import Path\n"
-        "from appliance.drafts.training import launch\n"
+        "from appliance.drafts.training import trainer_process\n"
         "from tests.unit.drafts.training.test_training_command import *\n"
-        "launch.MODULE = 'tests.unit.drafts.training.pretend_child'\n"
+        "trainer_process.MODULE = 'tests.unit.drafts.training.pretend_child'\n"
         "train(replace(JOB, corpus='wait'), lambda: sample_lines(Dataset()), "
         f"log=Path({str(tmp_path / 'log.txt')!r}), environment=ENVIRONMENT, "
         "observe=lambda point: print(point.step, flush=True))\n"
@@ -177,7 +177,7 @@ def test_it_starts_from_the_draft_in_service(site):
     chosen = choose_parent(settings(site, draft=str(first)), site.registry, target, None)
     assert (chosen.path, chosen.digest) == (first, digest_weights(first))
     revision = site.add(second)
-    write_standing(site.directory, Standing(target=target.digest, draft=revision.digest))
+    write_active_draft(site.directory, ActiveDraft(target=target.digest, draft=revision.digest))
     chosen = choose_parent(settings(site, draft=str(first)), site.registry, target, None)
     assert chosen.digest == revision.digest == digest_weights(chosen.path)
 

@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from appliance.drafts.lint.lint import lint_pair  # noqa: E402
-from appliance.drafts.training.shape import HeadShape  # noqa: E402
+from appliance.drafts.training.head_shape import HeadShape  # noqa: E402
 from appliance.drafts.training.small.files import load_head, new_head, save_head, weight_name  # noqa: E402
 from appliance.drafts.training.small.head import DraftHead, StepCache  # noqa: E402
-from appliance.drafts.training.small.loop import collate, concatenate, plain_batch  # noqa: E402
 from appliance.drafts.training.small.loss import unrolled_loss  # noqa: E402
 from appliance.drafts.training.small.target import Observed, TokenBatch, load_target  # noqa: E402
+from appliance.drafts.training.small.trainer import collate, concatenate, plain_batch  # noqa: E402
 from appliance.drafts.training.windows import TextWindow, cut  # noqa: E402
 from appliance.errors import DraftRefusedError  # noqa: E402
 from appliance.serving.weights import inspect_weights  # noqa: E402

@@ -13,8 +13,8 @@ import torch
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.training.small.files import load_head
 from appliance.drafts.training.small.head import StepCache
+from appliance.drafts.training.speculators.commands import train_arguments
 from appliance.drafts.training.speculators.convert import convert_draft, speculators_config
-from appliance.drafts.training.speculators.plan import train_arguments
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import inspect_weights
 from tests.unit.drafts.training.library import (

@@ -9,7 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.drafts.training.job import (
+from appliance.drafts.training.outcome import Flags, TrainingOutcome, training_record, write_outcome
+from appliance.drafts.training.progress import (
+    Point,
+    ProgressLine,
+    append_point,
+    describe,
+    drop_after,
+    read_points,
+)
+from appliance.drafts.training.report_page import render_page
+from appliance.drafts.training.run_directory import run_directory
+from appliance.drafts.training.training_job import (
     Job,
     JobSample,
     TrainingSet,
@@ -19,18 +30,7 @@ from appliance.drafts.training.job import (
     sample_line,
     sample_lines,
 )
-from appliance.drafts.training.outcome import Flags, TrainingOutcome, training_record, write_outcome
-from appliance.drafts.training.page import render_page
-from appliance.drafts.training.progress import (
-    Point,
-    ProgressLine,
-    append_point,
-    describe,
-    drop_after,
-    read_points,
-)
-from appliance.drafts.training.recipe import TrainingRecipe
-from appliance.drafts.training.run_directory import run_directory
+from appliance.drafts.training.training_recipe import TrainingRecipe
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError
 
 JOB = Job(

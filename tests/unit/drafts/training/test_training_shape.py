@@ -8,8 +8,8 @@ import pytest
 
 from appliance.drafts.lint.shape import AUX_IDS
 from appliance.drafts.training.backend import LARGE_BYTES, choose_backend
-from appliance.drafts.training.recipe import Backend, TrainingRecipe, default_rate
-from appliance.drafts.training.shape import head_shape, new_config
+from appliance.drafts.training.head_shape import head_shape, new_config
+from appliance.drafts.training.training_recipe import Backend, TrainingRecipe, default_rate
 from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.devices import Hardware

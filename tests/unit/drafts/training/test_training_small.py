@@ -13,18 +13,18 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from appliance.drafts.lint.lint import lint_pair  # noqa: E402
-from appliance.drafts.training.job import Job, TrainingSet  # noqa: E402
 from appliance.drafts.training.progress import Point, read_points  # noqa: E402
-from appliance.drafts.training.small import child  # noqa: E402
-from appliance.drafts.training.small.child import Training  # noqa: E402
+from appliance.drafts.training.small import training  # noqa: E402
 from appliance.drafts.training.small.files import new_head, save_head  # noqa: E402
-from appliance.drafts.training.small.loop import Trainer, collate  # noqa: E402
 from appliance.drafts.training.small.target import (  # noqa: E402
     Document,
     FrozenTarget,
     choose_device,
     load_target,
 )
+from appliance.drafts.training.small.trainer import Trainer, collate  # noqa: E402
+from appliance.drafts.training.small.training import Training  # noqa: E402
+from appliance.drafts.training.training_job import Job, TrainingSet  # noqa: E402
 from appliance.drafts.training.windows import plan_epoch  # noqa: E402
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError  # noqa: E402
 from appliance.serving.weights import inspect_weights  # noqa: E402
@@ -135,7 +135,7 @@ def test_a_training_that_was_stopped_comes_out_the_same(tmp_path, target, stop_a
 @pytest.mark.parametrize("break_at", [2, 8])
 def test_a_training_that_broke_down_comes_out_the_same(tmp_path, target, monkeypatch, break_at):
     """It goes on from the last checkpoint, or from the beginning where there is none yet."""
-    monkeypatch.setattr(child, "CHECKPOINT_STEPS", 3)
+    monkeypatch.setattr(training, "CHECKPOINT_STEPS", 3)
     train(job(tmp_path / "whole", target))
     asked = job(tmp_path / "parts", target)
     with pytest.raises(BrokenError):
@@ -292,7 +292,7 @@ def test_a_damaged_checkpoint_is_said(tmp_path, target):
 
 def test_general_text_takes_its_share(tmp_path, target, monkeypatch):
     """Half of each step; the samples' windows come in their own order all the same."""
-    monkeypatch.setattr(child, "read_corpus", lambda *_: [Document(list(range(2, 50)))] * 4)
+    monkeypatch.setattr(training, "read_corpus", lambda *_: [Document(list(range(2, 50)))] * 4)
     sizes = []
     monkeypatch.setattr(
         Trainer,
@@ -367,7 +367,7 @@ def test_a_full_disk_ends_it_with_what_to_do(tmp_path, target, monkeypatch):
 
     for place, name in enumerate(("append_point", "drop_after", "save_head")):
         with monkeypatch.context() as patch:
-            patch.setattr(child, name, refuse)
+            patch.setattr(training, name, refuse)
             with pytest.raises(DraftStorageError, match="disk is full"):
                 train(job(tmp_path / f"run-{place}", target, steps=2))
         train(job(tmp_path / f"run-{place}", target, steps=2))

@@ -19,12 +19,9 @@ import pytest
 
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.lint.rules import Rule
-from appliance.drafts.training.job import Job
-from appliance.drafts.training.recipe import TrainingRecipe
 from appliance.drafts.training.run_directory import RunDirectory, run_directory
-from appliance.drafts.training.speculators.carry_out import last_checkpoint, row_mask, train_with_speculators
-from appliance.drafts.training.speculators.convert import convert_draft, speculators_config
-from appliance.drafts.training.speculators.plan import (
+from appliance.drafts.training.speculators.speculators_run import last_checkpoint, row_mask, train_with_speculators
+from appliance.drafts.training.speculators.commands import (
     VERSION,
     prepare_command,
     private_places,
@@ -33,6 +30,7 @@ from appliance.drafts.training.speculators.plan import (
     train_command,
     visible,
 )
+from appliance.drafts.training.speculators.convert import convert_draft, speculators_config
 from appliance.drafts.training.speculators.processes import processes_of
 from appliance.drafts.training.speculators.scratch import (
     PREFIX,
@@ -40,6 +38,8 @@ from appliance.drafts.training.speculators.scratch import (
     sweep_scratch,
     write_samples,
 )
+from appliance.drafts.training.training_job import Job
+from appliance.drafts.training.training_recipe import TrainingRecipe
 from appliance.drafts.training.windows import TextWindow
 from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET

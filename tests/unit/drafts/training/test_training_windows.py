@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.training.recipe import learning_rate, timed_rate
+from appliance.drafts.training.training_recipe import learning_rate, timed_rate
 from appliance.drafts.training.windows import FIRST_PREDICTED, Feed, FeedPosition, cut, plan_epoch
 from appliance.errors import DraftRefusedError
 

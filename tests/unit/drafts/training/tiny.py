@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from appliance.drafts.training.job import Job, JobSample, TrainingSet
-from appliance.drafts.training.recipe import TrainingRecipe
+from appliance.drafts.training.training_job import Job, JobSample, TrainingSet
+from appliance.drafts.training.training_recipe import TrainingRecipe
 
 WIDTH, LAYERS, VOCABULARY = 32, 4, 61
 torch.set_num_threads(1)  # more of them only wait for each other on numbers as small as these

@@ -1,38 +1,36 @@
 """
-A directory with a draft in it, read to be registered.
+A directory with a draft, read for registration.
 
-Only what the digest covers counts as the draft: config, tensors, tokenizer and text files right in the
-directory.  Anything else there (code, pickled weights, pictures) never enters the registry.
+Only files the digest covers belong to the draft: config, tensors, tokenizer and text files directly in the
+directory. Other files (code, pickled weights, pictures) never enter the registry.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.drafts.record import DIGESTS, TrainingRecord, parse_record
 from appliance.drafts.registry.revision import MAX_BYTES, REVISION, SIGNATURE, is_digest
+from appliance.drafts.training_record import DIGESTS, TrainingRecord, parse_record
 from appliance.errors import ConfigurationError, DraftNotFoundError, DraftRefusedError
 from appliance.serving.weights import TRAINING_RECORD, Weights, digest_files, hash_files, inspect_weights
 from appliance.sovereignty.bundle.manifest import BundleFile, is_inner_path
 
 WEIGHTS = "weights"
-"""Where the draft itself lies, in the directory of a registered one."""
+"""Directory of the draft's files in a registered draft."""
 MEDIA_TYPE = "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSource:
-    """A draft as it was found."""
-
     home: Path
-    """Directory that was named; its `revision.json`, if any, is in it."""
+    """The named directory; `revision.json`, if any, is in it."""
     weights: Weights
-    """Config and tensors; its path is where the files are."""
+    """Config and tensors; its path holds the files."""
     files: Mapping[str, BundleFile]
-    """Size and SHA-256 of every file of the draft, by name."""
+    """Size and SHA-256 of every file, by name."""
     digest: str
     record: TrainingRecord
-    """What its trainer wrote down; nothing where there is no `training.json`."""
+    """Empty without a `training.json`."""
 
     @property
     def record_hash(self) -> str | None:
@@ -42,12 +40,12 @@ class DraftSource:
 
     @property
     def is_signed(self) -> bool:
-        """Whether it comes with what somebody said and signed about it."""
+        """Whether it comes with a signed revision."""
         return (self.home / REVISION).exists() and (self.home / SIGNATURE).exists()
 
     def read(self, name: str) -> bytes:
         """
-        Return a small file of the directory that was named.
+        Read a small file of the named directory.
 
         Raises:
             DraftRefusedError: it cannot be read, or is too large.
@@ -57,17 +55,15 @@ class DraftSource:
 
 def read_source(path: Path) -> DraftSource:
     """
-    Read a draft's directory, or one as the registry has it: `revision.json` beside `weights/`.
-
-    Every byte is read.
+    Read a draft's directory, or a registered one (`revision.json` and `weights/`); reads every byte.
 
     Raises:
         DraftNotFoundError: there is no directory.
-        DraftRefusedError: it holds no whole draft; the message says what is missing or broken.
+        DraftRefusedError: it holds no complete draft; the message says what is missing or broken.
     """
     home = path.absolute()
     if not home.is_dir():
-        raise DraftNotFoundError(f"{home} is no directory: name the one that holds the draft's config.json")
+        raise DraftNotFoundError(f"{home} is not a directory: give the one with the draft's config.json")
     inner = home / WEIGHTS
     place = inner if (home / REVISION).exists() and inner.is_dir() else home
     try:
@@ -80,12 +76,12 @@ def read_source(path: Path) -> DraftSource:
         raise DraftRefusedError(f"the draft in {place} cannot be read: {error}") from error
     odd = [name for name in hashes if not is_inner_path(name)]
     if odd:
-        raise DraftRefusedError(f"the file {odd[0]!r} has a name that no draft needs: rename or remove it")
+        raise DraftRefusedError(f"the file {odd[0]!r} has an invalid name: rename or remove it")
     record, _wrong = parse_record(weights.training)
     for name in DIGESTS:
         if getattr(record, name) is not None and not is_digest(getattr(record, name)):
             raise DraftRefusedError(
-                f"{place / TRAINING_RECORD}: {name} is no digest; one reads sha256: and 64 hex digits"
+                f"{place / TRAINING_RECORD}: {name} is not a digest (sha256: and 64 hex digits)"
             )
     return DraftSource(
         home=home,
@@ -97,13 +93,12 @@ def read_source(path: Path) -> DraftSource:
 
 
 def describe_file(size: int, sha256: str) -> BundleFile:
-    """Return what a file has to be, in the words that files are copied by."""
     return BundleFile(path=f"blobs/sha256/{sha256}", size=size, sha256=sha256, media_type=MEDIA_TYPE)
 
 
 def read_small(path: Path) -> bytes:
     """
-    Return the bytes of a file that is never large.
+    Read a small file.
 
     Raises:
         DraftRefusedError: it cannot be read, or is too large.
@@ -114,5 +109,5 @@ def read_small(path: Path) -> bytes:
     except OSError as error:
         raise DraftRefusedError(f"cannot read {path}: {error.strerror}") from error
     if len(content) > MAX_BYTES:
-        raise DraftRefusedError(f"{path} is larger than any such file is: it was altered")
+        raise DraftRefusedError(f"{path} is too large: it was altered")
     return content

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.lint.rules import Severity
+from appliance.drafts.registry.active_draft import read_active_draft
 from appliance.drafts.registry.registry import DraftRegistry
-from appliance.drafts.registry.standing import read_standing
 from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.settings import Settings
 from appliance.serving.weights import Weights, inspect_weights, load_weights
@@ -37,7 +37,7 @@ def choose_parent(
         weights = load_weights(Path(named))
         parent = ParentDraft(path=weights.path, digest=weights.digest)
     else:
-        digest = named or read_standing(registry.directory, target.digest).draft
+        digest = named or read_active_draft(registry.directory, target.digest).draft
         if digest is None:
             parent = _settings_draft(settings)
         else:

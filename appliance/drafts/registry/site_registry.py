@@ -1,5 +1,5 @@
 """
-The registry where the settings place it, and the key of the site that vouches for what is in it.
+Opens the registry at the configured place, and the site's signing key.
 """
 
 import os
@@ -11,18 +11,14 @@ from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import Installation, locate
 from appliance.infra.files import sync_directory
 from appliance.infra.settings import Settings
-from appliance.sovereignty.bundle.trust import TrustedKey, load_trusted_keys
+from appliance.sovereignty.bundle.signature import TrustedKey, load_trusted_keys
 
 
 def open_registry(settings: Settings, clock: Clock) -> DraftRegistry:
     """
-    Return the registry, which trusts the site's own key and those in `drafts.trusted_keys_file`.
+    Open the registry; it trusts the site's own key and those in `drafts.trusted_keys_file`.
 
-    Nothing is made: where there is no key of the site yet, nothing can have been signed with it.
-
-    Args:
-        settings: where things are.
-        clock: seconds since the epoch.
+    A missing site key is not made: nothing can be signed with it yet.
 
     Raises:
         ConfigurationError: the file of trusted keys cannot be read.
@@ -37,13 +33,13 @@ def open_registry(settings: Settings, clock: Clock) -> DraftRegistry:
 
 def site_signer(settings: Settings) -> Signer:
     """
-    Return the key that signs drafts of this site, and make it when it is first needed.
+    The key that signs this site's drafts, made on first use.
 
-    One that the settings place elsewhere is the operator's, and is never made.
+    A key at a configured path is the operator's and is never made.
 
     Raises:
         ConfigurationError: the data directory cannot be made.
-        AuditKeyError: the key cannot be used, or is missing where the settings place it.
+        AuditKeyError: the key cannot be used, or is missing at its configured path.
     """
     installation = locate(settings)
     if settings.drafts.signing_key_file is None and not installation.drafts_key.exists():
@@ -57,16 +53,16 @@ def _load(settings: Settings, installation: Installation) -> Signer:
 
 
 def _create(installation: Installation) -> None:
-    """Make the key under another name first: whoever reads it meanwhile finds a whole key or none."""
+    """Create the key under another name first: a concurrent reader finds a whole key or none."""
     path = installation.drafts_key
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         installation.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh.unlink(missing_ok=True)
         create_signing_key(fresh)
-        with suppress(FileExistsError):  # another process was faster, and its key is the site's
+        with suppress(FileExistsError):  # another process was faster: its key is the site's
             os.link(fresh, path)
         fresh.unlink()
         sync_directory(path.parent)
     except OSError as error:
-        raise ConfigurationError(f"cannot write the key of drafts {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot write the drafts key {path}: {error.strerror}") from error

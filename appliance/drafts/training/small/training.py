@@ -15,10 +15,8 @@ from typing import Any
 
 import torch
 
-from appliance.drafts.training.job import Job, TrainingSet
 from appliance.drafts.training.outcome import Flags, TrainingOutcome, write_outcome
 from appliance.drafts.training.progress import Point, append_point, drop_after, read_points
-from appliance.drafts.training.recipe import learning_rate, timed_rate
 from appliance.drafts.training.run_directory import RunDirectory, storage_error
 from appliance.drafts.training.small.files import (
     StoredHead,
@@ -28,7 +26,6 @@ from appliance.drafts.training.small.files import (
     save_checkpoint,
     save_head,
 )
-from appliance.drafts.training.small.loop import HeldOutScore, Trainer, collate, concatenate
 from appliance.drafts.training.small.target import (
     Document,
     FrozenTarget,
@@ -37,6 +34,9 @@ from appliance.drafts.training.small.target import (
     load_target,
     read_corpus,
 )
+from appliance.drafts.training.small.trainer import HeldOutScore, Trainer, collate, concatenate
+from appliance.drafts.training.training_job import Job, TrainingSet
+from appliance.drafts.training.training_recipe import learning_rate, timed_rate
 from appliance.drafts.training.windows import Feed, FeedPosition, plan_epoch
 from appliance.errors import DraftRefusedError
 from appliance.infra.files import sync_directory, sync_files

@@ -3,7 +3,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from appliance.drafts.pages import render_template
+from appliance.drafts.report_template import render_template
 from appliance.drafts.training.progress import Point
 from appliance.infra import svg
 

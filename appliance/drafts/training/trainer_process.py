@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from appliance.drafts.training.job import Job, job_line
 from appliance.drafts.training.progress import Point
+from appliance.drafts.training.training_job import Job, job_line
 from appliance.errors import DraftRefusedError, DraftStorageError
 from appliance.sovereignty.environment import offline_environment
 

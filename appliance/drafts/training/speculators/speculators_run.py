@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from appliance.drafts.lint.shape import default_aux_layers, read_shape
-from appliance.drafts.training.job import Job, TrainingSet, read_samples
+from appliance.drafts.training.head_shape import head_layers, text_config
 from appliance.drafts.training.outcome import Flags, TrainingOutcome, write_outcome
 from appliance.drafts.training.run_directory import RunDirectory, storage_error
-from appliance.drafts.training.shape import head_layers, text_config
-from appliance.drafts.training.speculators.convert import convert_draft, speculators_config
-from appliance.drafts.training.speculators.plan import (
+from appliance.drafts.training.speculators.commands import (
     HOST,
     VERSION,
     Setup,
@@ -32,8 +30,10 @@ from appliance.drafts.training.speculators.plan import (
     server_command,
     train_command,
 )
+from appliance.drafts.training.speculators.convert import convert_draft, speculators_config
 from appliance.drafts.training.speculators.processes import POLL_SECONDS, Processes, processes_of
 from appliance.drafts.training.speculators.scratch import scratch_directory, write_samples
+from appliance.drafts.training.training_job import Job, TrainingSet, read_samples
 from appliance.drafts.training.windows import Text, TextWindow, plan_epoch
 from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.files import sync_directory, sync_files
@@ -84,13 +84,13 @@ def train_with_speculators(
     ):
         setup = _set_up(job, run, given, target, scratch, python)
         say(f"{setup.tokens} tokens, hidden states from a server on port {setup.port}, log in {log.name}")
-        if not _carry_out(setup, processes, say):
+        if not _run_processes(setup, processes, say):
             return False
     take_over(job, run, given, target)
     return True
 
 
-def _carry_out(setup: Setup, processes: Processes, say: Callable[[str], None]) -> bool:
+def _run_processes(setup: Setup, processes: Processes, say: Callable[[str], None]) -> bool:
     say("packing the samples")
     if not processes.finish(processes.start(prepare_command(setup), ()), "packing the samples"):
         return False

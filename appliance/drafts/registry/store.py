@@ -1,14 +1,13 @@
 """
-The directory of registered drafts, and how one more gets into it.
+The directory of registered drafts.
 
-    D/revisions/<64 hex>/weights/...     the draft itself, read-only
-    D/revisions/<64 hex>/revision.json   what is said of it, with revision.sig
-    D/revisions/<64 hex>/origin.json     what somebody else had said of it, with origin.sig
+    D/revisions/<64 hex>/weights/...     the draft, read-only
+    D/revisions/<64 hex>/revision.json   its revision, with revision.sig
+    D/revisions/<64 hex>/origin.json     a revision signed elsewhere, with origin.sig
 
-A draft is filled under a name of its own, file by file, each flushed and read back; then its directory
-is renamed.  So whoever looks finds a whole draft or none.  What a crash left is gone on with by the same
-draft, and swept by the next other one.  Writers take turns by a lock, which the kernel lets go of
-however they end.
+A draft is written under a temporary name, each file flushed and read back; then its directory is renamed, so
+readers see a whole draft or none.  After a crash the same draft resumes, and another one removes the
+leftovers.  Writers take turns by a lock that the kernel releases when they end.
 """
 
 import hashlib
@@ -19,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from appliance.drafts.registry.draft_source import WEIGHTS, DraftSource, describe_file, read_small
 from appliance.drafts.registry.revision import REVISION, SIGNATURE
-from appliance.drafts.registry.source import WEIGHTS, DraftSource, describe_file, read_small
 from appliance.errors import (
     BundleRefusedError,
     BundleStorageError,
@@ -40,16 +39,14 @@ LOCK = "registry.lock"
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
-class Shelf:
-    """The registered drafts as directories."""
-
+class RevisionStore:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._home = directory / REVISIONS
 
     def names(self) -> tuple[str, ...]:
         """
-        Return the hex digits of every draft there is a directory of, sorted.
+        Hex digits of every draft's directory, sorted.
 
         Raises:
             DraftStorageError: the directory cannot be read.
@@ -62,12 +59,11 @@ class Shelf:
             raise DraftStorageError(f"cannot read the drafts in {self._home}: {error.strerror}") from error
 
     def weights(self, name: str) -> Path:
-        """Where the files of a draft lie."""
         return self._home / name / WEIGHTS
 
     def page(self, name: str, page: str) -> bytes:
         """
-        Return one of the small files beside a draft.
+        Read one of the small files of a draft.
 
         Raises:
             DraftRefusedError: it cannot be read.
@@ -76,7 +72,7 @@ class Shelf:
 
     def pages(self, name: str) -> dict[str, bytes]:
         """
-        Return all the small files beside a draft.
+        Read all small files of a draft.
 
         Raises:
             DraftRefusedError: one cannot be read.
@@ -84,9 +80,9 @@ class Shelf:
         return {page: self.page(name, page) for page in PAGES if (self._home / name / page).exists()}
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """
-        Wait until nobody else writes here, and keep others waiting.
+        Lock the directory against other writers; waits for them.
 
         Raises:
             DraftStorageError: the directory cannot be made or locked.
@@ -108,15 +104,15 @@ class Shelf:
             DraftStorageError: it does not.
         """
         placement, _contents = self._placement(source, {})
-        with _as_draft_errors(source):
+        with _draft_errors(source):
             check_room([placement])
 
     def put(self, source: DraftSource, pages: Mapping[str, bytes]) -> None:
         """
-        Bring in a draft with what is said of it, or put right a damaged one; only while `alone`.
+        Write a draft with its small files, or repair a damaged one; only while locked.
 
         Raises:
-            DraftRefusedError: a file of the source changed while it was copied.
+            DraftRefusedError: a file of the source changed during the copy.
             DraftStorageError: a file cannot be written.
         """
         placement, contents = self._placement(source, pages)
@@ -127,14 +123,14 @@ class Shelf:
             return iter([content]) if isinstance(content, bytes) else file_chunks(content)
 
         try:
-            _tidy(placement)
+            _remove_leftovers(placement)
             if placement.final.exists():
                 shutil.rmtree(placement.staged, ignore_errors=True)
             else:
                 # Before the first flush of the directory above, or a power cut could lose its name.
-                _make_passable(placement.staged)
-                _make_passable(placement.staged / WEIGHTS)
-            with _as_draft_errors(source):
+                _make_enterable(placement.staged)
+                _make_enterable(placement.staged / WEIGHTS)
+            with _draft_errors(source):
                 check_room([placement])
                 stage(placement, chunks)
             sync_directory(placement.final)
@@ -144,7 +140,7 @@ class Shelf:
     def _placement(
         self, source: DraftSource, pages: Mapping[str, bytes]
     ) -> tuple[Placement, dict[str, bytes | Path]]:
-        """Where everything goes, and what goes there by its SHA-256."""
+        """The destination, and the contents by SHA-256."""
         files = {f"{WEIGHTS}/{name}": file for name, file in source.files.items()}
         contents: dict[str, bytes | Path] = {
             file.sha256: source.weights.path / name for name, file in source.files.items()
@@ -156,20 +152,20 @@ class Shelf:
         return Placement(home=self._home, version=name, files=files), contents
 
     def _prepare(self) -> None:
-        """Make the directories above, so that a power cut does not lose their names."""
+        """Make the directories above; durable, so that a power cut cannot lose their names."""
         missing = [each for each in self._home.parents if not each.exists()]
         for directory in (*reversed(missing), self._home):
-            _make_passable(directory)
+            _make_enterable(directory)
             sync_directory(directory.parent)
 
 
-def _tidy(placement: Placement) -> None:
+def _remove_leftovers(placement: Placement) -> None:
     """
-    Remove what earlier tries left in a draft's directory that is no part of it.
+    Remove leftovers of earlier attempts from a draft's directory.
 
     Raises:
-        DraftStorageError: something else is in it.
-        OSError: it cannot be removed.
+        DraftStorageError: it holds something else.
+        OSError: a file cannot be removed.
     """
     for place in (placement.final, placement.staged):
         for found in sorted(place.rglob("*")):
@@ -179,28 +175,30 @@ def _tidy(placement: Placement) -> None:
             if place == placement.staged or path in PAGES or path.endswith(PARTIAL):
                 found.unlink()
             else:
-                raise DraftStorageError(f"{found} is no part of the draft: move it away, and run this again")
+                raise DraftStorageError(
+                    f"{found} is not part of the draft: move it away and run the command again"
+                )
 
 
-def _make_passable(directory: Path) -> None:
-    """Make a directory that workers may pass, whatever the umask, and whatever came in between last time."""
+def _make_enterable(directory: Path) -> None:
+    """Make a directory that workers may enter, whatever the umask and earlier attempts."""
     directory.mkdir(exist_ok=True)
     if stat.S_IMODE(directory.stat().st_mode) != PASSABLE:
         directory.chmod(PASSABLE)
 
 
 @contextmanager
-def _as_draft_errors(source: DraftSource) -> Iterator[None]:
-    """Say in the words of drafts what copying says in those of bundles."""
+def _draft_errors(source: DraftSource) -> Iterator[None]:
+    """Translate bundle errors into draft errors."""
     try:
         yield
     except (BundleRefusedError, ConfigurationError) as error:
         raise DraftRefusedError(
-            f"the draft in {source.home} changed while it was copied: run this again once it is left alone"
+            f"the draft in {source.home} changed during the copy: run the command again"
         ) from error
     except BundleStorageError as error:
-        raise DraftStorageError(f"{error}; the registry holds no half of it") from error
+        raise DraftStorageError(f"{error}; nothing was registered") from error
 
 
 def _storage_error(path: Path, error: OSError) -> DraftStorageError:
-    return DraftStorageError(f"{storage_error(path, error)}; the registry holds no half of it")
+    return DraftStorageError(f"{storage_error(path, error)}; nothing was registered")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from appliance.drafts.training.recipe import TrainingRecipe
+from appliance.drafts.training.training_recipe import TrainingRecipe
 from appliance.drafts.training.windows import Text
 from appliance.errors import DraftRefusedError
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from appliance.drafts.training.recipe import TrainingRecipe
 from appliance.drafts.training.small.head import DraftHead
 from appliance.drafts.training.small.loss import Unrolled, unrolled_loss
 from appliance.drafts.training.small.target import FrozenTarget, TokenBatch, mixed_precision
+from appliance.drafts.training.training_recipe import TrainingRecipe
 from appliance.drafts.training.windows import Text, TextWindow
 from appliance.errors import DraftRefusedError
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.drafts.training.recipe import TrainingRecipe
+from appliance.drafts.training.training_recipe import TrainingRecipe
 
 VERSION = "0.9.0"
 """Version of the library with these commands."""

@@ -1,0 +1,115 @@
+"""
+The active draft of each target: one small file per target.
+
+Workers read it at start, so it is replaced atomically.  Fails closed: an unreadable file is an error and
+never taken for absence, which would serve another draft than the chosen one.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.drafts.registry.revision import is_digest
+from appliance.errors import BundleStorageError, DraftStorageError
+from appliance.infra.canonical_json import canonical
+from appliance.sovereignty.bundle.copying import write_durably
+
+ACTIVE_DRAFTS = "standing"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveDraft:
+    """The draft decisions for one target."""
+
+    target: str
+    """Digest of the target."""
+    draft: str | None = None
+    """Digest of the draft that serves it; None for `worker.draft` of the settings."""
+    previous: tuple[str | None, ...] = ()
+    """Previously active drafts, newest first, for rollback; None as in `draft`."""
+    promotion: str | None = None
+    """Id of the running promotion."""
+    candidate: str | None = None
+    """Digest of the draft that promotion tests."""
+
+    def encode(self) -> bytes:
+        """Encode as canonical JSON."""
+        return canonical({"format": FORMAT, **asdict(self)})
+
+
+def read_active_draft(directory: Path, target: str) -> ActiveDraft:
+    """
+    Read the active draft of a target; without a file the settings' draft serves it.
+
+    Raises:
+        DraftStorageError: the file cannot be read, or is damaged.
+    """
+    path = _path(directory, target)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return ActiveDraft(target=target)
+    except OSError as error:
+        raise DraftStorageError(f"cannot read the active draft {path}: {error.strerror}") from error
+    active = _parse(content)
+    if active is None or active.target != target:
+        raise DraftStorageError(
+            f"{path}, which names the active draft, is damaged: restore it from a backup, or remove it to "
+            "serve worker.draft"
+        )
+    return active
+
+
+def write_active_draft(directory: Path, active: ActiveDraft) -> None:
+    """
+    Write it atomically and durably.
+
+    Raises:
+        DraftStorageError: it cannot be written; the previous one remains.
+    """
+    path = _path(directory, active.target)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, active.encode())
+    except OSError as error:
+        raise DraftStorageError(f"cannot write {path}: {error.strerror}") from error
+    except BundleStorageError as error:
+        raise DraftStorageError(f"{error}; the previous active draft remains") from error
+
+
+def _path(directory: Path, target: str) -> Path:
+    if not is_digest(target):
+        raise DraftStorageError(f"{target!r} is not a digest of a target (sha256: and 64 hex digits)")
+    return directory / ACTIVE_DRAFTS / f"{target.removeprefix('sha256:')}.json"
+
+
+def _parse(content: bytes) -> ActiveDraft | None:
+    """None if the bytes are malformed."""
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict) or not _fits(fields):
+        return None
+    active = ActiveDraft(
+        target=fields["target"],
+        draft=fields["draft"],
+        previous=tuple(fields["previous"]),
+        promotion=fields["promotion"],
+        candidate=fields["candidate"],
+    )
+    return active if active.encode() == content else None
+
+
+def _fits(fields: dict[str, Any]) -> bool:
+    previous, promotion = fields.get("previous"), fields.get("promotion")
+    return (
+        set(fields) == {"format", "target", "draft", "previous", "promotion", "candidate"}
+        and is_digest(fields["target"])
+        and all(each is None or is_digest(each) for each in (fields["draft"], fields["candidate"]))
+        and isinstance(previous, list)
+        and all(each is None or is_digest(each) for each in previous)
+        and (promotion is None or isinstance(promotion, str))
+    )
