@@ -30,7 +30,7 @@ from appliance.audit.entry import JSON
 from appliance.audit.keys import Signer
 from appliance.audit.known import KnownLog, silent_gateways
 from appliance.audit.merkle import CompactRange
-from appliance.audit.pending import EntryMaker, Pending, Receipt, again
+from appliance.audit.pending import EntryMaker, Pending, Receipt, copy_error
 from appliance.audit.publisher import Publisher
 from appliance.audit.recovery import recover
 from appliance.audit.registry import EntryType
@@ -154,11 +154,15 @@ class AuditLog:
             left_open = known.open_of({gateway, *dead})
             size = found.tree.size
             maker = EntryMaker(
-                origin=signer.name, clock=clock, random_bytes=random_bytes, saw=on_entry, gateway=gateway
+                origin=signer.name,
+                clock=clock,
+                random_bytes=random_bytes,
+                on_settled=on_entry,
+                gateway=gateway,
             )
             requests = OpenRequests(left_open)
             for request_id in kept:
-                requests.owe(request_id)
+                requests.delegate_outcome(request_id)
             publisher = Publisher(
                 store=store,
                 signer=signer,
@@ -212,7 +216,7 @@ class AuditLog:
             checkpoint_failure=publisher.failure,
         )
 
-    async def watch(self) -> None:
+    async def wait_failed(self) -> None:
         """Wait until the log has failed for good, and raise why: the process should end then."""
         await self._writer.ended()
 
@@ -283,9 +287,9 @@ class AuditLog:
         """Return an entry that was made before and kept elsewhere; raises AuditEntryError."""
         return self._maker.remake(leaf)
 
-    def owe(self, request_id: str) -> None:
-        """Leave the end of a request to the caller, who keeps its entries while the store takes none."""
-        self._requests.owe(request_id)
+    def delegate_outcome(self, request_id: str) -> None:
+        """Leave the end of a request to the caller, which keeps its entries while the store takes none."""
+        self._requests.delegate_outcome(request_id)
 
     def readmit(self, pending: Pending, *, is_stored: bool = False) -> None:
         """
@@ -302,7 +306,7 @@ class AuditLog:
 
     def _refuse_if_stopped(self) -> None:
         if self._writer.stopped:
-            raise again(self._writer.stopped)
+            raise copy_error(self._writer.stopped)
         if self._closing:
             raise AuditUnavailableError("the audit log is closing")
 

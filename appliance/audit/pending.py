@@ -18,8 +18,6 @@ class Kept(StrEnum):
     LOGGED = "logged"
     SPOOLED = "spooled"
     """On this machine's disk, on its way into the log."""
-    UNRECORDED = "unrecorded"
-    """Nowhere; a later `audit.gap` counts it."""
 
 
 NOT_PLACED = -1
@@ -46,7 +44,7 @@ class Pending:
     entry: Entry
     leaf: bytes
     future: asyncio.Future[Receipt]
-    saw: Callable[[EntryType, AuditError | None], None] = _ignore
+    on_settled: Callable[[EntryType, AuditError | None], None] = _ignore
     """Told of every entry that became durable, or of why it did not."""
 
     @property
@@ -62,15 +60,15 @@ class Pending:
 
     def succeed(self, index: int) -> None:
         """Tell whoever waits that the entry is durable."""
-        self.saw(self.type, None)
+        self.on_settled(self.type, None)
         if not self.future.done():
             self.future.set_result(Receipt(index=index, entry_id=self.entry.id))
 
     def fail(self, error: AuditError) -> None:
         """Tell whoever waits that the entry is not durable, as far as is known."""
-        self.saw(self.type, error)
+        self.on_settled(self.type, error)
         if not self.future.done():
-            self.future.set_exception(again(error))
+            self.future.set_exception(copy_error(error))
 
 
 class EntryMaker:
@@ -82,14 +80,14 @@ class EntryMaker:
         origin: str,
         clock: Callable[[], float],
         random_bytes: Callable[[int], bytes],
-        saw: Callable[[EntryType, AuditError | None], None] = _ignore,
+        on_settled: Callable[[EntryType, AuditError | None], None] = _ignore,
         gateway: str | None = None,
     ) -> None:
         self.origin = origin
         self._gateway = gateway
         self._clock = clock
         self._random_bytes = random_bytes
-        self._saw = saw
+        self._on_settled = on_settled
 
     def make(self, entry_type: EntryType, fields: Mapping[str, JSON | None]) -> Pending:
         """
@@ -132,15 +130,15 @@ class EntryMaker:
     def _promise(self, entry: Entry, leaf: bytes) -> Pending:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         # Whoever submitted it may have stopped waiting; the failure is in the log's state, too.
-        future.add_done_callback(_look)
-        return Pending(entry=entry, leaf=leaf, future=future, saw=self._saw)
+        future.add_done_callback(_retrieve)
+        return Pending(entry=entry, leaf=leaf, future=future, on_settled=self._on_settled)
 
 
-def _look(done: asyncio.Future[Receipt]) -> None:
+def _retrieve(done: asyncio.Future[Receipt]) -> None:
     if not done.cancelled():
         done.exception()
 
 
-def again(error: AuditError) -> AuditError:
+def copy_error(error: AuditError) -> AuditError:
     """Return the same error anew: one exception raised in many tasks would pile up tracebacks."""
     return type(error)(str(error))

@@ -17,7 +17,7 @@ class OpenRequests:
     def __init__(self, request_ids: Iterable[str] = ()) -> None:
         self._open = dict.fromkeys(request_ids)  # a dict, for its order
         # Requests of which an entry is kept elsewhere until the store takes entries again.
-        self._owed: set[str] = set()
+        self._delegated: set[str] = set()
 
     def __len__(self) -> int:
         """Return how many requests are open."""
@@ -48,20 +48,20 @@ class OpenRequests:
         if entry_type is EntryType.REQUEST_INTENT and request_id is not None:
             self._open.pop(request_id, None)
 
-    def owe(self, request_id: str) -> None:
+    def delegate_outcome(self, request_id: str) -> None:
         """Leave the end of a request to whoever keeps its entries while the store takes none."""
         self._open.pop(request_id, None)
-        self._owed.add(request_id)
+        self._delegated.add(request_id)
 
     def readmit(self, entry_type: EntryType, request_id: str | None) -> None:
         """Follow an entry that was kept elsewhere and is now in the log, or on its way into it."""
         if request_id is None:
             return
         if entry_type is EntryType.REQUEST_INTENT:
-            self._owed.discard(request_id)
+            self._delegated.discard(request_id)
             self._open[request_id] = None
         elif entry_type.closes_request:
-            self._owed.discard(request_id)
+            self._delegated.discard(request_id)
             self._open.pop(request_id, None)
 
     def end_elsewhere(self, request_ids: Iterable[str]) -> None:
@@ -85,5 +85,5 @@ class OpenRequests:
             stored: requests open in the store.
             ending: requests whose end is queued.
         """
-        expected = {*self._open, *self._owed, *ending}
+        expected = {*self._open, *self._delegated, *ending}
         return [request_id for request_id in stored if request_id not in expected]

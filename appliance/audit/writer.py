@@ -26,7 +26,7 @@ from typing import TypeVar
 from appliance.audit.commit_thread import CommitThread
 from appliance.audit.known import Batch, KnownLog, silent_gateways
 from appliance.audit.merkle import CompactRange
-from appliance.audit.pending import EntryMaker, Pending, again
+from appliance.audit.pending import EntryMaker, Pending, copy_error
 from appliance.audit.publisher import Publisher
 from appliance.audit.registry import EntryType
 from appliance.audit.requests import OpenRequests
@@ -371,7 +371,7 @@ class Writer:
 
     def _fail_for_good(self, error: AuditError) -> None:
         self._stop(error)
-        self._ended.set_exception(again(error))
+        self._ended.set_exception(copy_error(error))
         self._ended.exception()  # nobody has to watch
 
     async def _run(self, call: Callable[[], T]) -> T:

@@ -466,6 +466,13 @@ class WitnessSettings(Section):
     """Where it answers, such as `http://10.0.0.9:8090`; null: its cosignatures are carried by file."""
 
 
+def _refuse_open(value: object) -> object:
+    if value == "open":
+        message = "the mode open was removed: use spool with enough audit.spool_bytes, or strict"
+        raise ValueError(message)
+    return value
+
+
 class AuditSettings(Section):
     """The audit log."""
 
@@ -500,15 +507,14 @@ class AuditSettings(Section):
     it can be reached from here, `url`; without one its cosignatures are carried by file."""
     witness_seconds: Annotated[float, Field(ge=1)] = 60.0
     """Least time between two cosignatures of the same witness."""
-    durability: Literal["strict", "spool", "open"] = "strict"
+    durability: Annotated[Literal["strict", "spool"], BeforeValidator(_refuse_open)] = "strict"
     """What happens to requests while the database takes no entries.  `strict`: they are refused with 503.
-    `spool`: entries go to a local spool; once it is full, they are refused.  `open`: as `spool`, but then
-    they are served unrecorded, and an `audit.gap` entry later counts what is missing."""
+    `spool`: entries go to a local spool; once it is full, requests are refused with 503."""
     spool_directory: Path | None = None
     """Directory of the spool, one for each gateway, best not on the database's disk; default: `spool` in
     the data directory."""
     spool_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20
-    """Most bytes of the spool, a thousand entries being about half a MiB; 0, with `open` only: no spool."""
+    """Maximum size of the spool in bytes; a thousand entries take about half a MiB.  0 with `strict` only."""
     spool_after_seconds: Annotated[float, Field(gt=0)] = 1.0
     """How long the database may take over an entry before it goes to the spool."""
     low_disk_bytes: Annotated[int, Field(ge=0)] = 2**30

@@ -170,7 +170,7 @@ async def test_what_was_altered_is_not_signed_even_if_nothing_is_written(gateway
         async with gateway("one", heartbeat_seconds=0.1) as one:
             await until(lambda: one.state().checkpoint_size == 1)
             execute(postgres_url, "UPDATE audit_head SET size = 0")
-            await asyncio.wait_for(one.watch(), 30)
+            await asyncio.wait_for(one.wait_failed(), 30)
 
 
 async def test_a_new_gateway_joins_and_a_known_one_must_bring_its_sealed_head(

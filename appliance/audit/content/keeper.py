@@ -20,7 +20,7 @@ from appliance.audit.content.payload_keys import PayloadKeys, Purpose, TenantKey
 from appliance.audit.content.payloads import Payload, SqlPayloadStore
 from appliance.audit.content.sealing import Part, commit, place, rewrap, seal
 from appliance.audit.entry import JSON, format_time
-from appliance.audit.pending import again
+from appliance.audit.pending import copy_error
 from appliance.errors import AuditError, AuditKeyError, AuditUnavailableError
 from appliance.infra.settings import AuditSettings
 from appliance.tenancy import ContentPolicy
@@ -154,7 +154,7 @@ class Keeper:
             if job.kept.done():
                 continue
             if isinstance(fields, AuditError):
-                job.kept.set_exception(again(fields))
+                job.kept.set_exception(copy_error(fields))
             else:
                 job.kept.set_result(fields)
 

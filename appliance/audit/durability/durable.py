@@ -1,12 +1,12 @@
 """
-What happens to requests while the database takes no entries: `strict`, `spool` or `open`.
+What happens to requests while the database takes no entries: `strict` or `spool`.
 
-`DurableLog` stands between those who record and the `AuditLog`.  In `strict` it passes everything on.
-Otherwise it watches what it handed over.  Once the log refuses an entry or takes too long over one,
-every entry goes to the spool, in order, and is acknowledged from there.  When the log works again the
-spool is drained into it (`drain`), also in order, and an entry never overtakes one that came before.
+`DurableLog` stands between those who record and the `AuditLog`.  In `strict` it passes every entry on.  In
+`spool` it tracks what it handed over.  When the log refuses an entry or takes too long over one, every entry
+goes to the spool, in order, and is acknowledged from there.  When the log works again the spool is drained
+into it (`drain`), also in order: no entry overtakes an earlier one.
 
-`strict` and `spool` fail closed.  `open` fails open, counts what it lets pass, and has the log admit it.
+Both modes fail closed: an entry that is kept nowhere is refused.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from appliance.audit.durability.drain import SHORT_SECONDS, Drain
-from appliance.audit.durability.gap import GapFile
-from appliance.audit.durability.handed import Handed, InFlight
-from appliance.audit.durability.losses import Losses
+from appliance.audit.durability.in_flight import InFlight, TrackedEntry
+from appliance.audit.durability.losses import Losses, load_gap, save_gap
 from appliance.audit.durability.spool import Spool
 from appliance.audit.durability.spooler import Spooler
 from appliance.audit.log import AuditLog
 from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
-from appliance.audit.store import AuditStore
-from appliance.errors import AuditError, AuditUnavailableError
+from appliance.audit.stored import AuditStore
+from appliance.errors import AuditEntryError, AuditError, AuditUnavailableError
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import AuditSettings
@@ -43,17 +43,15 @@ class DurabilityState:
 
     mode: str = "strict"
     spooling: bool = False
-    """Whether entries go to the spool, or past it."""
     since: str | None = None
-    """Entry time at which that began."""
+    """Entry time at which spooling began."""
     reason: str | None = None
-    """Why."""
     spooled_entries: int = 0
     """Entries that wait in the spool."""
     spooled_bytes: int = 0
     spool_full: bool = False
     dropped_entries: int = 0
-    """Entries of this process that were not recorded anywhere."""
+    """Entries of this process that were acknowledged from the spool and that the log then refused."""
     gap_entries: int = 0
     """Entries that are missing and that the log has not admitted yet."""
 
@@ -67,25 +65,24 @@ class DurableLog:
         log: AuditLog,
         store: AuditStore,
         spool: Spool,
-        gap_file: GapFile,
+        gap_path: Path,
         settings: AuditSettings,
         metrics: Metrics,
         logger: Logger,
         clock: Callable[[], float],
         thread: ThreadPoolExecutor,
     ) -> None:
-        self._log, self._spool, self._gap_file = log, spool, gap_file
+        self._log, self._spool, self._gap_path = log, spool, gap_path
         self._settings, self._metrics, self._logger = settings, metrics, logger
         self._thread = thread
         self._loop = asyncio.get_running_loop()
         self._strict = settings.durability == "strict"
         # While spooling, everything in flight is also in the spool or on its way there.
         self._in_flight = InFlight(self._was_refused, self._loop.time)
-        self._losses = Losses(gap_file.read(), spool.begun, clock, metrics.audit_dropped.inc)
+        self._losses = Losses(load_gap(gap_path), spool.begun, clock, metrics.audit_dropped.inc)
         self._spooler = Spooler(
             log=log,
             spool=spool,
-            gap_file=gap_file,
             losses=self._losses,
             settings=settings,
             metrics=metrics,
@@ -98,7 +95,7 @@ class DurableLog:
             store=store,
             spool=spool,
             spooler=self._spooler,
-            gap_file=gap_file,
+            gap_path=gap_path,
             losses=self._losses,
             in_flight=self._in_flight,
             run=self._run,
@@ -106,11 +103,10 @@ class DurableLog:
             patience_seconds=settings.spool_after_seconds,
         )
         self._closing = self._closed = False
-        # Something waits for the log to work again: the spool, or a gap to be admitted.
-        self._has_drain = asyncio.Event()
+        self._is_spooling = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.damage: str | None = None
-        """Why what is stored is not what was written; set by whoever finds out."""
+        """Why the stored log is not what was written, in one line; set by the health monitor."""
 
     @classmethod
     @asynccontextmanager
@@ -120,7 +116,7 @@ class DurableLog:
         log: AuditLog,
         store: AuditStore,
         spool: Spool,
-        gap_file: GapFile,
+        gap_path: Path,
         settings: AuditSettings,
         metrics: Metrics,
         logger: Logger,
@@ -132,23 +128,24 @@ class DurableLog:
         Args:
             log: open, with `kept=spool.ended`.
             store: the log's own; read from another thread while draining.
-            spool: what waits from before; closed by whoever opened it.
-            gap_file: what a former process did not record; closed by whoever opened it.
+            spool: what waits from before; closed by the caller.
+            gap_path: file that counts entries which a former process lost.
             settings: mode and limits.
-            metrics: what was spooled and dropped is counted there.
+            metrics: counts entries that are spooled and dropped.
             logger: the operator log.
             clock: seconds since the epoch.
 
         Raises:
-            AuditUnavailableError: mode `strict`, and what waits cannot be brought into the log.
+            AuditUnavailableError: the log cannot take a gap, or in mode `strict` what waits in the spool.
             AuditEntryError: what waits is not of this log.
+            ConfigurationError: the file of gaps cannot be read.
         """
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit-spool") as thread:
             durable = cls(
                 log=log,
                 store=store,
                 spool=spool,
-                gap_file=gap_file,
+                gap_path=gap_path,
                 settings=settings,
                 metrics=metrics,
                 logger=logger,
@@ -162,7 +159,6 @@ class DurableLog:
                 await durable._end()
 
     def state(self) -> DurabilityState:
-        """Return how entries are kept now, for metrics and readiness."""
         start, gap = self._spooler.start, self._losses.gap
         return DurabilityState(
             mode=self._settings.durability,
@@ -176,7 +172,7 @@ class DurableLog:
             gap_entries=gap.entries if gap else 0,
         )
 
-    async def watch(self) -> None:
+    async def wait_failed(self) -> None:
         """Wait until keeping entries has failed for good, and raise why: the process should end then."""
         if self._tasks:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -200,89 +196,86 @@ class DurableLog:
 
     def submit(self, entry_type: EntryType, /, **fields: Any) -> asyncio.Future[Receipt]:  # noqa: ANN401
         """
-        Hand over one entry, as to the log; the receipt says where it is kept.
+        Hand over one entry, as to the log; the receipt tells where it is kept.
 
         Raises:
             AuditEntryError: the entry is malformed, or its request is in the wrong state for it.
             AuditUnavailableError: it cannot be kept, or the stored log was found altered.
             AuditForkError: another writer has taken the log over.
         """
-        if self.damage and self._settings.durability != "open" and not entry_type.closes_request:
+        if self.damage and not entry_type.closes_request:
             raise AuditUnavailableError(self.damage)
         if self._strict:
             return self._log.submit(entry_type, **fields)
         if self._closing:
             raise AuditUnavailableError("the audit log is closing")
-        handed = self._in_flight.own(self._log.make(entry_type, fields))
-        if self._losses.is_lost(handed):
-            self._spooler.drop([handed], "its request began unrecorded")
-            self._has_drain.set()
-            return handed.future
+        entry = self._in_flight.track(self._log.make(entry_type, fields))
+        if self._losses.is_lost(entry):
+            raise AuditEntryError(f"the log refused the intent of request {entry.request_id}: it cannot end")
         if self._spooler.start is None:
             try:
-                self._log.hand_over(handed)
+                self._log.hand_over(entry)
             except AuditUnavailableError as error:
                 self._begin_spooling(str(error))
             else:
-                self._in_flight.add(handed)
-                return handed.future
-        self._spooler.keep(handed)
-        return handed.future
+                self._in_flight.add(entry)
+                return entry.future
+        self._spooler.keep(entry)
+        return entry.future
 
-    def _was_refused(self, handed: Handed, error: AuditError) -> None:
-        """The log says no: it may have taken the entry all the same."""
+    def _was_refused(self, entry: TrackedEntry, error: AuditError) -> None:
+        """The log reports an error: it may have taken the entry all the same."""
         if not isinstance(error, AuditUnavailableError) or self._closed:
-            self._in_flight.forget(handed)
-            handed.give_up(error)
+            self._in_flight.forget(entry)
+            entry.give_up(error)
             return
         self._begin_spooling(str(error))  # takes over all that is in flight, this one included
-        self._in_flight.forget(handed)
-        if handed.request_id and (handed.begins or handed.ends):
-            # Else the log would end the request itself once it looks at the store again.
-            self._log.owe(handed.request_id)
-        if handed.drained:
-            handed.give_up(error)
+        self._in_flight.forget(entry)
+        if entry.request_id and (entry.begins_request or entry.ends_request):
+            # Otherwise the log would end the request itself once it reads the store again.
+            self._log.delegate_outcome(entry.request_id)
+        if entry.is_drained:
+            entry.give_up(error)
         else:
-            handed.saw(handed.type, error)
+            entry.on_settled(entry.type, error)
 
     def _begin_spooling(self, reason: str) -> None:
         if self._spooler.begin(reason, self._in_flight):
-            self._has_drain.set()
+            self._is_spooling.set()
 
     async def _drain_when_back(self) -> None:
         seconds = RETRY_SECONDS
         while True:
-            await self._has_drain.wait()
+            await self._is_spooling.wait()
             await asyncio.sleep(seconds)
-            spooling = self._spooler.start is not None
-            if self._log.state().failure or (spooling and self._in_flight):
+            if self._log.state().failure or self._in_flight:
                 continue
             try:
-                await (self._come_back() if spooling else self._drain.admit_gap())
+                await self._resume()
             except AuditUnavailableError as error:
                 self._logger.warning("audit_drain_failed", error=str(error))
                 seconds = min(LONGEST_RETRY_SECONDS, 2 * seconds)
                 continue
             seconds = RETRY_SECONDS
-            if self._spooler.start is None and self._losses.gap is None:
-                self._has_drain.clear()
+            if self._spooler.start is None:
+                self._is_spooling.clear()
 
-    async def _come_back(self) -> None:
+    async def _resume(self) -> None:
+        """Drain the spool and go back to the log; raises AuditUnavailableError."""
         assert self._spooler.start is not None  # noqa: S101 - checked by the callers
         total = await self._drain.drain(self._spooler.start.size)
         # From here on nothing is awaited: no entry can come between the last step and the change.
         self._losses.recovered()
-        for handed in self._spooler.end():
-            self._in_flight.add(handed)
+        for entry in self._spooler.end():
+            self._in_flight.add(entry)
             try:
-                self._log.readmit(handed)
+                self._log.readmit(entry)
             except AuditError as error:
-                self._in_flight.forget(handed)
-                handed.give_up(error)
+                self._in_flight.forget(entry)
+                entry.give_up(error)
         self._logger.info("audit_spooling_ended", count=total)
 
-    async def _watch_the_clock(self) -> None:
-        """Take to the spool what the database takes too long over."""
+    async def _spool_when_slow(self) -> None:
         patience = self._settings.spool_after_seconds
         while True:
             await asyncio.sleep(patience / 4)
@@ -294,20 +287,20 @@ class DurableLog:
             self._logger.warning("audit_spool_torn", count=self._spool.torn_bytes)
         if self._spool.start is not None:
             self._spooler.start = self._spool.start
-            self._has_drain.set()
+            self._is_spooling.set()
             try:
-                await self._come_back()
+                await self._resume()
             except AuditUnavailableError:
                 if self._strict:
                     raise
         else:
             await self._drain.admit_gap()
         if not self._strict:
-            work = (self._spooler.run(), self._drain_when_back(), self._watch_the_clock())
+            work = (self._spooler.run(), self._drain_when_back(), self._spool_when_slow())
             self._tasks = [self._loop.create_task(one, name="audit-spool") for one in work]
 
     async def _end(self) -> None:
-        """Leave nothing that was handed over unsettled: what the log has not taken by then is spooled."""
+        """Settle every entry that was handed over: what the log has not taken by then is spooled."""
         self._closing = True
         if self._tasks:
             writing, *others = self._tasks
@@ -325,11 +318,11 @@ class DurableLog:
             await _cancel([writing])
         if self._losses.gap is not None:
             with suppress(OSError):
-                await self._run(partial(self._gap_file.write, self._losses.gap))
+                await self._run(partial(save_gap, self._gap_path, self._losses.gap))
         self._closed = True
         # The log closes after this, and must not end requests whose end waits in the spool.
         for request_id in self._spooler.ended:
-            self._log.owe(request_id)
+            self._log.delegate_outcome(request_id)
 
     async def _run(self, call: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(self._thread, call)

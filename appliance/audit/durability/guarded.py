@@ -1,8 +1,8 @@
 """
-Opens the audit log with everything that keeps it going: spool, health, and what a crash left behind.
+Opens the audit log with its spool and its health monitor, and recovers what a crash left behind.
 
-The composition root's one call.  Fails closed: whatever cannot be opened keeps the gateway from
-starting, in every mode.
+The composition root's one call.  Fails closed: in every mode, what cannot be opened keeps the gateway from
+starting.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from appliance.audit.durability.durable import DurableLog
-from appliance.audit.durability.gap import GapFile
-from appliance.audit.durability.health import HealthWatch
+from appliance.audit.durability.health import HealthMonitor
 from appliance.audit.durability.selfcheck import SelfCheck
 from appliance.audit.durability.spool import Spool
 from appliance.audit.keys import Signer
@@ -30,7 +29,7 @@ from appliance.infra.settings import AuditSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFiles:
-    """Where the log and what belongs to it is kept."""
+    """Where the log keeps what belongs to it."""
 
     database_url: str
     sealed_head: Path
@@ -39,17 +38,17 @@ class LogFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardedLog:
-    """An open log, and the ways to use and to watch it."""
+    """An open log, what takes entries for it, and what monitors it."""
 
     log: AuditLog
-    """For what must be in the log itself, such as an erasure, and for its state."""
+    """For entries that must be in the log itself, such as an erasure, and for its state."""
     sink: DurableLog
     """For requests and events: kept as `audit.durability` says."""
-    watch: HealthWatch
+    monitor: HealthMonitor
 
     async def run(self) -> None:
-        """Look after the log until it has failed for good; raises why: the process should end then."""
-        await asyncio.gather(self.log.watch(), self.sink.watch(), self.watch.run())
+        """Run until the log has failed for good, and raise why: the process should end then."""
+        await asyncio.gather(self.log.wait_failed(), self.sink.wait_failed(), self.monitor.run())
 
 
 @asynccontextmanager
@@ -70,14 +69,14 @@ async def open_guarded(
     Open the log and bring what a former process left on this machine into it.
 
     Args:
-        store: where leaves are kept; closed by whoever made it.
+        store: where leaves are kept; closed by the caller.
         signer: signs checkpoints.
         settings: of the log.
-        files: where things are.
+        files: where the log's files are.
         gateway: name of this writer.
         version: of the appliance.
-        wall: what the process can connect to, in words; None where nobody says.
-        metrics: told of commits, entries and health.
+        wall: what the process can connect to, in words; None if unknown.
+        metrics: observes commits, entries and health.
         logger: the operator log.
         clock: seconds since the epoch.
 
@@ -86,7 +85,7 @@ async def open_guarded(
         AuditError: the log cannot be opened; see `AuditLog.open` and `DurableLog.open`.
     """
     spool = await asyncio.to_thread(partial(Spool.open, files.spool, max_bytes=settings.spool_bytes))
-    with closing(spool), closing(GapFile.open(files.spool / "gap")) as gap_file:
+    with closing(spool):
         async with (
             AuditLog.open(
                 store=store,
@@ -97,22 +96,22 @@ async def open_guarded(
                 version=version,
                 wall=wall,
                 gateway=gateway,
-                on_commit=metrics.saw_audit_commit,
-                on_entry=metrics.saw_audit_entry,
+                on_commit=metrics.record_audit_commit,
+                on_entry=metrics.record_audit_entry,
                 kept=frozenset(spool.ended),
             ) as log,
             DurableLog.open(
                 log=log,
                 store=store,
                 spool=spool,
-                gap_file=gap_file,
+                gap_path=files.spool / "gap",
                 settings=settings,
                 metrics=metrics,
                 logger=logger,
                 clock=clock,
             ) as sink,
         ):
-            watch = HealthWatch(
+            monitor = HealthMonitor(
                 log=log,
                 durable=sink,
                 check=SelfCheck(store),
@@ -123,15 +122,15 @@ async def open_guarded(
                 logger=logger,
                 clock=clock,
             )
-            for entry_type in EntryType:  # a type that never came is 0, not missing
+            for entry_type in EntryType:  # a type without entries is 0, not missing
                 metrics.audit_entries.labels(entry_type.value)
             observe_audit(metrics, log.state)
-            observe_health(metrics, watch.health)
-            yield GuardedLog(log=log, sink=sink, watch=watch)
+            observe_health(metrics, monitor.health)
+            yield GuardedLog(log=log, sink=sink, monitor=monitor)
 
 
 def _disks(files: LogFiles, settings: AuditSettings) -> dict[str, Path]:
-    """The disks whose free space matters; a database server looks after its own."""
+    """The disks whose free space matters; a database server monitors its own."""
     url, disks = make_url(files.database_url), {}
     if url.get_backend_name() == "sqlite" and url.database:
         disks["database"] = Path(url.database).parent

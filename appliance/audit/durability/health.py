@@ -1,12 +1,13 @@
 """
-How well the audit log does, in one place: what metrics, readiness and status are made of.
+The health of the audit log: what metrics, readiness and status show of spool, disks and stored entries.
 
-The tasks here look, and say what they saw; they change nothing.  They fail open: a look that fails
-is no reason to refuse requests.  What they find may be: see `DurableLog.damage`.
+The monitor only reads.  It fails open: a check that cannot be made is no reason to refuse requests, and a
+disk that cannot be read is not low.  Damage it finds is a reason: see `DurableLog.damage`.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,63 +15,94 @@ from pathlib import Path
 
 from appliance.audit.durability.durable import DurabilityState, DurableLog
 from appliance.audit.durability.selfcheck import DamagedError, SelfCheck, Verification
-from appliance.audit.durability.watermark import Disk, changes, judge, read_disks
 from appliance.audit.log import AuditLog
 from appliance.errors import AuditUnavailableError
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 
 DISK_SECONDS = 5.0
+RELIEF = 1.1
+"""A disk is low until a tenth more than the limit is free, so that it does not warn on every write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpace:
+    """Free space on one disk."""
+
+    name: str
+    """What the disk is used for: `database`, `spool` or `data`."""
+    free_bytes: int
+    low: bool = False
+
+
+def judge_disks(
+    free: Mapping[str, int], before: Iterable[DiskSpace], *, low_bytes: int
+) -> tuple[DiskSpace, ...]:
+    """Tell which disks are low: below `low_bytes`, or since `before` and not relieved; `free` is in bytes."""
+    was_low = {disk.name for disk in before if disk.low}
+    return tuple(
+        DiskSpace(
+            name=name,
+            free_bytes=free_bytes,
+            low=free_bytes < low_bytes * (RELIEF if name in was_low else 1),
+        )
+        for name, free_bytes in free.items()
+    )
+
+
+def changed_disks(before: Iterable[DiskSpace], now: Iterable[DiskSpace]) -> tuple[DiskSpace, ...]:
+    """The disks that became low, or stopped being low."""
+    was_low = {disk.name for disk in before if disk.low}
+    return tuple(disk for disk in now if disk.low != (disk.name in was_low))
+
+
+def read_disks(paths: Mapping[str, Path]) -> dict[str, int]:
+    """Bytes that an unprivileged process may still write, by name; without disks that cannot be read."""
+    free = {}
+    for name, path in paths.items():
+        try:
+            found = os.statvfs(path)
+        except OSError:
+            continue
+        free[name] = found.f_bavail * found.f_frsize
+    return free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditHealth:
-    """What is known of the log beside its own state."""
+    """What is known of the log besides its own state."""
 
     durability: DurabilityState = field(default_factory=DurabilityState)
-    disks: tuple[Disk, ...] = ()
+    disks: tuple[DiskSpace, ...] = ()
     verification: Verification = field(default_factory=Verification)
 
     @property
     def spool_entries(self) -> int:
-        """Entries in the spool."""
         return self.durability.spooled_entries
 
     @property
     def spool_bytes(self) -> int:
-        """Size of the spool."""
         return self.durability.spooled_bytes
 
     @property
     def gap_entries(self) -> int:
-        """Entries recorded nowhere that the log has not admitted yet."""
         return self.durability.gap_entries
 
     @property
     def verified_size(self) -> int:
-        """Entries that were verified since the start."""
         return self.verification.size
 
     @property
     def verified_time(self) -> float:
-        """When the log was last verified, in seconds since the epoch."""
         return self.verification.time
 
     @property
     def is_damaged(self) -> bool:
-        """Whether what is stored is not what was written."""
         return self.verification.damage is not None
 
     def problem(self, log_failure: str | None) -> str | None:
-        """
-        Why requests are refused; None while they are served.
-
-        Args:
-            log_failure: why the database takes no entries, or None.
-        """
+        """Why requests are refused, None while they are served; `log_failure`: why the database fails."""
         durability = self.durability
-        if durability.mode == "open":
-            return None
         if self.verification.damage:
             return self.verification.damage
         if durability.mode == "strict":
@@ -79,7 +111,7 @@ class AuditHealth:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What somebody should look at, in one line each."""
+        """What an operator should check, in one line each."""
         found: list[str] = []
         durability = self.durability
         if self.verification.damage:
@@ -98,8 +130,21 @@ class AuditHealth:
         return tuple(found)
 
 
-class HealthWatch:
-    """Looks at disks and at the stored log, now and then."""
+class HealthMonitor:
+    """
+    Checks disks and the stored log at intervals.
+
+    Args:
+        log: its state tells what should be stored.
+        durable: refuses new requests once it knows of damage.
+        check: reads what is stored.
+        disks: a path on each disk that matters, by what it is used for.
+        low_disk_bytes: below it, a disk is low.
+        verify_seconds: between two rounds of verification; 0 for none.
+        metrics: shows the disks.
+        logger: the operator log.
+        clock: seconds since the epoch.
+    """
 
     def __init__(
         self,
@@ -114,53 +159,38 @@ class HealthWatch:
         logger: Logger,
         clock: Callable[[], float],
     ) -> None:
-        """
-        Know nothing yet.
-
-        Args:
-            log: whose state says what should be stored.
-            durable: told of damage.
-            check: reads what is stored.
-            disks: a path on each disk that matters, by what it is used for.
-            low_disk_bytes: below it, a disk is low.
-            verify_seconds: between two rounds; 0 for none at all.
-            metrics: told of the disks.
-            logger: the operator log.
-            clock: seconds since the epoch.
-        """
         self._log, self._durable, self._check = log, durable, check
         self._paths, self._low_disk_bytes = disks, low_disk_bytes
         self._verify_seconds, self._clock = verify_seconds, clock
         self._metrics, self._logger = metrics, logger
-        self._disks: tuple[Disk, ...] = ()
+        self._disks: tuple[DiskSpace, ...] = ()
         self._verification = Verification()
 
     def health(self) -> AuditHealth:
-        """Return what is known now."""
         return AuditHealth(
             durability=self._durable.state(), disks=self._disks, verification=self._verification
         )
 
     async def run(self) -> None:
-        """Look until cancelled."""
-        await asyncio.gather(self._watch_disks(), *([self._verify()] if self._verify_seconds else []))
+        """Check until cancelled."""
+        await asyncio.gather(self._poll_disks(), *([self._verify()] if self._verify_seconds else []))
 
-    async def look_at_disks(self) -> None:
-        """Ask how much is free, and say so when a disk becomes low or is no longer."""
+    async def poll_disks(self) -> None:
+        """Read how much is free, and log when a disk becomes low or stops being low."""
         free = await asyncio.to_thread(read_disks, self._paths)
-        before, self._disks = self._disks, judge(free, self._disks, low_bytes=self._low_disk_bytes)
+        before, self._disks = self._disks, judge_disks(free, self._disks, low_bytes=self._low_disk_bytes)
         for disk in self._disks:
             self._metrics.disk_free_bytes.labels(disk.name).set(disk.free_bytes)
             self._metrics.disk_low.labels(disk.name).set(disk.low)
-        for disk in changes(before, self._disks):
+        for disk in changed_disks(before, self._disks):
             if disk.low:
                 self._logger.warning("audit_disk_low", detail=disk.name, count=disk.free_bytes)
             else:
                 self._logger.info("audit_disk_relieved", detail=disk.name, count=disk.free_bytes)
 
-    async def _watch_disks(self) -> None:
+    async def _poll_disks(self) -> None:
         while True:
-            await self.look_at_disks()
+            await self.poll_disks()
             await asyncio.sleep(DISK_SECONDS)
 
     async def _verify(self) -> None:
@@ -169,9 +199,9 @@ class HealthWatch:
             try:
                 while self._verification.damage is None:
                     state = self._log.state()
-                    look = partial(self._check.round, state.size, state.root)
+                    verify = partial(self._check.round, state.size, state.root)
                     try:
-                        await loop.run_in_executor(thread, look)
+                        await loop.run_in_executor(thread, verify)
                     except DamagedError as error:
                         self._found_damage(f"the audit log is damaged: {error}")
                     except AuditUnavailableError as error:
@@ -180,7 +210,7 @@ class HealthWatch:
                         self._verification = Verification(time=self._clock(), size=self._check.size)
                     await asyncio.sleep(self._verify_seconds)
             finally:
-                # Else leaving this block would wait for a round over the whole log.
+                # Otherwise leaving this block would wait for a round over the whole log.
                 self._check.stop()
 
     def _found_damage(self, damage: str) -> None:

@@ -1,114 +1,136 @@
 """
-Entries that got into neither the log nor the spool, and what the log has to be told because of them.
+Entries that reached neither the log nor the caller's confidence, and what the log has to be told about them.
 
-Three things follow from a lost entry.  A request whose intent was lost must not get an end.  A request
-that began and whose end was lost must be closed.  And what was let pass (mode `open`) must be counted,
-so that an `audit.gap` entry can admit it.  Bookkeeping only; no I/O.
+A request whose intent was refused must not get an end.  A request that began and whose end was refused must
+be closed.  An entry that was acknowledged from the spool and that the log then refused is counted: an
+`audit.gap` entry admits it.  A gap that could not be admitted waits in one small file for the next start.
+Bookkeeping only, but for `load_gap` and `save_gap`.
 """
 
+import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from appliance.audit.durability.arrivals import Arrivals
-from appliance.audit.durability.gap import REASON_CHARACTERS, Gap, name_of
-from appliance.audit.durability.handed import Handed
+from appliance.audit.durability.in_flight import TrackedEntry
 from appliance.audit.entry import format_time
-from appliance.audit.merkle import hash_leaf
+from appliance.errors import ConfigurationError
+from appliance.infra.files import OWNER_ONLY, write_atomically
 
+NAME_CHARACTERS = 16
+REASON_CHARACTERS = 150
 ENTRY_NOT_DURABLE = "entry_not_durable"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Entries that are missing from the log, and that it has not admitted yet."""
+
+    reason: str
+    entries: int
+    since: str
+    """Entry time of the first."""
+    size: int
+    """Durable entries when it began: an `audit.gap` that admits it comes after."""
+    doubtful: tuple[str, ...] = ()
+    """Those of the entries that may be in the log all the same, by `short_name`; older versions wrote
+    them."""
+
+
+def short_name(leaf_hash: bytes) -> str:
+    """Beginning of a leaf hash, unique among the doubtful entries of one gap."""
+    return leaf_hash.hex()[:NAME_CHARACTERS]
+
+
+def load_gap(path: Path) -> Gap | None:
+    """
+    Read the gap that a former process left.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        # Older versions padded the file with zeros.
+        content = path.read_bytes().rstrip(b"\0 ") if path.exists() else b""
+        if not content:
+            return None
+        fields = json.loads(content)
+        return Gap(**fields | {"doubtful": tuple(fields["doubtful"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        message = f"{path} cannot be read ({error}): it counts unrecorded entries; note it, remove it"
+        raise ConfigurationError(message) from error
+
+
+def save_gap(path: Path, gap: Gap | None) -> None:
+    """Replace what is kept, durably; raises OSError."""
+    if gap is not None or path.exists():
+        content = b"" if gap is None else json.dumps(asdict(gap), ensure_ascii=False).encode()
+        write_atomically(path, content, mode=OWNER_ONLY)
+
+
 class Losses:
-    """What is missing, and for how long that has to be remembered."""
+    """
+    What is missing, for as long as it has to be remembered.
+
+    Args:
+        gap: left by a former process.
+        unended: requests of which a former process spooled an intent and no end.
+        clock: seconds since the epoch.
+        count_dropped: counts entries that were acknowledged and lost.
+    """
 
     def __init__(
         self,
         gap: Gap | None,
         unended: Iterable[str],
         clock: Callable[[], float],
-        dropped: Callable[[int], None],
+        count_dropped: Callable[[], None],
     ) -> None:
-        """
-        Start with what a former process left.
-
-        Args:
-            gap: entries it did not record.
-            unended: requests it spooled an intent of, and no end.
-            clock: seconds since the epoch.
-            dropped: told of every loss that was let pass.
-        """
         self.gap = gap
         """What the log has not admitted yet."""
         self.dropped = 0
-        """Entries of this process that were let pass."""
+        """Entries of this process that were acknowledged and lost."""
         self.unended: dict[str, str] = dict.fromkeys(unended, "gateway_stopped")
         """Requests that began, or may have, and whose end is kept nowhere; with the reason."""
-        self._clock, self._tell = clock, dropped
-        # Running requests whose intent was dropped: their end is dropped too.
+        self._clock, self._count_dropped = clock, count_dropped
+        # Requests whose spooled intent the log refused: their end must not get into it.
         self._lost: set[str | None] = set()
-        # Entries the log was given and may have taken although it said no.
+        # Entries the log was given and may have taken although it reported an error.
         self._doubtful: set[str] = set()
 
-    def is_lost(self, handed: Handed) -> bool:
-        """Whether it ends a request whose intent was dropped."""
-        return handed.ends and handed.request_id in self._lost
+    def is_lost(self, entry: TrackedEntry) -> bool:
+        """Whether it ends a request whose intent was lost."""
+        return entry.ends_request and entry.request_id in self._lost
 
-    def doubt(self, handed: Handed) -> None:
-        """Remember that the log may have taken an entry, whatever it says."""
-        self._doubtful.add(handed.entry.id)
+    def doubt(self, entry: TrackedEntry) -> None:
+        """Remember that the log may have taken an entry, whatever it reports."""
+        self._doubtful.add(entry.entry.id)
 
-    def refuse(self, refused: Sequence[Handed]) -> None:
-        """Note entries whose callers are told that they are not durable."""
-        in_vain = {one.request_id for one in refused if one.begins}
-        for handed in refused:
-            self._leave_unended(handed, began_in_vain=handed.request_id in in_vain)
+    def refuse(self, refused: Sequence[TrackedEntry]) -> None:
+        """Note entries whose callers learn that they are not durable."""
+        in_vain = {one.request_id for one in refused if one.begins_request}
+        for entry in refused:
+            self._leave_unended(entry, began_in_vain=entry.request_id in in_vain)
 
-    def drop(self, dropped: Sequence[Handed], reason: str, size: int) -> bool:
-        """
-        Note entries whose callers go on without them.
-
-        Args:
-            dropped: in order.
-            reason: why, for `audit.gap`.
-            size: durable entries when this began.
-
-        Returns:
-            Whether this is the first of a gap.
-        """
-        for handed in dropped:
-            self._leave_unended(handed, began_in_vain=self.is_lost(handed))
-            if handed.begins:
-                self._lost.add(handed.request_id)
-            elif handed.ends:
-                self._lost.discard(handed.request_id)
-        began = self.gap is None
+    def drop(self, entry: TrackedEntry, reason: str, size: int) -> None:
+        """Count an acknowledged entry that the log refused; `size` is that of the log when spooling began."""
+        self._leave_unended(entry, began_in_vain=self.is_lost(entry))
+        if entry.begins_request:
+            self._lost.add(entry.request_id)
+        elif entry.ends_request:
+            self._lost.discard(entry.request_id)
         if self.gap is None:
-            self.gap = Gap(reason=reason[:REASON_CHARACTERS], entries=0, since=self._time(), size=size)
-        in_doubt = (one for one in dropped if one.entry.id in self._doubtful)
-        self.gap = self.gap.grown(len(dropped), (name_of(hash_leaf(one.leaf)) for one in in_doubt))
-        self.dropped += len(dropped)
-        self._tell(len(dropped))
-        return began
-
-    def missing(self, gap: Gap, seen: Arrivals) -> int:
-        """Entries of a gap that the log neither holds after all nor has admitted."""
-        doubtful = set(gap.doubtful)
-        recorded = sum(name_of(leaf_hash) in doubtful for leaf_hash in seen.leaf_hashes) if doubtful else 0
-        return gap.entries - seen.gaps[gap.since] - recorded
-
-    def admit(self, gap: Gap, until: str, size: int) -> None:
-        """Note that the log has admitted a gap; what came on top of it is the next one."""
-        more = self.gap.entries - gap.entries if self.gap else 0
-        self.gap = replace(gap, entries=more, since=until, size=size, doubtful=()) if more else None
+            since = format_time(int(self._clock() * 1000))
+            self.gap = Gap(reason=reason[:REASON_CHARACTERS], entries=0, since=since, size=size)
+        self.gap = replace(self.gap, entries=self.gap.entries + 1)
+        self.dropped += 1
+        self._count_dropped()
 
     def recovered(self) -> None:
         """Note that nothing is in doubt any more."""
         self._doubtful.clear()
 
-    def _leave_unended(self, handed: Handed, *, began_in_vain: bool) -> None:
-        in_doubt = handed.begins and handed.entry.id in self._doubtful
-        if handed.request_id and (in_doubt or (handed.ends and not began_in_vain)):
-            self.unended[handed.request_id] = ENTRY_NOT_DURABLE
-
-    def _time(self) -> str:
-        return format_time(int(self._clock() * 1000))
+    def _leave_unended(self, entry: TrackedEntry, *, began_in_vain: bool) -> None:
+        in_doubt = entry.begins_request and entry.entry.id in self._doubtful
+        if entry.request_id and (in_doubt or (entry.ends_request and not began_in_vain)):
+            self.unended[entry.request_id] = ENTRY_NOT_DURABLE

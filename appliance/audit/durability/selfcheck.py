@@ -1,14 +1,14 @@
 """
-The log checks itself while it runs: that what is stored is still what was written.
+Verifies, while the gateway runs, that what is stored is still what was written.
 
-A round reads the leaves that came since the last one, hashes their bytes, and compares the root with
-the one the writer holds in memory.  Then it goes over some of the older leaves again, whose chunks it
-remembers by their roots, so that in time everything is looked at again.  It reads a little at a time
-and sleeps in between, so that it costs a small part of one core.
+A round reads the leaves that are new since the last one, hashes their bytes, and compares the root with the
+one the writer holds in memory.  Then it rereads some of the older leaves, whose chunks it remembers by their
+roots, so that in time every leaf is verified again.  It reads a little at a time and sleeps in between, so it
+costs a small part of one core.
 
-It notices damage and crude attacks early.  It proves nothing to others: an auditor uses
-`appliance.audit.verify` with a checkpoint held elsewhere.  Fails closed: damage stays damage until a
-restart, which checks the whole log.  A database that cannot be read is no damage.
+It detects damage and crude attacks early.  It proves nothing to others: an auditor uses
+`appliance.audit.verify` with a checkpoint held elsewhere.  Fails closed: damage stays reported until a
+restart, which checks the whole log. A database that cannot be read is not damage.
 """
 
 import threading
@@ -22,7 +22,7 @@ from appliance.audit.store import AuditStore
 
 CHUNK = 256
 RECHECKED_CHUNKS = 400
-"""Chunks of older leaves that one round goes over again: about a hundred thousand."""
+"""Maximum number of older chunks that one round verifies again: about a hundred thousand leaves."""
 RESTS = 9
 """Seconds of rest for each second of work."""
 _REMEDY = "stop, keep the database as it is, and compare it with an export or a backup"
@@ -33,17 +33,17 @@ class Verification:
     """What the last round found."""
 
     time: float = 0.0
-    """When it was done, in seconds since the epoch; 0 for none yet."""
+    """When it ended, in seconds since the epoch; 0 for none yet."""
     size: int = 0
-    """Entries that have been verified since the start."""
+    """Entries verified since the start."""
     damage: str | None = None
-    """What is wrong, in one line; None while all is well."""
+    """What is wrong, in one line, or None."""
     failure: str | None = None
     """Why the last round could not be done, or None."""
 
 
 class DamagedError(Exception):
-    """What is stored is not what was written; caught by whoever runs the round."""
+    """What is stored is not what was written; caught by the caller of `SelfCheck.round`."""
 
 
 class SelfCheck:
@@ -56,17 +56,9 @@ class SelfCheck:
         work_clock: Callable[[], float] = time.perf_counter,
         rest: Callable[[float], None] = time.sleep,
     ) -> None:
-        """
-        Start at the first entry.
-
-        Args:
-            store: read from the checking thread only.
-            work_clock: a steady clock, in seconds.
-            rest: sleeps.
-        """
         self._store, self._work_clock, self._rest = store, work_clock, rest
         self._tree = CompactRange()
-        # The leaves of the tree once more, in chunks: the root of each full one, and the rest.
+        # The same leaves in chunks: the root of each full chunk, and the rest.
         self._roots: list[bytes] = []
         self._rest_of_tree = CompactRange()
         self._next = 0
@@ -75,12 +67,12 @@ class SelfCheck:
         """Entries verified at least once."""
 
     def stop(self) -> None:
-        """Have the round that is running end soon."""
+        """End the running round soon."""
         self._stopped.set()
 
     def round(self, size: int, root: str) -> None:
         """
-        Verify what is new up to `size`, then some of what is old.
+        Verify what is new up to `size`, then some of the older chunks.
 
         Args:
             size: durable entries, as the writer knows them.

@@ -1,15 +1,15 @@
 """
-Entries that wait for the database, on this machine's own disk.
+Entries that wait for the database, on this machine's disk.
 
     segment = frame(start) frame(leaf) frame(leaf) ...
     frame   = length (4 bytes, big endian) | RFC 6962 leaf hash (32 bytes) | that many bytes
 
-Segments are written once, front to back, and removed once all they hold is in the log.  An entry
-counts as kept when the fsync after its frame returned.  A frame that is cut off or altered ends its
-segment: after a failed write the next segment begins, so nothing acknowledged can lie behind it.
+A segment is written once, front to back, and removed when all its entries are in the log.  An entry is kept
+once the fsync after its frame has returned.  A frame that is cut off or altered ends its segment: after a
+failed write the next segment begins, so no acknowledged entry can lie behind it.
 
-Fails closed: what could not be made durable here is refused.  The spool is not signed: who may write
-to its directory can alter what waits in it, as they could alter what was not recorded yet.
+Fails closed: what could not be made durable here is refused.  The spool is not signed: an account that may
+write to its directory can alter what waits in it, as it could alter entries before they are recorded.
 
 Blocks; for one thread at a time.
 """
@@ -36,18 +36,19 @@ FRAME_BYTES = LENGTH_BYTES + HASH_BYTES
 SEGMENTS = 8
 MAX_SEGMENT_BYTES = 2**24
 ENDS_SHARE = 8
-"""An eighth of the spool is left to entries that end a request: none may be accepted and not ended."""
+"""An eighth of the spool is reserved for entries that end a request: every accepted request must get its
+end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class SpoolStart:
     """When and why the spool was begun; at the head of every segment."""
 
     spool: str
     """Id of the spool."""
     log: str
     size: int
-    """Durable entries then: what the database took and was not known to have taken comes after."""
+    """Durable entries then: an entry whose commit was in doubt comes after."""
     since: str
     """Entry time."""
     reason: str
@@ -70,10 +71,10 @@ class Spool:
         self._file: BinaryIO | None = None
         self._read_at = 0
         self._created = 0
-        self.start: Start | None = None
+        self.start: SpoolStart | None = None
         """How it began; None while it is empty."""
         self.entries = 0
-        """Entries that wait."""
+        """Entries that wait in it."""
         self.total = 0
         """Entries since it was begun."""
         self.torn_bytes = 0
@@ -111,7 +112,6 @@ class Spool:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the segments."""
         return sum(segment.size for segment in tuple(self._segments))
 
     def room(self, entry_type: EntryType) -> int:
@@ -121,13 +121,13 @@ class Spool:
             limit -= limit // ENDS_SHARE
         return limit - self.size_bytes
 
-    def append(self, leaves: Sequence[bytes], start: Start) -> None:
+    def append(self, leaves: Sequence[bytes], start: SpoolStart) -> None:
         """
-        Keep leaves, all of them durably or none as far as anybody is told.
+        Keep leaves durably, all of them or none.
 
         Args:
-            leaves: in order; whether they fit is the caller's business.
-            start: goes on record if this begins the spool.
+            leaves: in order; the caller checks that they fit.
+            start: recorded if this begins the spool.
 
         Raises:
             AuditUnavailableError: they are not kept.
@@ -136,7 +136,7 @@ class Spool:
         try:
             file = self._writable(self.start or start)
             _write(file, data)
-            # A crash before this line: nobody was told that the entries are kept.
+            # A crash before this line: the entries are not acknowledged yet.
             sync_file(file)
         except OSError as error:
             self._give_up_segment()
@@ -148,7 +148,7 @@ class Spool:
 
     def read(self, count: int) -> list[bytes]:
         """
-        Return the oldest leaves, at most so many; they stay.
+        Return the oldest leaves, at most `count`; they stay.
 
         Raises:
             AuditUnavailableError: they cannot be read.
@@ -164,7 +164,7 @@ class Spool:
         return leaves
 
     def advance(self, leaves: Sequence[bytes]) -> None:
-        """Pass over the oldest leaves, which are in the log now; removes segments that are done with."""
+        """Skip the oldest leaves, which are in the log now; removes finished segments."""
         for leaf in leaves:
             self._skip_empty()
             self._read_at += FRAME_BYTES + len(leaf)
@@ -176,12 +176,12 @@ class Spool:
         Remove everything; only when all of it is in the log.
 
         Raises:
-            AuditUnavailableError: something is left; it is passed over by whoever drains it again.
+            AuditUnavailableError: something is left; the next drain skips it.
         """
         self._close_file()
         try:
             while self._segments:
-                # Oldest first: a crash between two leaves a spool that is drained to no effect.
+                # Oldest first: a crash between two leaves a spool whose entries are all in the log.
                 self._segments[0].path.unlink(missing_ok=True)
                 self._segments.popleft()
             sync_directory(self._directory)
@@ -191,11 +191,11 @@ class Spool:
         self.begun, self.ended = {}, set()
 
     def close(self) -> None:
-        """Let go of the directory; what waits stays for the next start."""
+        """Release the directory; what waits stays for the next start."""
         self._close_file()
         self._lock.close()
 
-    def _writable(self, start: Start) -> BinaryIO:
+    def _writable(self, start: SpoolStart) -> BinaryIO:
         largest = min(MAX_SEGMENT_BYTES, self._max_bytes // SEGMENTS)
         if self._file is not None and self._segments[-1].size < largest:
             return self._file
@@ -213,7 +213,7 @@ class Spool:
         return file
 
     def _give_up_segment(self) -> None:
-        """After a failed write nobody knows what the end of the file holds: go on in another file."""
+        """After a failed write the end of the file is unknown: continue in another file."""
         if self._file is None:
             return
         newest = self._segments[-1]
@@ -231,7 +231,7 @@ class Spool:
             self._file = None
 
     def _skip_empty(self) -> None:
-        """Move on to the next segment when the oldest one is done with and another one follows."""
+        """Move to the next segment when the oldest is finished and another follows."""
         if self._read_at == 0 and self._segments:
             self._read_at = _head_bytes(self._segments[0])
         while len(self._segments) > 1 and self._read_at >= self._segments[0].size:
@@ -249,7 +249,7 @@ class Spool:
             if head is None:
                 path.unlink()  # it was being made when the process ended
                 continue
-            self.start = self.start or Start(**json.loads(head))
+            self.start = self.start or SpoolStart(**json.loads(head))
             segment.size = FRAME_BYTES + len(head)
             for leaf in frames:
                 segment.size += FRAME_BYTES + len(leaf)
@@ -274,7 +274,7 @@ def _frame(content: bytes) -> bytes:
 
 
 def _frames(path: Path, start: int, end: int, *, with_head: bool = False) -> Iterator[bytes]:
-    """Yield what the good frames between two offsets hold; the start of a segment is passed over."""
+    """Yield the contents of the good frames between two offsets, without the start of the segment."""
     with path.open("rb") as file:
         file.seek(start)
         at = start

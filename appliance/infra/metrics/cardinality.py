@@ -1,9 +1,9 @@
 """
-Bounds on the series that grow with what is outside: tenants, and labels that clients can invent.
+Bounds on the series that grow with tenants, and with labels that clients can invent.
 
-A monitoring server holds every series of every gateway in memory.  Once `most` series name a tenant, over
-all metrics together, what further tenants do is counted under `(other)`, so sums stay whole.  What clients
-invent is named only once it is seen often (`Regulars`).
+A monitoring server holds every series of every gateway in memory.  Once `most` series have a tenant label,
+over all metrics together, further tenants are counted under `(other)`, so sums stay complete.  A label that
+clients can invent gets a series only once it is frequent (`HeavyHitters`).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 OTHER = "(other)"
-"""In the place of a name; no name has parentheses."""
+"""Label of the rest; no name has parentheses."""
 Family = TypeVar("Family", "TenantCounter", "TenantGauge")
 
 
@@ -25,15 +25,13 @@ class TenantSeries:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further series may name a tenant."""
+        """Whether no further series may have a tenant label."""
         return sum(len(family._metrics) for family in self._families) >= self._most  # noqa: SLF001
 
     def counter(self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry) -> Counter:
-        """Make a counter whose first label is `tenant`."""
         return self._bounded(TenantCounter(name, text, labels, registry=registry))
 
     def gauge(self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry) -> Gauge:
-        """Make a gauge whose first label is `tenant`."""
         return self._bounded(TenantGauge(name, text, labels, registry=registry))
 
     def _bounded(self, family: Family) -> Family:
@@ -43,12 +41,11 @@ class TenantSeries:
 
 
 class TenantCounter(Counter):
-    """A counter that adds up under `(other)` whom there is no room for."""
+    """A counter that counts tenants beyond the bound under `(other)`."""
 
     bound: TenantSeries
 
     def labels(self, *values: object, **named: object) -> Self:
-        """The child of these labels, or the one of `(other)`."""
         wanted = _in_order(self, values, named)
         if wanted not in self._metrics and self.bound.is_full:
             wanted = (OTHER, *wanted[1:])
@@ -56,12 +53,12 @@ class TenantCounter(Counter):
 
 
 class TenantGauge(Gauge):
-    """A gauge that does not show whom there is no room for: states of several tenants make no sum."""
+    """A gauge that does not export tenants beyond the bound: states of several tenants have no sum."""
 
     bound: TenantSeries
 
     def labels(self, *values: object, **named: object) -> Self:
-        """The child of these labels; one that nobody reads where there is no room."""
+        """The child of these labels; beyond the bound, one that is not exported."""
         wanted = _in_order(self, values, named)
         if wanted not in self._metrics and self.bound.is_full:
             return type(self)(
@@ -76,18 +73,17 @@ def _in_order(
     return tuple(map(str, values or (named[name] for name in family._labelnames)))  # noqa: SLF001
 
 
-class Regulars:
+class HeavyHitters:
     """
-    Tells what is seen often from what is seen once: only the former gets a series of its own.
+    Tells frequent labels from rare ones: only frequent ones get a series.
 
-    Made for labels that clients can invent.  Counts of the last one to two spans of `among` sightings are
-    kept, so memory is bounded whatever is seen.
+    Counts of the last one to two spans of `among` observations are kept, so memory is bounded.
 
     Args:
-        most: named at a time.  Who comes later waits until one of them has not been seen for a whole span.
-        often: sightings among the last ones from which on something is named.
-        among: sightings of a span.
-        on_gone: called with what is named no longer.
+        most: maximum number of frequent labels; a further one waits until one was absent for a whole span.
+        often: observations within the last spans that make labels frequent.
+        among: observations in a span.
+        on_gone: called with labels that are no longer frequent.
     """
 
     def __init__(
@@ -100,8 +96,8 @@ class Regulars:
         self._previous: dict[tuple[str, ...], int] = {}
         self._seen = 0
 
-    def saw(self, labels: tuple[str, ...]) -> bool:
-        """Count one sighting; whether these labels are named now."""
+    def observe(self, labels: tuple[str, ...]) -> bool:
+        """Count one observation; return whether these labels are frequent now."""
         if self._seen >= self._among:
             self._previous, self._current, self._seen = self._current, {}, 0
         self._seen += 1
@@ -114,7 +110,7 @@ class Regulars:
         return True
 
     def _has_room(self) -> bool:
-        """Whether another may be named, once whoever stayed away has been forgotten."""
+        """Whether another may become frequent, once absent ones are forgotten."""
         if len(self._named) < self._most:
             return True
         gone = {each for each in self._named if each not in self._current and each not in self._previous}

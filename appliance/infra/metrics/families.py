@@ -440,8 +440,7 @@ class Metrics:
         )
         self.audit_dropped = counter(
             "appliance_audit_dropped_entries",
-            "Acknowledged entries that were lost: unreadable in the spool, or refused by the log. If it rises, "
-            "the log has a gap.",
+            "Entries acknowledged from the spool that the log then refused. If it rises, the log has a gap.",
         )
         self.audit_gap_entries = gauge(
             "appliance_audit_gap_entries",

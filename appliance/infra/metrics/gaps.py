@@ -1,14 +1,14 @@
 """
-The time between two pieces of an answer, for millions of pieces a minute.
+Metrics that are not moved event by event: gaps within a stream, and counters copied from a worker.
 
-A histogram's `observe` takes two locks and walks its buckets.  A stream counts its gaps for itself instead,
-in a list that nobody else has, and the histogram is given all of them when the request ends: a piece costs
-a subtraction, a bisection and an addition.  What a crash loses of it is what the metrics lose anyway.
+`observe` of a histogram takes two locks and walks its buckets: too much for millions of pieces of answers a
+minute.  A stream counts its gaps in a list of its own, and the histogram takes all of them when the request
+ends: a piece costs a subtraction, a bisection and an addition.
 """
 
 from bisect import bisect_left
 
-from prometheus_client import Histogram
+from prometheus_client import Counter, Histogram
 
 GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5)
 """Upper bounds of the buckets, in seconds; the last bucket has none."""
@@ -24,13 +24,9 @@ class Gaps:
         self._first = self._last = 0.0
         self._pieces = 0
 
-    def saw(self, pieces: int, now: float) -> None:
+    def observe(self, pieces: int, now: float) -> None:
         """
-        Note that pieces were sent together.
-
-        Args:
-            pieces: how many, at least 1.
-            now: reading in seconds of a clock that never goes backwards, the same for a whole stream.
+        Count pieces (at least 1) that were sent together; `now` in seconds of the stream's monotonic clock.
         """
         if self._pieces:
             self._counts[bisect_left(GAP_SECONDS, now - self._last)] += 1
@@ -41,24 +37,23 @@ class Gaps:
 
     @property
     def first(self) -> float | None:
-        """When the first piece was sent; None before it was."""
+        """When the first piece was sent, or None."""
         return self._first if self._pieces else None
 
     @property
     def pieces(self) -> int:
-        """Pieces sent."""
         return self._pieces
 
     @property
     def counts(self) -> list[int]:
-        """Gaps by bucket of `GAP_SECONDS`; those between pieces sent together are of 0 seconds."""
+        """Gaps by bucket of `GAP_SECONDS`; between pieces sent together they are 0 seconds."""
         counts = list(self._counts)
         counts[0] += max(0, self._pieces - 1) - sum(counts)
         return counts
 
     @property
     def seconds(self) -> float:
-        """All gaps together."""
+        """Sum of all gaps."""
         return self._last - self._first
 
 
@@ -71,3 +66,15 @@ class GapHistogram(Histogram):
             if count:
                 bucket.inc(count)
         self._sum.inc(gaps.seconds)
+
+
+class CopiedCounter(Counter):
+    """
+    A counter that a worker keeps; back at 0 when the worker restarts.
+
+    Prometheus takes a counter that falls as reset, so rates stay right.
+    """
+
+    def copy(self, value: float) -> None:
+        """Export this value from now on."""
+        self._value.set(float(value))

@@ -1,5 +1,5 @@
 """
-State that others keep, read whenever the metrics are: the audit log, its health and witnesses, the tenants.
+State that other packages keep, read at every scrape: the audit log, its health and witnesses, the tenants.
 """
 
 from collections.abc import Callable
@@ -9,15 +9,13 @@ from appliance.infra.metrics.families import Metrics
 
 
 class AuditView(Protocol):
-    """The part of the audit log's state that is exported."""
+    """The exported part of the audit log's state."""
 
     @property
-    def size(self) -> int:
-        """Durable entries."""
+    def size(self) -> int: ...
 
     @property
-    def queued(self) -> int:
-        """Entries waiting for a commit."""
+    def queued(self) -> int: ...
 
     @property
     def checkpoint_size(self) -> int:
@@ -32,12 +30,11 @@ class AuditView(Protocol):
         """Intents without an outcome yet."""
 
     @property
-    def failure(self) -> str | None:
-        """Why the last write failed."""
+    def failure(self) -> str | None: ...
 
 
 def observe_audit(metrics: Metrics, state: Callable[[], AuditView]) -> None:
-    """Read the audit log's state whenever the metrics are read."""
+    """Read the audit log's state at every scrape."""
     metrics.audit_tree_size.set_function(lambda: state().size)
     metrics.audit_queue_entries.set_function(lambda: state().queued)
     metrics.audit_checkpoint_size.set_function(lambda: state().checkpoint_size)
@@ -52,15 +49,13 @@ def _lag(state: AuditView) -> int:
 
 
 class HealthView(Protocol):
-    """The part of the audit log's health that is exported."""
+    """The exported part of the audit log's health."""
 
     @property
-    def spool_entries(self) -> int:
-        """Entries in the spool."""
+    def spool_entries(self) -> int: ...
 
     @property
-    def spool_bytes(self) -> int:
-        """Size of the spool."""
+    def spool_bytes(self) -> int: ...
 
     @property
     def gap_entries(self) -> int:
@@ -68,19 +63,19 @@ class HealthView(Protocol):
 
     @property
     def verified_size(self) -> int:
-        """Entries the log's own check found whole."""
+        """Entries that the self-check verified."""
 
     @property
     def verified_time(self) -> float:
-        """When it last ended, in seconds since the epoch."""
+        """When the self-check last ended, in seconds since the epoch."""
 
     @property
     def is_damaged(self) -> bool:
-        """Whether it found damage."""
+        """Whether the self-check found damage."""
 
 
 def observe_health(metrics: Metrics, health: Callable[[], HealthView]) -> None:
-    """Read the audit log's health whenever the metrics are read."""
+    """Read the audit log's health at every scrape."""
     metrics.audit_spool_entries.set_function(lambda: health().spool_entries)
     metrics.audit_spool_bytes.set_function(lambda: health().spool_bytes)
     metrics.audit_gap_entries.set_function(lambda: health().gap_entries)
@@ -90,7 +85,7 @@ def observe_health(metrics: Metrics, health: Callable[[], HealthView]) -> None:
 
 
 class TenantsView(Protocol):
-    """How well the tenants in force are known."""
+    """How current the tenants in force are."""
 
     @property
     def generation(self) -> int:
@@ -102,11 +97,11 @@ class TenantsView(Protocol):
 
     @property
     def next_key_end(self) -> int:
-        """Unix time at which the next key ends that nobody has rotated; 0 if none does."""
+        """Unix time at which the next key ends that was not rotated; 0 for none."""
 
 
 def observe_tenants(metrics: Metrics, view: TenantsView) -> None:
-    """Read how well the tenants are known whenever the metrics are read."""
+    """Read how current the tenants are at every scrape."""
     metrics.keys_next_end.set_function(lambda: view.next_key_end)
     metrics.tenants_generation.set_function(lambda: view.generation)
     metrics.tenants_age_seconds.set_function(lambda: view.age_seconds)
@@ -133,7 +128,7 @@ class WitnessView(Protocol):
 
 
 def observe_witnesses(metrics: Metrics, level: Callable[[], WitnessView]) -> None:
-    """Read how far the log is witnessed whenever the metrics are read."""
+    """Read how far the log is witnessed at every scrape."""
     metrics.audit_witnesses.labels("known").set_function(lambda: level().known)
     metrics.audit_witnesses.labels("cosigned").set_function(lambda: level().cosigned)
     metrics.audit_witnessed_size.set_function(lambda: level().size)

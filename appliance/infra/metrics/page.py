@@ -1,12 +1,12 @@
 """
-The page that Prometheus reads, written a few series at a time.
+The page that Prometheus scrapes, written a few series at a time.
 
-A site's 5,000 series take some 70 ms to write.  On the event loop that is 70 ms in which no stream moves;
-a thread would take turns with the loop every 5 ms, at each of its system calls.  So the page is written on
-the loop, and the loop goes round after every few series: no stream waits for longer than these take.
+A site's 5,000 series take some 70 ms to write.  On the event loop, no stream would move for 70 ms; a thread
+would compete with the loop for the interpreter every 5 ms, at each of its system calls.  So the page is
+written on the loop, which runs other tasks after every few series.
 
-Nothing runs beside it, so whatever is read whenever the metrics are is read between two steps of its owner.
-A histogram is read at once; two metrics may be of different moments, as Prometheus expects of any page.
+No thread is involved, so state that is read at a scrape is read between two steps of its owner.  A histogram
+is read at once; two metrics may be of different moments, as Prometheus expects of any page.
 """
 
 import asyncio
@@ -20,23 +20,14 @@ from prometheus_client.metrics import MetricWrapperBase
 SERIES_AT_A_TIME = 25
 """About half a millisecond of work."""
 CREATED = "_created"
-"""When a series began: exported, it would double their number."""
+"""Ending of the time at which a series began; exporting it would double the series."""
 HEADERS = (b"# HELP ", b"# TYPE ", b"# UNIT ")
 END = b"# EOF\n"
 """Ends a page of OpenMetrics, and each part of one that its encoder writes."""
 
 
 async def page(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """
-    Write everything measured.
-
-    Args:
-        registry: what is exported.
-        accept: the request's `Accept` header; empty for Prometheus text.
-
-    Returns:
-        The page, and its content type.
-    """
+    """Return the page and its content type; `accept`: the request's header, empty for Prometheus text."""
     encode, content_type = choose_encoder(accept)
     parts, ends, written = [], False, 0
     for piece in _pieces(registry):
@@ -59,7 +50,6 @@ class _Piece:
     is_first: bool
 
     def collect(self) -> Iterable[Metric]:
-        """As an encoder asks a registry."""
         return (self.metric,)
 
 

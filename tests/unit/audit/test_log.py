@@ -340,7 +340,7 @@ async def test_another_writer_of_the_same_name_ends_this_one_for_good(
         async with open_log(sql_store) as first:
             async with open_log(other) as second:
                 await second.append(READ, **READING)
-                watcher = asyncio.create_task(first.watch())
+                watcher = asyncio.create_task(first.wait_failed())
                 with pytest.raises(AuditForkError):
                     await first.append(READ, **READING)
                 with pytest.raises(AuditForkError):

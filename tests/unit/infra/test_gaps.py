@@ -18,7 +18,7 @@ def stream(*sent: tuple[int, float]) -> Gaps:
     gaps, now = Gaps(), 1000.0
     for pieces, after in sent:
         now += after
-        gaps.saw(pieces, now)
+        gaps.observe(pieces, now)
     return gaps
 
 
@@ -55,7 +55,7 @@ def test_a_gap_on_a_bound_is_in_its_bucket():
     """`le` means: at most."""
     gaps = Gaps()
     for now in (0.0, 0.25, 0.5, 3.0):
-        gaps.saw(1, now)
+        gaps.observe(1, now)
     assert gaps.counts[GAP_SECONDS.index(0.3)] == 2
     assert gaps.counts[GAP_SECONDS.index(2.5)] == 1
     assert (sum(gaps.counts), gaps.seconds) == (3, 3.0)

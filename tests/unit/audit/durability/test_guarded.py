@@ -1,4 +1,4 @@
-"""Every disk the log depends on is watched, each once."""
+"""Every disk the log depends on is monitored, each once."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ def test_sqlite_lies_in_the_data_directory():
     assert disks(SQLITE, "strict") == {"database": DATA}
 
 
-def test_with_a_database_server_the_data_directory_is_watched_by_itself():
-    """Heads and keys are there, and gateways cannot go on without room for them."""
+def test_with_a_database_server_the_data_directory_is_monitored_by_itself():
+    """Heads and keys are there, and gateways cannot continue without room for them."""
     assert disks(POSTGRESQL, "strict") == {"data": DATA}
 
 

@@ -89,18 +89,18 @@ def test_it_rests_most_of_the_time():
     assert set(rests) == {9}  # a second of work each time
 
 
-async def test_damage_is_told_everywhere(tmp_path):
+async def test_damage_is_reported_everywhere(tmp_path):
     """Log event, metric, readiness, and the sink refuses what is new."""
     bench = Bench(tmp_path)
     async with bench.open("strict", verify_seconds=0.01) as guarded:
-        running = asyncio.create_task(guarded.watch.run())
+        running = asyncio.create_task(guarded.monitor.run())
         await begin(guarded.sink, "a")
         await end(guarded.sink, "a")
-        await until(lambda: guarded.watch.health().verified_size >= 3)
-        assert guarded.watch.health().problem(None) is None
+        await until(lambda: guarded.monitor.health().verified_size >= 3)
+        assert guarded.monitor.health().problem(None) is None
         bench.store.stored[1] = replace(bench.store.stored[1], leaf=b"{}")
-        await until(lambda: guarded.watch.health().is_damaged)
-        assert "stored entry 1" in guarded.watch.health().problem(None)
+        await until(lambda: guarded.monitor.health().is_damaged)
+        assert "stored entry 1" in guarded.monitor.health().problem(None)
         with pytest.raises(AuditUnavailableError, match="the audit log is damaged"):
             await begin(guarded.sink, "b")
         running.cancel()
@@ -108,8 +108,8 @@ async def test_damage_is_told_everywhere(tmp_path):
     assert len(bench.events("audit_damage_found")) == 1
 
 
-def test_health_without_anybody_to_ask_is_good():
-    """What a test or a tool that does not care is given."""
+def test_health_of_an_unknown_log_is_good():
+    """The default of a service without an audit log."""
     health = AuditHealth()
     assert (health.problem(None), health.warnings, health.is_damaged) == (None, (), False)
     assert health.problem("the disk is full") == "the disk is full"

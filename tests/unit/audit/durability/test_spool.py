@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.audit.durability.spool import FRAME_BYTES, SUFFIX, Spool, Start
+from appliance.audit.durability.spool import FRAME_BYTES, SUFFIX, Spool, SpoolStart
 from appliance.audit.registry import EntryType
 from appliance.errors import AuditUnavailableError, ConfigurationError
 
-START = Start(spool="one", log="appliance.test/audit", size=7, since="then", reason="the disk is full")
+START = SpoolStart(spool="one", log="appliance.test/audit", size=7, since="then", reason="the disk is full")
 INTENT, OUTCOME = EntryType.REQUEST_INTENT, EntryType.REQUEST_OUTCOME
 
 

@@ -1,0 +1,68 @@
+"""What is common is named, what clients invent is not."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.infra.metrics.cardinality import HeavyHitters
+
+A, B, C = ("a",), ("b",), ("c",)
+
+
+class Seen:
+    """A keeper of heavy_hitters that remembers who was forgotten."""
+
+    def __init__(self, *, most: int = 2, often: int = 3, among: int = 10) -> None:
+        self.gone: list[tuple[str, ...]] = []
+        self.heavy_hitters = HeavyHitters(most=most, often=often, among=among, on_gone=self.gone.append)
+
+    def saw(self, *labels: tuple[str, ...]) -> list[bool]:
+        return [self.heavy_hitters.observe(each) for each in labels]
+
+
+def test_a_label_is_named_once_it_was_seen_often():
+    """And stays named."""
+    assert Seen().saw(A, A, A, A) == [False, False, True, True]
+
+
+def test_what_is_invented_anew_each_time_is_never_named():
+    """A system prompt with the time of day in it, or a client that means harm."""
+    seen = Seen()
+    assert not any(seen.saw(*((str(number),) for number in range(1000))))
+    assert seen.saw(A, A, A)[-1]
+
+
+def test_sightings_long_ago_do_not_count():
+    """Only those of the last one to two spans."""
+    seen = Seen()
+    seen.saw(A, A, *((str(number),) for number in range(30)))
+    assert seen.saw(A) == [False]
+
+
+def test_there_are_never_more_names_than_told():
+    """A third one waits."""
+    seen = Seen()
+    assert seen.saw(A, A, A, B, B, B)[-1]
+    assert not any(seen.saw(C, C, C, C))
+    assert seen.gone == []
+
+
+def test_who_stays_away_makes_room():
+    """Yesterday's template does not keep today's from being seen."""
+    seen = Seen()
+    seen.saw(A, A, A, B, B, B)
+    assert seen.saw(*[B, C] * 20)[-1]
+    assert seen.gone == [A]
+    assert seen.saw(A) == [False]
+
+
+@given(st.lists(st.integers(0, 60), max_size=400), st.integers(1, 5), st.integers(1, 4), st.integers(1, 20))
+def test_names_and_memory_are_bounded_whatever_is_seen(sightings, most, often, among):
+    """Names are at most `most` at any time, and counts are of two spans."""
+    seen, named = Seen(most=most, often=often, among=among), set()
+    for number in sightings:
+        if seen.heavy_hitters.observe((str(number),)):
+            named.add((str(number),))
+        named -= set(seen.gone)
+        seen.gone.clear()
+        assert len(named) <= most
+        assert len(seen.heavy_hitters._current) + len(seen.heavy_hitters._previous) <= 2 * among
