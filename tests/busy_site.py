@@ -51,7 +51,7 @@ VALUES = {
 def saw_template(metrics: Metrics, template: str, model: str = "general") -> None:
     """A request with this template was drafted for."""
     counts = {"drafts": 1, "draft_tokens": 3, "accepted_tokens": 2}
-    metrics.saw_drafts(model=model, template=template, context="0-1k", **counts)
+    metrics.record_drafts(model=model, template=template, context="0-1k", **counts)
 
 
 def busy_site(tenants: tuple[str, ...]) -> Metrics:

@@ -171,7 +171,7 @@ class Controlled:
                 sealed_head_path=self.directory / "audit.head",
                 clock=self.wall,
                 version="test",
-                on_commit=self.metrics.saw_audit_commit,
+                on_commit=self.metrics.record_audit_commit,
             )
         )
         self.client = await enter(BreakableClient.open(connect_seconds=2.0))

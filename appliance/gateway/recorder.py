@@ -173,4 +173,4 @@ def attribute_drafts(summary: RequestSummary, attribution: Attribution, metrics:
         "accepted_tokens": usage.accepted_tokens or 0,
     }
     attribution.record(tenant=summary.tenant, completion_tokens=usage.completion_tokens, **counts)
-    metrics.saw_drafts(**counts)
+    metrics.record_drafts(**counts)

@@ -94,7 +94,7 @@ class Relay:
         """Relay whole frames as they arrive; hold back those that end the stream."""
         buffer, final, done = sse.FrameBuffer(), b"", False
         call, dialect = exchange.call, exchange.call.endpoint.dialect
-        observe, count_pieces = exchange.capture.observe, exchange.gaps.saw
+        observe, count_pieces = exchange.capture.observe, exchange.gaps.observe
 
         async def keep_alive() -> None:
             observe(sse.KEEP_ALIVE)

@@ -123,7 +123,7 @@ def test_every_outcome_can_be_written_to_the_log(
         queued=queued,
     )
     if first is not None:
-        record.gaps.saw(1, 100.0 + first)
+        record.gaps.observe(1, 100.0 + first)
     fields = summarise(record, 100.0 + seconds).fields
     assert fields.get("speculation_forbidden") == forbidden_by
     assert leaf_of(EntryType.REQUEST_OUTCOME, fields)
@@ -233,8 +233,8 @@ def test_a_failed_audit_log_overrides_the_worker_s_outcome():
 def test_without_usage_the_pieces_sent_are_the_estimate():
     """An interrupted stream cost something."""
     record = exchange()
-    record.gaps.saw(3, 101.0)
-    record.gaps.saw(4, 102.0)
+    record.gaps.observe(3, 101.0)
+    record.gaps.observe(4, 102.0)
     assert record.final_usage == Usage(completion_tokens=7, estimated=True)
     record.end(Outcome.CLIENT_GONE, 499)
     assert summarise(record, 103.0).first_content_seconds == 1.0
@@ -246,7 +246,7 @@ def test_gaps_between_pieces_are_counted_when_the_request_ends():
     for times in ((101.0, 101.25, 104.25), (101.0,), ()):
         record = ended(outcome=Outcome.CLIENT_GONE)
         for now in times:
-            record.gaps.saw(1, now)
+            record.gaps.observe(1, now)
         count_request(summarise(record, 105.0), metrics)
     value = metrics.registry.get_sample_value
     assert value("appliance_inter_token_seconds_count", {"model": "demo"}) == 2
@@ -257,14 +257,14 @@ def test_gaps_between_pieces_are_counted_when_the_request_ends():
 def test_a_reported_prompt_and_an_estimated_answer_make_an_estimate():
     """Anthropic's streams report the prompt at the beginning and the answer at the end."""
     record = exchange(usage=Usage(prompt_tokens=7, estimated=True))
-    record.gaps.saw(3, 101.0)
+    record.gaps.observe(3, 101.0)
     assert record.final_usage == Usage(prompt_tokens=7, completion_tokens=3, estimated=True)
     assert record.charged_tokens == 10
 
 
 def test_reported_usage_overrides_the_estimate():
     record = exchange(usage=Usage(prompt_tokens=7, completion_tokens=10))
-    record.gaps.saw(3, 101.0)
+    record.gaps.observe(3, 101.0)
     assert record.final_usage == Usage(prompt_tokens=7, completion_tokens=10)
 
 
@@ -279,7 +279,7 @@ def test_overhead_is_the_time_not_spent_waiting_for_the_worker():
 def test_the_log_line_has_only_fields_that_are_allowed():
     """The logger drops none of them, and each is a field of the outcome."""
     record = ended(worker=WORKER, usage=Usage(drafts=4, draft_tokens=12, accepted_tokens=6))
-    record.gaps.saw(1, 101.0)
+    record.gaps.observe(1, 101.0)
     assert {*LOGGED, "trace_id"} <= ALLOWED
     assert set(LOGGED) <= set(summarise(record, 102.0).fields)
 
