@@ -1,5 +1,5 @@
 """
-What storms are run against: the gateway of the integration tests, in the test's process, and one of its
+The targets of the abuse tests: the gateway of the integration tests, in the test's process, and one of its
 own, whose memory can be measured.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from demo.process import ApplianceProcess
-from tests.abuse.victim import Victim
+from tests.abuse.gateway_under_test import GatewayUnderTest
 from tests.fakes import FakeWorker
 from tests.integration.conftest import running, serve
 
 __all__ = ["running", "serve", "start"]
 
-Start = Callable[..., Awaitable[Victim]]
+Start = Callable[..., Awaitable[GatewayUnderTest]]
 
 
 @asynccontextmanager
@@ -27,7 +27,7 @@ async def victims(directory: Path) -> AsyncIterator[Start]:
     """Start a gateway process in front of a scripted worker in this process; settings of `api` by name."""
     async with AsyncExitStack() as stack:
 
-        async def starting(worker: FakeWorker, **api: Any) -> Victim:
+        async def starting(worker: FakeWorker, **api: Any) -> GatewayUnderTest:
             await stack.enter_async_context(worker.serving())
             environment = {f"APPLIANCE_API__{name.upper()}": str(value) for name, value in api.items()}
             environment |= {
@@ -41,7 +41,7 @@ async def victims(directory: Path) -> AsyncIterator[Start]:
             process = ApplianceProcess("gateway", data=directory / "data", environment=environment)
             stack.push_async_callback(asyncio.to_thread, process.__exit__)
             await asyncio.to_thread(process.wait_ready)
-            return Victim(process, worker)
+            return GatewayUnderTest(process, worker)
 
         yield starting
 

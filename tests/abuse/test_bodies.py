@@ -156,7 +156,7 @@ async def ask(
 
 
 def assert_answered_or_refused(status: int, body: bytes, *secrets: str) -> None:
-    """No 500, and of what was refused: the four keys, and nothing of what was said."""
+    """No 500; an error has the four keys and no content of the request."""
     assert status != 500, body
     assert 200 <= status < 600
     if status < 400:
@@ -186,7 +186,7 @@ def headers_for(key: str, body: bytes) -> list[tuple[bytes, bytes]]:
 
 
 async def has_worker(running) -> None:
-    """Look at the worker again if it was given up: it does not speak every dialect it is asked in."""
+    """Poll the worker again if it was excluded: it does not implement every dialect."""
     if not running.pool.any_healthy():
         await running.control.tick()
 

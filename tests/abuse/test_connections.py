@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from tests.abuse.conftest import victims
-from tests.abuse.victim import MIB, PATIENT, allow_open_files, close_all, reset, wait_closed
+from tests.abuse.gateway_under_test import MIB, PATIENT, allow_open_files, close_all, reset, wait_closed
 from tests.fakes import FakeWorker, chat, until
 
 IDLE = 10_000
@@ -27,19 +27,19 @@ SHARED = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def victim(tmp_path_factory):
+async def gateway(tmp_path_factory):
     """A gateway with small bounds."""
     bounds = {"head_seconds": 2, "body_seconds": 2, "stalled_seconds": 2, "max_body_bytes": MIB}
     async with victims(tmp_path_factory.mktemp("bounded")) as start:
         yield await start(FakeWorker(), **bounds)
 
 
-def opened(victim, count: int) -> list[socket.socket]:
+def opened(gateway, count: int) -> list[socket.socket]:
     """So many connections that say nothing."""
     connections: list[socket.socket] = []
     try:
         while len(connections) < count:
-            connections.append(victim.connect())
+            connections.append(gateway.connect())
     except BaseException:
         close_all(connections)
         raise
@@ -47,7 +47,7 @@ def opened(victim, count: int) -> list[socket.socket]:
 
 
 def drip(connections: Iterable[socket.socket], seconds: float) -> list[bytes]:
-    """Send a byte now and then on each until it is closed; what was said on those that were."""
+    """Send a byte from time to time on each until it is closed; returns their answers."""
     left, said = list(connections), []
     deadline = time.monotonic() + seconds
     while left and time.monotonic() < deadline:
@@ -82,44 +82,44 @@ def pour(connection: socket.socket, piece: bytes, most_bytes: int) -> int:
 async def test_ten_thousand_idle_connections_cost_little_and_keep_nobody_out(start):
     """Also where there may be no more; and what the first ten thousand took is used again by the second."""
     allow_open_files(IDLE + SPARE_FILES)
-    victim = await start(FakeWorker(), max_connections=IDLE)
-    await victim.serves_others()
+    gateway = await start(FakeWorker(), max_connections=IDLE)
+    await gateway.serves_others()
     growth: list[int] = []
-    before = victim.resident_bytes
+    before = gateway.resident_bytes
     for _ in range(2):
-        connections = await asyncio.to_thread(opened, victim, IDLE)
+        connections = await asyncio.to_thread(opened, gateway, IDLE)
         try:
-            await victim.serves_others(told_to_wait=True)
-            growth.append(victim.peak_bytes - before)
+            await gateway.serves_others(told_to_wait=True)
+            growth.append(gateway.peak_bytes - before)
         finally:
             close_all(connections)
-        await until(lambda: victim.open_files < IDLE / 10)
+        await until(lambda: gateway.open_files < IDLE / 10)
     assert growth[0] < IDLE * 64 * 1024
     assert growth[1] < 1.5 * growth[0] + 16 * MIB
 
 
 @SHARED
 @pytest.mark.parametrize("part", ["head", "body"])
-async def test_client_that_sends_byte_by_byte_is_disconnected(victim, part: str):
+async def test_client_that_sends_byte_by_byte_is_disconnected(gateway, part: str):
     """Five hundred at once, each always about to send the rest."""
     slow = 500
-    before, asked = victim.resident_bytes, len(victim.worker.bodies)
-    connections = await asyncio.to_thread(opened, victim, slow)
+    before, asked = gateway.resident_bytes, len(gateway.worker.bodies)
+    connections = await asyncio.to_thread(opened, gateway, slow)
     beginning = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: " if part == "head" else victim.head(MIB)
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: " if part == "head" else gateway.head(MIB)
     )
     for connection in connections:
         connection.sendall(beginning)
     started = time.monotonic()
     dripping = asyncio.create_task(asyncio.to_thread(drip, connections, 60))
-    await victim.serves_others()
+    await gateway.serves_others()
     said = await dripping
     assert len(said) == slow, (
         f"{slow - len(said)} of {slow} were still served after {time.monotonic() - started:.0f} s"
     )
-    assert victim.resident_bytes - before < 64 * MIB
-    assert len(victim.worker.bodies) == asked + 1, "a worker was asked by somebody who asked nothing"
-    await victim.serves_others()
+    assert gateway.resident_bytes - before < 64 * MIB
+    assert len(gateway.worker.bodies) == asked + 1, "a worker was asked by somebody who asked nothing"
+    await gateway.serves_others()
 
 
 HEADS: dict[str, tuple[bytes, bytes]] = {
@@ -142,23 +142,23 @@ HEADS: dict[str, tuple[bytes, bytes]] = {
 
 @SHARED
 @pytest.mark.parametrize("beginning", HEADS.values(), ids=HEADS.keys())
-async def test_gateway_cuts_off_a_head_without_end(victim, beginning: tuple[bytes, bytes]):
+async def test_gateway_cuts_off_a_head_without_end(gateway, beginning: tuple[bytes, bytes]):
     """Eight at once, each willing to send a quarter of a gigabyte."""
-    await victim.serves_others()
-    before = victim.resident_bytes
-    victim.forget_peak()
-    connections = await asyncio.to_thread(opened, victim, 8)
+    await gateway.serves_others()
+    before = gateway.resident_bytes
+    gateway.forget_peak()
+    connections = await asyncio.to_thread(opened, gateway, 8)
     for connection in connections:
         connection.sendall(beginning[0])
     storm = [asyncio.to_thread(pour, connection, beginning[1], 256 * MIB) for connection in connections]
     taken = asyncio.gather(*storm)
-    await victim.serves_others()
+    await gateway.serves_others()
     most = max(await taken)
     close_all(connections)
-    assert victim.peak_bytes - before < 64 * MIB
+    assert gateway.peak_bytes - before < 64 * MIB
     # What the gateway does not read stays in the kernel's buffers, a few megabytes of each connection.
     assert most < 128 * MIB, "it went on reading"
-    await victim.serves_others()
+    await gateway.serves_others()
 
 
 def chunk(size: int) -> bytes:
@@ -176,34 +176,34 @@ BODIES: dict[str, tuple[int | None, bytes]] = {
 @SHARED
 @pytest.mark.parametrize("key", [None, "sk-aaaaaaaa-" + "A" * 43], ids=["tenant", "stranger"])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
-async def test_gateway_cuts_off_a_body_without_end(victim, body: tuple[int | None, bytes], key: str | None):
+async def test_gateway_cuts_off_a_body_without_end(gateway, body: tuple[int | None, bytes], key: str | None):
     """Eight at once, whether or not they have a key; the limit is a megabyte."""
-    await victim.serves_others()
-    before = victim.resident_bytes
-    victim.forget_peak()
-    connections = await asyncio.to_thread(opened, victim, 8)
+    await gateway.serves_others()
+    before = gateway.resident_bytes
+    gateway.forget_peak()
+    connections = await asyncio.to_thread(opened, gateway, 8)
     for connection in connections:
-        connection.sendall(victim.head(body[0], key=key))
+        connection.sendall(gateway.head(body[0], key=key))
     taken = asyncio.gather(*(asyncio.to_thread(pour, one, body[1], 1024 * MIB) for one in connections))
-    await victim.serves_others()
+    await gateway.serves_others()
     most = max(await taken)
     close_all(connections)
-    assert victim.peak_bytes - before < 64 * MIB
+    assert gateway.peak_bytes - before < 64 * MIB
     assert most < 512 * MIB, "it went on reading"
-    await victim.serves_others()
+    await gateway.serves_others()
 
 
 async def test_bodies_that_are_large_together_are_bounded_together(start):
-    """Each within its limit, and room for two: others are told to come back, and then there is room."""
-    victim = await start(FakeWorker(head_seconds=2), max_body_bytes=MIB, max_bodies_bytes=2 * MIB)
+    """Each is within its limit, and only two fit: the others get 429, and later there is room."""
+    gateway = await start(FakeWorker(head_seconds=2), max_body_bytes=MIB, max_bodies_bytes=2 * MIB)
     body = chat(padding="x" * (MIB * 9 // 10))
 
     async def ask() -> tuple[int, str | None]:
-        async with session.post(f"{victim.process.url}/v1/chat/completions", json=body) as answer:
+        async with session.post(f"{gateway.process.url}/v1/chat/completions", json=body) as answer:
             content = await answer.json()
             return answer.status, content["error"]["code"] if "error" in content else None
 
-    headers = {"Authorization": f"Bearer {victim.process.key}"}
+    headers = {"Authorization": f"Bearer {gateway.process.key}"}
     async with aiohttp.ClientSession(headers=headers, timeout=PATIENT) as session:
         for _ in range(2):
             answers = await asyncio.gather(*(ask() for _ in range(6)))
@@ -213,48 +213,48 @@ async def test_bodies_that_are_large_together_are_bounded_together(start):
 
 
 @SHARED
-async def test_pipelined_requests_without_reading_are_bounded(victim):
+async def test_pipelined_requests_without_reading_are_bounded(gateway):
     """A client that pipelines is served in turn; one that never reads is not read either."""
-    before = victim.resident_bytes
-    connections = [victim.connect(receive_bytes=4096) for _ in range(8)]
+    before = gateway.resident_bytes
+    connections = [gateway.connect(receive_bytes=4096) for _ in range(8)]
     request = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 1000
     storm = asyncio.gather(*(asyncio.to_thread(pour, one, request, 256 * MIB) for one in connections))
     try:
-        await victim.serves_others()
+        await gateway.serves_others()
         assert max(await storm) < 256 * MIB
     finally:
         close_all(connections)
-    assert victim.resident_bytes - before < 64 * MIB
-    await victim.serves_others()
+    assert gateway.resident_bytes - before < 64 * MIB
+    await gateway.serves_others()
 
 
 async def test_thousands_of_vanished_clients_leave_no_state(start):
-    """Asked and gone at once: no request stays open, no file, no memory."""
-    victim = await start(FakeWorker(head_seconds=0.2))
-    await victim.serves_others()
-    files, before = victim.open_files, victim.resident_bytes
+    """They send a request and disconnect: no open request, file or memory remains."""
+    gateway = await start(FakeWorker(head_seconds=0.2))
+    await gateway.serves_others()
+    files, before = gateway.open_files, gateway.resident_bytes
     rounds, each = 10, 100
 
     def vanish() -> None:
-        connections = opened(victim, each)
+        connections = opened(gateway, each)
         for connection in connections:
-            connection.sendall(victim.request(stream=True))
+            connection.sendall(gateway.request(stream=True))
         for connection in connections:
             reset(connection)
 
     for _ in range(rounds):
         await asyncio.to_thread(vanish)
-    await victim.serves_others()
-    intents = await asyncio.to_thread(victim.entries, "request.intent")
-    ends = await victim.outcomes(len(intents))
+    await gateway.serves_others()
+    intents = await asyncio.to_thread(gateway.entries, "request.intent")
+    ends = await gateway.outcomes(len(intents))
     assert {end["outcome"] for end in ends} <= {"completed", "client_gone"}
     assert sorted(end["request_id"] for end in ends) == sorted(intent["request_id"] for intent in intents)
-    await until(lambda: victim.open_files <= files + 20)
-    assert victim.resident_bytes - before < 64 * MIB
+    await until(lambda: gateway.open_files <= files + 20)
+    assert gateway.resident_bytes - before < 64 * MIB
 
 
 REFUSALS: dict[str, tuple[Callable, tuple[bytes, ...]]] = {
-    "a large declared body": (lambda victim: victim.head(10**9), (b"413",)),
+    "a large declared body": (lambda gateway: gateway.head(10**9), (b"413",)),
     "too many headers": (
         lambda _: b"GET /healthz HTTP/1.1\r\n" + b"a: b\r\n" * 2000 + b"\r\n",
         (b"431",),
@@ -272,10 +272,10 @@ REFUSALS: dict[str, tuple[Callable, tuple[bytes, ...]]] = {
 
 @SHARED
 @pytest.mark.parametrize(("what", "statuses"), REFUSALS.values(), ids=REFUSALS.keys())
-async def test_refused_connections_get_an_error_in_the_usual_shape(victim, what, statuses):
+async def test_refused_connections_get_an_error_in_the_usual_shape(gateway, what, statuses):
     """A status, four keys, and then the connection is closed."""
-    connection = await asyncio.to_thread(victim.connect)
-    connection.sendall(what(victim))
+    connection = await asyncio.to_thread(gateway.connect)
+    connection.sendall(what(gateway))
     said = await asyncio.to_thread(wait_closed, connection)
     head, _, body = said.partition(b"\r\n\r\n")
     assert head.split()[1] in statuses

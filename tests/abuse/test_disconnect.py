@@ -1,5 +1,5 @@
 """
-A client that leaves: the worker stops at once, whatever was asked and however the client went.
+When a client leaves, the worker stops at once, for every route and every way of leaving.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.abuse.victim import close_all, reset
+from tests.abuse.gateway_under_test import close_all, reset
 from tests.fakes import FakeWorker, until
 from tests.integration.caller import fetch, sample
 
@@ -20,10 +20,10 @@ CROWD = 50
 async def test_fifty_that_leave_at_once_stop_fifty_generations(start, stream: bool, leave: Callable):
     """Each is in the log as gone, with the tokens it was sent; nothing is left in flight."""
     worker = FakeWorker(pieces=["x"] * 3000, pause_seconds=0.02)
-    victim = await start(worker)
-    crowd = [await asyncio.to_thread(victim.connect) for _ in range(CROWD)]
+    gateway = await start(worker)
+    crowd = [await asyncio.to_thread(gateway.connect) for _ in range(CROWD)]
     for connection in crowd:
-        connection.sendall(victim.request(stream=stream))
+        connection.sendall(gateway.request(stream=stream))
     await until(lambda: len(worker.bodies) == CROWD, 30)
     if stream:
         for connection in crowd:
@@ -31,31 +31,31 @@ async def test_fifty_that_leave_at_once_stop_fifty_generations(start, stream: bo
     for connection in crowd:
         leave(connection)
     await until(lambda: worker.aborted == CROWD, 10)
-    ends = await victim.outcomes(CROWD)
+    ends = await gateway.outcomes(CROWD)
     assert [end["outcome"] for end in ends] == ["client_gone"] * CROWD
     assert all(end["tokens_estimated"] for end in ends)
     # Of a plain answer the worker says nothing before its end, so nobody outside of it knows how far it was.
     assert all((end["completion_tokens"] > 0) == stream for end in ends)
     worker.pieces, worker.pause_seconds = ["x"], 0.0
     # The scripted worker shares this process, and may have been too busy to be looked at.
-    await victim.serves_others(told_to_wait=True)
-    page = await asyncio.to_thread(fetch, f"{victim.process.url}/metrics")
+    await gateway.serves_others(told_to_wait=True)
+    page = await asyncio.to_thread(fetch, f"{gateway.process.url}/metrics")
     assert sample(page, 'appliance_requests_in_flight{model="demo"}') == 0
 
 
 async def test_client_that_leaves_does_not_affect_other_streams(start):
     """Neighbours on the same worker get every frame."""
     worker = FakeWorker(pieces=[f"token {number} " for number in range(100)], pause_seconds=0.01)
-    victim = await start(worker)
-    crowd = [await asyncio.to_thread(victim.connect) for _ in range(20)]
+    gateway = await start(worker)
+    crowd = [await asyncio.to_thread(gateway.connect) for _ in range(20)]
     for connection in crowd:
-        connection.sendall(victim.request(stream=True))
+        connection.sendall(gateway.request(stream=True))
     await until(lambda: len(worker.bodies) == len(crowd), 30)
     close_all(crowd[::2])
     said = await asyncio.gather(*(asyncio.to_thread(read_stream, one) for one in crowd[1::2]))
     expected = b"".join(worker.frames("/v1/chat/completions", {}))
     assert set(said) == {expected}
-    ends = await victim.outcomes(len(crowd))
+    ends = await gateway.outcomes(len(crowd))
     assert sorted(end["outcome"] for end in ends) == ["client_gone"] * 10 + ["completed"] * 10
 
 

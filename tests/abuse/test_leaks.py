@@ -38,7 +38,7 @@ def elsewhere() -> Iterator[Path]:
 
 
 def test_a_key_in_a_log_is_found_with_file_and_line(elsewhere: Path):
-    """By its form: nobody has to know the key."""
+    """By its form, without knowing the key."""
     (elsewhere / "data").mkdir()
     (elsewhere / "data" / "worker.log").write_text(f"started\nserving {KEY_TEXT}, ready\n")
     assert search(elsewhere, {PROMPT}) == [("./data/worker.log:2", KEY_TEXT)]
@@ -76,7 +76,7 @@ def test_a_copy_that_was_cut_is_found(elsewhere: Path, kept: int):
 
 
 def test_the_admin_keys_file_may_hold_a_key(elsewhere: Path):
-    """It is made for it; one of another name is not."""
+    """A file of another name may not."""
     (elsewhere / "admin.key").write_text(KEY_TEXT)
     assert search(elsewhere, {PROMPT}) == []
     (elsewhere / "admin.key.bak").write_text(KEY_TEXT)
@@ -132,7 +132,7 @@ def test_completion_is_recorded(answer):
 
 
 def test_traffic_of_client_tests_is_recorded():
-    """The plugin listens to the HTTP libraries the tests use; nobody has to tell it."""
+    """The plugin patches the HTTP libraries of the tests automatically."""
     said = "this was said by way of a client and nowhere else"
     with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200))) as client:
         client.post("http://localhost/", json={"prompt": [said]})
@@ -155,7 +155,7 @@ class Echo(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("by_line", [False, True], ids=["read", "read by line"])
 def test_traffic_of_the_standard_library_is_recorded(by_line: bool):
-    """`urllib.request`; whatever else is made of `http.client` with it."""
+    """`urllib.request`, and everything else based on `http.client`."""
     said = f"said by way of urllib alone {by_line:d}"
     with HTTPServer(("127.0.0.1", 0), Echo) as server:
         Thread(target=server.handle_request).start()
@@ -167,7 +167,7 @@ def test_traffic_of_the_standard_library_is_recorded(by_line: bool):
 
 
 def test_a_child_process_of_a_test_adds_to_its_record(elsewhere: Path):
-    """What the child hears and finds, under the name of the test that started it."""
+    """The child's traffic and findings, under the name of the test that started it."""
     (elsewhere / "disk").mkdir()
     (elsewhere / "disk" / "log").write_text(ANSWERED)
     program = f"""
@@ -195,7 +195,7 @@ def test_what_a_command_prints_is_kept():
 
 
 def run(elsewhere: Path, tests: str, *options: str) -> tuple[int, str, dict[str, str]]:
-    """Run these tests; exit code, what was printed, and each failed case of the XML report."""
+    """Run these tests; returns exit code, output, and each failed case of the XML report."""
     (elsewhere / "test_it.py").write_text(tests)
     arguments = ["-q", "-p", "tests.leaks", "-p", "xdist", "-p", "no:cacheprovider"]
     arguments += [f"--basetemp={elsewhere / 'run'}", f"--junitxml={elsewhere / 'report.xml'}"]
@@ -244,7 +244,7 @@ CASES = {
     ids=["in one process", "in several", "ended by a failure"],
 )
 def test_leak_is_a_failed_test_case(elsewhere: Path, options: tuple[str, ...]):
-    """Named for the test that said it, wherever it was found; a test that fails hides none."""
+    """Named for the test that sent the text, wherever it was found; a failing test hides no leak."""
     failing = "\ndef test_fourth():\n    assert False\n"
     status, printed, failed = run(elsewhere, LEAKING + failing, *options)
     assert failed.keys() == {"test_fourth", *CASES}, printed
@@ -263,7 +263,7 @@ def test_a_leak_alone_fails_the_run(elsewhere: Path):
 
 
 def test_a_run_that_selects_nothing_is_searched(elsewhere: Path):
-    """What was found while it collected is as red as in any other run."""
+    """A leak during collection fails the run like any other."""
     planted = f"\nfrom pathlib import Path\n(leaks.LEAKS.directory / 'log').write_text('{PROMPT}')\n"
     status, printed, failed = run(elsewhere, LEAKING + planted, "-k", "nothing")
     assert status == 1, printed
@@ -271,7 +271,7 @@ def test_a_run_that_selects_nothing_is_searched(elsewhere: Path):
 
 
 def test_a_test_process_that_crashes_is_said_and_searched(elsewhere: Path):
-    """With what its tests said until then."""
+    """With the traffic of its tests until then."""
     crash = "\ndef test_fourth():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     status, printed, failed = run(elsewhere, LEAKING + crash, "-n", "1", "--max-worker-restart=0")
     assert status != 0
@@ -279,6 +279,6 @@ def test_a_test_process_that_crashes_is_said_and_searched(elsewhere: Path):
 
 
 def test_keys_and_tokens_have_the_form_that_is_searched_for():
-    """Were the form of keys changed, this would say that the search looks for the old one."""
+    """Fails if the form of keys changes and the search does not."""
     assert subprocess.run(["grep", "-E", f"^{KEY}$"], input=KEY_TEXT.encode(), check=False).returncode == 0
     assert "eyJ" in BEARER_TOKEN

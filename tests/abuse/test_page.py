@@ -46,7 +46,6 @@ def test_page_lists_every_limit_of_the_api():
 
 
 def test_page_lists_every_abuse_test():
-    """The files of the second table exist, and none is left out."""
     named = set(re.findall(r"`(test_\w+\.py)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert named == {path.name for path in Path(__file__).parent.glob("test_*.py")} - {
         "test_page.py",

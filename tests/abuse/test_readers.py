@@ -10,7 +10,7 @@ import time
 import pytest
 from aiohttp import web
 
-from tests.abuse.victim import MIB, Victim, close_all, wait_closed
+from tests.abuse.gateway_under_test import MIB, GatewayUnderTest, close_all, wait_closed
 from tests.fakes import MODEL, FakeWorker, frame_of, until
 
 FRAME = frame_of(
@@ -28,7 +28,7 @@ READERS = 8
 
 
 class CountingWorker(FakeWorker):
-    """Streams more than anybody waits for, and counts what was taken from it."""
+    """Streams without end, and counts the bytes read from it."""
 
     taken_frames = 0
 
@@ -44,17 +44,17 @@ class CountingWorker(FakeWorker):
         return response
 
     async def is_held_back(self) -> None:
-        """Wait until nobody takes anything any more."""
+        """Wait until no more bytes are read."""
         before = -1
         while before != self.taken_frames or not before:
             before = self.taken_frames
             await asyncio.sleep(1)
 
 
-def ask(victim: Victim) -> socket.socket:
-    """Ask for a stream, and leave it unread."""
-    connection = victim.connect(receive_bytes=16_384)
-    connection.sendall(victim.request(stream=True))
+def ask(gateway: GatewayUnderTest) -> socket.socket:
+    """Request a stream, and leave it unread."""
+    connection = gateway.connect(receive_bytes=16_384)
+    connection.sendall(gateway.request(stream=True))
     return connection
 
 
@@ -73,38 +73,38 @@ def read_to_end(
 
 
 async def test_unread_bytes_stay_in_the_worker(start):
-    """Eight streams of 130 MB: the gateway keeps next to nothing of them, and none of them is harmed."""
+    """Eight streams of 130 MB: the gateway buffers almost nothing, and all arrive intact."""
     worker = CountingWorker()
-    victim = await start(worker)
-    await victim.serves_others()
-    before = victim.resident_bytes
-    victim.forget_peak()
-    readers = [await asyncio.to_thread(ask, victim) for _ in range(READERS)]
+    gateway = await start(worker)
+    await gateway.serves_others()
+    before = gateway.resident_bytes
+    gateway.forget_peak()
+    readers = [await asyncio.to_thread(ask, gateway) for _ in range(READERS)]
     await worker.is_held_back()
     assert worker.taken_frames < READERS * FRAMES / 2, "the worker was not held back"
-    assert victim.peak_bytes - before < 96 * MIB
-    await victim.serves_others()
+    assert gateway.peak_bytes - before < 96 * MIB
+    await gateway.serves_others()
     said = await asyncio.to_thread(read_to_end, readers[0])
     assert said.count(FRAME) >= FRAMES * 0.9, "frames are missing"
     assert said.replace(b"\r\n", b"").count(b"data: ") == FRAMES + 1
     assert DONE in said
     close_all(readers)
-    ends = await victim.outcomes(READERS + 2)
+    ends = await gateway.outcomes(READERS + 2)
     assert sorted(end["outcome"] for end in ends) == ["client_gone"] * (READERS - 1) + ["completed"] * 3
-    assert victim.peak_bytes - before < 96 * MIB
+    assert gateway.peak_bytes - before < 96 * MIB
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 async def test_client_that_reads_nothing_is_disconnected(start, stream: bool):
-    """The worker is told to stop, and the log says what had been delivered by then."""
+    """The worker stops, and the log has the delivered tokens."""
     worker = CountingWorker(answer=b'{"choices":[],"padding":"%s"}' % (b"x" * 32 * MIB))
-    victim = await start(worker, stalled_seconds=2)
-    files = victim.open_files
-    with victim.connect(receive_bytes=16_384) as connection:
-        connection.sendall(victim.request(stream=stream))
-        (end,) = await victim.outcomes(1)
+    gateway = await start(worker, stalled_seconds=2)
+    files = gateway.open_files
+    with gateway.connect(receive_bytes=16_384) as connection:
+        connection.sendall(gateway.request(stream=stream))
+        (end,) = await gateway.outcomes(1)
         # The last it gives up is the client's connection; its worker's may be kept for the next request.
-        await until(lambda: victim.open_files <= files + 1)
+        await until(lambda: gateway.open_files <= files + 1)
         said = await asyncio.to_thread(wait_closed, connection)
     if stream:
         assert DONE not in said
@@ -118,13 +118,13 @@ async def test_client_that_reads_nothing_is_disconnected(start, stream: bool):
 async def test_client_that_reads_slowly_is_served(start):
     """Although the kernel, which keeps megabytes, takes nothing from the gateway for many seconds."""
     worker = CountingWorker()
-    victim = await start(worker, stalled_seconds=1)
-    connection = await asyncio.to_thread(ask, victim)
+    gateway = await start(worker, stalled_seconds=1)
+    connection = await asyncio.to_thread(ask, gateway)
     said = await asyncio.to_thread(read_to_end, connection, most=16_384, pause=0.2, seconds=6)
     assert len(said) > MIB / 4
     assert worker.aborted == 0
     said = await asyncio.to_thread(read_to_end, connection)
     assert DONE in said
     connection.close()
-    (end,) = await victim.outcomes(1)
+    (end,) = await gateway.outcomes(1)
     assert end["outcome"] == "completed"

@@ -74,7 +74,7 @@ def problems(exchanges: Iterable[Exchange]) -> list[str]:
 
 
 def mismatch(schema: str, value: Any) -> str | None:
-    """How a value breaks a schema of the document, or None where it keeps to it."""
+    """How a value breaks a schema of the document; None if it does not."""
     error = best_match(_validator(schema).iter_errors(value))
     return error and f"not {schema}: {error.json_path}: {error.message[:300]}"
 
@@ -147,7 +147,7 @@ def _frame_mismatch(schema: str, name: str, data: Any) -> str | None:
 
 
 def _unpacked(exchange: Exchange, answer: Any) -> Any:
-    """Embeddings asked for in base64, which the description leaves out, as the numbers they stand for."""
+    """Base64 embeddings as numbers; the description does not cover base64."""
     if exchange.path == "/v1/embeddings" and json.loads(exchange.request).get("encoding_format") == "base64":
         for entry in answer["data"]:
             entry["embedding"] = array("f", b64decode(entry["embedding"], validate=True)).tolist()

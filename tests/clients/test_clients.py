@@ -46,7 +46,7 @@ class Run:
 def ran(
     request: pytest.FixtureRequest, served: Served, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Run]:
-    """One client's tests, run once for all that is looked at afterwards."""
+    """One client's tests, run once for all checks."""
     client: Client = request.param
     if not is_installed(client.environment):
         pytest.skip(f"{client.name} {client.version} IS NOT INSTALLED: `make clients` says why")
@@ -115,7 +115,7 @@ def test_its_answers_keep_to_the_public_document(ran):
 
 
 def test_worker_needed_no_restart(ran):
-    """Refusals say that asking again is no use, and nothing failed."""
+    """Refusals are marked as not retryable, and nothing failed."""
     again = [exchange.path for exchange in ran.exchanges if exchange.asked.get(RETRIES, "0") != "0"]
     assert again == []
     # Not every client says which of its requests are another attempt.
@@ -137,7 +137,7 @@ def test_no_answer_holds_the_key(ran, served):
 
 
 def test_what_clients_left_is_in_the_log(ran):
-    """Streams that were left and requests nobody waited for ended as `client_gone`, and no other."""
+    """Only abandoned streams and requests ended as `client_gone`."""
     gone = {entry["request_id"] for entry in ran.ended if entry["outcome"] == "client_gone"}
     streams = [
         exchange.headers["x-request-id"]

@@ -1,4 +1,6 @@
-"""The checks on answers find what is wrong, and pass what is right."""
+"""
+The contract checks find errors in answers, and accept correct answers.
+"""
 
 import json
 
@@ -89,7 +91,7 @@ def test_answers_that_keep_to_the_document_pass():
     ],
 )
 def test_answers_that_do_not_are_named(exchange, words):
-    """Each is one line with the route and what is wrong."""
+    """Each error is one line with the route."""
     found = problems([exchange])
     assert found
     assert all(line.startswith("POST /v1/chat/completions") for line in found)
@@ -134,7 +136,7 @@ def test_errors_for_anthropics_clients_have_their_own_shape():
 
 
 def test_packed_embeddings_are_unpacked_where_they_were_asked_for():
-    """Text where numbers were asked for is wrong."""
+    """Text in place of requested numbers is an error."""
     packed = {"object": "embedding", "index": 0, "embedding": "AACAPwAAAEA="}
     usage = {"prompt_tokens": 1, "total_tokens": 1}
     answer = {"object": "list", "model": "demo", "data": [packed], "usage": usage}

@@ -43,7 +43,7 @@ def test_texts_become_vectors(embedding):
 
 
 def test_the_openai_client_gets_its_vectors(embedding):
-    """It asks for base64 unless told otherwise."""
+    """It requests base64 by default."""
     site = embedding.site
     with openai.OpenAI(base_url=site.url + "/v1", api_key=site.key, max_retries=0) as client:
         answer = client.embeddings.create(model=EMBEDDING_MODEL, input="x")
@@ -51,7 +51,7 @@ def test_the_openai_client_gets_its_vectors(embedding):
 
 
 def test_embeddings_rank_by_likeness(embedding):
-    """What is the same comes first."""
+    """An identical text ranks first."""
     ranked = embedding.post("/v1/rerank", query=PROMPT, documents=["x = 1", PROMPT])["results"]
     assert [each["index"] for each in ranked] == [1, 0]
     scores = embedding.post("/v1/score", queries=PROMPT, documents=["x = 1", PROMPT])["data"]
@@ -85,7 +85,7 @@ def test_a_cross_encoder_scores_pairs(scoring, sides):
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_a_cross_encoder_ranks(scoring, path):
-    """Best first, each with its score and its place among the documents, and no more than were asked for."""
+    """Best first, each with score and index of the document, and not more than requested."""
     expected = dict(enumerate(scores(scoring, SIDES[0])))
     best = sorted(expected, key=expected.__getitem__, reverse=True)
     answer = scoring.post(path, query=QUERY, documents=DOCUMENTS, top_n=2)

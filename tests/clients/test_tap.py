@@ -58,7 +58,7 @@ async def test_requests_and_answers_are_kept_whole(behind):
 
 
 async def test_server_observes_a_client_that_leaves(behind):
-    """The server notices, and what was sent until then is kept as events."""
+    """The bytes sent until then are kept as events."""
     url, seen = behind
     with Tap(url) as tap:
         async with aiohttp.ClientSession() as session:

@@ -54,7 +54,7 @@ class ComposeProject:
         return self.engine.run(*command, *words, environment=self.environment, **options).stdout
 
     def ask(self, path: str, body: dict | None = None) -> tuple[int, object]:
-        """Ask from the machine outside, at the published port."""
+        """Send a request from the machine outside, to the published port."""
         leaks.hear(body)
         status, answer = json.loads(
             self.engine.outside(ASK, path, self.key, json.dumps(body) if body is not None else "")

@@ -99,7 +99,7 @@ def packages(cache: BuildCache) -> Path:
 
 
 def use_packages(packages: Path, place: Path) -> None:
-    """Copy what `packages` made; what never changes, wheels and layers below others, as links."""
+    """Copy the result of `packages`; wheels and lower layers, which never change, as links."""
     layers = [mark.with_name("diff") for mark in packages.glob("data/overlay2/*/committed")]
     wheels = list(packages.glob("wheels/*/*"))
     others = [f"--exclude=./{path.relative_to(packages)}" for path in (*layers, *wheels)]

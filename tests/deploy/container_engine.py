@@ -164,7 +164,7 @@ def remove_tree(directory: Path) -> None:
 
 
 def _remove_what_killed_runs_left() -> None:
-    """Networks and directories have in their name the id of the process that made them."""
+    """Names of networks and directories contain the id of the process that created them."""
     for path in (*Path("/run/netns").glob("*-*"), *Path(tempfile.gettempdir()).glob("engine-*-*")):
         kind, number, *_ = path.name.split("-")
         if kind not in {"engine", "outside"} or not number.isdigit() or Path("/proc", number).exists():

@@ -1,5 +1,5 @@
 """
-Every metric there is to ask for, with its labels: ours, vLLM's, and what Prometheus adds.
+Every metric that queries may use, with its labels: ours, vLLM's, and those of Prometheus.
 """
 
 import re

@@ -133,7 +133,7 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def gateway(log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The container, from its start to the end that Kubernetes asks for."""
+    """The container, from its start to the SIGTERM of Kubernetes."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*AS_USER, APPLIANCE, "gateway", "--config", SETTINGS / "appliance.yaml"],
@@ -153,7 +153,7 @@ def gateway(log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def ask(path: str, key: str = "", body: dict[str, Any] | None = None) -> tuple[int, str]:
-    """Status and text of an answer; status 0 where nobody listens yet."""
+    """Status and text of an answer; status 0 if nothing listens yet."""
     request = urllib.request.Request(
         URL + path,
         data=None if body is None else json.dumps(body).encode(),

@@ -1,5 +1,5 @@
 """
-A real Prometheus on loopback, that looks once a second, and what to ask it.
+A real Prometheus on loopback that scrapes once a second, and a client for it.
 """
 
 import json
@@ -22,7 +22,7 @@ START_SECONDS, STOP_SECONDS = 120.0, 60.0
 
 
 class Prometheus:
-    """Asked over its HTTP API."""
+    """Client of its HTTP API."""
 
     def __init__(self, url: str) -> None:
         self.url = url

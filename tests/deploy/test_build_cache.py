@@ -29,7 +29,7 @@ def cache(tmp_path) -> BuildCache:
 
 
 class Builder:
-    """Makes entries of one file, and counts them."""
+    """Builds entries of one file, and counts them."""
 
     def __init__(self, cache: BuildCache) -> None:
         self.cache = cache

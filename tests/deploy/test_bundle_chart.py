@@ -1,4 +1,6 @@
-"""Nothing that our chart or our compose file asks for is missing from a bundle, by the real Helm."""
+"""
+A bundle has every image that our chart and our compose file need, checked with the real Helm.
+"""
 
 import subprocess
 from pathlib import Path
@@ -74,7 +76,7 @@ def test_a_bundle_with_every_image_serves_the_chart_rendered_and_the_compose_fil
 
 @pytest.mark.parametrize("lacking", ["gateway", "worker-gpu", "postgres"])
 def test_one_image_less_and_the_bundle_is_not_built(chart, builder, tmp_path, lacking):
-    """Helm says what the chart asks for; what is not there has no digest."""
+    """Helm renders the image names; a missing image has no digest."""
     everything = site(SEVERAL, IN_CHART, {"global": {"allowTags": True}})
     del everything["images"]
     (tmp_path / "everything.yaml").write_text(yaml.safe_dump(everything))
@@ -87,7 +89,7 @@ def test_one_image_less_and_the_bundle_is_not_built(chart, builder, tmp_path, la
 
 
 def test_without_helm_the_list_in_the_chart_counts(chart, builder):
-    """It names every image that the chart can ask for."""
+    """It names every image that the chart can use."""
     entry = {"file": str(chart), **SAID}
     images = [reference for reference in asked_for() if "postgres" not in reference]
     _, bundle, result = builder(images, helm=False, charts=[entry])

@@ -151,7 +151,7 @@ def test_images_and_charts_are_in_the_registry_under_their_digests(registry, wor
 
 
 def test_what_the_registry_has_is_not_sent_again(registry, workshop, bundle):
-    """Not by a second load, and of a newer version only what is new."""
+    """Not in a second load, and of a newer version only new blobs."""
     with registry.running():
         load(workshop, bundle, registry.target())
         before = registry.uploads()
@@ -193,7 +193,7 @@ def test_lost_registry_is_one_error_line_and_the_next_run_resumes(registry, work
 
 
 def test_a_registry_that_asks_for_a_name_gets_one(tmp_path, registry, workshop, bundle):
-    """Without credentials the refusal says so."""
+    """Without credentials the error says so."""
     closed = RunningRegistry(tmp_path / "closed", asks_for_a_name=True)
     with closed.running():
         with pytest.raises(BundleStorageError, match="requires a user name and password"):
@@ -203,7 +203,7 @@ def test_a_registry_that_asks_for_a_name_gets_one(tmp_path, registry, workshop, 
 
 
 def test_registry_certificate_is_verified_with_the_sites_authority(tmp_path, registry, workshop, bundle):
-    """And not without it: no certificate is taken unseen."""
+    """And refused without it."""
     authority = Authority("site")
     files = authority.issue(tmp_path, "registry", x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
     (tmp_path / "ca.pem").write_text(authority.pem)
@@ -366,7 +366,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_too_small_is_named_before_anything_is_written(small_disk, workshop):
-    """With how much room is lacking; the version before goes on serving."""
+    """With the missing space; the previous version stays active."""
     targets = Targets(models=small_disk / "models")
     load(workshop, workshop.build(), targets)
     current = small_disk / "models" / "demo" / "target" / "current"

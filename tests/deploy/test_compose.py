@@ -101,7 +101,7 @@ def test_a_service_is_locked_up(service):
 
 
 def test_an_image_is_named_whole_and_never_fetched(service):
-    """A version or digest, replaceable by a variable; and an engine does not ask a registry for it."""
+    """A version or digest, replaceable by a variable; and an engine never pulls it."""
     name = default_of(service["image"])
     assert service["image"] != name
     assert service["pull_policy"] == "never"
@@ -111,7 +111,7 @@ def test_an_image_is_named_whole_and_never_fetched(service):
 
 
 def test_no_secret_is_in_the_environment(service):
-    """Secrets are files: what is in a variable is in `docker inspect`."""
+    """Secrets are files: `docker inspect` shows variables."""
     for name in service.get("environment", {}):
         secret = re.search(r"PASSWORD|TOKEN|KEY|SECRET", name)
         assert not secret or name.endswith("_FILE"), name
@@ -119,7 +119,7 @@ def test_no_secret_is_in_the_environment(service):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="ONLY ROOT CAN MAKE THE SECRETS OF COMPOSE: not tried here")
 def test_secrets_are_made_once_and_for_group_0(tmp_path):
-    """The script makes every secret that the file names, and never another in its place."""
+    """The script creates every secret of the file, and never replaces one."""
     script = ["sh", AT / "compose" / "secrets.sh", tmp_path / "secrets"]
     subprocess.run(script, check=True, capture_output=True)
     made = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "secrets").iterdir()}
@@ -171,7 +171,7 @@ def test_dashboards_and_rules_come_from_one_place():
 
 
 def test_the_database_comes_with_the_role_of_the_gateway(tmp_path):
-    """The script of the postgres profile makes one that needs no more than the rights granted afterwards."""
+    """The script of the postgres profile creates it without further rights."""
     source = (AT / "compose" / "postgres-role.sh").read_text(encoding="utf-8")
     (tmp_path / "database-gateway-password").write_text("se'cret", encoding="utf-8")
     script = tmp_path / "role.sh"
@@ -193,7 +193,7 @@ def test_the_database_comes_with_the_role_of_the_gateway(tmp_path):
 
 @asynccontextmanager
 async def an_ingress(target_port: int, unused_port: int):
-    """The door as it is run, in front of a port of this machine."""
+    """The ingress process, in front of a port of this machine."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", AT / "compose" / "ingress.py", str(unused_port), f"127.0.0.1:{target_port}")
     )
@@ -244,7 +244,7 @@ async def test_ingress_forwards_all_bytes(unused_port):
 
 
 async def test_ingress_closes_connections_when_the_gateway_does(unused_port):
-    """Where nobody listens behind it, a client is not kept waiting; and what runs may end before it stops."""
+    """Without a listener behind it a client does not wait; open connections finish before it stops."""
     holding = asyncio.Event()
 
     async def hold(reader, writer):

@@ -117,7 +117,7 @@ def get_out(demo: ComposeProject, container: str, who: str, peer: tuple[str, int
 
 
 def heard(demo: ComposeProject, who: str) -> set[str]:
-    """How the machine outside heard of somebody: by `udp`, by `dns`."""
+    """How the machine outside was reached: by `udp`, by `dns`."""
     return {knock["kind"] for knock in demo.engine.knocks() if who in knock["said"]}
 
 
@@ -206,7 +206,7 @@ def test_prometheus_reads_gateway_and_worker(demo, images, tmp_path):
 
 
 def test_the_log_outlives_the_containers(demo):
-    """It verifies, `down` and `up` keep it, with the keys that are in it; and it goes on."""
+    """It verifies, `down` and `up` keep it and its keys, and it continues."""
     demo.chat()
     before = demo.appliance("gateway", "audit", "verify", "--json")
     demo.compose("down", "--timeout=60", seconds=300)

@@ -60,7 +60,7 @@ REFUSED = {"evaluate": {"prints": json.dumps({"draft": DRAFT, "verdict": "refuse
 
 
 class Machine:
-    """A directory with commands that say what they are told to, and the program run among them."""
+    """A directory with scripted commands, and the program run with them."""
 
     def __init__(self, directory: Path) -> None:
         self.bin, self.state = directory / "bin", directory / "state"
@@ -116,7 +116,7 @@ def machine(tmp_path) -> Machine:
 
 
 def test_refresh_harvests_trains_and_evaluates(machine):
-    """Each step is told what the one before made; the last line says how to promote."""
+    """Each step gets the result of the one before; the last line has the command to promote."""
     more = ("--harvest=--max-samples", "--harvest=9", "--train=--unroll", "--train=5")
     done = machine.refresh("--minutes", "5", *more)
     assert done.returncode == 0, done.stderr
@@ -139,7 +139,7 @@ def test_a_training_is_bounded_by_minutes_or_by_steps(machine):
 
 
 def test_a_draft_that_was_refused_ends_the_run_with_a_code_of_its_own(machine):
-    """The Job gives up on 3; the same run does nothing more, and says so with the same code."""
+    """The Job fails on 3; the same run does nothing more and exits with the same code."""
     machine.does(WELL, REFUSED)
     assert machine.refresh("--run", "a").returncode == 3
     again = machine.refresh("--run", "a")
@@ -151,7 +151,7 @@ def test_a_draft_that_was_refused_ends_the_run_with_a_code_of_its_own(machine):
 
 @pytest.mark.parametrize(("broken", "again"), [("harvest", 3), ("train", 2), ("evaluate", 1)])
 def test_only_the_failed_step_is_repeated(machine, broken, again):
-    """Its own exit code comes through; what was made before is used."""
+    """Its exit code is returned; earlier results are used."""
     machine.does(WELL, {broken: {"code": 5, "prints": ""}})
     assert machine.refresh("--run", "a").returncode == 5
     before = len(machine.calls())
@@ -162,7 +162,7 @@ def test_only_the_failed_step_is_repeated(machine, broken, again):
 
 @pytest.mark.parametrize("step", ["harvest", "train"])
 def test_step_without_a_result_line_fails(machine, step):
-    """Nobody guesses which data set or draft was meant."""
+    """The program never guesses the data set or draft."""
     machine.does(WELL, {step: {"prints": f"not at the beginning of a line {DRAFT}\n"}})
     done = machine.refresh()
     assert (done.returncode, machine.steps()[-1]) == (1, step)
@@ -189,7 +189,7 @@ def test_refresh_without_a_name_resumes_the_unfinished_run(machine):
 
 
 def test_unreadable_state_is_an_error_not_an_empty_state(machine):
-    """Or content would be read a second time; nothing is left half-written beside it."""
+    """Otherwise content would be read a second time; no temporary file is left."""
     assert machine.refresh("--run", "a").returncode == 0
     assert [path.name for path in machine.state.iterdir()] == ["a.json"]
     (machine.state / "a.json").write_text("{", encoding="utf-8")
@@ -208,7 +208,7 @@ def test_a_command_line_that_is_wrong_runs_nothing(machine, words):
 
 
 def test_refresh_forwards_sigterm_to_its_step(machine):
-    """The command gets the signal, writes its checkpoint and ends; the run goes on the next time."""
+    """The command gets the signal, writes its checkpoint and exits; the next run resumes."""
     machine.does(WELL, {"train": {"hangs": True}})
     with subprocess.Popen(machine.command("--run", "a"), env=machine.environment()) as process:
         for _ in range(SECONDS * 10):
@@ -242,7 +242,7 @@ def test_refresh_refuses_a_gpu_in_use(machine, shown, code, says):
 
 
 def test_refresh_refuses_to_start_without_a_gpu(machine):
-    """As where nobody gave the container one."""
+    """If the container was given none."""
     done = machine.refresh("--gpu")
     assert (done.returncode, machine.calls()) == (64, [])
     assert "no GPU is here" in done.stderr
@@ -299,7 +299,7 @@ def test_up_never_starts_a_refresh(name):
 
 
 def test_a_refresh_and_a_worker_are_given_gpus_one_by_one():
-    """None unless an operator names it: `none` is what the runtime takes for no GPU at all."""
+    """None unless an operator names it: the runtime reads `none` as no GPU."""
     (worker,), (refresh,) = devices(SERVICES["worker-gpu"]), devices(SERVICES["refresh"])
     assert "count" not in {**worker, **refresh}, "count and device_ids exclude each other"
     assert default_of(worker["device_ids"][0]) == "all"
@@ -325,7 +325,7 @@ def mounted(service: dict) -> dict[str, tuple[str, bool]]:
     ],
 )
 def test_registry_is_shared_and_writable_only_for_gateway_and_refresh(name, settings):
-    """Workers read; and what each is told is where the file has it mounted."""
+    """Workers mount it read-only; every setting names the mount path."""
     read = load_settings(AT / "compose" / f"{settings}.yaml")
     places = mounted(SERVICES[name])
     source, read_only = places["/var/lib/appliance-drafts"]
@@ -366,7 +366,7 @@ def dockerfile() -> Iterator[str]:
 
 
 def test_the_images_have_the_program_and_directories_that_a_new_volume_takes_its_owner_from():
-    """A volume that no image has a directory for is root's, and nobody else could write to it."""
+    """A volume without a directory in the image belongs to root, and other users could not write to it."""
     assert any(line.startswith("COPY ") and "refresh.py" in line for line in dockerfile())
     assert "refresh.py" in (AT / "images" / "build.sh").read_text(encoding="utf-8")
     (made,) = (line for line in dockerfile() if "chown 10001:0" in line)
@@ -401,7 +401,7 @@ def test_commands_accept_the_arguments_of_refresh(machine):
 
 
 def test_refresh_parses_the_output_of_the_commands(capsys):
-    """Each line is made by the command itself, and read by the program."""
+    """The command itself prints each line; the program parses it."""
     program = runpy.run_path(str(PROGRAM))
     manifest = DatasetManifest(target=DATASET, tokenizer="t", policy="p", made="2026-01-01", samples=())
     harvest._show(manifest, Counter({Skipped.ERASED: 1}))

@@ -39,7 +39,7 @@ def test_the_log_is_in_the_database(project):
 
 
 def test_the_database_asks_for_the_password(project):
-    """Over the network nobody is believed without one, and the gateway's role cannot change an entry."""
+    """Every network client needs one, and the gateway's role cannot change an entry."""
     connect = (
         "import sys; from sqlalchemy import text; from appliance.infra.database import open_database\n"
         "with open_database(sys.argv[1], busy_seconds=10).begin() as connection:\n"

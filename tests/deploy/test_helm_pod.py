@@ -31,7 +31,7 @@ VALUES = {
 
 
 def why_not():
-    """What is missing to be a pod here."""
+    """Missing prerequisite of running a pod here."""
     if not HELM.exists():
         return "no helm: run `make deploy`"
     if os.geteuid() != 0:
@@ -44,7 +44,7 @@ def why_not():
 
 
 def test_a_gateway_of_the_chart_serves_and_keeps_its_log_over_a_restart(tmp_path, wrote):
-    """Its worker found by name, ready, answering, ended by SIGTERM, started again, and the log is whole."""
+    """It finds its worker by name, gets ready, serves, ends on SIGTERM, restarts, and the log is valid."""
     if missing := why_not():
         pytest.skip(f"THE CHART'S GATEWAY IS NOT RUN HERE: {missing}")
     objects = render(VALUES)

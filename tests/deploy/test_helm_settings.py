@@ -192,13 +192,13 @@ def test_the_chart_carries_what_others_own_and_nothing_else():
 
 
 def test_every_value_says_what_it_means():
-    """The reference page is made of the comments; one that is missing would leave a hole in it."""
+    """The reference page is generated from the comments."""
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     assert {path for path, _ in chart_docs.leaves(values)} <= set(chart_docs.comments())
 
 
 def test_the_chart_is_of_the_version_that_it_is_in():
-    """Its images, where nobody names others, are those of this version."""
+    """Its default images have this version."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert chart["appVersion"] == installed_version("sovereign-appliance")
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["images"]

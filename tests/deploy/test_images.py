@@ -89,7 +89,7 @@ def test_build_needs_no_network(images):
 
 @pytest.mark.parametrize("name", ["gateway", "worker"])
 def test_an_image_says_how_it_is_run(images, name):
-    """User, signal, volumes, health check and labels are in the image, not in somebody's head."""
+    """User, signal, volumes, health check and labels are in the image."""
     image = getattr(images, name)
     config = json.loads(images.engine.docker("image", "inspect", "--format={{json .Config}}", image))
     assert config["User"] == "10001:0"
@@ -108,7 +108,7 @@ def test_an_image_says_how_it_is_run(images, name):
 
 @pytest.mark.parametrize("user", ["10001:0", "1234560000:0"], ids=["its own", "one that OpenShift chooses"])
 def test_the_gateway_runs_locked_up_under_any_user(images, user):
-    """No root, no capability, no shell, nothing writable but volumes; it stops when told, its log whole."""
+    """No root, no capability, no shell, only volumes writable; it stops on SIGTERM with a valid log."""
     engine = images.engine
     volume = engine.docker("volume", "create")
     container = engine.docker(

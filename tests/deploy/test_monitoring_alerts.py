@@ -28,7 +28,7 @@ OURS, ANSWERED = "appliance_errors_total", "appliance_requests_total"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One alert's story; times are minutes after its beginning."""
+    """Series and expectations of one alert; times are minutes from the start."""
 
     alert: str
     story: str
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def looks(self) -> dict[int, int]:
-        """How many alerts fire, at each time that is looked at."""
+        """Number of firing alerts, at each evaluation."""
         seen = ((self.quiet, 0), (self.fires, 1), (self.resolved, 0))
         return {at: firing for at, firing in seen if at is not None}
 
@@ -697,7 +697,7 @@ RECORDED = {rule["record"] for each in groups(RECORDING).values() for rule in ea
 
 
 def judged(cases: Iterable[Case], directory: Path) -> tuple[int, str]:
-    """Exit code and output of promtool for some stories; each is one of its tests."""
+    """Exit code and output of promtool for some cases; each is one of its tests."""
     files = []
     for rules in RULES:
         alerts_of_file = {rule.get("alert") for each in groups(rules).values() for rule in each}
@@ -715,7 +715,7 @@ def judged(cases: Iterable[Case], directory: Path) -> tuple[int, str]:
 
 
 def stories(cases: list[Case], minutes: int, rules: Path) -> dict[str, Any]:
-    """The cases as promtool reads them, judged by one file of alerts every so many minutes."""
+    """The cases as promtool's test file, evaluated at a fixed interval."""
     assert not [case.name for case in cases for at in case.looks if at % minutes], "nothing is seen then"
     text = rules.read_text(encoding="utf-8")
     recorded = [RECORDING] if any(name in text for name in RECORDED) else []
@@ -742,7 +742,7 @@ def _firing(case: Case, at: int, expected: int) -> dict[str, Any]:
 
 
 def test_alert_fires_and_resolves_as_its_cases_say(tmp_path: Path):
-    """Quiet before, firing while it lasts, over afterwards; quiet all along where it is none of its own."""
+    """Quiet before, firing during, resolved after; quiet throughout for unrelated series."""
     code, told = judged(CASES, tmp_path)
     assert code == 0, told
     assert "FAILED" not in told, told
@@ -762,7 +762,7 @@ def test_alert_case_that_promtool_cannot_parse_fails(tmp_path: Path):
 
 
 def test_every_alert_has_cases_firing_quiet_and_resolved():
-    """A new alert brings its story."""
+    """A new alert needs its cases."""
     whole = {case.alert for case in CASES if case.fires is not None and case.resolved is not None}
     assert whole == set(alerts()) == {case.alert for case in CASES}
 

@@ -58,7 +58,7 @@ def test_rule_expressions_name_existing_metrics_and_labels(rule: dict[str, Any])
     "rule", [pytest.param(rule, id=rule.get("alert") or rule["record"]) for rule in rules()]
 )
 def test_installations_that_one_prometheus_reads_are_judged_apart(rule: dict[str, Any]):
-    """What is left says whose it is, so that none is hidden by the sum over all; alerts are routed by it."""
+    """The remaining labels name the installation, so that no sum hides one; alerts are routed by them."""
     assert labels_of(promql.parse(rule["expr"]), known_metrics()) >= {"namespace", "job"}
 
 
@@ -106,7 +106,7 @@ def test_variables_are_filled_from_labels_that_exist(page: dict[str, Any]):
     ],
 )
 def test_query_for_an_unknown_metric_is_refused(query: str, reason: str):
-    """The checker sees what Prometheus would not say."""
+    """The checker finds what Prometheus accepts silently."""
     with pytest.raises(QueryError, match=reason):
         result(query)
 
@@ -147,7 +147,7 @@ def differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=[page["uid"] for page in PAGES])
 def test_panels_do_not_overlap_and_have_a_description(page: dict[str, Any]):
-    """No two on one place, none off the grid, each with unit and tooltip; nothing comes from elsewhere."""
+    """Each is on the grid and has a unit and a tooltip; no panel loads anything external."""
     taken: set[tuple[int, int]] = set()
     for panel in page["panels"]:
         at = panel["gridPos"]
@@ -192,12 +192,12 @@ def test_equal_queries_have_equal_titles_and_descriptions():
 
 
 def asks(page: dict[str, Any], asked: tuple[str, ...]) -> bool:
-    """Whether a panel of a page asks exactly this."""
+    """Whether a panel of a dashboard has exactly this query."""
     return any(asked == tuple(each["expr"] for each in panel.get("targets", ())) for panel in page["panels"])
 
 
 def test_the_error_budget_counts_exactly_the_errors_that_are_ours():
-    """What is answered with a status from 500 on, and requests nobody had room for."""
+    """Codes with a status of 500 and above, and requests without a free slot."""
     expr = next(rule["expr"] for rule in rules() if rule.get("record") == "appliance:errors:rate1h")
     counted = re.compile(re.search(r'code=~"([^"]+)"', expr)[1])
     ours = {each.code for each in (*ERROR_TABLE.values(), UNEXPECTED) if each.status >= OURS_TO_ANSWER_FOR}

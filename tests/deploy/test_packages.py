@@ -1,5 +1,5 @@
 """
-The package index: it has what is locked, also for a machine that finds no build of torch for CPUs.
+The package index has every locked file, also for a machine without a build of torch for CPUs.
 """
 
 import subprocess

@@ -39,7 +39,7 @@ def unit(request) -> str:
 
 @pytest.fixture
 def verifiable(unit, tmp_path) -> Path:
-    """The unit with a command that is on this machine: systemd looks whether it is."""
+    """The unit with a command that exists here: systemd checks that."""
     text = UNITS[unit].read_text(encoding="utf-8")
     assert INSTALLED_AT in text
     path = tmp_path / f"{unit}.service"

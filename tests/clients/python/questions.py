@@ -1,4 +1,6 @@
-"""What the clients ask: things a very small model answers in few tokens, made to by a grammar if need be."""
+"""
+Prompts of the client tests: a very small model answers them in few tokens, with a grammar if needed.
+"""
 
 from typing import Any
 

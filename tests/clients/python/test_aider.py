@@ -18,7 +18,7 @@ def aider(model):
 
 
 def test_a_chat_is_answered(aider):
-    """As aider asks when it does not stream: at temperature 0, with a timeout."""
+    """As aider calls without streaming: temperature 0, with a timeout."""
     _, answer = aider.send_completion(CHAT, functions=None, stream=False)
     assert answer.choices[0].message.content
     assert answer.choices[0].finish_reason in {"stop", "length"}

@@ -94,7 +94,6 @@ def test_structured_output_keeps_to_its_schema(chat, method):
 
 
 def test_logprobs_are_passed_on(chat):
-    """Where they are asked for."""
     answer = chat.bind(logprobs=True, top_logprobs=1).invoke(ASK, max_completion_tokens=4)
     assert answer.response_metadata["logprobs"]["content"]
 

@@ -1,4 +1,6 @@
-"""OpenAI's Python client, unmodified: whatever its user may ask of a chat endpoint."""
+"""
+OpenAI's Python client, unmodified, on the chat and other endpoints.
+"""
 
 import asyncio
 import json
@@ -31,7 +33,7 @@ def client():
 
 
 def test_models_are_listed_and_found(client, model, embedder):
-    """Whoever is given a key finds the names of the models by asking."""
+    """A client with a key finds the names of the models in the list."""
     names = [entry.id for entry in client.models.list()]
     assert {model, embedder} <= set(names)
     found = client.models.retrieve(model)
@@ -66,7 +68,7 @@ def test_a_developers_word_is_taken(client, model):
 
 @pytest.mark.parametrize("name", ["max_completion_tokens", "max_tokens"])
 def test_the_length_is_kept(client, model, name):
-    """Both names of the limit hold, and the reason says so."""
+    """With both names of the limit; the finish reason is `length`."""
     answer = client.chat.completions.create(
         model=model, messages=CHAT, extra_body={"ignore_eos": True}, **{name: 7}
     )
@@ -75,7 +77,7 @@ def test_the_length_is_kept(client, model, name):
 
 
 def test_a_stream_comes_in_pieces(client, model):
-    """A role first, then text, then a reason; no usage unless it is asked for."""
+    """A role first, then text, then a finish reason; usage only on request."""
     chunks = list(
         client.chat.completions.create(
             model=model, messages=CHAT, temperature=0, max_completion_tokens=40, stream=True
@@ -188,7 +190,7 @@ def test_logprobs_of_a_stream(client, model):
 
 
 def test_json_mode_speaks_json(client, model):
-    """What was said is JSON, or the beginning of it where the length ended it."""
+    """The text is JSON, or the beginning of it if the length ended it."""
     answer = client.chat.completions.create(
         model=model,
         messages=CHAT,
@@ -267,7 +269,7 @@ def test_a_tool_call_streams_in_pieces(client, model):
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_tool_is_called_when_the_model_decides_to(client, model, streamed):
-    """`auto`: a call is read out of the model's own words, and is no text."""
+    """`auto`: a call is parsed from the model's text, and is not in the content."""
     asked = {
         "model": model,
         "messages": CHAT,
@@ -303,7 +305,7 @@ def test_tools_that_are_not_needed_change_nothing(client, model):
 
 
 def test_a_tools_answer_is_read(client, model):
-    """The turn after a call: the call without text, then what the tool said."""
+    """The turn after a call: the call without text, then the tool's result."""
     call = {
         "id": "call_1",
         "type": "function",
@@ -334,7 +336,7 @@ def test_a_text_is_continued(client, model):
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 def test_texts_are_embedded(client, embedder, encoding):
-    """As numbers, and as the packed form this client asks for unless told otherwise."""
+    """As numbers, and in the packed form that this client requests by default."""
     more = {"encoding_format": "float"} if encoding == "float" else {}
     answer = client.embeddings.create(model=embedder, input=["one text", "another"], **more)
     assert [entry.index for entry in answer.data] == [0, 1]
@@ -374,7 +376,7 @@ def test_text_in_parts_is_read(client, model, parts):
 
 
 def test_a_wrong_key_is_an_authentication_error(client, model):
-    """401, and nothing about what was wrong with it."""
+    """401, without the reason."""
     with pytest.raises(openai.AuthenticationError) as refused:
         client.with_options(api_key="sk-wrong").chat.completions.create(model=model, messages=CHAT)
     assert refused.value.code == "invalid_api_key"
@@ -425,7 +427,7 @@ def test_invalid_parameters_are_a_bad_request(client, model, fields):
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_too_long_a_prompt_says_so(client, model, streamed):
-    """The code that frameworks look for; a stream is refused before it begins."""
+    """The code that frameworks check; a stream is refused before it begins."""
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(
             model=model, messages=[{"role": "user", "content": "word " * 9000}], stream=streamed
@@ -465,7 +467,7 @@ def test_a_client_that_will_not_wait_gives_up(client, model):
 
 
 def test_a_stream_may_be_left_in_the_middle(client, model):
-    """Whoever closes a stream is done, and the next request is served."""
+    """After a client closes a stream, the next request is served."""
     stream = client.chat.completions.create(model=model, messages=CHAT, stream=True, **LONG)
     for _, _chunk in zip(range(5), stream, strict=False):
         pass

@@ -78,7 +78,7 @@ class ApiServer:
         admit: Callable[[Object], list[str]],
         extensions: tuple[Resource, ...] = (),
     ) -> None:
-        """`admit` says what is wrong with an object; `extensions` are the custom resources that are there."""
+        """`admit` returns the error of an object; `extensions` are the installed custom resources."""
         self.version = version
         self.admit = admit
         self.resources = (*BUILT_IN, *extensions)
@@ -266,7 +266,7 @@ class ApiServer:
 
 
 def _place(resource: Resource, path: str) -> tuple[str, str] | None:
-    """Namespace and name that `path` names, each possibly empty; None when it is of another resource."""
+    """Namespace and name in `path`, each possibly empty; None for another resource."""
     if not path.startswith(resource.base + "/"):
         return None
     parts = path.removeprefix(resource.base + "/").split("/")

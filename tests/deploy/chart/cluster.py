@@ -18,7 +18,7 @@ SECONDS = 120
 
 
 class EngineRefusedError(Exception):
-    """The engine did not do it; the text is what it said."""
+    """The Helm engine failed; the text is its error."""
 
 
 class Cluster:

@@ -25,11 +25,11 @@ Values = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """Helm did not render; the text is what it said."""
+    """Helm refused to render; the text is its error."""
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML in which a key stands once: of two, most parsers keep the last, and nobody notices."""
+    """YAML without duplicate keys: most parsers silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -41,7 +41,7 @@ class _Loader(yaml.CSafeLoader):
 
 @dataclass(frozen=True)
 class Rendered:
-    """What one `helm template` made."""
+    """Result of one `helm template`."""
 
     objects: list[dict[str, Any]]
     source: dict[tuple[str, str], str]

@@ -1,5 +1,5 @@
 """
-The policies in tests/deploy/policy, asked in this process.
+Evaluates the policies in tests/deploy/policy in this process.
 """
 
 from functools import cache
@@ -60,7 +60,7 @@ def _asked(
 
 @cache
 def _interpreter() -> Interpreter:
-    """The only one: an interpreter is megabytes that are not given back."""
+    """Shared: each interpreter takes megabytes that are never released."""
     interpreter = Interpreter()
     for name in (SHARED, *NAMES):
         interpreter.add_module(f"{name}.rego", (POLICY_AT / f"{name}.rego").read_text(encoding="utf-8"))

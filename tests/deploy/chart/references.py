@@ -87,7 +87,7 @@ def _named(spec: Object) -> Iterator[tuple[str, str]]:
 
 
 def _mounted(volume: Object) -> Iterator[tuple[str, str]]:
-    """What a volume, or one source of a projected volume, is made from."""
+    """Source of a volume, or of one part of a projected volume."""
     for field, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
         source = volume.get(field, {})
         if (name := source.get("secretName") or source.get("name")) and not source.get("optional"):
@@ -136,7 +136,7 @@ def _served(name: str, spec: Object, templates: list[tuple[str, Object]]) -> Ite
 
 
 def _scraped(name: str, spec: Object, objects: list[Object]) -> Iterator[str]:
-    """What a ServiceMonitor asks is a Service that has the port by name."""
+    """A ServiceMonitor selects an existing Service with a port of that name."""
     wanted = spec["selector"]["matchLabels"].items()
     services = [s for s in objects if s["kind"] == "Service" and wanted <= s["metadata"]["labels"].items()]
     asked = {endpoint["port"] for endpoint in spec["endpoints"]}
@@ -160,7 +160,7 @@ def _ports(container: Object) -> Iterator[str | int]:
 
 
 def _targets(objects: list[Object]) -> Iterator[str]:
-    """What is scaled or led to is there, and of two that count replicas one is too many."""
+    """Targets of autoscalers and routes exist, and only one autoscaler sets the replicas."""
     made = {(thing["kind"], thing["metadata"]["name"]): thing for thing in objects}
     for thing in objects:
         spec, name = thing.get("spec", {}), f"{thing['kind']}/{thing['metadata']['name']}"

@@ -25,7 +25,7 @@ utils.schema_contents = cache(utils.schema_contents)
 
 
 def faults(thing: dict[str, Any], version: str) -> list[str]:
-    """What is wrong with an object in Kubernetes `version`, such as `1.37`."""
+    """Schema errors of an object in Kubernetes `version`, such as `1.37`."""
     return list(_faults(json.dumps(thing), version))
 
 

@@ -75,7 +75,7 @@ def over(below: Values, above: Values) -> Values:
 
 
 def named(values: object) -> frozenset[str]:
-    """Every text in the values: names of what a site makes beforehand are among them."""
+    """Every text in the values, which includes the names of existing objects."""
     if isinstance(values, dict):
         return frozenset[str]().union(*map(named, values.values()))
     if isinstance(values, list):

@@ -1,4 +1,6 @@
-"""The table that sets this chart beside another: our side is what the chart renders now."""
+"""
+The comparison page has the values that this chart renders now.
+"""
 
 import json
 

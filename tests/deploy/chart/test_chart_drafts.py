@@ -146,7 +146,7 @@ SITES = {
 
 
 def flattened(objects):
-    """The objects, each CronJob with the Job it would make beside it, since some look at Jobs alone."""
+    """The objects, each CronJob followed by its Job, since some checks only know Jobs."""
     made = [
         {
             "apiVersion": "batch/v1",
@@ -357,7 +357,7 @@ def test_on_a_cpu_it_asks_for_no_gpu():
 
 @pytest.mark.parametrize("values", [SITES["external PostgreSQL"], SITES["a master key and an authority"]])
 def test_it_holds_the_keys_it_needs_and_no_others(values):
-    """To the database, to kept content and for drafts; none that signs the log or steers workers."""
+    """To the database, to kept content and for drafts; not the log's signing key or the control token."""
     spec = pod(values)
     secrets = {v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v}
     master = {"master"} if values["keys"].get("payloadMasterKey") else set()
@@ -447,7 +447,7 @@ def test_refused_refresh_fails_for_good_and_evicted_one_restarts():
 
 
 def test_gateways_write_the_registry_and_workers_read_it(tmp_path):
-    """At the same path; workers have public keys alone, so none could sign a draft."""
+    """At the same path; workers have public keys only, so they cannot sign a draft."""
     rendered = render(site(REGISTRY, model=DRAFTED | {"targetOnlyReplicas": 1}))
     gateway = rendered.one("StatefulSet")["spec"]["template"]["spec"]
     workers = [each["spec"]["template"]["spec"] for each in rendered.kind("Deployment").values()]
@@ -503,7 +503,7 @@ def worker_egress(values):
 
 
 def test_traced_workers_may_call_only_the_collector(tmp_path):
-    """One way out, to its address and port; without tracing there is none."""
+    """One egress rule, to its address and port; without tracing there is none."""
     assert worker_egress(site()) == []
     assert worker_egress(site({"networkPolicy": TRACED["networkPolicy"]})) == [], "tracing is off"
     assert worker_egress(site(TRACED)) == [
@@ -517,7 +517,7 @@ def test_traced_workers_may_call_only_the_collector(tmp_path):
 
 
 def test_a_collector_with_a_name_has_to_be_found(tmp_path):
-    """Then workers ask the resolver as well, and have the authorities to check its certificate with."""
+    """Then workers may also call the resolver, and have the authorities to verify its certificate."""
     values = SITES["traces to a name"]
     rendered = render(values)
     collector, resolver = worker_egress(values)
@@ -543,7 +543,7 @@ def test_a_collector_with_a_name_has_to_be_found(tmp_path):
     ],
 )
 def test_the_collectors_port_is_the_endpoints_unless_its_pods_have_another(endpoint, chosen, port):
-    """A NetworkPolicy sees the pod's port, not the Service's; and an IPv6 address is no name."""
+    """A NetworkPolicy matches the pod's port, not the Service's; an IPv6 address is not a name."""
     change = {
         "settings": {"tracing": {"endpoint": endpoint}},
         "networkPolicy": {"collector": {"port": chosen}},
@@ -553,7 +553,7 @@ def test_the_collectors_port_is_the_endpoints_unless_its_pods_have_another(endpo
 
 
 def test_gateways_may_call_the_collector_too():
-    """By the same value, beside the peers they have."""
+    """By the same value, in addition to their other peers."""
     egress = render(site(TRACED)).one("NetworkPolicy", "appliance-gateway")["spec"]["egress"]
     assert [rule["ports"][0]["port"] for rule in egress] == [8000, 4318, 53]
 
@@ -580,7 +580,7 @@ def test_policy_denies_a_worker_with_wider_access():
 
 
 def test_no_policy_is_lost_on_a_cron_job():
-    """What it would make is judged as a Job is: a privileged container in it is found."""
+    """Its Job template is checked like a Job: a privileged container in it is found."""
     objects = render(refreshing(CLOCK)).objects
     (cron,) = (one for one in objects if one["kind"] == "CronJob")
     inside = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]
@@ -589,7 +589,7 @@ def test_no_policy_is_lost_on_a_cron_job():
 
 
 def test_default_values_render_no_refresh():
-    """Content is read only where somebody asked for it."""
+    """Content is read only if an operator asks for it."""
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     assert values["draftRefresh"]["enabled"] is False
     assert values["draftRefresh"]["schedule"]["enabled"] is False

@@ -60,7 +60,7 @@ async def test_upgrade_changes_only_the_requested_objects(cluster):
 
 
 async def test_an_upgrade_without_a_change_changes_nothing(cluster):
-    """Nothing is drawn anew at a rendering: no password, no date, no certificate."""
+    """No rendering has a new password, date or certificate."""
     await cluster.helm("install", values=BEFORE)
     first = revisions(cluster)
     await cluster.helm("upgrade", values=BEFORE)
@@ -68,7 +68,7 @@ async def test_an_upgrade_without_a_change_changes_nothing(cluster):
 
 
 async def test_a_refused_upgrade_is_rolled_back(cluster):
-    """The API takes all but the last object; what was changed until then is put back."""
+    """The API accepts all objects but the last; earlier changes are reverted."""
     await cluster.helm("install", values=BEFORE)
     before = {key: o.get("spec") for key, o in cluster.server.installed().items()}
     admit = cluster.server.admit
@@ -125,7 +125,7 @@ async def test_helm_test_makes_the_pods_that_check_egress_and_verify_the_log(clu
 
 
 async def test_tables_are_upgraded_once_for_each_version(cluster):
-    """A Job cannot be changed: what does not concern it leaves it alone, another image makes another."""
+    """A Job is immutable: unrelated changes keep it, another image creates another Job."""
     owner = {"database": {"external": {"owner": {"user": "owner", "existingSecret": "owner"}}}}
     await cluster.helm("install", values=site(SEVERAL, owner))
     (first,) = cluster.server.kind("Job")
@@ -143,7 +143,7 @@ async def test_tables_are_upgraded_once_for_each_version(cluster):
 
 
 async def test_disks_may_grow_in_the_values_only_with_a_word_why(cluster):
-    """The claims of a StatefulSet are fixed for good; Kubernetes says so, and nothing is changed by half."""
+    """The claims of a StatefulSet are immutable; Kubernetes refuses, and nothing is changed partially."""
     await cluster.helm("install", values=BEFORE)
     first = revisions(cluster)
     with pytest.raises(EngineRefusedError, match="immutable"):
@@ -172,7 +172,7 @@ async def test_every_example_can_be_installed(cluster, example):
 
 
 async def test_a_cluster_without_operators_gets_nothing_for_them(cluster):
-    """Helm asks the cluster what it knows."""
+    """Helm reads the API versions of the cluster."""
     cluster.server.resources = BUILT_IN
     await cluster.helm("install", values=BEFORE)
     assert not {kind for kind, _ in cluster.server.installed()} & {"ServiceMonitor", "PrometheusRule"}

@@ -1,4 +1,6 @@
-"""The policies themselves: what is good passes, and each hostile change is denied with a reason."""
+"""
+The policies accept good objects and deny each hostile change with a reason.
+"""
 
 import json
 from pathlib import Path
@@ -22,12 +24,12 @@ CASES = [
 
 
 def good() -> list[dict[str, Any]]:
-    """The objects of `good.yaml`, none of which shares a part with another."""
+    """The objects of `good.yaml`; no two share a part."""
     return json.loads(json.dumps(yaml.safe_load((FIXTURES_AT / "good.yaml").read_text(encoding="utf-8"))))
 
 
 def put(place: Any, path: str, value: object) -> None:
-    """Set what `path` names, in lists by number; None removes it."""
+    """Set the value at `path`, with numbers for list items; None removes it."""
     *steps, last = [int(step) if step.isdigit() else step.replace("~", ".") for step in path.split(".")]
     for step in steps:
         place = place[step] if isinstance(place, list) else place.setdefault(step, {})
@@ -51,13 +53,13 @@ def spoilt(case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_policies_accept_good_objects():
-    """So that a denial below is for the change, not for what was there before."""
+    """So a denial below is caused by the change alone."""
     assert policies.denied_by_any(good(), offline=OFFLINE) == {}
 
 
 @pytest.mark.parametrize(("policy", "case"), CASES)
 def test_policies_deny_hostile_objects(policy, case):
-    """One change, and the sentence that says what is wrong with it."""
+    """One change, and the expected reason."""
     said = policies.denied(policy, spoilt(case), offline=OFFLINE)
     assert any(case["says"] in sentence for sentence in said), said
 

@@ -206,7 +206,7 @@ CONTRADICTIONS = [
 
 
 def refusal(values, **how):
-    """What is said in place of objects."""
+    """The error text instead of objects."""
     with pytest.raises(RefusedError) as refused:
         render(values, **how)
     return str(refused.value)
@@ -254,7 +254,7 @@ def test_every_contradiction_the_chart_knows_is_tried():
 
 
 def test_several_contradictions_are_reported_together():
-    """Nobody wants to find them one installation after the other."""
+    """One installation attempt shows all of them."""
     said = refusal(site({"gateway": {"replicas": 2}}, model={"method": "eagle3"}))
     assert "database.kind is sqlite with 2 gateways" in said
     assert "method is eagle3 without a draft" in said
@@ -273,5 +273,5 @@ def test_a_kubernetes_that_is_too_old_is_refused():
 
 
 def test_the_chart_alone_renders_nothing_by_accident():
-    """Without a word on images it says what is missing."""
+    """Without images it reports what is missing."""
     assert "images.gateway.digest is empty" in refusal({})

@@ -50,7 +50,7 @@ def shown(example: Path, **how):
 
 
 def said_by(example: Path) -> frozenset[str]:
-    """Names in the example's values, of what its site makes beforehand."""
+    """Names of existing objects in the example's values."""
     return named(yaml.safe_load(example.read_text(encoding="utf-8")))
 
 
@@ -84,7 +84,7 @@ def test_the_defaults_with_images_and_a_model_are_as_valid(version):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_all_references_between_objects_resolve(example):
-    """Volumes, claims, Secrets, ports, selectors: each names what is made here, or what the values name."""
+    """Volumes, claims, Secrets, ports, selectors name rendered objects, or existing ones from the values."""
     assert references.dangling(shown(example).objects, existing=said_by(example)) == []
 
 
@@ -111,7 +111,7 @@ def test_the_defaults_keep_every_policy():
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_helm_lint_reports_nothing(example):
-    """`helm lint --strict`; it cannot be told which Kubernetes, and assumes one before image volumes."""
+    """`helm lint --strict` has no option for the Kubernetes version, and assumes one before image volumes."""
     text = example.read_text(encoding="utf-8").replace("source: image", "source: initCopy")
     assert "0 chart(s) failed" in lint(yaml.safe_load(text), files=[IMAGES])
 
@@ -131,7 +131,7 @@ def test_a_later_helm_renders_the_same(example):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_two_renderings_are_equal(example):
-    """Nothing random and no date: an upgrade shows what was changed, and no more."""
+    """No random value and no date: the diff of an upgrade shows only real changes."""
     assert shown(example, again=True).objects == shown(example).objects
 
 

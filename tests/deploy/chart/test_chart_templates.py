@@ -94,7 +94,7 @@ def test_disruption_budgets_are_made_for_gateways_and_pools_and_can_be_left_out(
 
 
 def test_gateways_are_spread_over_nodes():
-    """And, as a must, only where a site says so."""
+    """As a requirement only if the values say so."""
     (host, _) = template(render(site()).one("StatefulSet"))["topologySpreadConstraints"]
     assert (host["topologyKey"], host["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
     off = render(site({"gateway": {"topologySpread": {"enabled": False}}})).one("StatefulSet")
@@ -118,7 +118,7 @@ def test_an_ingress_leads_to_the_gateways_over_tls():
 
 
 def test_a_route_passes_tls_through():
-    """OpenShift's router does not open it unless told to."""
+    """OpenShift's router does not terminate it by default."""
     values = {"gateway": {"route": {"enabled": True}, "tls": {"existingSecret": "certificate"}}}
     tls = render(site(values, OUTSIDE)).one("Route")["spec"]["tls"]
     assert tls["termination"] == "passthrough"
@@ -248,7 +248,7 @@ def test_autoscaler_times_are_within_kubernetes_limits(seconds):
 
 
 def test_postgresql_is_in_the_chart_only_where_asked():
-    """With a disk that stays and a Job that makes the tables."""
+    """With a persistent disk and a Job that creates the tables."""
     assert not [name for name in render(site()).names() if "postgres" in name]
     rendered = render(site(IN_CHART))
     postgres = rendered.one("StatefulSet", "postgres")
@@ -266,7 +266,7 @@ def test_tables_are_upgraded_by_the_chart_only_with_the_owners_password():
 
 
 def test_the_network_is_closed_but_for_what_is_named():
-    """A worker calls nobody; a gateway calls workers, the database, its peers and, if allowed, a resolver."""
+    """A worker calls nothing; a gateway calls workers, database, its peers and, if allowed, a resolver."""
     peers = [{"to": [{"ipBlock": {"cidr": "10.0.0.9/32"}}], "port": 8090}]
     rendered = render(site(SEVERAL, {"networkPolicy": {"gateway": {"peers": peers}}}))
     assert rendered.one("NetworkPolicy", "workers")["spec"]["egress"] == []
@@ -370,7 +370,7 @@ def test_openshift_chooses_user_ids_itself():
 
 
 def test_accounts_can_be_the_sites_own():
-    """Then the chart makes none for that part."""
+    """Then the chart creates none for that component."""
     rendered = render(site({"gateway": {"serviceAccountName": "theirs"}}))
     assert template(rendered.one("StatefulSet"))["serviceAccountName"] == "theirs"
     assert "appliance-gateway" not in rendered.kind("ServiceAccount")
@@ -381,7 +381,7 @@ def test_accounts_can_be_the_sites_own():
     ["gateway", "workers", "postgres", "gateway-each", "a-t", "mistralai/Mistral-Large-3:2512", "x" * 200],
 )
 def test_no_name_of_a_model_collides_with_anything(name):
-    """Beside a model `a` that has a pool of its own for its target."""
+    """Also not with a model `a` that has a target-only pool."""
     first = {**site()["models"][0], **DRAFTED, "name": "a", "targetOnlyReplicas": 1}
     second = {**site()["models"][0], **DRAFTED, "name": name}
     rendered = render(site(IN_CHART, {"models": [first, second]}))

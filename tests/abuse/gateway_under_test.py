@@ -1,5 +1,5 @@
 """
-A gateway process under attack: what it weighs, how it answers others, what its audit log says.
+A gateway process under attack: its memory, its answers to other clients, its audit log.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ PATIENT = aiohttp.ClientTimeout(total=60)
 
 
 @dataclass
-class Victim:
+class GatewayUnderTest:
     """One gateway process and the scripted worker behind it."""
 
     process: ApplianceProcess
@@ -53,7 +53,7 @@ class Victim:
         return 1024 * self._status("VmHWM")
 
     def forget_peak(self) -> None:
-        """Start measuring the peak anew."""
+        """Reset the measured peak."""
         (self._proc / "clear_refs").write_text("5", encoding="ascii")
 
     def _status(self, name: str) -> int:
@@ -70,7 +70,7 @@ class Victim:
         return len(list((self._proc / "fd").iterdir()))
 
     async def serves_others(self, *, told_to_wait: bool = False) -> None:
-        """A client that does nothing wrong gets its answer, perhaps once it has come again as it was told."""
+        """A well-behaved client gets its answer, if necessary after the retry it was asked for."""
         headers = {"Authorization": f"Bearer {self.process.key}"}
         async with asyncio.timeout(100), aiohttp.ClientSession(timeout=PATIENT, headers=headers) as session:
             while True:
@@ -134,7 +134,7 @@ def allow_open_files(count: int) -> None:
 
 
 def wait_closed(connection: socket.socket, seconds: float = 60.0) -> bytes:
-    """Read until the other side has closed; what it said, however it closed."""
+    """Read until the other side has closed; returns its answer."""
     connection.settimeout(seconds)
     said = b""
     with contextlib.suppress(ConnectionError):
