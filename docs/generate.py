@@ -21,14 +21,13 @@ from typer.main import get_command
 from appliance import errors
 from appliance.app.http_app import ROUTERS
 from appliance.app.worker import PLUGIN
-from appliance.audit.json_schema import json_schema_page
-from appliance.audit.reference import reference as audit_format
 from appliance.cli import cli
 from appliance.cli.preflight.report import Report
 from appliance.drafts.lint.rules import Rule
 from appliance.gateway.cost.report import CostReport
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import PREFIX, Settings
+from docs.audit_format import audit_format_page, json_schema_page
 from docs.chart import packaged_files, values_page, values_schema
 from docs.offline_env import grafana_file, worker_file
 from docs.openapi import openapi_document
@@ -157,7 +156,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "clients.md": clients_page,
     "openapi.json": openapi_page,
     "draft-lint.md": lint_page,
-    "audit-format.md": audit_format,
+    "audit-format.md": audit_format_page,
     "../explanation/audit-attacks.md": attacks_page,
     "audit-format.schema.json": json_schema_page,
     "preflight.schema.json": preflight_schema,

@@ -1,57 +1,54 @@
 """
-The egress check for operators: what the last one showed, and one more now.
+Admin routes of the egress check: the last result, and a check now.
 
-The report's shape is `Report.to_json`, described in docs/how-to/check-egress.md.
+The report's shape is `EgressReport.to_json`, described in docs/how-to/check-egress.md.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api.auth import admin_caller
+from appliance.api.auth import AdminCaller
 from appliance.api.services import Services
 from appliance.errors import ControlRefusedError
-from appliance.sovereignty.egress.standing import Standing
-from appliance.tenancy import Caller
+from appliance.sovereignty.egress.report import EgressStatus
 
 router = APIRouter()
-AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 
 @router.get("/egress")
 async def show(request: Request, _caller: AdminCaller) -> Response:
-    """How this gateway's egress checks are set up, how it stands after them, and the last one."""
+    """The mode of this gateway's egress checks, its status, and the last report."""
     services: Services = request.app.state.services
-    standing = services.egress_standing()
+    status = services.egress_status()
     return JSONResponse(
         {
-            "mode": standing.mode,
-            "problem": standing.problem,
-            "warnings": list(standing.warnings),
-            "last": standing.last.to_json() if standing.last else None,
-            "conclusive": standing.conclusive.to_json() if standing.conclusive else None,
+            "mode": status.mode,
+            "problem": status.problem,
+            "warnings": list(status.warnings),
+            "last": status.last.to_json() if status.last else None,
+            "conclusive": status.conclusive.to_json() if status.conclusive else None,
         }
     )
 
 
 @router.post("/egress/check")
 async def check(request: Request, caller: AdminCaller) -> Response:
-    """Try to get out now, record how that ended, and tell."""
+    """Check egress now, record the result, and return it."""
     services: Services = request.app.state.services
     if services.egress is None:
-        message = "This gateway makes no egress checks."
-        raise ControlRefusedError(message)
+        raise ControlRefusedError("This gateway makes no egress checks.")
     report, receipt = await services.egress.check(caller.key.key_id)
     return JSONResponse(report.to_json() | {"entry": receipt.entry_id})
 
 
-def summary_of(standing: Standing) -> dict[str, Any]:
-    """The last check in short, as in the status; null before the first."""
-    last = standing.last
+def summary_of(status: EgressStatus) -> dict[str, Any]:
+    """The last check in short; null before the first."""
+    last = status.last
     return {
-        "mode": standing.mode,
+        "mode": status.mode,
         "verdict": str(last.verdict) if last else None,
         "time": last.time if last else None,
         "why": last.why if last else "",

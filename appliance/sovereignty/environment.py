@@ -1,12 +1,12 @@
 """
-The environment a worker runs in: nothing in it may open a way out.
+The offline environment of a worker: no variable in it may allow egress.
 
-One table says which variables have to have which value, why, and where in the engine that was read.
-A worker's environment is an allow-list of the operator's own variables, overlaid with the table: what
-is unknown does not reach the worker, so a proxy, a token or a telemetry endpoint never does.
+One table lists which variables must have which value, why, and where in the engine that was read.  A
+worker's environment is an allow-list of the operator's variables, overlaid with the table: other variables
+do not reach the worker, so a proxy, a token or a telemetry endpoint never does.
 
-It fails closed: a variable of the table that the operator has set to something else is refused, not
-corrected, because somebody set it for a reason that has to be heard before a worker starts.
+Fails closed: a variable of the table that the operator has set to another value is refused, not corrected,
+because the operator had a reason that must be resolved before a worker starts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,25 +17,25 @@ from appliance.errors import ConfigurationError
 from appliance.infra.settings import TracingSettings
 
 NOWHERE = "http://127.0.0.1:9"
-"""Address of the discard port on this machine: what still tries to phone home fails there at once."""
+"""The discard port of this machine: code that still calls out fails there at once."""
 
 
 QUEUE_SPANS = 4096
-"""Spans of a worker that may wait for the collector; never fewer than the 512 that the library sends at once."""
+"""Maximum spans of a worker that wait for the collector; at least the 512 that the library sends at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineVariable:
-    """One variable that has to have one value in a worker."""
+    """A variable that must have one value in a worker."""
 
     name: str
     value: str
-    """The exact text; several of these accept no other spelling of yes and no."""
+    """The exact text; several variables accept no other spelling of yes and no."""
     why: str
     source: str
-    """File that reads it, below site-packages; checked in vllm 0.32.0 and what it installs."""
+    """File that reads it, below site-packages; checked in vllm 0.32.0 and its dependencies."""
     free: bool = False
-    """Whether the operator's own value wins; the value here is then only the default."""
+    """Whether the operator's value overrides this one, which is then the default."""
 
 
 OFFLINE_VARIABLES = (
@@ -177,10 +177,10 @@ PASSED_ON = (
     "TIKTOKEN_CACHE_DIR",
 )
 """
-Patterns of the operator's variables that a worker gets: where things are, and how fast it runs.
+Patterns of the operator's variables that a worker receives: paths and performance.
 
-Not among them: proxies, tokens, `OTEL_*` (the settings' section `tracing` sets what is needed of these), and
-`PYTHONPATH`, which would put other code into the worker.
+Excluded are proxies, tokens, `OTEL_*` (set from the settings' section `tracing`), and `PYTHONPATH`, which
+would load other code into the worker.
 """
 
 PROXY = "requests would be sent through a proxy"
@@ -190,7 +190,7 @@ REFUSED = {
     **dict.fromkeys(("OTEL_EXPORTER_*ENDPOINT",), EXPORT),
     "SENTRY_DSN": "reports of crashes would be sent there",
 }
-"""Patterns of variables that no part of the appliance is started with, in whatever case, and why."""
+"""Patterns of variables, in any case, with which the appliance refuses to start, and why."""
 
 KEPT_BACK = (
     "VLLM_API_KEY",  # the gateway sends none, every request would be refused
@@ -199,42 +199,37 @@ KEPT_BACK = (
     "VLLM_LORA_RESOLVER_*",
     "VLLM_MEDIA_CONNECTOR",
     "VLLM_MODEL_REDIRECT_PATH",  # serves other weights than those whose digest is in the audit log
-    "VLLM_PORT*",  # Kubernetes sets it to a URL beside a Service called vllm, and vLLM then refuses to start
+    "VLLM_PORT*",  # Kubernetes sets it to a URL if a Service is called vllm, and vLLM then refuses to start
     "VLLM_SERVICE_*",
     "VLLM_TRACE_FUNCTION",
 )
-"""Patterns of `VLLM_*` variables that a worker does not get."""
+"""Patterns of `VLLM_*` variables that a worker does not receive."""
 
 
-def refuse_ways_out(environment: Mapping[str, str]) -> None:
+def refuse_egress_variables(environment: Mapping[str, str]) -> None:
     """
     Refuse to start in an environment that points outside.
 
-    A worker would never see these variables; but somebody set them for this process, and has to hear that
-    nothing is sent that way.
+    A worker would never receive these variables, but the operator set them for this process and must know
+    that they have no effect.
 
     Raises:
-        ConfigurationError: one line that names the variable, what it would do, and what to do about it.
+        ConfigurationError: names the variable, its effect, and what to do.
     """
     for name, value in environment.items():
         for pattern, why in REFUSED.items():
             if value and fnmatchcase(name.upper(), pattern):
-                message = f"{name} is set, and the appliance has no way out: {why}; unset it"
-                raise ConfigurationError(message)
+                raise ConfigurationError(f"{name} is set, and egress is not allowed: {why}; unset it")
 
 
 def offline_environment(
     base: Mapping[str, str], *, plugins: Iterable[str] = (), tracing: TracingSettings | None = None
 ) -> dict[str, str]:
     """
-    Build a worker's environment from the operator's.
+    A worker's environment, from the operator's `base`.
 
-    Args:
-        base: the environment of whoever starts the worker.
-        plugins: names of the vLLM plugins a worker may load; every other one that happens to be
-            installed is left alone.
-        tracing: where the worker hands its traces over, if the settings say so; the one way in which it
-            speaks first to somebody else.
+    `plugins` are the vLLM plugins that a worker may load; other installed ones are ignored.  With `tracing`
+    the worker exports traces to the collector, the only connection it opens itself.
 
     Raises:
         ConfigurationError: `base` sets a variable of the table to another value.
@@ -253,10 +248,9 @@ def offline_environment(
 
 def tracing_variables(settings: TracingSettings) -> dict[str, str]:
     """
-    What makes a worker trace, beside the argument with the collector's address: see `vllm/tracing/otel.py`.
+    Variables that make a worker trace, besides the argument with the collector's address.
 
-    It traces the requests that a gateway has chosen and no others: none of those it gets from elsewhere, and
-    nothing while it starts.
+    See `vllm/tracing/otel.py`.  It traces only requests that a gateway has sampled, and not its start.
     """
     made = {
         "OTEL_SDK_DISABLED": "false",
@@ -274,7 +268,7 @@ def tracing_variables(settings: TracingSettings) -> dict[str, str]:
 
 
 def worker_variables(plugins: Iterable[str]) -> tuple[OfflineVariable, ...]:
-    """The table, and the one variable that depends on which vLLM plugins a worker may load."""
+    """The table, and the variable that lists the vLLM plugins a worker may load."""
     named_plugins = OfflineVariable(
         name="VLLM_PLUGINS",
         value=",".join(plugins),

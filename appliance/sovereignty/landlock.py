@@ -1,10 +1,10 @@
 """
-Landlock, as far as TCP connections go: a process gives up connecting to all ports but some, for good.
+Landlock for TCP: a process irrevocably gives up connecting to all ports except some.
 
-The kernel holds it, for whatever code the process runs and for all of its children; no privilege is needed,
-and nothing takes it back.  System calls and structures are those of `linux/landlock.h`, described in
-https://docs.kernel.org/userspace-api/landlock.html.  Ports only: Landlock knows no addresses, and of
-protocols plain TCP alone.
+The kernel enforces it for all code in the process and for all of its children; no privilege is needed.
+System calls and structures are those of `linux/landlock.h`, described in
+https://docs.kernel.org/userspace-api/landlock.html.  Ports only: Landlock filters no addresses, and no
+protocol but plain TCP.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ RULE_NET_PORT = 2
 CONNECT_TCP = 2
 SET_NO_NEW_PRIVILEGES = 38
 NETWORK_ABI = 4
-"""First version that knows about ports: Linux 6.7."""
+"""First version with network rules: Linux 6.7."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -36,24 +36,24 @@ def abi_version() -> int:
     The kernel's version of Landlock; `NETWORK_ABI` is needed here.
 
     Raises:
-        OSError: this kernel has none, or keeps it switched off.
+        OSError: this kernel has none, or it is disabled.
     """
     return _call(CREATE_RULESET, None, 0, ASK_FOR_VERSION)
 
 
 def allow_connections(ports: Iterable[int]) -> None:
     """
-    Have the kernel refuse TCP connections of this process to other ports than these, with `EACCES`.
+    Make the kernel refuse TCP connections of this process to other ports, with `EACCES`.
 
-    Binding and accepting stay as they are, and so do connections that are open.  It also gives up gaining
-    privileges by set-user-id programs, without which the kernel does not let an ordinary user do this.
+    Binding, accepting and open connections are unaffected.  The process also gives up gaining privileges by
+    set-user-id programs, which the kernel requires of an unprivileged process.
 
     Raises:
-        OSError: it could not be done, and nothing has changed; `EBUSY` where the process has threads
-            already, which would stay outside.
+        OSError: it failed, and nothing has changed; `EBUSY` if the process has threads already, which would
+            not be covered.
     """
     if len(list(Path("/proc/self/task").iterdir())) > 1:
-        raise OSError(errno.EBUSY, "threads are running already, and would stay outside")
+        raise OSError(errno.EBUSY, "threads are running already and would not be covered")
     attributes = _Ruleset(handled_access_net=CONNECT_TCP)
     ruleset = _call(CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0)
     try:

@@ -1,7 +1,7 @@
 """
-Which TCP ports the configuration implies: what a process has to connect to, and nothing else.
+The TCP ports that the configuration implies: those a process must connect to, and no others.
 
-Pure: the settings in, numbers out.
+Pure: settings in, numbers out.
 """
 
 import ipaddress
@@ -17,12 +17,14 @@ from appliance.infra.settings import PoolSettings, Settings, TracingSettings
 DEFAULTS = {"http": 80, "https": 443}
 POSTGRESQL = 5432
 DNS = 53
-"""Answers too long for UDP come by TCP: those of a service with some thirty workers do."""
+"""Answers too long for UDP are sent over TCP, such as those of a service with about thirty workers."""
 THIS_MACHINE = "localhost"
 
 
 def gateway_ports(settings: Settings) -> frozenset[int]:
-    """Ports a gateway connects to: workers, database, witnesses, collector, names, those of the settings."""
+    """
+    Ports a gateway connects to: workers, database, witnesses, collector, DNS, and those of the settings.
+    """
     urls = [*_pool_urls(settings.pool), *(each.url for each in settings.audit.witnesses if each.url)]
     peers = [_peer(url) for url in urls]
     peers += _collector(settings.tracing)
@@ -32,17 +34,17 @@ def gateway_ports(settings: Settings) -> frozenset[int]:
 
 
 def pool_ports(settings: PoolSettings) -> frozenset[int]:
-    """Ports of the workers that a gateway is told of."""
+    """Ports of the workers in the settings."""
     return frozenset(_peer(url)[1] for url in _pool_urls(settings))
 
 
 def collector_ports(settings: TracingSettings) -> frozenset[int]:
-    """Ports that a worker needs to hand its traces over, names included; none where there are none."""
+    """Ports that a worker needs to export traces, DNS included; none without tracing."""
     return _ports(_collector(settings))
 
 
 def spell(ports: Iterable[int]) -> str:
-    """Numbers as a person writes them: `53, 8000, 32768-60999`."""
+    """Numbers as text: `53, 8000, 32768-60999`."""
     return ", ".join(_spans(sorted(ports)))
 
 
@@ -61,7 +63,7 @@ def _pool_urls(settings: PoolSettings) -> list[str]:
 
 
 def _peer(url: str) -> tuple[str, int]:
-    """Host and port of a base URL; what is none is refused elsewhere, with its setting's name."""
+    """Host and port of a base URL; an invalid one is refused elsewhere, with the name of its setting."""
     try:
         parts = urlsplit(url)
         return parts.hostname or "", parts.port or DEFAULTS.get(parts.scheme, DEFAULTS["http"])
@@ -80,7 +82,7 @@ def _database(url: str) -> list[tuple[str, int]]:
 
 
 def _is_name(host: str) -> bool:
-    """Whether the host has to be asked for by DNS."""
+    """Whether the host is resolved by DNS."""
     if host in {"", THIS_MACHINE}:
         return False
     try:

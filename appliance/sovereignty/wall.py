@@ -1,9 +1,9 @@
 """
-The wall around a process: it can open TCP connections to the ports of its configuration, and to no other.
+The wall: this process can open TCP connections only to the ports of its configuration.
 
 Raised once, before the process has a second thread and before it starts a worker, so that all of it is
-inside.  It is the second wall, not the first: it knows ports and no addresses, and neither UDP nor Multipath
-TCP.  What keeps packets inside is the network; see docs/explanation/no-egress.md.
+covered.  It is a second line of defence: it filters ports and not addresses, and neither UDP nor Multipath
+TCP.  The network must block egress as well; see docs/explanation/no-egress.md.
 """
 
 import errno
@@ -24,62 +24,57 @@ REASONS = {
 
 
 class Kernel(Protocol):
-    """What `sovereignty.landlock` offers."""
+    """Interface of `sovereignty.landlock`."""
 
     def abi_version(self) -> int:
-        """Version of Landlock; raises `OSError` where there is none."""
+        """Version of Landlock; raises `OSError` if there is none."""
 
     def allow_connections(self, ports: Iterable[int]) -> None:
-        """Refuse connections to other ports; raises `OSError` where that cannot be done."""
+        """Refuse connections to other ports; raises `OSError` if that fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wall:
-    """Whether there is one, and where its doors are."""
+    """State of the wall."""
 
     is_up: bool
     detail: str
     """One line, for operators."""
     ports: frozenset[int] = frozenset()
-    """TCP ports that can be connected to; of no meaning where the wall is not up."""
+    """TCP ports that are allowed; meaningless if the wall is not up."""
 
     def check(self, ports: Iterable[int], setting: str) -> None:
         """
-        Refuse what the wall would make fail later.
+        Refuse ports that the wall would block later.
 
         Raises:
-            ConfigurationError: one of the ports is outside; a wall cannot be changed while it stands.
+            ConfigurationError: a port is not allowed; the wall cannot be changed while the process runs.
         """
         outside = frozenset(ports) - self.ports
         if self.is_up and outside:
             message = (
-                f"{setting}: port {spell(outside)} is outside the wall that was raised at the start;"
-                " restart, or name it in sovereignty.connect_ports before the next start"
+                f"{setting}: port {spell(outside)} is blocked by the wall that was raised at the start;"
+                " restart, or add it to sovereignty.connect_ports before the next start"
             )
             raise ConfigurationError(message)
 
 
-NO_WALL = Wall(is_up=False, detail="none was asked for")
+NO_WALL = Wall(is_up=False, detail="not configured")
 
 
 def raise_wall(mode: Mode, ports: frozenset[int], kernel: Kernel = landlock) -> Wall:
     """
-    Close all TCP ports but these to this process and its children, for good.
-
-    Args:
-        mode: `sovereignty.wall`.
-        ports: those it may connect to.
-        kernel: who does it (for tests).
+    Block all TCP ports except `ports` for this process and its children, irrevocably.
 
     Raises:
-        ConfigurationError: it could not be done, and the mode is `required`.
+        ConfigurationError: it failed, and `mode` (`sovereignty.wall`) is `required`.
     """
     if mode == "off":
         return Wall(is_up=False, detail="off, by sovereignty.wall")
     try:
         version = kernel.abi_version()
         if version < landlock.NETWORK_ABI:
-            reason = f"this kernel's Landlock (version {version}) does not know ports; Linux 6.7 does"
+            reason = f"this kernel's Landlock (version {version}) has no port rules; Linux 6.7 has"
         else:
             kernel.allow_connections(sorted(ports))
             doors = f"only to ports {spell(ports)}" if ports else "nowhere"
@@ -87,6 +82,5 @@ def raise_wall(mode: Mode, ports: frozenset[int], kernel: Kernel = landlock) -> 
     except OSError as error:
         reason = REASONS.get(error.errno or 0, str(error.strerror))
     if mode == "required":
-        message = f"sovereignty.wall is required, but {reason}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"sovereignty.wall is required, but {reason}")
     return Wall(is_up=False, detail=f"not up: {reason}")

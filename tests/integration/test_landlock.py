@@ -156,7 +156,7 @@ def test_datagrams_are_not_held(answer):
 
 def test_is_not_raised_around_a_half_of_a_process():
     """A thread from before would stay outside, so the wall is not up and says so."""
-    assert answer_of(WITH_A_THREAD).strip() == "not up: threads are running already, and would stay outside"
+    assert answer_of(WITH_A_THREAD).strip() == "not up: threads are running already and would not be covered"
 
 
 def test_audit_hook_is_not_a_boundary(listeners):

@@ -1,6 +1,5 @@
 """
-MANIFEST.json, every file of a bundle with its hash and every item with its origin; BASE.json of a
-difference.
+MANIFEST.json, every file of a bundle with its hash and every item with its origin, and BASE.json.
 
 Pure.  A file's path has one of three shapes, so no path in a manifest can leave the directory; names that
 become directories when loaded must match a pattern for the same reason.

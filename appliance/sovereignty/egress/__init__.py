@@ -1,1 +1,3 @@
-"""The egress check: tries to get out, and says what followed from the attempt."""
+"""
+The egress check: attempts to connect outside, and judges the outcomes.
+"""

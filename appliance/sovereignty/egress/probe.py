@@ -1,7 +1,7 @@
 """
-What is tried to get out, and how each attempt ended: values, and nothing that connects.
+The attempts of an egress check and their outcomes: values, without I/O.
 
-Only the standard library is imported here: the process that tries (`child`) stays small.
+Imports only the standard library, to keep the process that makes the attempts (`child`) small.
 """
 
 import ipaddress
@@ -11,69 +11,67 @@ from enum import StrEnum
 from typing import Any
 
 
-class Kind(StrEnum):
-    """A way out, or the one way that has to work."""
+class ProbeKind(StrEnum):
+    """A kind of attempt; all must fail except the control."""
 
     CONTROL = "control"
-    """A TCP connection to a listener of the enclave: the proof that an attempt could have succeeded."""
+    """A TCP connection to a listener inside: the proof that an attempt could have succeeded."""
     TCP = "tcp"
     UDP = "udp"
-    """A DNS query to the address itself, past the system's resolver."""
+    """A DNS query to the address itself, bypassing the system's resolver."""
     DNS = "dns"
-    """A public name asked of the system's resolver: if it is resolved, queries are passed on to outside."""
+    """A public name, by the system's resolver: if it resolves, queries are forwarded outside."""
     PROXY = "proxy"
-    """A TCP connection to a proxy that a variable of the environment names."""
+    """A TCP connection to a proxy of an environment variable."""
     METADATA = "metadata"
-    """A TCP connection to a cloud's metadata service, which gives out credentials."""
+    """A TCP connection to a cloud's metadata service, which issues credentials."""
 
 
-class Outcome(StrEnum):
-    """How an attempt ended."""
-
+class ProbeOutcome(StrEnum):
     CONNECTED = "connected"
-    """A connection was made, or an answer came."""
+    """A connection was made, or an answer arrived."""
     REFUSED = "refused"
-    """Somebody answered, and took no connection: the target itself, or a firewall in its name."""
+    """The connection was refused: by the target, or by a firewall in its name."""
     UNREACHABLE = "unreachable"
-    """There is no way there: no route, no address of that family, or a router said so."""
+    """No route, no address of that family, or a router reported it."""
     PROHIBITED = "prohibited"
     """This machine's own rules refused it: firewall, route or control group."""
     REFUSED_BY_WALL = "refused_by_wall"
-    """The Landlock wall around this process refused it, so that nothing was learnt of the network."""
+    """The Landlock wall of this process refused it, so the network was not tested."""
     TIMED_OUT = "timed_out"
-    """Nothing came back in time."""
+    """No answer in time."""
     UNRESOLVED = "unresolved"
-    """The name was not resolved, or to no public address."""
+    """The name did not resolve, or to no public address."""
     FAILED = "failed"
-    """It could not be tried; the detail says why."""
+    """The attempt could not be made; the detail says why."""
 
 
 DOCUMENTATION_NETWORKS = tuple(
     ipaddress.ip_network(text)
     for text in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")
 )
-"""Addresses that nobody has: reserved for documentation by RFC 5737 and RFC 3849."""
+"""Addresses that no host has: reserved for documentation by RFC 5737 and RFC 3849."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class EgressProbe:
     """One attempt."""
 
-    kind: Kind
+    kind: ProbeKind
     host: str
-    """An IP address; a name where the kind allows it."""
+    """An IP address; a name if the kind allows it."""
     port: int = 0
     """0 for a name to be resolved."""
 
     @property
     def target(self) -> str:
-        """For people: `192.0.2.1:443`, `[2001:db8::1]:443`, `example.com`."""
+        """As text: `192.0.2.1:443`, `[2001:db8::1]:443`, `example.com`."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}" if self.port else host
 
     @property
-    def is_nobodys(self) -> bool:
-        """Whether nobody can have the address, so that whoever answers is no target."""
+    def is_reserved(self) -> bool:
+        """Whether no host can have the address, so that an answer is not the target's."""
         try:
             address = ipaddress.ip_address(self.host)
         except ValueError:
@@ -82,18 +80,17 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One attempt, and how it ended."""
+class ProbeResult:
+    """One attempt and its outcome."""
 
-    probe: Probe
-    outcome: Outcome
+    probe: EgressProbe
+    outcome: ProbeOutcome
     detail: str = ""
-    """The system's own word, such as `ENETUNREACH`, or what was answered; may be empty."""
+    """The system's error name, such as `ENETUNREACH`, or the answer; may be empty."""
     seconds: float = 0.0
-    """How long it took."""
 
     def __str__(self) -> str:
-        """In one line, as reasons and audit entries have it: `tcp 192.0.2.1:443 timed_out`."""
+        """One line for reasons and audit entries: `tcp 192.0.2.1:443 timed_out`."""
         return f"{self.probe.kind} {self.probe.target} {self.outcome}"
 
     def to_json(self) -> dict[str, Any]:
@@ -108,14 +105,14 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Everything that one check tries."""
+class ProbePlan:
+    """The attempts of one check."""
 
-    probes: tuple[Probe, ...]
-    control: Probe | None
-    """None: a listener that the check itself opens on loopback."""
+    probes: tuple[EgressProbe, ...]
+    control: EgressProbe | None
+    """None: a listener that the check opens on loopback."""
     timeout_seconds: float
-    """For each attempt; all are made at once."""
+    """Per attempt; all are made at once."""
 
     def to_json(self) -> dict[str, Any]:
         """For another process; `from_json` reads it."""
@@ -126,8 +123,7 @@ class Plan:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Plan":
-        """What `to_json` wrote."""
+    def from_json(cls, value: Mapping[str, Any]) -> "ProbePlan":
         return cls(
             probes=tuple(_probe_from_json(probe) for probe in value["probes"]),
             control=_probe_from_json(value["control"]) if value["control"] else None,
@@ -137,13 +133,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What came of one run of a plan."""
+    """Results of one run of a plan."""
 
-    control: Result | None
-    """None where nothing could be tried at all."""
-    results: tuple[Result, ...]
+    control: ProbeResult | None
+    """None if no attempt could be made."""
+    results: tuple[ProbeResult, ...]
     failure: str = ""
-    """Why nothing could be tried; empty if it was."""
+    """Why no attempt could be made; empty otherwise."""
 
     def to_json(self) -> dict[str, Any]:
         """For another process; `from_json` reads it."""
@@ -154,22 +150,21 @@ class Observation:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Observation":
-        """What `to_json` wrote."""
         return cls(
             control=_result_from_json(value["control"]) if value["control"] else None,
             results=tuple(_result_from_json(result) for result in value["results"]),
         )
 
 
-def _probe_to_json(probe: Probe) -> dict[str, Any]:
+def _probe_to_json(probe: EgressProbe) -> dict[str, Any]:
     return {"kind": str(probe.kind), "host": probe.host, "port": probe.port}
 
 
-def _probe_from_json(value: Mapping[str, Any]) -> Probe:
-    return Probe(kind=Kind(value["kind"]), host=value["host"], port=value["port"])
+def _probe_from_json(value: Mapping[str, Any]) -> EgressProbe:
+    return EgressProbe(kind=ProbeKind(value["kind"]), host=value["host"], port=value["port"])
 
 
-def _result_to_json(result: Result) -> dict[str, Any]:
+def _result_to_json(result: ProbeResult) -> dict[str, Any]:
     return {
         "probe": _probe_to_json(result.probe),
         "outcome": str(result.outcome),
@@ -178,10 +173,10 @@ def _result_to_json(result: Result) -> dict[str, Any]:
     }
 
 
-def _result_from_json(value: Mapping[str, Any]) -> Result:
-    return Result(
+def _result_from_json(value: Mapping[str, Any]) -> ProbeResult:
+    return ProbeResult(
         probe=_probe_from_json(value["probe"]),
-        outcome=Outcome(value["outcome"]),
+        outcome=ProbeOutcome(value["outcome"]),
         detail=value["detail"],
         seconds=value["seconds"],
     )

@@ -1,8 +1,8 @@
 """
-A gateway's hold on the process that makes the attempts (`child`).
+The gateway's side of the process that makes the attempts (`child`).
 
-Fails closed: a process that has ended or does not answer is an observation of nothing, from which no check
-concludes that all is closed.
+Fails closed: if that process has ended or does not answer, the observation is empty, from which no check
+concludes `closed`.
 """
 
 import json
@@ -14,30 +14,30 @@ import threading
 import time
 from typing import Any
 
-from appliance.sovereignty.egress.probe import Observation, Plan
+from appliance.sovereignty.egress.probe import Observation, ProbePlan
 
 MODULE = "appliance.sovereignty.egress.child"
 PATIENCE_SECONDS = 10.0
-"""How much longer than its attempts an answer may take, its own start included."""
+"""Maximum time of an answer beyond its attempts, including the start of the process."""
 CHUNK = 65536
-_ENDED = "the process that tries has ended: restart the gateway"
+_ENDED = "the probe process has ended: restart the gateway"
 
 
 class Prober:
-    """A process that waits to be asked; `close` it."""
+    """The process that makes the attempts; the owner calls `close`."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", plan: Plan) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", plan: ProbePlan) -> None:
         self._process, self._plan = process, plan
         self._in_use = threading.Lock()
         self._asked = 0
         self._unread = b""
 
     @classmethod
-    def start(cls, plan: Plan) -> "Prober":
+    def start(cls, plan: ProbePlan) -> "Prober":
         """
-        Start it; it tries nothing before it is asked.
+        Start it; it makes no attempt before `observe`.
 
-        To be called before this process puts up a wall, which its children inherit.
+        Must be called before this process raises the wall, which its children inherit.
 
         Raises:
             OSError: no process can be started.
@@ -50,7 +50,7 @@ class Prober:
         return prober
 
     def observe(self) -> Observation:
-        """Have everything tried, and wait for what came of it; blocks."""
+        """Make all attempts and wait for their results; blocks."""
         with self._in_use:
             return self._observe()
 
@@ -64,25 +64,24 @@ class Prober:
                 if answer["number"] == self._asked:
                     return Observation.from_json(answer)
         except TimeoutError:
-            return _nothing("the process that tries did not answer in time")
+            return _nothing("the probe process did not answer in time")
         except (OSError, EOFError, ValueError):
             return _nothing(_ENDED)
 
     def close(self) -> None:
-        """End it."""
         self._process.kill()
         self._process.wait()
-        with self._in_use:  # whoever waits for an answer has seen by now that none will come
+        with self._in_use:  # a caller that waits for an answer has seen end of file by now
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     pipe.close()
 
     def _write(self, line: str) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - it was asked for
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         self._process.stdin.write(f"{line}\n".encode())
 
     def _read(self, latest: float) -> Any:  # noqa: ANN401 - JSON of our own
-        assert self._process.stdout is not None  # noqa: S101 - it was asked for
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         while b"\n" not in self._unread:
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, latest - time.monotonic()))
             if not ready:

@@ -1,49 +1,50 @@
 """
-One check as it is shown and recorded: what was tried, how it ended, and what follows.
+One egress check as it is shown and recorded, and a gateway's status after its checks.
 
-`to_json` is an interface: the admin API, `appliance egress check --json` and those who read them have it
-from here.  Members may be added.
+`EgressReport.to_json` is an interface of the admin API and of `appliance egress check --json`.  Members may
+be added.
+
+An inconclusive check changes no status.  In `strict` a gateway keeps the status of its last conclusive
+check; before the first one it is not ready.
 """
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from appliance.sovereignty.egress.probe import Observation
-from appliance.sovereignty.egress.verdict import Judgement, Verdict, judge
+from appliance.sovereignty.egress.verdict import EgressJudgement, EgressVerdict, judge
 
 MOST_CHARACTERS = 100
-"""Of one outcome in an entry: a leaf of the log has to hold them all."""
+"""Maximum length of one outcome in an entry: a leaf of the log must hold them all."""
 
 
 class Trigger(StrEnum):
-    """Why a check was made."""
-
     START = "start"
     SCHEDULE = "schedule"
     REQUEST = "request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """One check."""
-
+class EgressReport:
     time: str
     """When it ended (RFC 3339, UTC)."""
     host: str
-    """Name of the machine, container or pod it was made on."""
+    """Name of the machine, container or pod."""
     trigger: Trigger
     settings: str
-    """Digest of the `egress` section it was made under."""
+    """Digest of the `egress` section."""
     walled: bool
-    """Whether the process that serves is behind a Landlock wall of its own; see `Outcome.REFUSED_BY_WALL`
-    for what that would mean of the attempts."""
+    """
+    Whether the serving process is behind a Landlock wall of its own; compare
+    `ProbeOutcome.REFUSED_BY_WALL`.
+    """
     seconds: float
-    """How long it took."""
+    """Duration."""
     observation: Observation
-    judgement: Judgement
+    judgement: EgressJudgement
 
     @classmethod
     def of(
@@ -56,11 +57,11 @@ class Report:
         settings: str,
         walled: bool,
         seconds: float,
-    ) -> "Report":
-        """Judge what was observed."""
+    ) -> "EgressReport":
+        """Judge an observation."""
         judgement = judge(observation.control, observation.results)
         if observation.failure:
-            judgement = Judgement(verdict=Verdict.INCONCLUSIVE, reasons=(observation.failure,))
+            judgement = EgressJudgement(verdict=EgressVerdict.INCONCLUSIVE, reasons=(observation.failure,))
         return cls(
             time=time,
             host=host,
@@ -73,13 +74,12 @@ class Report:
         )
 
     @property
-    def verdict(self) -> Verdict:
-        """What the check showed."""
+    def verdict(self) -> EgressVerdict:
         return self.judgement.verdict
 
     @property
     def why(self) -> str:
-        """Its reasons in one line; empty if it is closed."""
+        """Reasons in one line; empty if the verdict is `closed`."""
         return "; ".join(self.judgement.reasons)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Report:
         }
 
     def to_entry(self) -> dict[str, Any]:
-        """The fields of its `egress.attested` entry, but for who asked for it."""
+        """Fields of its `egress.attested` entry, without the actor."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         control = self.observation.control
         return {
@@ -113,3 +113,47 @@ class Report:
             "settings": self.settings,
             "report": hashlib.sha256(text.encode()).hexdigest(),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressStatus:
+    """What the checks so far have shown."""
+
+    mode: Literal["off", "warn", "strict"]
+    last: EgressReport | None = None
+    """The newest check."""
+    conclusive: EgressReport | None = None
+    """The newest conclusive check."""
+
+    def after(self, report: EgressReport) -> "EgressStatus":
+        """The status after another check."""
+        if report.verdict is EgressVerdict.INCONCLUSIVE:
+            return replace(self, last=report)
+        return replace(self, last=report, conclusive=report)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the gateway is not ready; always None outside of `strict`."""
+        if self.mode != "strict":
+            return None
+        if self.conclusive is None:
+            return f"no egress check has been conclusive yet{_because(self.last)}"
+        return _open(self.conclusive)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One line each."""
+        found = []
+        if self.mode == "warn" and self.conclusive and (problem := _open(self.conclusive)):
+            found.append(problem)
+        if self.last and self.last.verdict is EgressVerdict.INCONCLUSIVE:
+            found.append(f"the egress check was inconclusive{_because(self.last)}")
+        return tuple(found)
+
+
+def _open(report: EgressReport) -> str | None:
+    return f"egress is possible{_because(report)}" if report.verdict is EgressVerdict.OPEN else None
+
+
+def _because(report: EgressReport | None) -> str:
+    return f": {report.why}" if report and report.why else ""

@@ -1,90 +1,84 @@
 """
-What follows from the attempts of an egress check.
+Judge the attempts of an egress check.
 
-Failing to get out proves nothing by itself: a machine whose network card is broken fails as well.  So
-`closed` needs a positive control, a listener of the enclave that was reached by the same means at the
-same time.  Without it, and wherever an attempt says nothing of the network, the verdict is
-`inconclusive`.  A way out that was found is one, control or not.
+Failed attempts prove nothing by themselves: on a machine with a broken network card they fail as well.  So
+`closed` needs a positive control, a listener inside that was reached by the same means at the same time.
+Without it, and if an attempt says nothing about the network, the verdict is `inconclusive`.  An attempt
+that succeeded means `open`, with or without control.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from appliance.sovereignty.egress.probe import Kind, Outcome, Probe, Result
+from appliance.sovereignty.egress.probe import EgressProbe, ProbeKind, ProbeOutcome, ProbeResult
 
 
-class Verdict(StrEnum):
-    """What a check showed."""
-
+class EgressVerdict(StrEnum):
     CLOSED = "closed"
-    """Everything that was tried failed, and the control did not."""
+    """Every attempt failed, and the control succeeded."""
     OPEN = "open"
-    """Something outside was reached."""
+    """An outside target was reached."""
     INCONCLUSIVE = "inconclusive"
     """Neither was shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """A verdict, and why it is not `closed`."""
+class EgressJudgement:
+    """A verdict, with reasons unless it is `closed`."""
 
-    verdict: Verdict
+    verdict: EgressVerdict
     reasons: tuple[str, ...] = ()
-    """One line each; none if it is closed."""
+    """One line each."""
 
 
-def judge(control: Result | None, results: Sequence[Result]) -> Judgement:
-    """
-    Weigh one check.
-
-    Args:
-        control: how the connection to the enclave's own listener ended; None if it was not tried.
-        results: how the attempts to get out ended.
-    """
-    ways_out = tuple(_way_out(result) for result in results if result.outcome is Outcome.CONNECTED)
-    if ways_out:
-        return Judgement(verdict=Verdict.OPEN, reasons=ways_out)
+def judge(control: ProbeResult | None, results: Sequence[ProbeResult]) -> EgressJudgement:
+    """Judge one check; `control` is None if the control was not tried."""
+    reached = tuple(_reached(result) for result in results if result.outcome is ProbeOutcome.CONNECTED)
+    if reached:
+        return EgressJudgement(verdict=EgressVerdict.OPEN, reasons=reached)
     doubts = tuple(_doubts(control, results))
-    return Judgement(verdict=Verdict.INCONCLUSIVE if doubts else Verdict.CLOSED, reasons=doubts)
+    return EgressJudgement(
+        verdict=EgressVerdict.INCONCLUSIVE if doubts else EgressVerdict.CLOSED, reasons=doubts
+    )
 
 
-def _way_out(result: Result) -> str:
+def _reached(result: ProbeResult) -> str:
     return f"{result} ({result.detail})" if result.detail else str(result)
 
 
-def _doubts(control: Result | None, results: Sequence[Result]) -> Iterator[str]:
+def _doubts(control: ProbeResult | None, results: Sequence[ProbeResult]) -> Iterator[str]:
     if control is None:
-        yield "no listener of the enclave was tried"
-    elif control.outcome is not Outcome.CONNECTED:
-        yield f"{control}: where nothing can be reached at all, failing to get out proves nothing"
+        yield "the control, a listener inside, was not tried"
+    elif control.outcome is not ProbeOutcome.CONNECTED:
+        yield f"{control}: without a reachable control, failed attempts prove nothing"
     if not results:
-        yield "no way out was tried"
-    walled = [result for result in results if result.outcome is Outcome.REFUSED_BY_WALL]
+        yield "no attempt was made"
+    walled = [result for result in results if result.outcome is ProbeOutcome.REFUSED_BY_WALL]
     if walled:
         yield f"{walled[0]}: the wall refused it ({len(walled)} in all), so the network was not tested"
     for result in results:
-        if result.outcome is Outcome.FAILED:
+        if result.outcome is ProbeOutcome.FAILED:
             yield f"{result}: {result.detail}"
-        elif result.outcome is Outcome.REFUSED and not _is_a_firewalls(result, results):
+        elif result.outcome is ProbeOutcome.REFUSED and not _is_a_firewalls(result, results):
             yield (
-                f"{result}: whoever has that address may have answered; probe a port where something "
-                "listens, and an address that nobody has, such as 192.0.2.1 or 2001:db8::1"
+                f"{result}: the host with that address may have refused it; probe an open port, and a "
+                "reserved address such as 192.0.2.1 or 2001:db8::1"
             )
 
 
-def _is_a_firewalls(refused: Result, results: Sequence[Result]) -> bool:
-    """Whether a refusal cannot have come from outside: the same was said for an address nobody has."""
-    if refused.probe.kind not in {Kind.TCP, Kind.UDP}:
+def _is_a_firewalls(refused: ProbeResult, results: Sequence[ProbeResult]) -> bool:
+    """Whether a refusal came from a firewall: a reserved address was refused in the same way."""
+    if refused.probe.kind not in {ProbeKind.TCP, ProbeKind.UDP}:
         return True
     return any(
-        result.outcome is Outcome.REFUSED
-        and result.probe.is_nobodys
-        and _road(result.probe) == _road(refused.probe)
+        result.outcome is ProbeOutcome.REFUSED
+        and result.probe.is_reserved
+        and _channel(result.probe) == _channel(refused.probe)
         for result in results
     )
 
 
-def _road(probe: Probe) -> tuple[Kind, bool]:
-    """Protocol and address family: what a firewall says of one, it need not say of another."""
+def _channel(probe: EgressProbe) -> tuple[ProbeKind, bool]:
+    """Protocol and address family: a firewall may treat them differently."""
     return probe.kind, ":" in probe.host

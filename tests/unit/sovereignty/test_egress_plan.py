@@ -5,7 +5,7 @@ import pytest
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import load_settings
 from appliance.sovereignty.egress.plan import digest_of, plan_egress
-from appliance.sovereignty.egress.probe import Kind, Plan
+from appliance.sovereignty.egress.probe import ProbeKind, ProbePlan
 
 
 def settings(**sections):
@@ -16,27 +16,27 @@ def targets(plan, kind):
     return [probe.target for probe in plan.probes if probe.kind is kind]
 
 
-def test_every_way_out_is_tried_unless_told_otherwise():
+def test_every_kind_of_egress_is_probed_by_default():
     """TCP and UDP of both families, the metadata services and a name, with a witness for refusals each."""
     plan = plan_egress(settings(), {})
-    for kind in (Kind.TCP, Kind.UDP):
+    for kind in (ProbeKind.TCP, ProbeKind.UDP):
         tried = [probe for probe in plan.probes if probe.kind is kind]
         for six in (False, True):
             family = [probe for probe in tried if (":" in probe.host) == six]
-            assert any(probe.is_nobodys for probe in family)
-            assert any(not probe.is_nobodys for probe in family)
-    assert targets(plan, Kind.METADATA) == ["169.254.169.254:80", "[fd00:ec2::254]:80"]
-    assert targets(plan, Kind.DNS) == ["example.com"]
-    assert targets(plan, Kind.PROXY) == []
+            assert any(probe.is_reserved for probe in family)
+            assert any(not probe.is_reserved for probe in family)
+    assert targets(plan, ProbeKind.METADATA) == ["169.254.169.254:80", "[fd00:ec2::254]:80"]
+    assert targets(plan, ProbeKind.DNS) == ["example.com"]
+    assert targets(plan, ProbeKind.PROXY) == []
 
 
-def test_a_plan_survives_the_way_to_another_process():
+def test_plan_round_trips_through_json():
     """Every probe, and the control where there is one."""
     for plan in (
         plan_egress(settings(), {"HTTPS_PROXY": "http://p:1"}),
         plan_egress(settings(egress={"control": "worker:8000"}), {}),
     ):
-        assert Plan.from_json(plan.to_json()) == plan
+        assert ProbePlan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize(
@@ -49,16 +49,16 @@ def test_a_plan_survives_the_way_to_another_process():
         ("http://proxy.bank:many", "proxy.bank"),
     ],
 )
-def test_a_proxy_is_tried_and_its_password_goes_nowhere(value, target):
+def test_proxy_is_probed_without_its_password(value, target):
     """Of the URL only host and port are kept."""
-    assert targets(plan_egress(settings(), {"https_proxy": value}), Kind.PROXY) == [target]
+    assert targets(plan_egress(settings(), {"https_proxy": value}), ProbeKind.PROXY) == [target]
 
 
-def test_a_proxy_named_twice_is_tried_once_and_others_are_no_proxies():
+def test_proxy_named_twice_is_probed_once():
     """In small letters and capitals."""
     environment = {"http_proxy": "http://p:1", "HTTP_PROXY": "http://p:1", "ALL_PROXY": "socks5://q:2"}
     plan = plan_egress(settings(), {**environment, "NO_PROXY": "bank", "HTTPS_PROXY": ""})
-    assert targets(plan, Kind.PROXY) == ["p:1", "q:2"]
+    assert targets(plan, ProbeKind.PROXY) == ["p:1", "q:2"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_bare_off_in_yaml_is_the_mode_off(tmp_path):
     assert load_settings(file, environment={}).egress.mode == "off"
 
 
-def test_the_digest_tells_settings_apart():
+def test_digest_differs_between_settings():
     """Equal settings have an equal one."""
     assert digest_of(settings().egress) == digest_of(settings().egress)
     assert digest_of(settings().egress) != digest_of(settings(egress={"timeout_seconds": 2}).egress)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import ConfigurationError
-from appliance.sovereignty.environment import OFFLINE_VARIABLES, offline_environment, refuse_ways_out
+from appliance.sovereignty.environment import OFFLINE_VARIABLES, offline_environment, refuse_egress_variables
 
 GUARDED = [row for row in OFFLINE_VARIABLES if not row.free]
 SITE_PACKAGES = Path(pytest.__file__).parent.parent
@@ -103,7 +103,7 @@ def test_names_the_file_that_reads_it(row):
 
 
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
-def test_the_model_hub_believes_to_be_offline():
+def test_model_hub_client_is_offline():
     """The hub's client reads the environment as we mean it."""
     program = (
         "from huggingface_hub import constants as c; print(c.HF_HUB_OFFLINE, c.HF_HUB_DISABLE_TELEMETRY)"
@@ -126,12 +126,12 @@ def test_the_model_hub_believes_to_be_offline():
 def test_no_part_starts_in_an_environment_that_points_outside(name, reason):
     """Not only does it not reach the worker: whoever set it is told."""
     with pytest.raises(ConfigurationError, match=reason) as refusal:
-        refuse_ways_out({"PATH": "/bin", name: "http://outside.example"})
+        refuse_egress_variables({"PATH": "/bin", name: "http://outside.example"})
     assert str(refusal.value).startswith(name)
     assert str(refusal.value).endswith("unset it")
 
 
 @pytest.mark.parametrize("name", ["NO_PROXY", "OTEL_SERVICE_NAME", "OTEL_SDK_DISABLED", "PATH"])
-def test_what_points_nowhere_is_left_in_peace(name):
+def test_empty_variables_are_accepted(name):
     """Among them what switches something off; and an empty variable is none."""
-    refuse_ways_out({name: "x", "HTTPS_PROXY": ""})
+    refuse_egress_variables({name: "x", "HTTPS_PROXY": ""})

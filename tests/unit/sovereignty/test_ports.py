@@ -63,12 +63,12 @@ def test_further_ports():
 
 
 @pytest.mark.parametrize("url", ["http://[", "http://a:notaport", "nonsense"])
-def test_a_mistake_is_left_to_who_owns_the_setting(url):
+def test_invalid_setting_is_left_to_its_owner(url):
     """It is refused there, in that setting's name."""
     assert ports(pool={"urls": [url]}) <= {80, 53}
 
 
-def test_an_unusable_database_url_is_left_to_who_opens_it():
+def test_invalid_database_url_is_ignored():
     """The same for the database."""
     assert ports(audit={"database_url": "nonsense"}) == set()
 
@@ -81,6 +81,6 @@ def test_the_ports_of_a_pool():
     assert pool_ports(settings.pool) == {1, 2, 3}
 
 
-def test_ports_are_spelt_as_a_person_would():
+def test_ports_are_spelled_as_ranges():
     """Ranges in one piece, in order."""
     assert spell([8000, 53, *range(32768, 61000), 61001]) == "53, 8000, 32768-60999, 61001"

@@ -49,13 +49,13 @@ def test_is_raised_where_the_kernel_can(mode, version):
     assert wall.detail == "TCP connections only to ports 5432, 8000"
 
 
-def test_says_that_nothing_can_be_connected_to():
+def test_wall_without_ports_blocks_everything():
     """A wall without doors is a wall too."""
     assert raise_wall("on", frozenset(), Kernel()).detail == "TCP connections nowhere"
 
 
 @pytest.mark.parametrize(("kernel", "reason"), CANNOT)
-def test_goes_on_without_and_says_why(kernel, reason):
+def test_start_continues_without_a_wall_and_reports_why(kernel, reason):
     """An older kernel is no reason not to serve, unless somebody says it is."""
     wall = raise_wall("on", PORTS, kernel)
     assert not wall.is_up
@@ -80,15 +80,15 @@ def test_off_asks_the_kernel_for_nothing():
     assert "sovereignty.wall" in wall.detail
 
 
-def test_a_port_outside_is_refused_by_name():
+def test_blocked_port_is_refused_by_name():
     """Rather than by workers that never become healthy."""
     wall = raise_wall("on", PORTS, Kernel())
     wall.check({8000}, "pool")
-    with pytest.raises(ConfigurationError, match=r"pool: port 9000 is outside .*sovereignty\.connect_ports"):
+    with pytest.raises(ConfigurationError, match=r"pool: port 9000 is blocked .*sovereignty\.connect_ports"):
         wall.check({8000, 9000}, "pool")
 
 
-def test_without_a_wall_every_port_will_do():
+def test_every_port_is_allowed_without_a_wall():
     """Nothing is refused that would work."""
     NO_WALL.check({9000}, "pool")
 

@@ -87,7 +87,7 @@ def test_an_oci_image_keeps_its_digest_and_a_saved_one_its_id(workshop, bundle):
     assert item(bundle, GATEWAY).image_id == digest_of(image_config(*layers))
 
 
-def test_every_item_says_licence_origin_and_where_its_bill_of_materials_is(bundle):
+def test_every_item_has_licence_origin_and_bill_of_materials(bundle):
     """The bill of materials is a blob of the bundle."""
     manifest = manifest_of(bundle)
     assert all(each.licence == "Apache-2.0" and each.origin for each in manifest.items)
@@ -96,7 +96,7 @@ def test_every_item_says_licence_origin_and_where_its_bill_of_materials_is(bundl
     assert {each.kind for each in manifest.items} == set(ItemKind)
 
 
-def test_weights_are_one_blob_a_file_and_caches_of_download_tools_stay_out(bundle):
+def test_weights_are_one_blob_per_file_without_download_caches(bundle):
     """What begins with a dot has times in it, and would make each build another."""
     digest = item(bundle, "model/demo/target:r1").digest
     document = json.loads((bundle / "blobs" / digest.replace(":", "/")).read_bytes())
@@ -126,7 +126,7 @@ def test_a_saved_image_whose_layers_are_links_to_each_other_is_read(workshop):
     assert workshop.verify(workshop.place / "linked").manifest == manifest
 
 
-def test_an_image_for_several_machines_keeps_its_index_and_the_engine_gets_its_own(workshop):
+def test_multi_platform_image_keeps_its_index_and_loads_one_platform(workshop):
     """Each by the digest it had; what is loaded is the one of this machine."""
     recipe = workshop.recipe()
     files, entries = {}, []
@@ -168,7 +168,7 @@ class TestCompleteness:
     def digest(self, bundle) -> str:
         return item(bundle, DATABASE).digest
 
-    def test_images_are_found_wherever_kubernetes_and_compose_name_them(self):
+    def test_images_of_kubernetes_and_compose_documents_are_found(self):
         """Init containers, image volumes, lists, several documents, compose defaults; not other texts."""
         text = """
 spec:
@@ -209,7 +209,7 @@ data: {imagePolicy: "five:1"}
             build_bundle(load_recipe(recipe), recipe.parent, workshop.place / "out", workshop.stamp, None)
         assert not list(workshop.place.glob("*out*"))
 
-    def test_a_chart_is_asked_through_its_annotation_or_rendered(self, workshop, digest):
+    def test_chart_images_come_from_its_annotation_or_rendering(self, workshop, digest):
         """Helm gives the better answer, with the values of the recipe; without it the list counts."""
         recipe = workshop.recipe()
         write_chart(recipe.parent / "chart.tgz", ["grafana/grafana:11"])
@@ -232,7 +232,7 @@ data: {imagePolicy: "five:1"}
         }
         assert seen == [("chart.tgz", ["everything.yaml"], images)]
 
-    def test_a_charts_list_has_tags_and_the_bundle_must_have_what_they_name(self, bundle):
+    def test_bundle_must_contain_images_a_chart_lists_by_tag(self, bundle):
         """By digest it may be named as well; what the site never uses is said to be so."""
         manifest = manifest_of(bundle)
         listed = images_in(f"[{{image: 'postgres:15'}}, {{image: '{GATEWAY}'}}, {{image: 'gpu:1'}}]", "chart")
@@ -302,7 +302,7 @@ class TestRefusedRecipes:
         images = [{"archive": "several.tar", "reference": "third:1", **SAID}]
         assert "not exactly one named third:1" in self.refused(workshop, images=images)
 
-    def test_a_blob_that_does_not_have_its_digest_is_no_blob(self, workshop):
+    def test_blob_with_another_digest_is_refused(self, workshop):
         """An archive that was damaged on its way to the builder."""
         recipe = workshop.recipe()
         path = recipe.parent / "damaged.tar"
@@ -315,7 +315,7 @@ class TestRefusedRecipes:
             workshop, images=[{"archive": "damaged.tar", "reference": DATABASE, **SAID}]
         )
 
-    def test_things_that_are_not_there_or_there_twice(self, workshop):
+    def test_missing_or_duplicate_inputs_are_refused(self, workshop):
         """Weights, charts, files."""
         model = {"name": "m", "version": "1", "directory": "none", **SAID}
         assert "is not a directory" in self.refused(workshop, models=[model])
@@ -328,7 +328,7 @@ class TestRefusedRecipes:
         assert "twice" in self.refused(workshop, wheels=[one, one])
 
     @pytest.mark.parametrize("kind", ["models", "wheels", "files"])
-    def test_two_versions_of_one_thing_are_refused(self, workshop, kind):
+    def test_two_versions_of_one_item_are_refused(self, workshop, kind):
         """Both would be loaded to one place: one link, or one file written over the other."""
         what = {"directory": "model"} if kind == "models" else {"files": ["compose.yaml"]}
         things = [{"name": "demo/target", "version": version, **what, **SAID} for version in ("r1", "r2")]
@@ -340,13 +340,13 @@ class TestRefusedRecipes:
         names = [{**thing, "name": f"demo/{thing['version']}"} for thing in things]
         workshop.build("1.5.0", **{kind: names})
 
-    def test_a_chart_whose_version_leads_out_of_a_directory_is_not_listed(self, workshop):
+    def test_chart_whose_version_leaves_the_directory_is_refused(self, workshop):
         """It would be loaded there; charts of others are taken as they come."""
         recipe = workshop.recipe()
         write_chart(recipe.parent / "outside.tgz", [], "1/../../../../outside")
         assert "must not leave it" in self.refused(workshop, charts=[{"file": "outside.tgz", **SAID}])
 
-    def test_a_bundle_is_never_built_over_something(self, workshop, bundle):
+    def test_build_refuses_an_existing_directory(self, workshop, bundle):
         """Not over a bundle either."""
         before = all_files(bundle)
         with pytest.raises(ConfigurationError, match="exists already"):
@@ -357,7 +357,7 @@ class TestRefusedRecipes:
 class TestCarrying:
     """Differences, parts, and the whole again."""
 
-    def test_a_difference_holds_only_what_is_new_and_makes_the_whole_again(self, workshop, bundle):
+    def test_difference_has_only_new_blobs_and_joins_to_the_whole(self, workshop, bundle):
         """The changed weights travel, the unchanged files of the model do not."""
         newer = workshop.build("1.1.0", weights=b"other weights" * 1000)
         opened = make_difference(
@@ -370,7 +370,7 @@ class TestCarrying:
         join_difference(workshop.verify(workshop.place / "difference", base=bundle), workshop.place / "whole")
         assert all_files(workshop.place / "whole") == all_files(newer)
 
-    def test_parts_make_the_bundle_again_and_tar_reads_them_joined(self, workshop, bundle):
+    def test_joined_parts_are_the_bundle_and_a_tar_file(self, workshop, bundle):
         """Straight from the parts, whatever their size."""
         for size in (1024, 4096, 10**9):
             opened = workshop.open_bundle(bundle)
@@ -387,7 +387,7 @@ class TestCarrying:
             found = {member.name: tar.extractfile(member).read() for member in tar}
         assert found == all_files(bundle)
 
-    def test_what_cannot_be_made_a_difference_of(self, workshop, bundle):
+    def test_impossible_differences_are_refused(self, workshop, bundle):
         """Of two products, and of a difference."""
         other = workshop.build("1.1.0", name="other")
         make_difference(
@@ -402,7 +402,7 @@ class TestCarrying:
             make_difference(workshop.open_bundle(bundle), workshop.open_bundle(named), workshop.place / "out")
         assert not (workshop.place / "out").exists()
 
-    def test_too_many_parts_are_refused_before_the_disk_is_full_of_them(self, workshop, bundle):
+    def test_too_many_parts_are_refused_before_writing(self, workshop, bundle):
         """FAT32 does not hold any number of names either."""
         opened = workshop.open_bundle(bundle)
         with pytest.raises(ConfigurationError, match="more than 9999 parts"):
@@ -429,7 +429,7 @@ class TestEmitted:
             f"sovereign-appliance/gateway@{item(bundle, GATEWAY).digest}",
         ]
 
-    def test_helm_and_compose_get_digests_under_the_names_they_know(self, bundle):
+    def test_helm_and_compose_receive_digests_by_image_name(self, bundle):
         """BundleManifest digests for a registry, image ids for an engine."""
         values = yaml.safe_load(emit(manifest_of(bundle), Form.HELM))
         assert values["images"] == {

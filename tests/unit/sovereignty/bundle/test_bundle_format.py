@@ -46,7 +46,7 @@ def example(tmp_path) -> Path:
     return tmp_path / "example"
 
 
-def test_the_examples_are_a_bundle_that_anyone_can_build_again(example):
+def test_documented_example_is_reproducible(example):
     """To the byte, signature included."""
     files = all_files(example)
     assert files["MANIFEST.json"].decode() == block('{"created"').removesuffix("\n")
@@ -92,7 +92,7 @@ def second_verifier(directory: Path, key_line: str, now: int) -> dict:
     return manifest
 
 
-def test_a_verifier_written_from_the_page_agrees_with_ours(workshop, bundle):
+def test_verifier_written_from_the_documentation_agrees(workshop, bundle):
     """On a bundle of one of everything, and on a damaged one."""
     key = workshop.signer.vkey
     manifest = second_verifier(bundle, key, 1_790_000_000)
@@ -103,7 +103,7 @@ def test_a_verifier_written_from_the_page_agrees_with_ours(workshop, bundle):
         second_verifier(bundle, key, 1_790_000_000)
 
 
-def test_the_pages_own_bundle_and_key_verify(example):
+def test_documented_bundle_and_key_verify(example):
     """By the line on the page."""
     line = block("example.com/releases+").strip()
     second_verifier(example, line, 1_790_000_000)
@@ -118,7 +118,7 @@ def test_the_tables_of_the_page_name_every_member():
         assert f"`{kind}`" in PAGE
 
 
-def test_the_stream_is_what_the_page_says(workshop, bundle):
+def test_stream_matches_the_documentation(workshop, bundle):
     """Names and order, and headers that say nothing but path and size."""
     opened = workshop.open_bundle(bundle)
     split(opened.head, opened.contents, workshop.place / "parts", 10**9)
@@ -147,7 +147,7 @@ def test_a_file_of_any_size_has_a_header_that_tar_reads(tmp_path):
         assert (member.name, member.size) == ("blobs/sha256/" + "0" * 64, size)
 
 
-def test_the_recipe_in_the_how_to_is_one():
+def test_recipe_in_the_how_to_is_valid():
     """Everything in it is known, and what is required is there."""
     (text,) = re.findall(r"```yaml\n(name: .*?)```", HOW_TO, re.DOTALL)
     recipe = BundleRecipe.model_validate(yaml.safe_load(text))

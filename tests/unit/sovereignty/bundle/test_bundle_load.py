@@ -81,7 +81,7 @@ def newer(workshop) -> Path:
     return workshop.build("1.1.0", weights=b"weights, second edition" * 100)
 
 
-def test_models_and_files_are_put_where_they_are_served_from(site, bundle):
+def test_models_and_files_are_placed_in_their_directories(site, bundle):
     """Weights under their name, charts, compose files, wheels and bills of materials beside each other."""
     assert site.load(bundle)
     inputs = site.workshop.place / "inputs-1.0.0"
@@ -96,7 +96,7 @@ def test_models_and_files_are_put_where_they_are_served_from(site, bundle):
     ]
 
 
-def test_what_was_loaded_is_remembered_and_recorded_with_the_manifests_digest(site, bundle):
+def test_load_is_recorded_with_the_manifests_digest(site, bundle):
     """And the journal is gone."""
     site.load(bundle)
     manifest = BundleManifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
@@ -115,7 +115,7 @@ def test_loading_again_changes_nothing_and_records_nothing(site, bundle):
     assert len(site.recorded) == 1
 
 
-def test_a_newer_version_takes_over_and_the_one_before_stays_beside_it(site, bundle, newer):
+def test_newer_version_replaces_the_link_and_keeps_the_previous(site, bundle, newer):
     """Files that did not change are the same file on the disk, not a second copy."""
     site.load(bundle)
     old = site.serving.resolve()
@@ -152,7 +152,7 @@ def test_workers_of_another_account_can_read_the_weights_whatever_the_umask(site
     assert site.home.directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_an_engine_that_gives_up_in_the_middle_is_quoted(site, workshop):
+def test_engine_failure_reports_its_message(site, workshop):
     """It closes the pipe while an image is still coming, and what it said last is the reason."""
     recipe = workshop.recipe()
     write_saved_image(recipe.parent / "gateway.tar", GATEWAY, os.urandom(2**20))
@@ -214,7 +214,7 @@ def test_an_image_of_the_same_layers_that_is_run_in_another_way_is_loaded(site, 
     assert not site.load(workshop.place / "second")
 
 
-def test_a_medium_that_says_something_else_the_second_time_changes_no_image(workshop, bundle):
+def test_medium_that_changes_between_reads_changes_no_image(workshop, bundle):
     """Whom an image runs as is read again when it is handed to the engine, after all was verified."""
     opened = workshop.open_bundle(bundle)
     tree = next(each for each in verify_bundle(opened) if each.item.label == GATEWAY)
@@ -239,7 +239,7 @@ def test_a_file_that_is_named_like_an_unfinished_one_is_loaded(site, workshop):
 
 
 @pytest.mark.parametrize("location", [None, "", "http://["])
-def test_a_registry_that_does_not_say_where_uploads_go_is_one_line(site, bundle, location):
+def test_registry_without_an_upload_url_is_refused(site, bundle, location):
     class Silent(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             self.answer(404)
@@ -267,7 +267,7 @@ def test_a_registry_that_does_not_say_where_uploads_go_is_one_line(site, bundle,
             server.shutdown()
 
 
-def test_a_damaged_file_of_the_version_in_service_is_put_right(site, bundle):
+def test_damaged_file_of_the_version_in_service_is_repaired(site, bundle):
     """Loading the same bundle again repairs what a disk lost, file by file."""
     site.load(bundle)
     weights = site.serving / WEIGHTS
@@ -277,7 +277,7 @@ def test_a_damaged_file_of_the_version_in_service_is_put_right(site, bundle):
     assert weights.read_bytes() == b"weights, first edition" * 100
 
 
-def test_a_file_that_someone_put_among_the_weights_is_not_served_along(site, bundle):
+def test_foreign_file_among_the_weights_is_refused(site, bundle):
     """A second tokenizer would change what a model says."""
     site.load(bundle)
     (site.serving / "tokenizer.json").write_text("{}")
@@ -309,7 +309,7 @@ class TestRollback:
             else:
                 assert "is not newer" in site.refused(BundleRollbackError, other)
 
-    def test_a_version_that_must_come_between_is_named(self, site, workshop, bundle):
+    def test_required_intermediate_version_is_named(self, site, workshop, bundle):
         """The bundle says from which version on it can follow."""
         site.load(bundle)
         later = workshop.build("2.0.0", upgrade_from="1.5.0")
@@ -320,13 +320,13 @@ class TestRollback:
         site.load(workshop.build("1.9.0"))
         assert site.load(workshop.build("1.10.0"))
 
-    def test_a_damaged_memory_is_not_taken_for_none(self, site, bundle, newer):
+    def test_damaged_installed_state_is_refused(self, site, bundle, newer):
         """Else damaging it would be the way back."""
         site.load(newer)
         site.home.installed.write_bytes(site.home.installed.read_bytes()[:-2])
         assert "restore it from a backup" in site.refused(BundleStorageError, bundle)
 
-    def test_products_are_remembered_apart(self, site, workshop, newer):
+    def test_bundles_of_different_names_are_independent(self, site, workshop, newer):
         """A bundle of weights has versions of its own."""
         site.load(newer)
         other = workshop.build("0.1.0", name="other", images=[], charts=[], rendered=[])
@@ -337,7 +337,7 @@ class TestRollback:
         assert names == [("sovereign-appliance", "1.1.0"), ("weights", "0.1.0")]
 
 
-def test_a_version_that_was_begun_and_given_up_takes_no_room(site, workshop, bundle, newer):
+def test_abandoned_version_is_removed(site, workshop, bundle, newer):
     """A newer one came before its load was ever finished."""
     site.load(bundle)
     with pytest.MonkeyPatch.context() as patch:
@@ -399,14 +399,14 @@ class TestFailures:
         site.load(newer)
         assert site.serving.resolve() != old
 
-    def test_two_loads_at_once_do_not_meet(self, site, bundle):
+    def test_second_concurrent_load_is_refused(self, site, bundle):
         """The second says so and ends."""
         site.load(bundle)
         with site.home.lock.open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             assert "another load is running" in site.refused(BundleStorageError, bundle)
 
-    def test_room_is_counted_before_anything_is_written(self, site, workshop):
+    def test_disk_space_is_checked_before_writing(self, site, workshop):
         """Weights larger than the disk, from a manifest that says so."""
         big = workshop.build(weights=b"x" * 1000)
         bundle = workshop.open_bundle(big)
@@ -419,9 +419,7 @@ class TestFailures:
             check_room(placements)
         assert not site.place.exists()
 
-    def test_a_full_disk_leaves_the_version_before_in_service_and_is_gone_on_from(
-        self, site, bundle, workshop
-    ):
+    def test_full_disk_keeps_the_previous_version_and_load_resumes(self, site, bundle, workshop):
         """A real limit of the kernel on the size of a file, in a process of its own."""
         large = workshop.build("1.1.0", weights=b"w" * 200_000)
         site.load(bundle)
@@ -439,12 +437,12 @@ class TestFailures:
         site.load(large)
         assert (site.serving / WEIGHTS).read_bytes() == b"w" * 200_000
 
-    def test_a_disk_that_gives_back_something_else_is_noticed(self, site, bundle, monkeypatch):
+    def test_disk_that_reads_back_other_bytes_is_detected(self, site, bundle, monkeypatch):
         """What was written is read again before it counts."""
         monkeypatch.setattr("hashlib.file_digest", lambda *_: hashlib.sha256(b"rot"))
         assert "the disk is faulty" in site.refused(BundleStorageError, bundle)
 
-    def test_what_cannot_be_remembered_is_not_put_into_service(self, site, bundle, newer):
+    def test_bundle_that_cannot_be_recorded_is_not_activated(self, site, bundle, newer):
         """Else whatever is newer than the version before could follow it; the next run goes on."""
         site.load(bundle)
         old = site.serving.resolve()
@@ -458,7 +456,7 @@ class TestFailures:
         assert site.serving.resolve() != old
         assert [version for version, *_ in site.recorded] == ["1.0.0", "1.1.0"]
 
-    def test_a_directory_in_place_of_the_link_is_left_alone(self, site, bundle):
+    def test_directory_in_place_of_the_link_is_refused(self, site, bundle):
         """Someone's own weights are not removed."""
         site.serving.mkdir(parents=True)
         (site.serving / "mine").write_text("mine")
@@ -505,7 +503,7 @@ def killed_at(point: int, act: Callable[[], None]) -> int:
     return in_a_child(run)
 
 
-def test_a_load_killed_at_any_point_leaves_a_whole_version_and_goes_on(site, workshop, bundle, newer):
+def test_load_killed_at_any_point_leaves_a_complete_version(site, workshop, bundle, newer):
     """
     `kill -9` before every flush, rename and link in turn; each time the next run ends well.
 
@@ -550,7 +548,7 @@ def test_a_load_killed_at_any_point_leaves_a_whole_version_and_goes_on(site, wor
     assert guarded > 3
 
 
-def test_a_plan_says_what_changes_and_what_goes(workshop, bundle, newer):
+def test_plan_lists_changed_and_removed_items(workshop, bundle, newer):
     """By kind and name, against what is remembered."""
     old = BundleManifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
     new = BundleManifest.decode((newer / "MANIFEST.json").read_bytes(), "MANIFEST.json")
@@ -565,7 +563,7 @@ def test_a_plan_says_what_changes_and_what_goes(workshop, bundle, newer):
     assert gone == ["wheels/verifier:1.0"]
 
 
-def test_the_memory_is_one_canonical_file(site, bundle):
+def test_installed_state_is_one_canonical_file(site, bundle):
     """So that a byte changed in it shows."""
     site.load(bundle)
     content = site.home.installed.read_bytes()

@@ -46,7 +46,7 @@ def refused(workshop: Workshop, bundle: Path, **how: object) -> str:
     return str(caught.value)
 
 
-def test_a_bundle_that_is_as_it_was_built_is_verified_and_names_its_signer(workshop, bundle):
+def test_unchanged_bundle_verifies_and_names_its_signer(workshop, bundle):
     """The signer is the name of the trusted key."""
     verified = workshop.verify(bundle)
     assert verified.signer == "example.com/releases"
@@ -96,7 +96,7 @@ FORMS = ["directory", "tar", "parts", "difference", "difference-parts"]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_medium_is_verified_where_it_is(media, form):
+def test_every_medium_is_verified_in_place(media, form):
     """A directory, a tar file, parts, a difference and its parts: no copy is made of any of them."""
     before = sorted(media.workshop.place.rglob("*"))
     media.verify(form)
@@ -181,7 +181,7 @@ def test_a_damaged_part_is_named_so_that_it_alone_is_copied_again(media):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "blobs/sha512", "blobs/sha256/" + "0" * 64, ".hidden"])
-def test_a_file_too_many_is_refused(workshop, bundle, name):
+def test_additional_file_is_refused(workshop, bundle, name):
     """Nobody vouches for it."""
     (bundle / name).write_bytes(b"x")
     assert "not in MANIFEST.json" in refused(workshop, bundle)
@@ -217,7 +217,7 @@ def change_file(workshop: Workshop, bundle: Path, path: str, content: bytes) -> 
 class TestKeys:
     """Whose signature counts, and when."""
 
-    def test_another_key_is_refused_though_it_bears_the_same_name(self, workshop, bundle, tmp_path):
+    def test_another_key_with_the_same_name_is_refused(self, workshop, bundle, tmp_path):
         """What counts is the key, not what it calls itself."""
         create_signing_key(tmp_path / "other.key")
         other = load_keys(tmp_path / "other.key", mldsa_path(tmp_path / "other.key"), workshop.signer.name)
@@ -238,14 +238,14 @@ class TestKeys:
             ({"not_after": date(2026, 5, 1)}, "was valid until 2026-05-01"),
         ],
     )
-    def test_a_key_counts_only_on_its_days(self, workshop, bundle, days, problem):
+    def test_key_is_valid_only_on_its_days(self, workshop, bundle, days, problem):
         """Not yet, and not any more; both say what to do."""
         head = DirectorySource(bundle).head()
         key = TrustedKey(verifier_key=workshop.signer.verifier_key, **days)
         with pytest.raises(BundleRefusedError, match=problem):
             verify_signature(head.manifest, head.signature, [key], NOW)
 
-    def test_the_last_second_of_the_last_day_still_counts(self, workshop, bundle):
+    def test_key_is_valid_until_the_last_second_of_its_last_day(self, workshop, bundle):
         """Days are included, in UTC; the signer's own last day as well."""
         workshop.verify(bundle, now=end_of(LAST_DAY) - 1)
         assert "vouches for its key until" in refused(workshop, bundle, now=end_of(LAST_DAY))
@@ -253,7 +253,7 @@ class TestKeys:
         assert key.in_force(end_of(LAST_DAY) - 1)
         assert not key.in_force(end_of(LAST_DAY))
 
-    def test_signatures_of_strangers_beside_a_known_one_do_no_harm(self, workshop, bundle, tmp_path):
+    def test_additional_unknown_signatures_are_ignored(self, workshop, bundle, tmp_path):
         """A bundle may be signed by more than one, for sites that trust one or the other."""
         create_signing_key(tmp_path / "other.key")
         other = load_keys(tmp_path / "other.key", mldsa_path(tmp_path / "other.key"), "elsewhere.example")
@@ -291,7 +291,7 @@ class TestHostile:
     """Bundles that someone made on purpose."""
 
     @pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "blobs/sha256/../../x", "blobs/x"])
-    def test_no_path_of_a_manifest_leads_out_of_the_bundle(self, bundle, path):
+    def test_manifest_path_cannot_leave_the_bundle(self, bundle, path):
         """Even signed: only three shapes of path exist."""
         manifest = json.loads((bundle / "MANIFEST.json").read_bytes())
         manifest["files"][0]["path"] = path
@@ -299,7 +299,7 @@ class TestHostile:
             BundleManifest.decode(json.dumps(manifest).encode(), "MANIFEST.json")
 
     @pytest.mark.parametrize("title", ["../escape", "/absolute", "a//b", "a/./b", "", "a\\b", "bell\x07"])
-    def test_no_file_of_a_model_leads_out_of_its_directory(self, workshop, bundle, title):
+    def test_model_file_cannot_leave_its_directory(self, workshop, bundle, title):
         """Properly signed, and refused before anything is written."""
         self.rename_first_layer(workshop, bundle, title)
         assert "is unsafe or occurs twice" in refused(workshop, bundle)
@@ -367,7 +367,7 @@ class TestHostile:
             with pytest.raises(BundleRefusedError):
                 BundleManifest.decode(other, "MANIFEST.json")
 
-    def test_a_blob_that_no_item_leads_to_is_refused(self, workshop, bundle):
+    def test_blob_without_an_item_is_refused(self, workshop, bundle):
         """Signed or not, nothing travels unseen."""
         manifest = BundleManifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
         kept = [item for item in manifest.items if item.kind != "wheels"]
@@ -388,7 +388,7 @@ class TestHostile:
         assert "larger than" in message
 
 
-def test_a_difference_without_its_base_is_refused_and_says_which_is_missing(media):
+def test_difference_without_its_base_names_the_base(media):
     """With none, and with another one."""
     with pytest.raises(BundleIncompleteError, match=r"sovereign-appliance 1\.0\.0 .*--base"):
         media.workshop.verify(media.forms["difference"])
@@ -396,7 +396,7 @@ def test_a_difference_without_its_base_is_refused_and_says_which_is_missing(medi
         media.workshop.verify(media.forms["difference"], base=media.forms["directory"])
 
 
-def test_a_base_that_lacks_a_blob_is_no_base(media):
+def test_base_that_lacks_a_blob_is_refused(media):
     """What is taken from it is verified like everything else."""
     omitted = json.loads((media.forms["difference"] / "BASE.json").read_bytes())["omitted"]
     blob = media.base / "blobs" / "sha256" / omitted[0].removeprefix("sha256:")

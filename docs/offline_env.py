@@ -1,11 +1,19 @@
 """
-What keeps Grafana from calling out, where it shows this appliance's dashboards.
+The offline environments of workers and Grafana as files of `NAME=value` lines.
 
-Grafana reads `GF_<SECTION>_<KEY>` over its configuration file.  Its own defaults report usage, look for
-updates, download plugins at start and show pictures from elsewhere.
+`deploy/offline.env` is for workers, `deploy/offline-grafana.env` for Grafana.  Compose reads them as
+`env_file`, systemd as `EnvironmentFile`, the chart line by line.  All three skip lines that begin with `#`
+and take a value literally, so no value may need quotes.
 """
 
-from appliance.sovereignty.environment import OfflineVariable
+import re
+from collections.abc import Iterable
+
+from appliance.sovereignty.environment import OfflineVariable, worker_variables
+
+PLAIN = re.compile(r"[\w.:/,-]+", re.ASCII)
+"""Values that a shell, compose, systemd and the chart read alike."""
+WRITTEN = "# Written by `python -m docs.generate` from appliance/sovereignty and docs/offline_env.py."
 
 GRAFANA_VARIABLES = (
     OfflineVariable(
@@ -87,3 +95,35 @@ GRAFANA_VARIABLES = (
         source="conf/defaults.ini, [users]",
     ),
 )
+"""Grafana reads `GF_<SECTION>_<KEY>` over its configuration file, whose defaults report usage, check for
+updates, download plugins and load pictures from the internet."""
+
+
+def worker_file(plugins: Iterable[str]) -> str:
+    """
+    The environment of a worker's container.
+
+    `appliance worker` sets it for the worker it starts in any case; the file covers the other processes of
+    the container, and reviewers can read it.
+    """
+    return render_file("Offline environment of a worker", worker_variables(plugins))
+
+
+def grafana_file() -> str:
+    return render_file("Offline environment of Grafana", GRAFANA_VARIABLES)
+
+
+def render_file(title: str, rows: Iterable[OfflineVariable]) -> str:
+    """
+    One line for each variable, below a comment with the reason and its source.
+
+    Raises:
+        ValueError: a value that one of the readers would alter.
+    """
+    lines = [f"# {title}.", WRITTEN]
+    for row in rows:
+        if not PLAIN.fullmatch(row.value):
+            raise ValueError(f"{row.name}: {row.value!r} would need quotes, which not every reader removes")
+        note = "  Another value is allowed." if row.free else ""
+        lines += ["", f"# {row.why} ({row.source}).{note}", f"{row.name}={row.value}"]
+    return "\n".join(lines) + "\n"

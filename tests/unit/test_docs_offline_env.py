@@ -11,10 +11,9 @@ import pytest
 
 from appliance.app.worker import PLUGIN
 from appliance.sovereignty.environment import OfflineVariable, offline_environment, worker_variables
-from appliance.sovereignty.grafana import GRAFANA_VARIABLES
-from appliance.sovereignty.render import grafana_file, render_file, worker_file
+from docs.offline_env import GRAFANA_VARIABLES, grafana_file, render_file, worker_file
 
-DEPLOY = Path(__file__).parents[3] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 SITE_PACKAGES = Path(pytest.__file__).parent.parent
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -74,7 +73,7 @@ def as_vllm_reads(environment: dict[str, str], *names: str) -> dict[str, object]
 @pytest.mark.parametrize(
     ("name", "text"), [("offline.env", worker_file([PLUGIN])), ("offline-grafana.env", grafana_file())]
 )
-def test_the_file_on_disk_is_what_the_table_says(name, text):
+def test_file_on_disk_matches_the_table(name, text):
     """Run `python -m docs.generate` when this fails."""
     assert (DEPLOY / name).read_text(encoding="utf-8") == text
 
@@ -110,7 +109,7 @@ def test_vllm_takes_no_other_spelling(name):
 
 
 @pytest.mark.parametrize("row", [*worker_variables([PLUGIN]), *GRAFANA_VARIABLES], ids=lambda row: row.name)
-def test_every_line_says_why_and_where_that_was_read(row):
+def test_every_line_has_reason_and_source(row):
     """A reviewer needs nothing but the file."""
     lines = render_file("x", [row]).splitlines()
     assert lines[-1] == f"{row.name}={row.value}"
@@ -118,7 +117,7 @@ def test_every_line_says_why_and_where_that_was_read(row):
     assert row.source in lines[-2]
 
 
-def test_grafana_has_each_way_out_closed():
+def test_grafana_file_disables_every_outbound_feature():
     """Reporting, update checks, plugins, pictures, news, snapshots; and nobody sees it without a login."""
     values = parse(grafana_file())
     assert {name for name, value in values.items() if value == "true"} == {
@@ -141,7 +140,7 @@ def test_grafana_has_each_way_out_closed():
 
 
 @pytest.mark.parametrize("value", ["two words", "'quoted'", "$HOME", "a#b", ""])
-def test_refuses_a_value_that_readers_would_take_apart(value):
+def test_refuses_a_value_that_needs_quotes(value):
     """Quotes are kept by one reader and removed by another."""
     row = OfflineVariable(name="X", value=value, why="y", source="z")
     with pytest.raises(ValueError, match="quotes"):

@@ -8,27 +8,30 @@ import pytest
 
 from appliance.audit.entry import Entry, encode
 from appliance.audit.registry import EntryType
-from appliance.sovereignty.egress.probe import Kind, Observation, Outcome, Probe, Result
-from appliance.sovereignty.egress.report import Report, Trigger
-from appliance.sovereignty.egress.standing import Standing
-from appliance.sovereignty.egress.verdict import Verdict
+from appliance.sovereignty.egress.probe import EgressProbe, Observation, ProbeKind, ProbeOutcome, ProbeResult
+from appliance.sovereignty.egress.report import EgressReport, EgressStatus, Trigger
+from appliance.sovereignty.egress.verdict import EgressVerdict
 
 LONGEST_IPV6 = "2001:0db8:1111:2222:3333:4444:5555:6666"
 
 
-def report(verdict: Verdict) -> Report:
-    outcome = Outcome.CONNECTED if verdict is Verdict.OPEN else Outcome.TIMED_OUT
-    control = Outcome.TIMED_OUT if verdict is Verdict.INCONCLUSIVE else Outcome.CONNECTED
+def report(verdict: EgressVerdict) -> EgressReport:
+    outcome = ProbeOutcome.CONNECTED if verdict is EgressVerdict.OPEN else ProbeOutcome.TIMED_OUT
+    control = ProbeOutcome.TIMED_OUT if verdict is EgressVerdict.INCONCLUSIVE else ProbeOutcome.CONNECTED
     return made(
         Observation(
-            control=Result(probe=Probe(kind=Kind.CONTROL, host="10.0.0.5", port=8000), outcome=control),
-            results=(Result(probe=Probe(kind=Kind.TCP, host="1.1.1.1", port=443), outcome=outcome),),
+            control=ProbeResult(
+                probe=EgressProbe(kind=ProbeKind.CONTROL, host="10.0.0.5", port=8000), outcome=control
+            ),
+            results=(
+                ProbeResult(probe=EgressProbe(kind=ProbeKind.TCP, host="1.1.1.1", port=443), outcome=outcome),
+            ),
         )
     )
 
 
-def made(observation: Observation, host: str = "gateway-0") -> Report:
-    return Report.of(
+def made(observation: Observation, host: str = "gateway-0") -> EgressReport:
+    return EgressReport.of(
         observation,
         time="2026-11-21T12:00:00Z",
         host=host,
@@ -39,58 +42,58 @@ def made(observation: Observation, host: str = "gateway-0") -> Report:
     )
 
 
-def after(mode: str, *verdicts: Verdict) -> Standing:
-    standing = Standing(mode=mode)
+def after(mode: str, *verdicts: EgressVerdict) -> EgressStatus:
+    standing = EgressStatus(mode=mode)
     for verdict in verdicts:
         standing = standing.after(report(verdict))
     return standing
 
 
-CLOSED, OPEN, INCONCLUSIVE = Verdict.CLOSED, Verdict.OPEN, Verdict.INCONCLUSIVE
+CLOSED, OPEN, INCONCLUSIVE = EgressVerdict.CLOSED, EgressVerdict.OPEN, EgressVerdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
     ("verdicts", "problem"),
     [
-        ([], "nothing has shown yet"),
-        ([INCONCLUSIVE], "nothing has shown yet that the outside cannot be reached: control 10.0.0.5:8000"),
+        ([], "no egress check has been conclusive yet"),
+        ([INCONCLUSIVE], "no egress check has been conclusive yet: control 10.0.0.5:8000"),
         ([CLOSED], None),
         ([CLOSED, INCONCLUSIVE], None),
-        ([OPEN], "the outside can be reached: tcp 1.1.1.1:443 connected"),
-        ([CLOSED, OPEN], "the outside can be reached"),
-        ([OPEN, INCONCLUSIVE], "the outside can be reached"),
+        ([OPEN], "egress is possible: tcp 1.1.1.1:443 connected"),
+        ([CLOSED, OPEN], "egress is possible"),
+        ([OPEN, INCONCLUSIVE], "egress is possible"),
         ([OPEN, INCONCLUSIVE, CLOSED], None),
     ],
 )
-def test_in_strict_only_closed_makes_ready_and_only_open_unmakes_it(verdicts, problem):
+def test_strict_is_ready_after_closed_until_open(verdicts, problem):
     """An inconclusive check is no news."""
     found = after("strict", *verdicts).problem
     assert (found is None) if problem is None else (found or "").startswith(problem)
 
 
 @pytest.mark.parametrize("mode", ["off", "warn"])
-@pytest.mark.parametrize("verdict", Verdict)
-def test_elsewhere_a_gateway_is_always_ready(mode, verdict):
+@pytest.mark.parametrize("verdict", EgressVerdict)
+def test_gateway_is_always_ready_outside_of_strict(mode, verdict):
     """Before and after a check."""
     assert after(mode).problem is None
     assert after(mode, verdict).problem is None
 
 
-def test_warn_warns_of_a_way_out_until_it_is_closed():
+def test_warn_reports_egress_until_a_check_is_closed():
     """And an inconclusive check in between takes nothing back."""
-    assert after("warn", OPEN).warnings == ("the outside can be reached: tcp 1.1.1.1:443 connected",)
+    assert after("warn", OPEN).warnings == ("egress is possible: tcp 1.1.1.1:443 connected",)
     assert len(after("warn", OPEN, INCONCLUSIVE).warnings) == 2
     assert after("warn", OPEN, CLOSED).warnings == ()
 
 
 @pytest.mark.parametrize("mode", ["warn", "strict"])
-def test_an_inconclusive_check_is_worth_a_look(mode):
+def test_inconclusive_check_is_a_warning(mode):
     """With its reason."""
     (warning,) = after(mode, CLOSED, INCONCLUSIVE).warnings
     assert warning.startswith("the egress check was inconclusive: control 10.0.0.5:8000 timed_out")
 
 
-def test_an_observation_of_nothing_is_inconclusive_and_says_why():
+def test_empty_observation_is_inconclusive_with_a_reason():
     """The process that tries had ended."""
     nothing = made(Observation(control=None, results=(), failure="it has ended"))
     assert (nothing.verdict, nothing.why) == (INCONCLUSIVE, "it has ended")
@@ -99,14 +102,16 @@ def test_an_observation_of_nothing_is_inconclusive_and_says_why():
 
 def test_the_largest_report_fits_an_entry():
     """As many targets as the settings allow, with the longest words."""
-    outcome = Outcome.REFUSED_BY_WALL
-    targets = [Probe(kind=Kind.METADATA, host=LONGEST_IPV6, port=65535)] * 24
-    proxies = [Probe(kind=Kind.PROXY, host="p" * 250, port=65535)] * 4
-    name = Probe(kind=Kind.DNS, host="n" * 250)
+    outcome = ProbeOutcome.REFUSED_BY_WALL
+    targets = [EgressProbe(kind=ProbeKind.METADATA, host=LONGEST_IPV6, port=65535)] * 24
+    proxies = [EgressProbe(kind=ProbeKind.PROXY, host="p" * 250, port=65535)] * 4
+    name = EgressProbe(kind=ProbeKind.DNS, host="n" * 250)
     fields = made(
         Observation(
-            control=Result(probe=Probe(kind=Kind.CONTROL, host="c" * 250, port=65535), outcome=outcome),
-            results=tuple(Result(probe=probe, outcome=outcome) for probe in [*targets, *proxies, name]),
+            control=ProbeResult(
+                probe=EgressProbe(kind=ProbeKind.CONTROL, host="c" * 250, port=65535), outcome=outcome
+            ),
+            results=tuple(ProbeResult(probe=probe, outcome=outcome) for probe in [*targets, *proxies, name]),
         ),
         host="h" * 250,
     ).to_entry()
@@ -129,7 +134,7 @@ def test_an_entry_names_every_attempt():
     assert fields["report"] != second.to_entry()["report"]
 
 
-def test_the_page_shows_a_report_as_it_is():
+def test_page_shows_a_real_report():
     """Who writes a console reads the page: it has every member, outcome and kind."""
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "check-egress.md").read_text(encoding="utf-8")
     found = re.search(r"```json\n(.*?)```", page, re.DOTALL)
@@ -137,5 +142,5 @@ def test_the_page_shows_a_report_as_it_is():
     shown, real = json.loads(found[1]), report(OPEN).to_json()
     assert list(shown) == list(real)
     assert list(shown["probes"][0]) == list(shown["control"]) == list(real["control"])
-    for word in [*Outcome, *Kind, *Verdict, *Trigger, *real]:
+    for word in [*ProbeOutcome, *ProbeKind, *EgressVerdict, *Trigger, *real]:
         assert f"`{word}`" in page, word
