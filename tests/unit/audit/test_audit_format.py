@@ -1,4 +1,4 @@
-"""The published JSON Schema and the log agree about what an entry is."""
+"""The published format is what the log writes: page, JSON Schema and `entry` agree."""
 
 import json
 from pathlib import Path
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from appliance.audit.entry import Entry, decode, encode, format_time, new_entry_id
-from appliance.audit.json_schema import json_schema
 from appliance.audit.registry import REGISTRY, EntryType, Kind
 from appliance.errors import AuditEntryError
+from docs.audit_format import audit_format_page, json_schema
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "audit-format.schema.json"
+REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 VALIDATOR = Draft202012Validator(json_schema())
 WRONG = {
     Kind.STRING: 1,
@@ -66,23 +66,23 @@ def _refused_by_the_log(content):
     return False
 
 
-def test_the_schema_is_itself_valid():
+def test_schema_is_a_valid_json_schema():
     """It is a JSON Schema of the draft it names."""
     Draft202012Validator.check_schema(json_schema())
 
 
-def test_the_file_is_what_the_registry_says():
+def test_published_schema_is_up_to_date():
     """A changed type or field without a changed file fails here."""
-    assert json.loads(PAGE.read_text(encoding="utf-8")) == json_schema()
+    assert json.loads((REFERENCE / "audit-format.schema.json").read_text(encoding="utf-8")) == json_schema()
 
 
 @given(entries())
-def test_whatever_the_log_can_write_is_valid(entry):
-    """No entry that is encoded is refused by the schema."""
+def test_schema_accepts_every_entry_that_can_be_encoded(entry):
+    """For any field values that the registry allows."""
     VALIDATOR.validate(_parsed(entry))
 
 
-async def test_what_a_running_log_writes_is_valid(open_log, memory_store, intent, outcome):
+async def test_schema_accepts_what_a_running_log_writes(open_log, memory_store, intent, outcome):
     """The log's own entries and those of a request are valid as they lie in the store."""
     async with open_log(memory_store) as log:
         await log.append(EntryType.REQUEST_INTENT, **intent("a"))
@@ -97,7 +97,7 @@ async def test_what_a_running_log_writes_is_valid(open_log, memory_store, intent
 @pytest.mark.parametrize("entry_type", list(EntryType))
 @given(data=st.data())
 @settings(max_examples=3)
-def test_what_the_log_refuses_is_invalid(entry_type, data):
+def test_schema_refuses_what_the_log_refuses(entry_type, data):
     """A missing, unknown or mistyped field is refused by the schema as by the log."""
     # No other definition accepts any of them: each asks for its own type.
     definition = VALIDATOR.evolve(schema={**VALIDATOR.schema, "oneOf": [{"$ref": f"#/$defs/{entry_type}"}]})
@@ -113,3 +113,16 @@ def test_what_the_log_refuses_is_invalid(entry_type, data):
     for content in wrong:
         assert not definition.is_valid(content), content
         assert _refused_by_the_log(content), content
+
+
+def test_published_page_is_up_to_date():
+    """A changed type, field or exit code without a changed page fails here."""
+    assert (REFERENCE / "audit-format.md").read_text(encoding="utf-8") == audit_format_page()
+
+
+def test_page_lists_every_type_and_field():
+    """An auditor can look up everything that is recorded."""
+    page = audit_format_page()
+    for entry_type, schema in REGISTRY.items():
+        assert f"### `{entry_type}`" in page
+        assert all(f"| `{name}` |" in page for name in schema.fields)
