@@ -13,7 +13,7 @@ from appliance.audit.migrate import copy_log
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.errors import ConfigurationError
 from appliance.gateway.batch.tables import metadata as batch_tables
-from appliance.gateway.cost.tables import metadata as cost_tables
+from appliance.gateway.cost.store import metadata as cost_tables
 from appliance.infra.data_directory import locate
 from appliance.infra.schema import grants as grants_sql
 from appliance.infra.schema import upgrade_database

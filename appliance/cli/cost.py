@@ -18,11 +18,11 @@ from rich.table import Table
 
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.errors import ConfigurationError
-from appliance.gateway.cost.page import render_page
 from appliance.gateway.cost.prices import JOULES_PER_KWH, SECONDS_PER_HOUR
-from appliance.gateway.cost.report import Report
+from appliance.gateway.cost.report import CostReport
+from appliance.gateway.cost.report_page import render_page
+from appliance.gateway.cost.rows import begin_of, parse_day
 from appliance.gateway.cost.sheet import IDLE, TOTAL, UNATTRIBUTED, render_sheet
-from appliance.gateway.cost.slots import begin_of, parse_day
 from appliance.gateway.cost.store import CostStore
 from appliance.gateway.cost.summary import make_report
 from appliance.infra.data_directory import locate
@@ -71,7 +71,7 @@ def report(
         _show(made)
 
 
-def read_report(settings: Settings, first: str | None, end: str | None, now: float) -> Report:
+def read_report(settings: Settings, first: str | None, end: str | None, now: float) -> CostReport:
     """
     The report of these days.
 
@@ -100,7 +100,7 @@ def read_report(settings: Settings, first: str | None, end: str | None, now: flo
     return make_report(recorded, first=first_day, end=end_day, settings=settings.cost, zone=zone, now=now)
 
 
-def _show(made: Report) -> None:
+def _show(made: CostReport) -> None:
     end = made.end - timedelta(days=1)
     table = Table(title=f"Cost of serving, {_day(made.begin)} to {_day(end)}, in {escape(made.currency)}")
     table.add_column("tenant", overflow="fold", min_width=len(UNATTRIBUTED))

@@ -17,7 +17,7 @@ from appliance.audit.store import Head
 from appliance.control import override
 from appliance.errors import AuditUnavailableError
 from appliance.gateway.batch import tables as batch
-from appliance.gateway.cost import tables as cost
+from appliance.gateway.cost import store as cost
 from appliance.infra import lease, migrations, schema
 from appliance.tenancy import tables as tenancy
 from appliance.tenancy.limits import store as limits

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.gateway.cost.report import Saving
-from appliance.gateway.cost.rows import Period, Recorded, WorkerKey, WorkerTime
+from appliance.gateway.cost.rows import RecordingPeriod, Recorded, WorkerKey, WorkerTime
 from appliance.gateway.cost.saving import Steps, added
 from appliance.gateway.cost.saving import compare as reported
-from appliance.gateway.cost.slots import begin_of
+from appliance.gateway.cost.rows import begin_of
 from appliance.gateway.cost.summary import make_report
 from appliance.infra.settings import CostSettings
 from appliance.speculation.goodput import Costs, Estimate
@@ -201,7 +201,7 @@ def test_a_report_is_read_as_it_is_written():
         target_only_high_us=2_100_000_000,
     )
     until = slot + 3600
-    period = Period(start="s", gateway="g", began_at=slot, until=until, flush_seconds=1, closed=True)
+    period = RecordingPeriod(start="s", gateway="g", began_at=slot, until=until, flush_seconds=1, closed=True)
     report = make_report(
         Recorded(periods=(period,), shares=(), workers=(("s", WorkerKey(slot, "w"), time),)),
         first=day,

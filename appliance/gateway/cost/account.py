@@ -1,16 +1,15 @@
 """
-One worker's account: what it was busy with between two looks at it, and whose requests that were.
+Attributes a worker's engine time and energy between two polls to tenants.
 
-The rule: the engine time between two looks is shared by time under way.  Of requests that were with the
-worker meanwhile each weighs as many seconds as it was there.  Engine time measured while none was, such as
-that of a canary or of somebody who calls the worker directly, belongs to nobody; a step that was only
-counted after its requests had ended belongs to those.
+The rule: engine time is divided by request-seconds.  Each request in the worker meanwhile weighs as many
+seconds as it was there.  Engine time measured without any request, such as that of a canary or a direct
+caller, is unattributed; a step that was counted only after its requests had ended belongs to those requests.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from appliance.gateway.cost.apportion import apportion
 from appliance.gateway.cost.presence import Presence
 from appliance.gateway.cost.rows import WorkerTime
 from appliance.gateway.cost.saving import Steps, added, compare, since
@@ -19,101 +18,100 @@ from appliance.speculation.values import EngineReading
 
 MICRO, MILLI = 1_000_000, 1000
 LONGEST_BLIND_SECONDS = 60.0
-"""Longer than this between two looks at engines that share no counters, nobody knows what happened."""
+"""Maximum time between two polls of different engine processes for which an interval is recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """What the settings say a machine draws, in watts; None where they do not."""
+    """Power draw of a machine from the settings, in watts; None if not set."""
 
     idle: float | None = None
     busy: float | None = None
     host: float = 0.0
-    """Beside its GPUs, added to what these measure."""
+    """Without its GPUs, added to what these measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """What a look at a worker showed."""
+class WorkerSample:
+    """One poll of a worker."""
 
     at: float
-    """Clock reading."""
+    """Monotonic time."""
     reading: EngineReading
-    """What the plugin said, if only that there is none."""
+    """The plugin's reading; it may say that there is no plugin."""
     requests: int = 0
-    """Requests in the worker, running or waiting, whoever sent them."""
+    """Requests in the worker, running or waiting, of all clients."""
     costs: Mapping[int, Costs] | None = None
-    """What is known of drafting, by batch bucket; None for a gateway that does not steer."""
+    """Measured drafting costs, by batch bucket; None if this gateway does not control the workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """What happened between two looks."""
+    """What was recorded between two polls."""
 
     time: WorkerTime
     shares: Mapping[tuple[str, str], tuple[int, int]]
     """Engine microseconds and millijoules, by tenant and model."""
     unattributed_us: int
-    """Of the engine time, what was nobody's, or of other gateways."""
+    """Engine time without a request, or of other gateways' requests."""
 
 
 class WorkerAccount:
-    """Takes looks at one worker; owned by one event loop."""
+    """Attributes one worker's time; owned by one event loop."""
 
     def __init__(self, power: Power) -> None:
         self.presence = Presence()
         self._power = power
-        self._last: Sight | None = None
+        self._last: WorkerSample | None = None
         self._others = 0
         self._late: dict[tuple[str, str], float] = {}
-        """Who was there in the last interval with engine time for anybody, until some came late."""
+        """Request-seconds of the previous interval, for steps counted after their requests ended."""
         self._uncompared: Steps = {}
 
-    def saw(self, sight: Sight, *, alone: bool) -> Interval | None:
+    def observe(self, sample: WorkerSample, *, alone: bool) -> Interval | None:
         """
-        Take in a look.
+        The interval since the last poll; None if it cannot be determined.
 
         Args:
-            sight: what it showed.
-            alone: whether no other gateway uses the workers, so that all requests in them are known here.
-
-        Returns:
-            What happened since the last look; None where that cannot be told.
+            sample: the poll.
+            alone: whether no other gateway uses the workers, so that this one knows all their requests.
         """
-        weights, any_seconds = self.presence.take(sight.at)
-        before, self._last = self._last, sight
-        others_before, self._others = self._others, self._others_now(sight, alone=alone)
+        weights, any_seconds = self.presence.take(sample.at)
+        before, self._last = self._last, sample
+        others_before, self._others = self._others, self._others_now(sample, alone=alone)
         if before is None:
             return None
-        seconds = sight.at - before.at
-        same = _epoch(before) == _epoch(sight) and _epoch(sight) != ""
+        seconds = sample.at - before.at
+        same = _epoch(before) == _epoch(sample) and _epoch(sample) != ""
         if not same:
             self._late, self._uncompared = {}, {}
             if seconds > LONGEST_BLIND_SECONDS:
                 return None
-        measured = _is_measured(sight) and (same or _is_measured(before))
-        busy = _busy_us(sight) - (_busy_us(before) if same else 0) if measured else round(any_seconds * MICRO)
+        measured = _is_measured(sample) and (same or _is_measured(before))
+        busy = (
+            _busy_us(sample) - (_busy_us(before) if same else 0) if measured else round(any_seconds * MICRO)
+        )
         time = WorkerTime(
             observed_us=round(seconds * MICRO),
             busy_us=busy,
             estimated_us=0 if measured else busy,
-            gpu_us=busy * (sight.reading.energy.gpus if sight.reading.energy is not None else 0),
+            gpu_us=busy * (sample.reading.energy.gpus if sample.reading.energy is not None else 0),
         )
-        self._add_energy(time, before, sight)
+        self._add_energy(time, before, sample)
         if measured:
-            self._add_saving(time, before, sight, same=same)
+            self._add_saving(time, before, sample, same=same)
         shares, left = self._share(
             weights, time, others=(others_before + self._others) / 2 * seconds if measured else 0.0
         )
         return Interval(time=time, shares=shares, unattributed_us=left)
 
     def is_left_since(self, time: float) -> bool:
-        """Whether the worker was not seen after this clock reading, or ever, and has no request."""
+        """Whether the worker has no request and no poll since this monotonic time."""
         return (self._last is None or self._last.at < time) and not self.presence.count
 
-    def _others_now(self, sight: Sight, *, alone: bool) -> int:
-        """Requests of others in the worker: more than this gateway ever had there during the look."""
-        return 0 if alone else max(0, sight.requests - self.presence.peak)
+    def _others_now(self, sample: WorkerSample, *, alone: bool) -> int:
+        """Requests of others: those beyond this gateway's maximum during the poll."""
+        return 0 if alone else max(0, sample.requests - self.presence.peak)
 
     def _share(
         self, weights: dict[tuple[str, str], float], time: WorkerTime, *, others: float
@@ -121,7 +119,7 @@ class WorkerAccount:
         if not time.busy_us:
             self._late = weights or self._late
             return {}, 0
-        # A step is counted when it ends, and its requests may have ended before.
+        # A step is counted when it ends; its requests may have ended before.
         present = weights or self._late
         self._late = weights
         if not present:
@@ -131,10 +129,10 @@ class WorkerAccount:
         shares = {who: (engine[place], joules[place]) for place, who in enumerate(present)}
         return shares, engine[-1]
 
-    def _add_energy(self, time: WorkerTime, before: Sight, sight: Sight) -> None:
-        """Measured by GPUs where they do, else by the settings; busy time has its part of it."""
+    def _add_energy(self, time: WorkerTime, before: WorkerSample, sample: WorkerSample) -> None:
+        """Measured by GPUs if possible, else from the settings; busy time gets its part of it."""
         seconds, busy = time.observed_us / MICRO, time.busy_us / MICRO
-        drawn = _millijoules(before, sight)
+        drawn = _millijoules(before, sample)
         if drawn is not None:
             time.metered_us = time.observed_us
             time.millijoules = drawn + round(self._power.host * seconds * MILLI)
@@ -147,13 +145,15 @@ class WorkerAccount:
         else:
             time.unknown_power_us = time.observed_us
 
-    def _add_saving(self, time: WorkerTime, before: Sight, sight: Sight, *, same: bool) -> None:
-        if sight.costs is None:
-            # Whoever steers records it; what it knows by now must not be counted here as well, later on.
+    def _add_saving(
+        self, time: WorkerTime, before: WorkerSample, sample: WorkerSample, *, same: bool
+    ) -> None:
+        if sample.costs is None:
+            # The controlling gateway records it; these steps must not be counted here later.
             self._uncompared = {}
             return
-        known = sight.costs
-        steps = since(sight.reading.steps, before.reading.steps if same else {})
+        known = sample.costs
+        steps = since(sample.reading.steps, before.reading.steps if same else {})
         saving, self._uncompared = compare(
             added(self._uncompared, steps), lambda bucket: known.get(bucket, NO_COSTS)
         )
@@ -164,22 +164,43 @@ class WorkerAccount:
         time.target_only_high_us = round(saving.high * MICRO)
 
 
-def _is_measured(sight: Sight) -> bool:
-    return sight.reading.controllable and sight.reading.busy_seconds is not None
+def _is_measured(sample: WorkerSample) -> bool:
+    return sample.reading.controllable and sample.reading.busy_seconds is not None
 
 
-def _epoch(sight: Sight) -> str:
-    return sight.reading.epoch if _is_measured(sight) else ""
+def _epoch(sample: WorkerSample) -> str:
+    return sample.reading.epoch if _is_measured(sample) else ""
 
 
-def _busy_us(sight: Sight) -> int:
-    """All engine time of this engine: rounding the sum loses nothing from one look to the next."""
-    return round((sight.reading.busy_seconds or 0.0) * MICRO)
+def _busy_us(sample: WorkerSample) -> int:
+    """Total engine time: rounding the sum loses nothing between polls."""
+    return round((sample.reading.busy_seconds or 0.0) * MICRO)
 
 
-def _millijoules(before: Sight, sight: Sight) -> int | None:
-    """What GPUs took; None where none says, or where the driver was loaded anew."""
-    first, last = before.reading.energy, sight.reading.energy
+def _millijoules(before: WorkerSample, sample: WorkerSample) -> int | None:
+    """Energy measured by GPUs; None if not measured, or if the driver was reloaded."""
+    first, last = before.reading.energy, sample.reading.energy
     if first is None or last is None or last.millijoules < first.millijoules:
         return None
     return last.millijoules - first.millijoules
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """
+    Divide `total` in proportion to the weights; the parts add up to it exactly.
+
+    Each part is less than one unit from its exact share; weight 0 gets nothing.  `total` is 0 or more;
+    weights are finite and 0 or more, and at least one is positive.
+    """
+    whole = math.fsum(weights)
+    last = max(place for place, weight in enumerate(weights) if weight > 0)
+    parts, given, weight_so_far = [], 0, 0.0
+    for place, weight in enumerate(weights):
+        weight_so_far += weight
+        if weight > 0:
+            edge = total if place == last else max(given, min(total, int(total * (weight_so_far / whole))))
+        else:
+            edge = given
+        parts.append(edge - given)
+        given = edge
+    return parts

@@ -1,9 +1,8 @@
 """
-Counts what serving costs while a gateway runs, and writes it down at least once a minute.
+Meters engine time, energy and tokens while a gateway runs, and writes them at least once a minute.
 
-A request costs a few additions here.  It fails open: whatever the database does, no request waits for it or
-fails; rows stay in memory until they can be written.  A crash loses what was not written yet, and the
-report says from when on.
+A request costs a few additions here.  It fails open: no request waits for the database or fails because of
+it; rows stay in memory until they can be written.  A crash loses unwritten rows; the report shows the gap.
 """
 
 import asyncio
@@ -14,11 +13,17 @@ from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
 from appliance.errors import CostUnavailableError
-from appliance.gateway.cost.account import Interval, Power, Sight, WorkerAccount
-from appliance.gateway.cost.presence import Line
+from appliance.gateway.cost.account import Interval, Power, WorkerAccount, WorkerSample
+from appliance.gateway.cost.presence import ActiveRequests
 from appliance.gateway.cost.prices import HOURS_PER_MONTH, capital_per_hour
-from appliance.gateway.cost.rows import Book, Period, ShareKey, WorkerKey
-from appliance.gateway.cost.slots import SLOT_SECONDS, slot_of
+from appliance.gateway.cost.rows import (
+    SLOT_SECONDS,
+    RecordingPeriod,
+    ShareKey,
+    UsageLedger,
+    WorkerKey,
+    slot_of,
+)
 from appliance.gateway.cost.store import CostStore
 from appliance.infra.database import Database
 from appliance.infra.logs import Logger
@@ -35,18 +40,18 @@ Clock = Callable[[], float]
 
 class CostMeter:
     """
-    Counts for one gateway; made by `open_costs`, owned by one event loop.
+    Meter of one gateway; made by `open_costs`, owned by one event loop.
 
     Args:
-        store: where rows are kept.
+        store: of the rows.
         gateway: this gateway's name.
-        start: names this start of it; no two are ever the same.
+        start: names this start of it; never used again.
         settings: the `cost` section.
-        zone: whose hours rows are kept by.
+        zone: of the slots' hours.
         clock: monotonic seconds, the same as the control loop's.
         wall_clock: Unix time.
-        metrics: told what is counted.
-        logger: told when the database is lost and found.
+        metrics: export the counts.
+        logger: logs when the database is lost and reached again.
     """
 
     def __init__(
@@ -67,9 +72,9 @@ class CostMeter:
         self._metrics, self._logger = metrics, logger
         self._power = Power(idle=settings.watts_idle, busy=settings.watts_busy, host=settings.watts_host)
         self._accounts: dict[WorkerId, WorkerAccount] = {}
-        self._book = Book()
+        self._ledger = UsageLedger()
         now = int(wall_clock())
-        self._period = Period(
+        self._period = RecordingPeriod(
             start=start,
             gateway=gateway,
             began_at=now,
@@ -81,60 +86,56 @@ class CostMeter:
         self._alone = True
         self._failure: str | None = None
         self._pruned_at = float("-inf")
-        # Two writes at once could put older sums in the place of newer ones.
+        # Two concurrent writes could replace newer sums by older ones.
         self._writing = asyncio.Lock()
         for of, price in _prices(settings).items():
             metrics.cost_price.labels(of).set(price)
 
-    def begin(self, worker_id: WorkerId, tenant: str, model: str) -> Line:
-        """Note that a request goes to a worker."""
+    def begin(self, worker_id: WorkerId, tenant: str, model: str) -> ActiveRequests:
         return self._account(worker_id).presence.begin(tenant, model, self._clock())
 
-    def end(self, line: Line) -> None:
-        """Note that a request is with its worker no longer."""
-        line.presence.end(line, self._clock())
+    def end(self, group: ActiveRequests) -> None:
+        group.presence.end(group, self._clock())
 
     def count(self, worker_id: WorkerId, tenant: str, model: str, usage: Usage) -> None:
         """Count a request that has ended."""
-        row = self._book.share(ShareKey(self._current_slot(), worker_id, model, tenant))
+        row = self._ledger.share(ShareKey(self._current_slot(), worker_id, model, tenant))
         row.requests += 1
         row.prompt_tokens += usage.prompt_tokens
         row.delivered_tokens += usage.completion_tokens
         row.draft_tokens += usage.draft_tokens or 0
         row.accepted_tokens += usage.accepted_tokens or 0
 
-    def looking(self, worker_id: WorkerId) -> None:
-        """Note that a look at a worker begins."""
-        self._account(worker_id).presence.watch()
+    def poll_started(self, worker_id: WorkerId) -> None:
+        self._account(worker_id).presence.reset_peak()
 
-    def saw(self, snapshot: WorkerSnapshot, *, acting: bool) -> None:
-        """Take in what a look showed."""
+    def observe(self, snapshot: WorkerSnapshot, *, acting: bool) -> None:
         reading, metrics = snapshot.reading, snapshot.metrics
         if reading is None or snapshot.missed:
-            return  # the next look that shows something covers this time as well
+            return  # the next successful poll covers this time as well
         now = self._clock()
-        sight = Sight(
+        sample = WorkerSample(
             at=now,
             reading=reading,
             requests=metrics.running + metrics.waiting if metrics is not None else 0,
             costs=_costs(snapshot, now) if acting else None,
         )
         worker_id = snapshot.worker.worker_id
-        interval = self._account(worker_id).saw(sight, alone=self._alone)
+        interval = self._account(worker_id).observe(sample, alone=self._alone)
         if interval is not None:
-            self._enter(worker_id, interval)
+            self._record(worker_id, interval)
 
     async def run(self) -> None:
-        """Write down what was counted, until cancelled."""
+        """Write rows until cancelled."""
         while True:
             await asyncio.sleep(self._settings.flush_seconds)
             await self.flush()
 
     async def flush(self, *, closed: bool = False) -> None:
-        """Write down what was counted; what cannot be written stays for the next time."""
+        """Write changed rows; rows that cannot be written are kept."""
         async with self._writing:
             now = self._wall_clock()
-            shares, workers = self._book.take_changed()
+            shares, workers = self._ledger.take_changed()
             period = replace(self._period, until=max(self._period.until, int(now)), closed=closed)
             try:
                 others = await asyncio.to_thread(self._store.write, period, shares, workers)
@@ -143,15 +144,15 @@ class CostMeter:
                     await asyncio.to_thread(self._store.prune, oldest)
                     self._pruned_at = now
             except CostUnavailableError as error:
-                self._book.give_back(shares, workers)
+                self._ledger.roll_back(shares, workers)
                 self._fail(str(error))
                 return
             except BaseException:
-                self._book.give_back(shares, workers)
+                self._ledger.roll_back(shares, workers)
                 raise
             self._period, self._alone = period, not others
-            self._book.forget_before(self._current_slot())
-            self._forget_gone()
+            self._ledger.drop_before(self._current_slot())
+            self._drop_gone()
             self._metrics.cost_written_time.set(now)
             if self._failure is not None:
                 self._failure = None
@@ -168,22 +169,22 @@ class CostMeter:
             account = self._accounts[worker_id] = WorkerAccount(self._power)
         return account
 
-    def _forget_gone(self) -> None:
-        """Forget workers that were not seen for an hour: addresses come and go."""
+    def _drop_gone(self) -> None:
+        """Drop workers not observed for an hour: addresses change."""
         before = self._clock() - SLOT_SECONDS
         for worker_id in [name for name, account in self._accounts.items() if account.is_left_since(before)]:
             del self._accounts[worker_id]
 
     def _current_slot(self) -> int:
-        """The slot that runs; a clock that is set back does not open an earlier one again."""
+        """The current slot; a clock that is set back does not reopen an earlier one."""
         now = self._wall_clock()
         if now >= self._slot + SLOT_SECONDS:
             self._slot = slot_of(now, self._zone)
         return self._slot
 
-    def _enter(self, worker_id: WorkerId, interval: Interval) -> None:
+    def _record(self, worker_id: WorkerId, interval: Interval) -> None:
         slot, time = self._current_slot(), interval.time
-        self._book.add_time(WorkerKey(slot, worker_id), time)
+        self._ledger.add_time(WorkerKey(slot, worker_id), time)
         self._metrics.worker_busy_seconds.labels(worker_id).inc(time.busy_us / MICRO)
         self._metrics.worker_observed_seconds.labels(worker_id).inc(time.observed_us / MICRO)
         self._metrics.worker_energy_joules.labels(worker_id).inc(time.millijoules / MILLI)
@@ -194,7 +195,7 @@ class CostMeter:
             saved = (target_only_us - time.draft_us) / MICRO
             self._metrics.speculation_saved_bound.labels(worker_id, bound).inc(saved)
         for (tenant, model), (engine_us, millijoules) in interval.shares.items():
-            row = self._book.share(ShareKey(slot, worker_id, model, tenant))
+            row = self._ledger.share(ShareKey(slot, worker_id, model, tenant))
             row.engine_us += engine_us
             row.millijoules += millijoules
             self._metrics.engine_seconds.labels(tenant, model).inc(engine_us / MICRO)
@@ -202,7 +203,7 @@ class CostMeter:
 
 
 def _prices(settings: CostSettings) -> dict[str, float]:
-    """Prices by what they are of, those that are set."""
+    """The prices that are set, by label."""
     people, energy = settings.people_per_month, settings.power_price_per_kwh
     prices = {
         "worker_hour": capital_per_hour(settings),
@@ -213,7 +214,7 @@ def _prices(settings: CostSettings) -> dict[str, float]:
 
 
 def _costs(snapshot: WorkerSnapshot, now: float) -> dict[int, Costs]:
-    """What is known of drafting at every batch bucket that had steps with drafts."""
+    """Drafting costs of every batch bucket that had steps with drafts."""
     if snapshot.reading is None:
         return {}
     found: dict[int, Costs] = {}
@@ -226,10 +227,10 @@ def _costs(snapshot: WorkerSnapshot, now: float) -> dict[int, Costs]:
 
 def _with_guess(costs: Costs, snapshot: WorkerSnapshot, bucket: int, k: int, now: float) -> Costs:
     """
-    The costs with those of one more K, from the nearest batch bucket where it was measured, if it was.
+    The costs with one more K, borrowed from the nearest batch bucket where it was measured, if any.
 
-    A sweep while requests come and go may measure one K here and another one there.  Without a guess the
-    steps of the others would wait for one that comes by chance.
+    Under changing load a sweep may measure different K at different batch sizes.  Without an estimate, steps
+    with an unmeasured K would stay uncompared.
     """
     known = {name: found for name, found in snapshot.figures.costs.items() if k in found.ratios}
     if not known:
@@ -253,18 +254,9 @@ async def open_costs(
     logger: Logger,
 ) -> AsyncIterator[CostMeter]:
     """
-    A meter over the log's database until the block ends; `CostMeter.run` must run meanwhile.
+    A meter on the audit log's database until the block ends; `CostMeter.run` must run meanwhile.
 
-    Args:
-        database: the audit log's, with its tables.
-        gateway: this gateway's name.
-        start: names this start of it; no two are ever the same.
-        settings: the `cost` section.
-        time_zone: whose hours rows are kept by.
-        clock: monotonic seconds, the same as the control loop's.
-        wall_clock: Unix time.
-        metrics: told what is counted.
-        logger: told when the database is lost and found.
+    `start` names this start of the gateway and is never used again; the other arguments are `CostMeter`'s.
     """
     store = CostStore(database)
     meter = CostMeter(
@@ -279,7 +271,7 @@ async def open_costs(
         logger=logger,
     )
     try:
-        # At once, so that a crash within the first minute shows.
+        # At once, so that a crash within the first minute is a gap in reports.
         await meter.flush()
         yield meter
     finally:

@@ -1,62 +1,50 @@
 """
-What the gateway and the control loop tell whoever counts cost, and what they tell where nobody does.
+What the gateway and the control loop report for cost metering, and the case without metering.
 """
 
-# ruff: noqa: ARG002 - who counts nothing looks at nothing
+# ruff: noqa: ARG002 - `NoMetering` uses no argument
 
 from typing import Protocol
 
-from appliance.gateway.cost.presence import Line, Presence
+from appliance.gateway.cost.presence import ActiveRequests, Presence
 from appliance.serving.usage import Usage
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 
 
 class Metering(Protocol):
-    """Counts what serving costs; `appliance.gateway.cost.meter` does."""
+    """Meters engine time; see `appliance.gateway.cost.meter`."""
 
-    def begin(self, worker_id: WorkerId, tenant: str, model: str) -> Line:
-        """Note that a request goes to a worker."""
+    def begin(self, worker_id: WorkerId, tenant: str, model: str) -> ActiveRequests:
+        """A request goes to a worker."""
 
-    def end(self, line: Line) -> None:
-        """Note that a request is with its worker no longer, whatever became of it."""
+    def end(self, group: ActiveRequests) -> None:
+        """A request has left its worker, with any result."""
 
     def count(self, worker_id: WorkerId, tenant: str, model: str, usage: Usage) -> None:
-        """Count a request that has ended, under the worker that was asked last."""
+        """Count a request that has ended, under the last worker that received it."""
 
-    def looking(self, worker_id: WorkerId) -> None:
-        """Note that a look at a worker begins."""
+    def poll_started(self, worker_id: WorkerId) -> None: ...
 
-    def saw(self, snapshot: WorkerSnapshot, *, acting: bool) -> None:
-        """
-        Take in what a look showed.
-
-        Args:
-            snapshot: of a worker that has just answered.
-            acting: whether this gateway steers the workers, and so measures what drafting costs.
-        """
+    def observe(self, snapshot: WorkerSnapshot, *, acting: bool) -> None:
+        """Apply a poll; `acting`: this gateway controls the workers, and so measures drafting costs."""
 
 
 class NoMetering:
-    """Counts nothing."""
+    """Meters nothing."""
 
     def __init__(self) -> None:
-        self._line = Line(Presence())
+        self._group = ActiveRequests(Presence())
 
-    def begin(self, worker_id: WorkerId, tenant: str, model: str) -> Line:
-        """Count nothing."""
-        return self._line
+    def begin(self, worker_id: WorkerId, tenant: str, model: str) -> ActiveRequests:
+        return self._group
 
-    def end(self, line: Line) -> None:
-        """Count nothing."""
+    def end(self, group: ActiveRequests) -> None: ...
 
-    def count(self, worker_id: WorkerId, tenant: str, model: str, usage: Usage) -> None:
-        """Count nothing."""
+    def count(self, worker_id: WorkerId, tenant: str, model: str, usage: Usage) -> None: ...
 
-    def looking(self, worker_id: WorkerId) -> None:
-        """Count nothing."""
+    def poll_started(self, worker_id: WorkerId) -> None: ...
 
-    def saw(self, snapshot: WorkerSnapshot, *, acting: bool) -> None:
-        """Count nothing."""
+    def observe(self, snapshot: WorkerSnapshot, *, acting: bool) -> None: ...
 
 
 NO_METERING = NoMetering()

@@ -1,16 +1,16 @@
 """
-Who has requests with a worker, and for how long: a running sum for each tenant and model.
+Requests in a worker over time: a running sum of request-seconds per tenant and model.
 
-A request costs two additions when it goes to the worker and two when it comes back; nothing is kept of
-it.  Owned by one event loop.
+A request costs two additions when it starts and two when it ends; nothing else is kept of it.  Owned by one
+event loop.
 """
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class Line:
-    """The requests of one tenant for one model that are with one worker."""
+class ActiveRequests:
+    """Requests of one tenant for one model in one worker."""
 
     presence: "Presence"
     count: int = 0
@@ -18,67 +18,63 @@ class Line:
     """Request-seconds since the last `take`, up to `since`."""
     since: float = 0.0
 
-    def turn(self, now: float) -> None:
-        """Bring the sum up to now."""
+    def advance(self, now: float) -> None:
+        """Update the sum."""
         self.seconds += self.count * (now - self.since)
         self.since = now
 
 
 @dataclass(slots=True)
 class Presence:
-    """All requests of this gateway that are with one worker."""
+    """All requests of this gateway in one worker."""
 
-    lines: dict[tuple[str, str], Line] = field(default_factory=dict)
+    groups: dict[tuple[str, str], ActiveRequests] = field(default_factory=dict)
     count: int = 0
     peak: int = 0
-    """Most requests at once since `watch`."""
+    """Maximum concurrent requests since `reset_peak`."""
     any_seconds: float = 0.0
     """Time with any request since the last `take`, up to `since`."""
     since: float = 0.0
 
-    def begin(self, tenant: str, model: str, now: float) -> Line:
-        """Count a request as under way, until `end` is called with what this returns."""
-        line = self.lines.get((tenant, model))
-        if line is None:
-            line = self.lines[tenant, model] = Line(self, since=now)
-        line.turn(now)
-        line.count += 1
-        self._turn(now)
+    def begin(self, tenant: str, model: str, now: float) -> ActiveRequests:
+        """Count a request until `end` is called with the result."""
+        group = self.groups.get((tenant, model))
+        if group is None:
+            group = self.groups[tenant, model] = ActiveRequests(self, since=now)
+        group.advance(now)
+        group.count += 1
+        self._advance(now)
         self.count += 1
         self.peak = max(self.peak, self.count)
-        return line
+        return group
 
-    def end(self, line: Line, now: float) -> None:
-        """Count one request of a line as under way no longer."""
-        line.turn(now)
-        line.count -= 1
-        self._turn(now)
+    def end(self, group: ActiveRequests, now: float) -> None:
+        """Count one request less."""
+        group.advance(now)
+        group.count -= 1
+        self._advance(now)
         self.count -= 1
 
-    def watch(self) -> None:
-        """Begin to look for the most requests at once."""
+    def reset_peak(self) -> None:
         self.peak = self.count
 
     def take(self, now: float) -> tuple[dict[tuple[str, str], float], float]:
         """
-        What has added up since the last time, and begin anew.
-
-        Returns:
-            Request-seconds by tenant and model, without those of nothing; and the time with any request.
+        The sums since the last call: positive request-seconds by tenant and model, and time with any request.
         """
-        self._turn(now)
+        self._advance(now)
         taken: dict[tuple[str, str], float] = {}
-        for key, line in list(self.lines.items()):
-            line.turn(now)
-            if line.seconds > 0:
-                taken[key] = line.seconds
-                line.seconds = 0.0
-            elif not line.count:
-                del self.lines[key]
+        for key, group in list(self.groups.items()):
+            group.advance(now)
+            if group.seconds > 0:
+                taken[key] = group.seconds
+                group.seconds = 0.0
+            elif not group.count:
+                del self.groups[key]
         any_seconds, self.any_seconds = self.any_seconds, 0.0
         return taken, any_seconds
 
-    def _turn(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         if self.count:
             self.any_seconds += now - self.since
         self.since = now

@@ -1,7 +1,7 @@
 """
-From seconds and joules to money: every formula a report uses, and nothing else.
+Converts seconds and joules to money: all formulas of a report.
 
-Years have 365.25 days, months are a twelfth of them.  A price that is not set makes no cost.
+A year has 365.25 days, a month is a twelfth of it.  A price that is not set adds no cost.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Money:
-    """A cost by what it is for, in the currency of the settings."""
+    """A cost by component, in the currency of the settings."""
 
     capital: float = 0.0
     people: float = 0.0
@@ -24,11 +24,9 @@ class Money:
 
     @property
     def total(self) -> float:
-        """All of it."""
         return self.capital + self.people + self.energy
 
     def __add__(self, other: "Money") -> "Money":
-        """Both together."""
         return Money(
             capital=self.capital + other.capital,
             people=self.people + other.people,
@@ -38,17 +36,17 @@ class Money:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What things cost over the time of one report; None for what is not priced."""
+    """Prices over the time of one report; None if not set."""
 
     capital_per_hour: float | None
     """Of one worker."""
     people_per_hour: float | None
-    """Of one worker: what people cost over the whole time, spread over the hours of all workers."""
+    """Of one worker: the cost of people over the whole time, divided by the hours of all workers."""
     per_kwh: float | None
     pue: float
 
     def cost(self, *, seconds: float, joules: float) -> Money:
-        """The cost of so much time of one worker, and of the energy taken meanwhile."""
+        """The cost of one worker's time and energy."""
         hours = seconds / SECONDS_PER_HOUR
         return Money(
             capital=hours * (self.capital_per_hour or 0.0),
@@ -59,12 +57,7 @@ class Prices:
 
 def prices_of(settings: CostSettings, *, hours: float, worker_hours: float) -> Prices:
     """
-    The prices of a report.
-
-    Args:
-        settings: the `cost` section.
-        hours: how long anything was recorded.
-        worker_hours: hours of all workers together meanwhile.
+    The prices of a report over so many recorded hours, with so many hours of all workers together.
     """
     people = None
     if settings.people_per_month is not None:
@@ -79,12 +72,12 @@ def prices_of(settings: CostSettings, *, hours: float, worker_hours: float) -> P
 
 
 def capital_per_hour(settings: CostSettings) -> float | None:
-    """What an hour of one worker's machine costs, rented or written off; None where it has no price."""
+    """Cost of an hour of one worker's machine, rented or depreciated; None if no price is set."""
     if settings.worker_price is not None:
         return settings.worker_price / (settings.depreciation_years * HOURS_PER_YEAR)
     return settings.worker_price_per_hour
 
 
 def per_million(cost: float, tokens: int) -> float | None:
-    """Cost of a million tokens; None for none, and where nothing is priced."""
+    """Cost of a million tokens; None without tokens or without prices."""
     return cost / tokens * 1e6 if tokens and cost else None

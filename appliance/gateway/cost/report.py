@@ -1,26 +1,97 @@
 """
-What a report says: its JSON, with docs/reference/cost-report.schema.json made from here.
+The report as a value and as JSON; docs/reference/cost-report.schema.json is generated from it.
 
 Every second of a worker is on exactly one line: a tenant's, `idle`, or `unattributed`, so the lines add up
-to what the workers took and cost.
+to the time and cost of the workers.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import date, datetime
+from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
-from appliance.gateway.cost.gaps import GapKind
 from appliance.gateway.cost.prices import Money
+from appliance.gateway.cost.rows import RecordingPeriod
+
+SILENT_AFTER = 3
+"""Missed writes after which a gateway counts as ended."""
 
 
-class Part(BaseModel):
+class GapKind(StrEnum):
+    """Why data is missing."""
+
+    NOT_WRITTEN = "not_written"
+    """A gateway ended without writing its latest counts."""
+    NO_GATEWAY = "nobody_there"
+    """No gateway ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingGap:
+    """A time with missing data; Unix times."""
+
+    begin: int
+    end: int
+    kind: GapKind
+    gateway: str | None
+    """Whose data; None if no gateway ran."""
+
+
+def find_gaps(periods: Iterable[RecordingPeriod], begin: int, end: int, now: int) -> tuple[RecordingGap, ...]:
+    """
+    Gaps between two Unix times, in order; there are none after `now`.
+    """
+    known, end = sorted(periods, key=lambda period: period.began_at), min(end, now)
+    gaps = [gap for period in known if (gap := _unwritten(period, known, now)) is not None]
+    seen = begin
+    for period in known:
+        # A gateway that crashed ran for a while after its last write; that time is a gap of its own.
+        if period.began_at > seen:
+            gaps.append(RecordingGap(begin=seen, end=period.began_at, kind=GapKind.NO_GATEWAY, gateway=None))
+        seen = max(seen, now if _is_running(period, known, now) else period.until)
+    gaps.append(RecordingGap(begin=seen, end=end, kind=GapKind.NO_GATEWAY, gateway=None))
+    clipped = (
+        RecordingGap(begin=max(begin, gap.begin), end=min(end, gap.end), kind=gap.kind, gateway=gap.gateway)
+        for gap in gaps
+    )
+    return tuple(
+        sorted((gap for gap in clipped if gap.begin < gap.end), key=lambda gap: (gap.begin, gap.end))
+    )
+
+
+def _is_running(period: RecordingPeriod, known: list[RecordingPeriod], now: int) -> bool:
+    """Whether it is still running: it wrote recently and was not restarted since."""
+    is_last = all(other.began_at < period.until for other in known if _is_another_start(period, other))
+    return is_last and not period.closed and now <= period.until + SILENT_AFTER * period.flush_seconds
+
+
+def _is_another_start(period: RecordingPeriod, other: RecordingPeriod) -> bool:
+    return other.gateway == period.gateway and other.start != period.start
+
+
+def _unwritten(period: RecordingPeriod, known: list[RecordingPeriod], now: int) -> RecordingGap | None:
+    """The time after a gateway's last write in which it may have counted more."""
+    if period.closed or _is_running(period, known, now):
+        return None
+    restarts = [
+        other.began_at
+        for other in known
+        if _is_another_start(period, other) and other.began_at >= period.until
+    ]
+    end = min([period.until + period.flush_seconds, *restarts])
+    return RecordingGap(begin=period.until, end=end, kind=GapKind.NOT_WRITTEN, gateway=period.gateway)
+
+
+class ReportPart(BaseModel):
     """A part of a report; money is in its currency, not rounded."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Cost(Part):
-    """What something cost, by what it was for."""
+class Cost(ReportPart):
+    """A cost by component."""
 
     capital: float
     people: float
@@ -29,88 +100,84 @@ class Cost(Part):
 
     @classmethod
     def of(cls, money: Money) -> "Cost":
-        """Money as a part of a report."""
         return cls(capital=money.capital, people=money.people, energy=money.energy, total=money.total)
 
 
-class Line(Part):
-    """What one tenant's requests for one model came to."""
+class CostLine(ReportPart):
+    """Usage and cost of one tenant's requests for one model."""
 
     tenant: str
     model: str
     requests: int
     prompt_tokens: int
     delivered_tokens: int
-    """Tokens of answers that were sent to the client."""
+    """Tokens of answers sent to clients."""
     draft_tokens: int
     accepted_tokens: int
     wasted_tokens: int
     """Draft tokens the target did not accept."""
     engine_seconds: float
-    """Engine time that went into its requests."""
+    """Engine time of its requests."""
     gpu_seconds: float
-    """The same times the GPUs of each worker; 0 where workers do not say how many they have."""
+    """Engine time times the GPUs of each worker; 0 if their number is unknown."""
     joules: float
     cost: Cost
     cost_per_million: float | None
-    """Cost of a million delivered tokens, without a share of idle time; null where none was delivered or
-    nothing is priced."""
+    """Cost of a million delivered tokens, without idle time; null without tokens or prices."""
 
 
-class Rest(Part):
-    """Time of workers that no request of a tenant had."""
+class Rest(ReportPart):
+    """Worker time without tenants' requests."""
 
     seconds: float
     joules: float
     cost: Cost
 
 
-class Saving(Part):
+class Saving(ReportPart):
     """
-    What drafting saved on a worker, against the rate measured without drafts.
+    Engine time saved by drafts on a worker, compared with the rate measured without drafts.
 
-    Bounds hold with 95 % confidence, as if all measurements erred the same way.  Below 0: it cost.
+    Bounds hold with 95 % confidence, as if all measurements erred the same way.  Negative: drafts cost time.
     """
 
     compared_seconds: float
-    """Engine time of the steps with drafts that were compared."""
+    """Engine time of the compared steps with drafts."""
     compared_tokens: int
-    """Tokens those steps gave."""
+    """Tokens those steps produced."""
     seconds: float
     """Engine time saved."""
     seconds_low: float
     seconds_high: float
     tokens: float
-    """Tokens more than the same engine time would have given without drafts."""
+    """Additional tokens compared with the same engine time without drafts."""
     tokens_low: float
     tokens_high: float
     money: float
-    """What the saved engine time would have cost, at this worker's busy rate."""
+    """Cost of the saved engine time at this worker's busy rate."""
     money_low: float
     money_high: float
 
 
-class WorkerLine(Part):
-    """What one worker did."""
-
+class WorkerLine(ReportPart):
     worker: str
     observed_seconds: float
     busy_seconds: float
     estimated_seconds: float
-    """Of its busy time, what no engine measured: time with a request under way."""
+    """Part of its busy time that no engine measured: time with a request in flight."""
     attributed_seconds: float
     unattributed_seconds: float
-    """Busy for no tenant's request; below 0 where gateways that share it claimed more than it was busy."""
+    """Busy without a tenant's request; negative if gateways that share it claimed more than it was busy."""
     joules: float
     metered_seconds: float
-    """Of the time observed, where GPUs measured the energy."""
+    """Part of the observed time with energy measured by GPUs."""
     unknown_power_seconds: float
-    """Of the time observed, where nothing says what was drawn."""
+    """Part of the observed time with unknown power draw."""
     cost: Cost
     saving: Saving
 
 
-class Day(Part):
+class Day(ReportPart):
     """One day of the site's calendar."""
 
     day: date
@@ -119,8 +186,8 @@ class Day(Part):
     delivered_tokens: int
 
 
-class Missing(Part):
-    """A time of which something is missing, in UTC."""
+class Missing(ReportPart):
+    """A time with missing data, in UTC."""
 
     begin: datetime
     end: datetime
@@ -128,30 +195,29 @@ class Missing(Part):
     gateway: str | None
 
 
-class Report(Part):
+class CostReport(ReportPart):
     """Engine time, energy, tokens and their cost over some days."""
 
     begin: datetime
     end: datetime
-    """The first moment that is not in it."""
+    """Exclusive."""
     time_zone: str
     currency: str
     made_at: datetime
     observed_seconds: float
-    """Time of all workers that any gateway saw."""
+    """Time of all workers observed by any gateway."""
     busy_seconds: float
-    lines: tuple[Line, ...]
-    """The costliest first."""
+    lines: tuple[CostLine, ...]
+    """The most engine time first."""
     idle: Rest
     unattributed: Rest
-    total: Line
-    """All lines together, with idle and unattributed time in seconds, energy and cost: what it took to
-    deliver these tokens."""
+    total: CostLine
+    """All lines together; seconds, energy and cost include idle and unattributed time."""
     saving: Saving
     workers: tuple[WorkerLine, ...]
     days: tuple[Day, ...]
     missing: tuple[Missing, ...]
     prices: dict[str, float | None]
-    """What it was priced with: per hour of a worker, per kWh."""
+    """Prices used: per worker hour, per kWh."""
     notes: tuple[str, ...]
-    """What to know before relying on it."""
+    """Caveats."""

@@ -1,36 +1,73 @@
 """
-What is recorded: one row for each slot, worker, model and tenant, and one for each slot and worker.
+Recorded rows: one for each slot, worker, model and tenant, and one for each slot and worker.
 
-Whole microseconds, millijoules and tokens, so that sums are exact wherever they are made.
+Whole microseconds, millijoules and tokens, so that sums are exact.
+
+Slots are whole hours of the site's local time, not of UTC: in zones offset by half an hour, days and months
+begin in the middle of a UTC hour, and its row would belong to two.
 """
 
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple, Self
+from zoneinfo import ZoneInfo
+
+from appliance.errors import ConfigurationError
+
+SLOT_SECONDS = 3600
+
+
+def slot_of(time: float, zone: ZoneInfo) -> int:
+    """Unix time at which the hour began, in local time."""
+    offset = datetime.fromtimestamp(time, UTC).astimezone(zone).utcoffset() or timedelta(0)
+    seconds = round(offset.total_seconds())
+    return int(time + seconds) // SLOT_SECONDS * SLOT_SECONDS - seconds
+
+
+def day_of(slot: int, zone: ZoneInfo) -> date:
+    """The local day of a slot."""
+    return datetime.fromtimestamp(slot, UTC).astimezone(zone).date()
+
+
+def begin_of(day: date, zone: ZoneInfo) -> int:
+    """Unix time at which a day begins."""
+    return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())
+
+
+def parse_day(text: str) -> date:
+    """
+    Read `2026-11-21`, or `2026-11` for the first of that month.
+
+    Raises:
+        ConfigurationError: it is not a day or a month.
+    """
+    try:
+        return date.fromisoformat(text if text.count("-") > 1 else f"{text}-01")
+    except ValueError as error:
+        message = f"{text} is not a day: write 2026-11-21, or 2026-11 for the first of that month"
+        raise ConfigurationError(message) from error
 
 
 @dataclass(slots=True)
 class Amounts:
-    """Whole amounts by name, of which two rows of one kind make a third."""
+    """Whole amounts by name."""
 
     def add(self, other: Self) -> None:
-        """Count another row as well."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 class ShareKey(NamedTuple):
-    """Whose share."""
-
     slot: int
-    """Unix time at which the slot begins; see `appliance.gateway.cost.slots`."""
+    """Unix time at which the slot begins."""
     worker: str
     model: str
     tenant: str
 
 
 @dataclass(slots=True, kw_only=True)
-class Share(Amounts):
-    """What one tenant's requests for one model came to on one worker."""
+class TenantUsage(Amounts):
+    """What one tenant's requests for one model used on one worker."""
 
     engine_us: int = 0
     millijoules: int = 0
@@ -42,109 +79,106 @@ class Share(Amounts):
 
 
 class WorkerKey(NamedTuple):
-    """Which worker, and when."""
-
     slot: int
     worker: str
 
 
 @dataclass(slots=True, kw_only=True)
 class WorkerTime(Amounts):
-    """What a gateway saw of one worker, whoever its requests were from."""
+    """What a gateway observed of one worker, for all its requests."""
 
     observed_us: int = 0
-    """Time it was looked at, busy or not."""
+    """Time it was observed, busy or idle."""
     busy_us: int = 0
     """Time its engine worked."""
     estimated_us: int = 0
-    """Of `busy_us`, what no engine said: time with a request of this gateway under way."""
+    """Part of `busy_us` that no engine measured: time with a request of this gateway in flight."""
     gpu_us: int = 0
-    """`busy_us` times its GPUs, where it says how many it has."""
+    """`busy_us` times its number of GPUs, if known."""
     millijoules: int = 0
     busy_millijoules: int = 0
-    """Of `millijoules`, what fell into `busy_us`."""
+    """Part of `millijoules` during `busy_us`."""
     metered_us: int = 0
-    """Of `observed_us`, where GPUs measured the energy."""
+    """Part of `observed_us` with energy measured by GPUs."""
     unknown_power_us: int = 0
-    """Of `observed_us`, where nothing says what was drawn."""
+    """Part of `observed_us` with unknown power draw."""
     draft_us: int = 0
-    """Engine time of steps with drafts that could be compared."""
+    """Engine time of the compared steps with drafts."""
     draft_tokens: int = 0
-    """Tokens that those steps gave to requests."""
+    """Tokens those steps produced."""
     target_only_us: int = 0
-    """What the same tokens take without drafts."""
+    """Engine time of the same tokens without drafts."""
     target_only_low_us: int = 0
     target_only_high_us: int = 0
 
     def part(self, share: float) -> "WorkerTime":
-        """So much of it, 0..1."""
+        """A fraction of it, 0..1."""
         return WorkerTime(**{field.name: round(getattr(self, field.name) * share) for field in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Period:
-    """From a gateway's start to its end, or to the last time it wrote anything; Unix times."""
+class RecordingPeriod:
+    """From a gateway's start to its end, or to its last write; Unix times."""
 
     start: str
-    """Names this start of this gateway; no two are ever the same."""
+    """Names this start of this gateway; never used again."""
     gateway: str
     began_at: int
     until: int
     flush_seconds: int
     closed: bool
-    """Whether it ended in order, with all written."""
+    """Whether it ended after a final write."""
 
 
 class Recorded(NamedTuple):
-    """What was recorded, each row with the start of the gateway that wrote it."""
+    """Recorded rows, each with the start of the gateway that wrote it."""
 
-    periods: tuple[Period, ...]
-    """All there are, in the order they began."""
-    shares: tuple[tuple[str, ShareKey, Share], ...]
+    periods: tuple[RecordingPeriod, ...]
+    """All of them, in the order they began."""
+    shares: tuple[tuple[str, ShareKey, TenantUsage], ...]
     workers: tuple[tuple[str, WorkerKey, WorkerTime], ...]
 
 
-class Book:
+class UsageLedger:
     """
-    What this start of this gateway has recorded in slots that are not over, and what is not written yet.
+    Usage recorded by this start of this gateway: in the current slot, and not yet written.
 
-    What it gives to be written are sums since the slot began, not differences: writing the same twice, or
-    again after a commit of which nobody knows whether it happened, changes nothing.
+    It writes sums since the slot began, not differences: writing a sum twice, or again after a commit in
+    doubt, changes nothing.
     """
 
     def __init__(self) -> None:
-        self.shares: dict[ShareKey, Share] = {}
+        self.shares: dict[ShareKey, TenantUsage] = {}
         self.workers: dict[WorkerKey, WorkerTime] = {}
         self._changed_shares: set[ShareKey] = set()
         self._changed_workers: set[WorkerKey] = set()
 
-    def share(self, key: ShareKey) -> Share:
-        """The row, to be added to at once."""
+    def share(self, key: ShareKey) -> TenantUsage:
+        """The row, for the caller to add to at once."""
         self._changed_shares.add(key)
         row = self.shares.get(key)
         if row is None:
-            row = self.shares[key] = Share()
+            row = self.shares[key] = TenantUsage()
         return row
 
     def add_time(self, key: WorkerKey, time: WorkerTime) -> None:
-        """Add to a row."""
         self.workers.setdefault(key, WorkerTime()).add(time)
         self._changed_workers.add(key)
 
-    def take_changed(self) -> tuple[dict[ShareKey, Share], dict[WorkerKey, WorkerTime]]:
-        """Copies of the rows changed since the last time; `give_back` them if they are not written."""
+    def take_changed(self) -> tuple[dict[ShareKey, TenantUsage], dict[WorkerKey, WorkerTime]]:
+        """Copies of the rows changed since the last call; call `roll_back` if they are not written."""
         shares = {key: replace(self.shares[key]) for key in self._changed_shares}
         workers = {key: replace(self.workers[key]) for key in self._changed_workers}
         self._changed_shares, self._changed_workers = set(), set()
         return shares, workers
 
-    def give_back(self, shares: dict[ShareKey, Share], workers: dict[WorkerKey, WorkerTime]) -> None:
-        """Note that these rows were not written."""
+    def roll_back(self, shares: dict[ShareKey, TenantUsage], workers: dict[WorkerKey, WorkerTime]) -> None:
+        """Mark rows as changed again that were not written."""
         self._changed_shares |= shares.keys()
         self._changed_workers |= workers.keys()
 
-    def forget_before(self, slot: int) -> None:
-        """Drop the rows of earlier slots, but for those that are not written yet."""
+    def drop_before(self, slot: int) -> None:
+        """Drop the written rows of earlier slots."""
         for share in [key for key in self.shares if key.slot < slot and key not in self._changed_shares]:
             del self.shares[share]
         for time in [key for key in self.workers if key.slot < slot and key not in self._changed_workers]:

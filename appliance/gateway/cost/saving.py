@@ -1,5 +1,5 @@
 """
-What drafting saved: the time of steps with drafts, against what the same tokens take without.
+Time saved by drafts: steps with drafts, compared with the same tokens without.
 
 A step with K draft tokens gave `tokens / requests` tokens to each request and took S(K); without drafts it
 would have given one and taken S(0).  S(K) / S(0) is what the monitor measures side by side on the running
@@ -14,14 +14,14 @@ from appliance.speculation.goodput import Costs
 from appliance.speculation.values import StepCounters
 
 Z = 1.96
-"""Standard deviations on either side of a mean that hold it with 95 % confidence."""
+"""Standard deviations of a 95 % confidence interval."""
 Steps = Mapping[tuple[int, int], StepCounters]
 """By batch bucket and draft tokens, as the worker's plugin counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
-    """Engine seconds of whole decode steps with drafts, and of the same tokens without."""
+class StepComparison:
+    """Engine seconds of decode steps with drafts, and of the same tokens without."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -33,16 +33,16 @@ class Saving:
 
 def compare(
     steps: Steps, costs_of: Callable[[int], Costs]
-) -> tuple[Saving, dict[tuple[int, int], StepCounters]]:
+) -> tuple[StepComparison, dict[tuple[int, int], StepCounters]]:
     """
-    Compare steps with what they would have been without drafts.
+    Compare steps with the same tokens without drafts.
 
     Args:
-        steps: what was counted.
-        costs_of: what is known of drafting at a batch bucket.
+        steps: counted by the plugin.
+        costs_of: measured drafting costs of a batch bucket.
 
     Returns:
-        The comparison, and the steps of which nothing is known to compare them with.
+        The comparison, and the steps without a measured cost.
     """
     seconds = target_only = low = high = 0.0
     tokens, left = 0, {}
@@ -59,12 +59,12 @@ def compare(
         target_only += without * math.exp(-ratio.mean)
         low += without * math.exp(-ratio.upper(Z))
         high += without * math.exp(-ratio.lower(Z))
-    saving = Saving(seconds=seconds, tokens=tokens, target_only=target_only, low=low, high=high)
+    saving = StepComparison(seconds=seconds, tokens=tokens, target_only=target_only, low=low, high=high)
     return saving, left
 
 
 def added(first: Steps, second: Steps) -> dict[tuple[int, int], StepCounters]:
-    """What was counted by either."""
+    """The sum of both."""
     total = dict(first)
     for kind, more in second.items():
         known = total.get(kind)
@@ -73,7 +73,7 @@ def added(first: Steps, second: Steps) -> dict[tuple[int, int], StepCounters]:
 
 
 def since(later: Steps, earlier: Steps) -> dict[tuple[int, int], StepCounters]:
-    """What the same engine counted after `earlier`; nothing of the kinds that had no step."""
+    """Steps of the same engine after `earlier`, without kinds that had no step."""
     return {
         kind: cell.since(earlier[kind]) if kind in earlier else cell
         for kind, cell in later.items()

@@ -1,12 +1,12 @@
 """
-A report as a table for spreadsheets (RFC 4180): one row for each line, then the rest and the total.
+A report as CSV (RFC 4180): one row per line, then the rest and the total.
 """
 
 import csv
 import io
 
 from appliance.gateway.cost.prices import JOULES_PER_KWH
-from appliance.gateway.cost.report import Cost, Line, Report
+from appliance.gateway.cost.report import Cost, CostLine, CostReport
 
 COLUMNS = (
     "tenant", "model", "requests", "prompt_tokens", "delivered_tokens", "draft_tokens", "accepted_tokens",
@@ -14,11 +14,11 @@ COLUMNS = (
     "cost_per_million", "currency", "from", "to",
 )  # fmt: skip
 IDLE, UNATTRIBUTED, TOTAL = "(idle)", "(unattributed)", "(total)"
-"""In the place of a tenant's name, which never has parentheses."""
+"""Instead of a tenant's name, which never has parentheses."""
 
 
-def render_sheet(report: Report) -> str:
-    """All amounts with six decimals, so that their sums are right to the cent."""
+def render_sheet(report: CostReport) -> str:
+    """Amounts have six decimals, so that sums are exact to the cent."""
     text = io.StringIO()
     sheet = csv.DictWriter(text, COLUMNS, restval="")
     sheet.writeheader()
@@ -36,7 +36,7 @@ def render_sheet(report: Report) -> str:
     return text.getvalue()
 
 
-def _row(line: Line) -> dict[str, str | int]:
+def _row(line: CostLine) -> dict[str, str | int]:
     counts = {name: getattr(line, name) for name in COLUMNS[2:8]}
     return {
         **counts,
@@ -61,5 +61,5 @@ def _amount(number: float) -> str:
 
 
 def _word(name: str) -> str:
-    """A model's name, which no spreadsheet takes for a formula."""
+    """A model's name that no spreadsheet evaluates as a formula."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name

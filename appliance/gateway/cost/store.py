@@ -1,8 +1,8 @@
 """
-The rows in the audit log's database.
+The rows in the audit log's database, in three tables as the newest migration leaves them.
 
-Written in one transaction each time, as sums since a slot began: after a commit in doubt the same is
-written again, and nothing is counted twice.
+Each write is one transaction of sums since a slot began: after a commit in doubt the same sums are written
+again, and nothing is counted twice.
 """
 
 import threading
@@ -10,15 +10,82 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, func, select
+from sqlalchemy import BigInteger, Boolean, Column, Connection, MetaData, Table, Text, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.errors import CostUnavailableError
-from appliance.gateway.cost.gaps import SILENT_AFTER
-from appliance.gateway.cost.rows import Period, Recorded, Share, ShareKey, WorkerKey, WorkerTime
-from appliance.gateway.cost.tables import cost_periods, cost_shares, cost_workers
+from appliance.gateway.cost.report import SILENT_AFTER
+from appliance.gateway.cost.rows import (
+    Recorded,
+    RecordingPeriod,
+    ShareKey,
+    TenantUsage,
+    WorkerKey,
+    WorkerTime,
+)
 from appliance.infra.database import Database, SqlStore, first_line
+
+metadata = MetaData()
+
+
+def _count(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False)
+
+
+def _slot() -> Column[int]:
+    return Column("slot", BigInteger, primary_key=True, autoincrement=False)
+
+
+cost_periods = Table(
+    "cost_periods",
+    metadata,
+    Column("start", Text, primary_key=True),
+    Column("gateway", Text, nullable=False),
+    _count("began_at"),
+    _count("until"),
+    _count("flush_seconds"),
+    Column("closed", Boolean, nullable=False),
+)
+
+# A row is written by one start of one gateway, and read by reports.
+cost_shares = Table(
+    "cost_shares",
+    metadata,
+    _slot(),
+    Column("start", Text, primary_key=True),
+    Column("worker", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("tenant", Text, primary_key=True),
+    _count("engine_us"),
+    _count("millijoules"),
+    _count("requests"),
+    _count("prompt_tokens"),
+    _count("delivered_tokens"),
+    _count("draft_tokens"),
+    _count("accepted_tokens"),
+)
+
+cost_workers = Table(
+    "cost_workers",
+    metadata,
+    _slot(),
+    Column("start", Text, primary_key=True),
+    Column("worker", Text, primary_key=True),
+    _count("observed_us"),
+    _count("busy_us"),
+    _count("estimated_us"),
+    _count("gpu_us"),
+    _count("millijoules"),
+    _count("busy_millijoules"),
+    _count("metered_us"),
+    _count("unknown_power_us"),
+    _count("draft_us"),
+    _count("draft_tokens"),
+    _count("target_only_us"),
+    _count("target_only_low_us"),
+    _count("target_only_high_us"),
+)
 
 
 class CostStore(SqlStore):
@@ -34,17 +101,20 @@ class CostStore(SqlStore):
 
     def __init__(self, database: Database | str) -> None:
         super().__init__(database)
-        # A cancelled call goes on in its thread: the next one must not overtake it.
+        # A cancelled call continues in its thread: the next one must not overtake it.
         self._turn = threading.Lock()
 
     def write(
-        self, period: Period, shares: Mapping[ShareKey, Share], workers: Mapping[WorkerKey, WorkerTime]
+        self,
+        period: RecordingPeriod,
+        shares: Mapping[ShareKey, TenantUsage],
+        workers: Mapping[WorkerKey, WorkerTime],
     ) -> int:
         """
-        Put rows in the place of what this start wrote before; durable on return.
+        Replace the rows that this start wrote before; durable on return.
 
         Returns:
-            How many other gateways are writing.
+            The number of other active gateways.
 
         Raises:
             CostUnavailableError: nothing may have been written, or everything.
@@ -83,10 +153,10 @@ class CostStore(SqlStore):
 
     def read(self, begin: int, end: int) -> Recorded:
         """
-        The rows of slots that began from `begin` to before `end`, in one view of the database.
+        The rows of slots that began from `begin` to before `end`, from one snapshot of the database.
 
         Raises:
-            CostUnavailableError: the tables cannot be read, or are not there yet.
+            CostUnavailableError: the tables cannot be read, or do not exist yet.
         """
         try:
             with self._reader.begin() as connection:
@@ -96,7 +166,7 @@ class CostStore(SqlStore):
         except SQLAlchemyError as error:
             raise _unavailable(error) from error
         return Recorded(
-            periods=tuple(Period(**row._asdict()) for row in periods),
+            periods=tuple(RecordingPeriod(**row._asdict()) for row in periods),
             shares=tuple(map(_share, shares)),
             workers=tuple(map(_worker, workers)),
         )
@@ -116,8 +186,8 @@ def _between(connection: Connection, table: Table, begin: int, end: int) -> list
     return [dict(row) for row in found.mappings()]
 
 
-def _share(row: dict[str, Any]) -> tuple[str, ShareKey, Share]:
-    return row.pop("start"), ShareKey(*(row.pop(name) for name in ShareKey._fields)), Share(**row)
+def _share(row: dict[str, Any]) -> tuple[str, ShareKey, TenantUsage]:
+    return row.pop("start"), ShareKey(*(row.pop(name) for name in ShareKey._fields)), TenantUsage(**row)
 
 
 def _worker(row: dict[str, Any]) -> tuple[str, WorkerKey, WorkerTime]:
@@ -125,4 +195,4 @@ def _worker(row: dict[str, Any]) -> tuple[str, WorkerKey, WorkerTime]:
 
 
 def _unavailable(error: SQLAlchemyError) -> CostUnavailableError:
-    return CostUnavailableError(f"what engine time came to cannot be read or written: {first_line(error)}")
+    return CostUnavailableError(f"recorded engine time cannot be read or written: {first_line(error)}")

@@ -1,5 +1,5 @@
 """
-Make a report of rows and prices.  Pure.
+Makes a report from rows and prices.  Pure.
 """
 
 from collections import defaultdict
@@ -7,11 +7,27 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo
 
-from appliance.gateway.cost.gaps import find_gaps
 from appliance.gateway.cost.prices import Money, Prices, capital_per_hour, per_million, prices_of
-from appliance.gateway.cost.report import Cost, Day, Line, Missing, Report, Rest, Saving, WorkerLine
-from appliance.gateway.cost.rows import Recorded, Share, WorkerKey, WorkerTime
-from appliance.gateway.cost.slots import SLOT_SECONDS, begin_of, day_of
+from appliance.gateway.cost.report import (
+    Cost,
+    CostLine,
+    CostReport,
+    Day,
+    Missing,
+    Rest,
+    Saving,
+    WorkerLine,
+    find_gaps,
+)
+from appliance.gateway.cost.rows import (
+    SLOT_SECONDS,
+    Recorded,
+    TenantUsage,
+    WorkerKey,
+    WorkerTime,
+    begin_of,
+    day_of,
+)
 from appliance.infra.settings import CostSettings
 
 MICRO, MILLI = 1e6, 1e3
@@ -20,17 +36,9 @@ Times = dict[WorkerKey, WorkerTime]
 
 def make_report(
     recorded: Recorded, *, first: date, end: date, settings: CostSettings, zone: ZoneInfo, now: float
-) -> Report:
+) -> CostReport:
     """
-    Make a report.
-
-    Args:
-        recorded: the rows of these days.
-        first: the first day.
-        end: the day after the last.
-        settings: the `cost` section.
-        zone: whose days they are.
-        now: Unix time.
+    The report of the days from `first` to before `end`; `now` is Unix time.
     """
     times = _times(recorded)
     observed = sum(time.observed_us for time in times.values()) / MICRO
@@ -51,7 +59,7 @@ def make_report(
     )
     begin_at, end_at = begin_of(first, zone), begin_of(end, zone)
     gaps = find_gaps(recorded.periods, begin_at, end_at, int(now))
-    return Report(
+    return CostReport(
         begin=_moment(begin_at, zone),
         end=_moment(end_at, zone),
         time_zone=zone.key,
@@ -84,11 +92,10 @@ def make_report(
 
 def _times(recorded: Recorded) -> Times:
     """
-    Each worker's time in each slot, seen by one gateway at a time.
+    Each worker's time in each slot, counted from one gateway at a time.
 
-    Several gateways look at the same worker.  The one that saw most of it counts, and of the others what lies
-    outside its period: those that came before or after it.  Savings are counted by the one that steers only,
-    and added.
+    Several gateways poll the same worker.  The one that observed most of the slot counts, and from the others
+    only time outside its period.  Savings are recorded only by the controlling gateway, and added.
     """
     periods = {period.start: period for period in recorded.periods}
     seen: dict[WorkerKey, list[tuple[str, WorkerTime]]] = defaultdict(list)
@@ -116,7 +123,7 @@ def _times(recorded: Recorded) -> Times:
 
 
 def _uncovered(begin: int, end: int, covered: Iterable[tuple[int, int]]) -> float:
-    """The share of a period that lies outside all others, 0..1; an instant lies in one or it does not."""
+    """The fraction of a period outside all others, 0..1; for an instant 0 or 1."""
     left, at = 0, begin
     for other_begin, other_end in sorted(covered):
         left += max(0, min(other_begin, end) - at)
@@ -136,7 +143,7 @@ def _elapsed(times: Times) -> float:
 
 
 def _idle_us(time: WorkerTime) -> int:
-    """A step that began in the slot before may make it busier than it was seen."""
+    """A step that began in the previous slot may make busy time exceed observed time."""
     return max(0, time.observed_us - time.busy_us)
 
 
@@ -145,8 +152,8 @@ def _rest(microseconds: int, millijoules: int, prices: Prices) -> Rest:
     return Rest(seconds=seconds, joules=joules, cost=Cost.of(prices.cost(seconds=seconds, joules=joules)))
 
 
-def _lines(recorded: Recorded, times: Times, prices: Prices) -> tuple[Line, ...]:
-    shares: dict[tuple[str, str], Share] = defaultdict(Share)
+def _lines(recorded: Recorded, times: Times, prices: Prices) -> tuple[CostLine, ...]:
+    shares: dict[tuple[str, str], TenantUsage] = defaultdict(TenantUsage)
     gpu_seconds: dict[tuple[str, str], float] = defaultdict(float)
     for _start, key, share in recorded.shares:
         who = (key.tenant, key.model)
@@ -159,7 +166,7 @@ def _lines(recorded: Recorded, times: Times, prices: Prices) -> tuple[Line, ...]
         seconds, joules = share.engine_us / MICRO, share.millijoules / MILLI
         money = prices.cost(seconds=seconds, joules=joules)
         lines.append(
-            Line(
+            CostLine(
                 tenant=tenant,
                 model=model,
                 requests=share.requests,
@@ -178,12 +185,12 @@ def _lines(recorded: Recorded, times: Times, prices: Prices) -> tuple[Line, ...]
     return tuple(sorted(lines, key=lambda line: (-line.engine_seconds, line.tenant, line.model)))
 
 
-def _total(lines: tuple[Line, ...], idle: Rest, unattributed: Rest) -> Line:
+def _total(lines: tuple[CostLine, ...], idle: Rest, unattributed: Rest) -> CostLine:
     money = Money()
     for cost in (*(line.cost for line in lines), idle.cost, unattributed.cost):
         money += Money(capital=cost.capital, people=cost.people, energy=cost.energy)
     delivered = sum(line.delivered_tokens for line in lines)
-    return Line(
+    return CostLine(
         tenant="",
         model="",
         requests=sum(line.requests for line in lines),
@@ -237,7 +244,7 @@ def _saving(time: WorkerTime, prices: Prices) -> Saving:
         return target_only_us / MICRO - spent
 
     def tokens(target_only_us: int) -> float:
-        # In the time that was spent, target_only_us would have given its part of the tokens.
+        # In draft_us without drafts, the engine would have given draft_us / target_only_us of the tokens.
         return time.draft_tokens * (1 - time.draft_us / target_only_us) if target_only_us else 0.0
 
     def money(target_only_us: int) -> float:
@@ -298,7 +305,7 @@ def _notes(settings: CostSettings, times: Times, unattributed: Rest) -> tuple[st
         if price is None
     ]
     if unpriced:
-        notes.append(f"Not priced, and not in any sum: {', '.join(unpriced)}.")
+        notes.append(f"Not priced, and not included in any sum: {', '.join(unpriced)}.")
     if any(time.unknown_power_us for time in times.values()):
         notes.append(
             "Energy is unknown for part of the time: no GPU measured it (none does for a worker that spans "
@@ -307,11 +314,11 @@ def _notes(settings: CostSettings, times: Times, unattributed: Rest) -> tuple[st
     if any(time.estimated_us for time in times.values()):
         notes.append(
             "Some workers do not measure their engine time (without a draft or without the plugin): the time "
-            "with a request under way was taken instead."
+            "with a request in flight was used instead."
         )
     if unattributed.seconds < 0:
         notes.append("Gateways that share workers claimed more engine time than was measured.")
-    notes.append("Money saved is saved only if the time was put to use, or fewer workers were run.")
+    notes.append("Savings are real only if the time was used, or fewer workers were run.")
     return tuple(notes)
 
 

@@ -5,8 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.gateway.cost.account import Power, Sight, WorkerAccount
-from appliance.gateway.cost.apportion import apportion
+from appliance.gateway.cost.account import Power, WorkerAccount, WorkerSample, apportion
 from appliance.gateway.cost.presence import Presence
 from tests.unit.gateway.cost.readings import cell, costs, reading
 
@@ -41,7 +40,7 @@ EVENTS = st.lists(
 def test_shares_and_rest_are_the_busy_time_whatever_happens(events, alone):
     """To the microsecond, for any requests, looks and gaps between them; energy as well."""
     account, now, busy = WorkerAccount(Power(idle=50, busy=300)), 0.0, 0.0
-    account.saw(Sight(at=now, reading=reading(busy)), alone=alone)
+    account.observe(WorkerSample(at=now, reading=reading(busy)), alone=alone)
     under_way, shared, rest, told, joules, told_joules = [], 0, 0, 0, 0, 0
     for what, value in [*events, ("look", 1.0)]:
         if what == "begin":
@@ -52,7 +51,7 @@ def test_shares_and_rest_are_the_busy_time_whatever_happens(events, alone):
             now += value
         elif what == "look":
             now, busy = now + 0.1, busy + value
-            seen = account.saw(Sight(at=now, reading=reading(busy), requests=9), alone=alone)
+            seen = account.observe(WorkerSample(at=now, reading=reading(busy), requests=9), alone=alone)
             told += seen.time.busy_us
             told_joules += seen.time.busy_millijoules
             shared += sum(us for us, _joules in seen.shares.values())
@@ -67,15 +66,15 @@ def test_shares_and_rest_are_the_busy_time_whatever_happens(events, alone):
     assert joules <= told_joules
 
 
-def looked(account: WorkerAccount, at: float, busy: float, **sight) -> dict:
-    seen = account.saw(Sight(at=at, reading=reading(busy), **sight), alone=True)
+def looked(account: WorkerAccount, at: float, busy: float, **sample) -> dict:
+    seen = account.observe(WorkerSample(at=at, reading=reading(busy), **sample), alone=True)
     return {tenant: us / 1e6 for (tenant, _model), (us, _joules) in seen.shares.items()}
 
 
 def test_each_request_weighs_as_long_as_it_was_there():
     """Two for the whole second, one for half of it: two fifths each, and one."""
     account = WorkerAccount(Power())
-    account.saw(Sight(at=0, reading=reading(0)), alone=True)
+    account.observe(WorkerSample(at=0, reading=reading(0)), alone=True)
     account.presence.begin("red", "m", 0.0)
     account.presence.begin("green", "m", 0.0)
     short = account.presence.begin("blue", "m", 0.0)
@@ -86,11 +85,11 @@ def test_each_request_weighs_as_long_as_it_was_there():
 def test_a_step_that_is_counted_late_belongs_to_who_was_there():
     """But once only: what the engine does after that is nobody's."""
     account = WorkerAccount(Power())
-    account.saw(Sight(at=0, reading=reading(0)), alone=True)
+    account.observe(WorkerSample(at=0, reading=reading(0)), alone=True)
     account.presence.end(account.presence.begin("red", "m", 0.0), 0.9)
     assert looked(account, 1.0, 0.0) == {}
     assert looked(account, 2.0, 3.0) == {"red": 3.0}
-    seen = account.saw(Sight(at=3.0, reading=reading(3.5)), alone=True)
+    seen = account.observe(WorkerSample(at=3.0, reading=reading(3.5)), alone=True)
     assert seen.shares == {}
     assert seen.unattributed_us == 500_000
 
@@ -99,10 +98,10 @@ def test_other_gateways_have_their_part():
     """One request of ours, and three in the worker: two thirds are somebody else's."""
     account = WorkerAccount(Power())
     account.presence.begin("red", "m", 0.0)
-    account.presence.watch()
-    account.saw(Sight(at=0, reading=reading(0), requests=3), alone=False)
-    account.presence.watch()
-    seen = account.saw(Sight(at=1, reading=reading(0.9), requests=3), alone=False)
+    account.presence.reset_peak()
+    account.observe(WorkerSample(at=0, reading=reading(0), requests=3), alone=False)
+    account.presence.reset_peak()
+    seen = account.observe(WorkerSample(at=1, reading=reading(0.9), requests=3), alone=False)
     assert seen.shares["red", "m"][0] == 300_000
     assert seen.unattributed_us == 600_000
 
@@ -111,31 +110,33 @@ def test_a_request_of_several_choices_is_no_other_gateway():
     """Where there is none, all that the worker runs is ours, however many sequences it counts."""
     account = WorkerAccount(Power())
     account.presence.begin("red", "m", 0.0)
-    account.saw(Sight(at=0, reading=reading(0), requests=4), alone=True)
-    assert account.saw(Sight(at=1, reading=reading(1), requests=4), alone=True).unattributed_us == 0
+    account.observe(WorkerSample(at=0, reading=reading(0), requests=4), alone=True)
+    assert (
+        account.observe(WorkerSample(at=1, reading=reading(1), requests=4), alone=True).unattributed_us == 0
+    )
 
 
 def test_a_restarted_engine_counts_from_nothing():
     """What it did since its start is counted; what the old one did last is not known."""
     account = WorkerAccount(Power())
-    account.saw(Sight(at=0, reading=reading(100.0)), alone=True)
+    account.observe(WorkerSample(at=0, reading=reading(100.0)), alone=True)
     account.presence.begin("red", "m", 0.0)
-    seen = account.saw(Sight(at=2, reading=reading(0.5, epoch="two")), alone=True)
+    seen = account.observe(WorkerSample(at=2, reading=reading(0.5, epoch="two")), alone=True)
     assert seen.time.busy_us == 500_000
     assert seen.time.observed_us == 2_000_000
-    assert account.saw(Sight(at=90, reading=reading(1.0, epoch="three")), alone=True) is None
+    assert account.observe(WorkerSample(at=90, reading=reading(1.0, epoch="three")), alone=True) is None
 
 
 def test_an_engine_that_measures_nothing_is_busy_while_it_has_requests():
     """And the time says that it is an estimate."""
     account = WorkerAccount(Power())
     blind = reading(controllable=False)
-    account.saw(Sight(at=0, reading=blind), alone=True)
+    account.observe(WorkerSample(at=0, reading=blind), alone=True)
     first = account.presence.begin("red", "m", 1.0)
     second = account.presence.begin("green", "m", 2.0)
     account.presence.end(first, 3.0)
     account.presence.end(second, 4.0)
-    seen = account.saw(Sight(at=10, reading=blind), alone=True)
+    seen = account.observe(WorkerSample(at=10, reading=blind), alone=True)
     assert seen.time.busy_us == seen.time.estimated_us == 3_000_000
     assert {tenant: us for (tenant, _m), (us, _j) in seen.shares.items()} == {
         "red": 1_500_000,
@@ -146,21 +147,21 @@ def test_an_engine_that_measures_nothing_is_busy_while_it_has_requests():
 def test_gpus_are_believed_before_the_settings():
     """Measured energy, with what the machine draws beside; by time between busy and idle."""
     account = WorkerAccount(Power(idle=1, busy=2, host=100))
-    account.saw(Sight(at=0, reading=reading(0, energy=(2, 5_000_000))), alone=True)
-    time = account.saw(Sight(at=10, reading=reading(4, energy=(2, 8_000_000))), alone=True).time
+    account.observe(WorkerSample(at=0, reading=reading(0, energy=(2, 5_000_000))), alone=True)
+    time = account.observe(WorkerSample(at=10, reading=reading(4, energy=(2, 8_000_000))), alone=True).time
     assert time.millijoules == 3_000_000 + 1_000_000
     assert time.busy_millijoules == 1_600_000
     assert time.metered_us == time.observed_us
     assert time.gpu_us == 2 * time.busy_us
-    again = account.saw(Sight(at=20, reading=reading(5, energy=(2, 10))), alone=True).time
+    again = account.observe(WorkerSample(at=20, reading=reading(5, energy=(2, 10))), alone=True).time
     assert again.metered_us == 0, "the driver was loaded anew: its counter says nothing"
     assert again.millijoules == 1 * 2000 + 9 * 1000
 
 
 def test_without_watts_energy_is_unknown_not_nothing():
     account = WorkerAccount(Power())
-    account.saw(Sight(at=0, reading=reading(0)), alone=True)
-    time = account.saw(Sight(at=10, reading=reading(4)), alone=True).time
+    account.observe(WorkerSample(at=0, reading=reading(0)), alone=True)
+    time = account.observe(WorkerSample(at=10, reading=reading(4)), alone=True).time
     assert time.millijoules == 0
     assert time.unknown_power_us == time.observed_us
 
@@ -168,15 +169,15 @@ def test_without_watts_energy_is_unknown_not_nothing():
 def test_steps_wait_for_what_they_are_compared_with():
     """Those before the first sweep are compared once it has measured; each only once."""
     account, kind = WorkerAccount(Power()), (1, 3)
-    account.saw(Sight(at=0, reading=reading(0), costs={}), alone=True)
+    account.observe(WorkerSample(at=0, reading=reading(0), costs={}), alone=True)
     drafted = {kind: cell(steps=100, seconds=2.0, requests=100, tokens=300)}
-    first = account.saw(Sight(at=1, reading=reading(2, steps=drafted), costs={}), alone=True)
+    first = account.observe(WorkerSample(at=1, reading=reading(2, steps=drafted), costs={}), alone=True)
     assert first.time.draft_us == 0
     known = {1: costs(k3=(math.log(1.5), 0.0))}
-    second = account.saw(Sight(at=2, reading=reading(2, steps=drafted), costs=known), alone=True)
+    second = account.observe(WorkerSample(at=2, reading=reading(2, steps=drafted), costs=known), alone=True)
     assert second.time.draft_us == 2_000_000
     assert second.time.target_only_us == 4_000_000, "three tokens a step, at two thirds of its price"
-    third = account.saw(Sight(at=3, reading=reading(2, steps=drafted), costs=known), alone=True)
+    third = account.observe(WorkerSample(at=3, reading=reading(2, steps=drafted), costs=known), alone=True)
     assert third.time.draft_us == 0
 
 
@@ -184,10 +185,10 @@ def test_only_who_steers_counts_savings():
     """What was drafted while another gateway steered is that one's, also after a change of hands."""
     account = WorkerAccount(Power())
     drafted = {(1, 3): cell(steps=100, seconds=2.0, requests=100, tokens=300)}
-    account.saw(Sight(at=0, reading=reading(0), costs=None), alone=False)
-    account.saw(Sight(at=1, reading=reading(2, steps=drafted), costs=None), alone=False)
+    account.observe(WorkerSample(at=0, reading=reading(0), costs=None), alone=False)
+    account.observe(WorkerSample(at=1, reading=reading(2, steps=drafted), costs=None), alone=False)
     known = {1: costs(k3=(0.0, 0.0))}
-    seen = account.saw(Sight(at=2, reading=reading(2, steps=drafted), costs=known), alone=False)
+    seen = account.observe(WorkerSample(at=2, reading=reading(2, steps=drafted), costs=known), alone=False)
     assert seen.time.draft_us == 0
 
 
@@ -197,4 +198,4 @@ def test_lines_that_are_done_are_forgotten():
     presence.end(presence.begin("red", "m", 0.0), 1.0)
     assert presence.take(2.0) == ({("red", "m"): 1.0}, 1.0)
     assert presence.take(3.0) == ({}, 0.0)
-    assert presence.lines == {}
+    assert presence.groups == {}

@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from appliance.errors import CostUnavailableError
 from appliance.gateway.cost.meter import CostMeter
-from appliance.gateway.cost.rows import Period
-from appliance.gateway.cost.slots import begin_of
+from appliance.gateway.cost.rows import RecordingPeriod, begin_of
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import CostSettings, LogSettings
@@ -30,7 +29,7 @@ class Store:
 
     def __init__(self) -> None:
         self.away, self.others, self.pruned = False, 0, []
-        self.periods: list[Period] = []
+        self.periods: list[RecordingPeriod] = []
         self.shares, self.workers = {}, {}
 
     def write(self, period, shares, workers) -> int:
@@ -67,9 +66,9 @@ class Site:
         self.now, self.wall = self.now + seconds, self.wall + seconds
 
     def look(self, busy: float, **more) -> None:
-        self.meter.looking(W)
+        self.meter.poll_started(W)
         snapshot = WorkerSnapshot(worker=Worker(worker_id=W, url="http://w"), reading=reading(busy), **more)
-        self.meter.saw(snapshot, acting=True)
+        self.meter.observe(snapshot, acting=True)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
@@ -154,7 +153,7 @@ async def test_a_look_that_showed_nothing_is_made_up_for(site):
     """The plugin did not answer once: the next time covers both, measured."""
     site.look(0.0)
     site.pass_(1.0)
-    site.meter.saw(WorkerSnapshot(worker=Worker(worker_id=W, url="http://w"), reading=None), acting=True)
+    site.meter.observe(WorkerSnapshot(worker=Worker(worker_id=W, url="http://w"), reading=None), acting=True)
     site.look(0.7, missed=1)
     site.pass_(1.0)
     site.look(1.5)
@@ -173,7 +172,7 @@ async def test_it_says_when_it_ends_and_keeps_old_rows_for_as_long_as_it_is_told
 async def test_workers_that_are_gone_are_forgotten(site):
     """Addresses come and go, and some never answered."""
     site.look(0.0)
-    site.meter.looking(WorkerId("never seen"))
+    site.meter.poll_started(WorkerId("never seen"))
     site.pass_(4000.0)
     await site.meter.flush()
     assert site.meter._accounts == {}
@@ -186,9 +185,9 @@ async def test_what_drafting_saved_is_exported_with_its_bounds(site):
     snapshot = WorkerSnapshot(
         worker=Worker(worker_id=W, url="http://w"), reading=reading(0.0), figures=figures
     )
-    site.meter.saw(snapshot, acting=True)
+    site.meter.observe(snapshot, acting=True)
     site.pass_(3.0)
-    site.meter.saw(replace(snapshot, reading=reading(2.0, steps=drafted)), acting=True)
+    site.meter.observe(replace(snapshot, reading=reading(2.0, steps=drafted)), acting=True)
     saved = site.value("appliance_speculation_saved_engine_seconds", worker="w")
     low, high = (
         site.value("appliance_speculation_saved_bound_engine_seconds", worker="w", bound=bound)
@@ -210,14 +209,14 @@ async def test_a_number_of_drafts_never_tried_at_a_batch_size_is_guessed_from_th
     snapshot = WorkerSnapshot(
         worker=Worker(worker_id=W, url="http://w"), reading=reading(0.0), figures=figures
     )
-    site.meter.saw(snapshot, acting=True)
+    site.meter.observe(snapshot, acting=True)
     site.pass_(3.0)
     steps = {
         (4, 3): cell(steps=100, seconds=1.0, requests=400, tokens=800),
         (4, 1): cell(steps=100, seconds=1.5, requests=400, tokens=600),
         (4, 2): cell(steps=100, seconds=1.0, requests=400, tokens=700),
     }
-    site.meter.saw(replace(snapshot, reading=reading(4.0, steps=steps)), acting=True)
+    site.meter.observe(replace(snapshot, reading=reading(4.0, steps=steps)), acting=True)
     await site.meter.flush()
     (time,) = site.store.workers.values()
     assert (time.draft_us, time.draft_tokens) == (2_500_000, 1400)

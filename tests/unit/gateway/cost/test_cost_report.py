@@ -12,12 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.gateway.cost.page import render_page
 from appliance.gateway.cost.prices import HOURS_PER_YEAR, capital_per_hour, per_million, prices_of
-from appliance.gateway.cost.report import Report
-from appliance.gateway.cost.rows import Period, Recorded, Share, ShareKey, WorkerKey, WorkerTime
+from appliance.gateway.cost.report import CostReport
+from appliance.gateway.cost.report_page import render_page
+from appliance.gateway.cost.rows import (
+    Recorded,
+    RecordingPeriod,
+    ShareKey,
+    TenantUsage,
+    WorkerKey,
+    WorkerTime,
+    begin_of,
+)
 from appliance.gateway.cost.sheet import IDLE, TOTAL, UNATTRIBUTED, render_sheet
-from appliance.gateway.cost.slots import begin_of
 from appliance.gateway.cost.summary import make_report
 from appliance.infra.settings import CostSettings
 
@@ -34,8 +41,8 @@ PRICED = CostSettings(
 )
 
 
-def period(start: str, gateway: str) -> Period:
-    return Period(
+def period(start: str, gateway: str) -> RecordingPeriod:
+    return RecordingPeriod(
         start=start,
         gateway=gateway,
         began_at=SLOT,
@@ -46,14 +53,14 @@ def period(start: str, gateway: str) -> Period:
 
 
 def share(tenant: str, us: int, *, start: str = "s1", worker: str = "w1", mj: int = 0, **counts: int):
-    return start, ShareKey(SLOT, worker, "m", tenant), Share(engine_us=us, millijoules=mj, **counts)
+    return start, ShareKey(SLOT, worker, "m", tenant), TenantUsage(engine_us=us, millijoules=mj, **counts)
 
 
 def hour(*, start: str = "s1", worker: str = "w1", busy: int, observed: int = HOUR_US, **more: int):
     return start, WorkerKey(SLOT, worker), WorkerTime(observed_us=observed, busy_us=busy, **more)
 
 
-def report(shares=(), workers=(), periods=None, settings: CostSettings = PRICED) -> Report:
+def report(shares=(), workers=(), periods=None, settings: CostSettings = PRICED) -> CostReport:
     recorded = Recorded(
         periods=(period("s1", "a"),) if periods is None else tuple(periods),
         shares=tuple(shares),
@@ -101,7 +108,7 @@ def test_lines_add_up_to_what_the_workers_cost(first, busy, second):
 
 
 def test_gateways_that_share_a_worker_do_not_double_it():
-    """Each saw the whole of it; each had its own requests; a restarted gateway goes on with its rows."""
+    """Each observe the whole of it; each had its own requests; a restarted gateway goes on with its rows."""
     made = report(
         [share("red", HOUR_US // 4), share("blue", HOUR_US // 4, start="s3")],
         [
@@ -198,7 +205,7 @@ def test_settings_that_contradict_each_other_are_refused(wrong):
         CostSettings(**wrong)
 
 
-def shown() -> Report:
+def shown() -> CostReport:
     return report(
         [share("red<&>", HOUR_US // 2, delivered_tokens=7), share("blue", HOUR_US // 4)],
         [hour(busy=HOUR_US, draft_us=5, draft_tokens=3, target_only_us=9)],
@@ -212,7 +219,7 @@ def test_the_page_needs_nothing_and_quotes_everything():
     assert not re.search(r"<script|<link|<img|@import|url\(|https?:|\bsrc=|\bhref=", page)
     assert "red<&" not in page
     assert "red&lt;&amp;&gt;" in page
-    assert "nobody: idle" in page
+    assert "none: idle" in page
     assert "no gateway ran" in page
     assert page.count("<svg") == 1
     assert "nothing could be compared" not in page.lower()
@@ -226,7 +233,7 @@ def test_an_empty_report_is_a_page_too():
 def test_the_sheet_adds_up_and_is_no_formula():
     """One header, one row a line, and the total is the sum of the others to the cent."""
     made = report(
-        [("s1", ShareKey(SLOT, "w1", "=1+1", "red"), Share(engine_us=HOUR_US // 3))],
+        [("s1", ShareKey(SLOT, "w1", "=1+1", "red"), TenantUsage(engine_us=HOUR_US // 3))],
         [hour(busy=HOUR_US // 2)],
     )
     rows = list(csv.DictReader(io.StringIO(render_sheet(made))))
@@ -241,5 +248,5 @@ def test_the_sheet_adds_up_and_is_no_formula():
 
 def test_json_is_read_back():
     made = shown()
-    assert Report.model_validate_json(made.model_dump_json()) == made
+    assert CostReport.model_validate_json(made.model_dump_json()) == made
     assert json.loads(made.model_dump_json())["begin"].startswith("2026-11-20T00:00:00+03:00")

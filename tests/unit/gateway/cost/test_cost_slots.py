@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import ConfigurationError
-from appliance.gateway.cost.slots import SLOT_SECONDS, begin_of, day_of, parse_day, slot_of
+from appliance.gateway.cost.rows import SLOT_SECONDS, begin_of, day_of, parse_day, slot_of
 
 ZONES = ("UTC", "Africa/Nairobi", "Asia/Kolkata", "Asia/Kathmandu", "America/St_Johns", "Australia/Lord_Howe",
          "Europe/Berlin", "Pacific/Chatham")  # fmt: skip
@@ -42,5 +42,5 @@ def test_days_and_months_are_read():
 
 @pytest.mark.parametrize("text", ["", "2026", "21.11.2026", "2026-13", "2026-02-30", "yesterday"])
 def test_what_is_no_day_is_said_in_one_line(text):
-    with pytest.raises(ConfigurationError, match="is no day: write 2026-11-21"):
+    with pytest.raises(ConfigurationError, match="is not a day: write 2026-11-21"):
         parse_day(text)

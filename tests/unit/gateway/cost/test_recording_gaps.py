@@ -1,13 +1,15 @@
 """What is missing is said, and nothing else."""
 
-from appliance.gateway.cost.gaps import Gap, GapKind, find_gaps
-from appliance.gateway.cost.rows import Period
+from appliance.gateway.cost.report import GapKind, RecordingGap, find_gaps
+from appliance.gateway.cost.rows import RecordingPeriod
 
 NOW = 100_000
 
 
-def period(begin: int, end: int, *, gateway: str = "a", closed: bool = True, start: str = "") -> Period:
-    return Period(
+def period(
+    begin: int, end: int, *, gateway: str = "a", closed: bool = True, start: str = ""
+) -> RecordingPeriod:
+    return RecordingPeriod(
         start=start or f"{gateway}{begin}",
         gateway=gateway,
         began_at=begin,
@@ -17,12 +19,12 @@ def period(begin: int, end: int, *, gateway: str = "a", closed: bool = True, sta
     )
 
 
-def nobody(begin: int, end: int) -> Gap:
-    return Gap(begin=begin, end=end, kind=GapKind.NOBODY_THERE, gateway=None)
+def nobody(begin: int, end: int) -> RecordingGap:
+    return RecordingGap(begin=begin, end=end, kind=GapKind.NO_GATEWAY, gateway=None)
 
 
-def unwritten(begin: int, end: int, gateway: str = "a") -> Gap:
-    return Gap(begin=begin, end=end, kind=GapKind.NOT_WRITTEN, gateway=gateway)
+def unwritten(begin: int, end: int, gateway: str = "a") -> RecordingGap:
+    return RecordingGap(begin=begin, end=end, kind=GapKind.NOT_WRITTEN, gateway=gateway)
 
 
 def test_nothing_is_missing_while_a_gateway_runs():
