@@ -63,7 +63,7 @@ class Browser:
         return found or ""
 
     def wait_for(self, words: str, css: str = "body") -> str:
-        """Wait until an element says so, and return all it says."""
+        """Wait until an element has the text, and return its whole text."""
         WebDriverWait(self.driver, SECONDS).until(
             lambda _driver: words in self.text(css), f"{words!r} did not come"
         )
@@ -98,7 +98,7 @@ class Browser:
         )
 
     def prefer(self, scheme: str) -> None:
-        """Ask pages for a light or a dark look."""
+        """Set the preferred colour scheme, light or dark."""
         self.driver.execute_cdp_cmd(
             "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         )
@@ -112,7 +112,7 @@ class Browser:
             assert self.driver.save_screenshot(str(path))
 
     def requests(self) -> list[str]:
-        """Addresses asked for since this was last called, without those of the browser's own pages."""
+        """Addresses requested since the last call, without the browser's own pages."""
         messages = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
         asked = (
             message["params"]["request"]["url"]
@@ -122,7 +122,7 @@ class Browser:
         return [url for url in asked if urlsplit(url).scheme not in {"chrome", "chrome-untrusted", "data"}]
 
     def complaints(self) -> list[str]:
-        """What the browser wrote to its console since this was last asked."""
+        """Messages of the browser's console since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
 

@@ -1,5 +1,5 @@
 """
-A client that reads the answers of a whole appliance as they are, and what was recorded of them.
+A client that reads the answers of a whole appliance unchanged, and their records.
 """
 
 import json

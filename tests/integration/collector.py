@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 60
 
 
 class Collector:
-    """Takes what is exported, and keeps it as it came."""
+    """Accepts exported traces and keeps them unchanged."""
 
     def __init__(self, certificate: Files | None = None) -> None:
         self._certificate = certificate

@@ -46,7 +46,6 @@ from appliance.gateway.attribution import Attribution
 from appliance.gateway.capture import open_content
 from appliance.gateway.gateway import Gateway, GatewayPolicy
 from appliance.gateway.recorder import Recorder
-from appliance.infra.lease import SoleLease
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics, observe_audit
 from appliance.infra.settings import (
@@ -77,6 +76,7 @@ from demo.process import ApplianceProcess
 from tests.fakes import CONTROL_TOKEN, FakeWorker, StallingStore, until
 from tests.integration.collector import Collector, traced
 from tests.integration.speculation_admin import PRICES, QUIET, cost_report, verify_log
+from tests.sole_lease import SoleLease
 
 RANDOM = random.Random(31)
 KEY, STORED_KEY = make_key(RANDOM.randbytes(37))
@@ -148,7 +148,7 @@ def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppliancePr
 
 @dataclass
 class Running:
-    """A gateway that answers, and what is behind it."""
+    """A serving gateway, and its worker."""
 
     url: str
     workers: list[FakeWorker]

@@ -92,7 +92,7 @@ class Namespace:
 
     @contextmanager
     def listening(self, *where: str) -> Iterator[None]:
-        """Have somebody listen inside, at places such as `tcp,1.1.1.1,443` or `udp,8.8.8.8,53`."""
+        """Start listeners inside, at addresses such as `tcp,1.1.1.1,443` or `udp,8.8.8.8,53`."""
         process = subprocess.Popen(
             self.command(sys.executable, "-c", LISTENER, *where),
             stdin=subprocess.PIPE,

@@ -25,7 +25,7 @@ class Scripted(FakeWorker):
     """A worker that holds back the answers to requests that ask for it."""
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request, late if told so."""
+        """Answer one request, with a delay if configured."""
         await asyncio.sleep(json.loads(await request.read()).get("hold_seconds", 0.0))
         return await super().completions(request)
 

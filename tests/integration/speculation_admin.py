@@ -111,7 +111,7 @@ def cost_report(data: Path, *arguments: str) -> str:
 
 
 def plugin_reading(worker: str, token: Path) -> dict[str, Any]:
-    """What the plugin in a worker says of its engine, asked with the control token in a file."""
+    """The plugin's status, requested with the control token of a file."""
     headers = {"Authorization": f"Bearer {token.read_text(encoding='utf-8').strip()}"}
     with urllib.request.urlopen(
         urllib.request.Request(worker + "/appliance/speculation", headers=headers), timeout=30

@@ -100,7 +100,7 @@ def test_streams_a_chat_to_the_unmodified_openai_client(client):
 
 
 def test_streams_usage_when_the_client_asks(client):
-    """The usage frame arrives when asked for, and without the worker's own metrics."""
+    """The usage frame arrives on request, without the worker's own metrics."""
     stream = client.completions.create(
         model="demo-coder",
         prompt=PROMPT,
@@ -171,7 +171,7 @@ def test_a_drafting_worker_answers_whatever_sampling_is_asked_for(client, fields
 
 @pytest.mark.parametrize("fields", [{"top_k": 1}, {"top_p": 0.001}], ids=str)
 def test_sampling_from_one_token_is_greedy(client, fields):
-    """Draft tokens are verified with the sampling parameters the client asked for."""
+    """Draft tokens are verified with the client's sampling parameters."""
     sampled = client.completions.create(
         model="demo-coder", prompt=PROMPT, max_tokens=48, temperature=1, logprobs=1, extra_body=fields
     )
@@ -202,7 +202,7 @@ def test_a_request_the_worker_refuses_is_a_clear_400(client):
     ],
 )
 def test_wrong_key_and_unknown_model_are_refused_clearly(appliance, change, error, code):
-    """The errors a newcomer meets first name what is wrong."""
+    """The first errors of a newcomer name what is wrong."""
     key = change.pop("api_key", appliance.key)
     with (
         openai.OpenAI(base_url=appliance.url + "/v1", api_key=key, max_retries=0) as client,
@@ -367,7 +367,7 @@ def test_the_log_verifies_while_it_is_written(appliance):
 
 
 def test_killing_the_gateway_loses_no_acknowledged_entry(tmp_path):
-    """After kill -9 every entry a client was told of is there, and verify names the open request."""
+    """After kill -9 every acknowledged entry is in the log, and verify names the open request."""
     data = tmp_path / "data"
     with ApplianceProcess("up", "--no-draft", data=data) as process:
         client = openai.OpenAI(base_url=process.url + "/v1", api_key=process.key, max_retries=0)

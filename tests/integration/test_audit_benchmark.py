@@ -9,7 +9,7 @@ from benchmarks.audit import appends, large, serving, soak
 
 
 def test_a_writer_on_sqlite_loses_nothing():
-    """Every acknowledged entry is in the log, and it verifies; more writers are not asked of SQLite."""
+    """Every acknowledged entry is in the log, and it verifies; SQLite has one writer."""
     (line,) = appends.measure(["sqlite"], [1, 2], requests=4, seconds=0.5)
     assert (line.database, line.writers) == ("sqlite", 1)
     assert line.entries > 10
@@ -33,7 +33,7 @@ def test_a_writer_that_fails_fails_the_measurement(tmp_path, monkeypatch):
 
 
 def test_a_large_log_is_continued_where_it_stopped(tmp_path):
-    """The second run adds what is missing, and every step works on the whole."""
+    """The second run appends the missing entries, and every step works on the whole log."""
     said = []
     assert large.fill(tmp_path, 300, said.append) is not None
     assert large.fill(tmp_path, 300, said.append) is None

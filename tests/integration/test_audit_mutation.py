@@ -163,7 +163,7 @@ async def _serve_one_with_content(directory: Path, store: SqlAuditStore, payload
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
-    """A log signed with both kinds of key, cosigned by a witness, with kept content beside it."""
+    """A log signed with both kinds of key, cosigned by a witness, with kept content."""
     if not supports_mldsa():
         pytest.skip("this cryptography has no ML-DSA-44, so a log signed with it cannot be made")
     directory = tmp_path_factory.mktemp("whole")
@@ -272,7 +272,7 @@ def test_every_byte_of_a_receipt_and_its_leaf_counts(small):
 
 
 def test_every_byte_of_the_key_counts(small):
-    """A mistyped key is refused, whether it still looks like a key or not."""
+    """A mistyped key is refused, whether or not it is well-formed."""
     key = small.directory / "alone" / "auditor.key"
     key.write_text(small.vkey)
     try:
@@ -317,7 +317,7 @@ def _is_in_the_logs_own_signature(line: str, cosigned: Path) -> bool:
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_change_to_a_larger_log_is_refused(larger, data):
-    """Any byte of any file replaced by any other, judged by the command an auditor types."""
+    """Any byte of any file replaced by any other, verified with the auditor's command."""
     path = data.draw(st.sampled_from(_files(larger)))
     original = path.read_bytes()
     at = data.draw(st.integers(0, len(original) - 1))
@@ -332,7 +332,7 @@ def test_any_change_to_a_larger_log_is_refused(larger, data):
 @given(data=st.data())
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_missing_or_swapped_file_is_refused(larger, data):
-    """A file taken away, or two exchanged, is no smaller a change than a byte."""
+    """A missing file, or two exchanged ones, are detected like a changed byte."""
     files = _files(larger)
     path = data.draw(st.sampled_from(files))
     other = data.draw(st.sampled_from([file for file in files if file != path]))

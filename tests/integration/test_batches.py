@@ -33,7 +33,7 @@ ENDED = {"completed", "failed", "expired", "cancelled"}
 
 
 class EchoWorker(FakeWorker):
-    """Answers with what it was asked, and tells of its queue."""
+    """Answers with the request's content, and reports its queue."""
 
     def __init__(self):
         super().__init__()
@@ -204,12 +204,12 @@ async def ended(client: openai.AsyncOpenAI, batch_id: str):
 
 
 async def lines(client: openai.AsyncOpenAI, file_id: str) -> list[dict]:
-    """What is in an output."""
+    """The lines of an output file."""
     return [json.loads(line) for line in (await client.files.content(file_id)).text.splitlines()]
 
 
 async def test_two_hundred_lines_are_each_answered_once_however_often_the_gateway_is_killed(tmp_path):
-    """Killed with SIGKILL in the middle, three times; the log shows what was asked again."""
+    """Three times SIGKILL in the middle; the log shows the repeated requests."""
     ids = [f"patient {number}" for number in range(200)]
     async with running(tmp_path / "data") as appliance:
         worker = appliance.worker
@@ -246,7 +246,7 @@ async def test_two_hundred_lines_are_each_answered_once_however_often_the_gatewa
 
 
 async def test_files_are_taken_listed_given_out_and_deleted(appliance):
-    """Every call of the client's `files`, and what another tenant sees of it."""
+    """Every call of the client's `files`, and what another tenant gets."""
     keys = [await appliance.tenant("filing"), await appliance.tenant("prying")]
     before, content = appliance.files(), requests("a", "b")
     async with appliance.client(keys[0]) as client, appliance.client(keys[1]) as other:
@@ -346,7 +346,7 @@ async def test_batches_are_listed_cancelled_and_report_errors(appliance):
 
 
 async def test_interactive_requests_go_first(appliance):
-    """While they fill the worker to the share that batches may use, no line begins; afterwards they go on."""
+    """While they use the share of batches, no line starts; later the batch resumes."""
     worker = appliance.worker
     worker.begin(pause_seconds=0.2, seats=4)
     async with appliance.client(await appliance.tenant("urgent")) as client:
@@ -378,7 +378,7 @@ async def test_interactive_requests_go_first(appliance):
 
 
 async def test_revoking_a_key_stops_its_batches(appliance):
-    """What was done can be read with another key of the tenant."""
+    """Another key of the tenant can read the finished lines."""
     worker = appliance.worker
     worker.begin(pause_seconds=0.1)
     key = await appliance.tenant("revoked")
@@ -399,7 +399,7 @@ async def test_revoking_a_key_stops_its_batches(appliance):
 
 
 async def test_lines_are_held_to_the_limits_of_their_tenant(appliance):
-    """No more at once than it may, and the batch goes on all the same."""
+    """No more at once than the limit, and the batch still completes."""
     worker = appliance.worker
     worker.begin(pause_seconds=0.05)
     async with appliance.client(

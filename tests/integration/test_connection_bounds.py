@@ -39,7 +39,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, str]:
 
 
 async def trickle(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Send a byte now and then, until told that nobody listens."""
+    """Send a byte from time to time, until the connection is closed."""
     for byte in data:
         writer.write(bytes([byte]))
         await asyncio.sleep(0.1)
@@ -56,7 +56,7 @@ async def test_headers_that_trickle_are_given_up(serve):
 
 
 async def test_a_body_that_trickles_is_given_up_and_is_no_defect(serve):
-    """No worker is asked, nothing is recorded as a crash, and the connection's place is free again."""
+    """No worker is called, no crash is logged, and the connection's slot is free again."""
     running = await serve(FakeWorker(), body_seconds=1.0)
     async with connection(running) as (reader, writer):
         writer.write(head(running) + b"content-length: 100000\r\n\r\n")
@@ -80,7 +80,7 @@ async def test_a_flood_of_headers_is_answered_while_it_still_comes(serve):
 
 
 async def test_connection_beyond_the_limit_gets_503(serve):
-    """And those that were there go on."""
+    """Existing connections continue."""
     running = await serve(FakeWorker(), max_connections=2)
     async with connection(running), connection(running) as (reader, writer):
         await until(lambda: len(running.server.server_state.connections) == 2)
@@ -94,7 +94,7 @@ async def test_connection_beyond_the_limit_gets_503(serve):
 
 
 async def test_a_connection_without_a_request_is_closed(serve):
-    """Whether it never asked, or not again; without a word."""
+    """Before its first request, or after one; without an answer."""
     running = await serve(FakeWorker(), idle_seconds=1)
     async with connection(running) as (reader, _), connection(running) as (other, other_writer):
         other_writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -105,7 +105,7 @@ async def test_a_connection_without_a_request_is_closed(serve):
 
 
 async def test_client_that_stops_reading_is_disconnected_and_its_worker_stops(serve):
-    """What it asked for does not wait in memory for it."""
+    """Its answer is not buffered in memory."""
     worker = FakeWorker(pieces=["x" * 50_000] * 2000)
     running = await serve(worker, stalled_seconds=1.0)
     host, port = running.url.removeprefix("http://").split(":")

@@ -146,7 +146,7 @@ def log_in(browser: Browser, site: Site) -> None:
 
 
 def is_clean(browser: Browser, site: Site) -> None:
-    """Nothing was asked of anybody else, and nothing went wrong."""
+    """No request to another host, and no browser error."""
     asked = browser.requests()
     assert asked
     assert {urlsplit(url).netloc for url in asked} == {urlsplit(site.url).netloc}
@@ -154,7 +154,7 @@ def is_clean(browser: Browser, site: Site) -> None:
 
 
 def test_operators_log_in_and_see_workers_live(browser, site):
-    """The page is there at once, changes by itself, and asks nobody else for anything."""
+    """The page is complete at once, refreshes itself, and requests nothing from other hosts."""
     browser.open(site.page())
     browser.wait_for_path("/console/login")
     browser.keep_picture("console-login")
@@ -221,7 +221,7 @@ def test_an_admin_key_calls_no_model_from_the_chat_either(browser, site):
 
 
 def test_the_log_is_verified_from_the_page(browser, site):
-    """In the background; the page tells when it is done and how it ended."""
+    """In the background; the page shows when it is done, and the verdict."""
     log_in(browser, site)
     browser.open(site.page("/audit"))
     browser.find("form.action button").click()
@@ -233,7 +233,7 @@ def test_the_log_is_verified_from_the_page(browser, site):
 
 
 def test_egress_is_checked_from_the_page_and_recorded(browser, site):
-    """Each way out is listed with how it ended, and the entry says who asked."""
+    """Each attempt is listed with its outcome, and the entry names the admin key."""
     log_in(browser, site)
     browser.open(site.page("/egress"))
     browser.wait_for("Last check", ".facts")
@@ -269,7 +269,7 @@ def test_a_session_ends_by_itself(browser, workers, tmp_path):
 
 
 def test_the_keyboard_is_enough(browser, site):
-    """From the login to a verdict and out again, with Tab and Enter alone, and the focus is seen."""
+    """From login to a verdict and logout with Tab and Enter only, with a visible focus."""
     browser.open(site.page())
     browser.wait_for_path("/console/login")
     press = browser.driver.switch_to

@@ -39,7 +39,7 @@ def keys_of(directory):
 
 
 class Archive:
-    """What an auditor with the keys sees."""
+    """The kept content, as an auditor with the keys reads it."""
 
     def __init__(self, directory, database="audit.db"):
         self.store = SqlPayloadStore(f"sqlite:///{directory / database}")
@@ -145,7 +145,7 @@ async def test_digest_is_provable_only_with_key_and_text(running, archive):
 
 
 async def test_comments_that_fill_silence_are_kept_too(serve):
-    """What was sent is kept, not what the worker said."""
+    """The answer as sent is kept, not the worker's."""
     running = await serve(FakeWorker(pause_seconds=0.07), keep_alive_seconds=0.03)
     reply, _, outcome = await kept(running, chat(stream=True))
     assert b": keep-alive" in reply.body
@@ -186,7 +186,7 @@ async def test_a_gateway_that_stops_keeps_what_was_sent_so_far(running, archive)
 
 
 async def test_of_an_answer_that_is_too_long_the_beginning_is_kept_and_the_log_says_so(serve):
-    """Memory is bounded, and nobody takes a part for the whole."""
+    """Memory is bounded, and the entry marks the answer as truncated."""
     running = await serve(FakeWorker(pieces=["x" * 100] * 50), audit={"payload_max_bytes": 1024})
     reply, _, outcome = await kept(running, chat(stream=True))
     assert len(reply.body) > 1024
@@ -439,7 +439,7 @@ async def test_the_commands_do_all_of_it(running, archive, tmp_path):
 
 
 async def test_a_text_can_be_shown_to_be_the_one_of_a_digest(running, tmp_path):
-    """By whoever has the tenant's key and the text, and not with another text."""
+    """With the tenant's key and the text, and not with another text."""
     running.verdict = verify.ExitCode.ERASED
     (running.directory / "admin.key").write_text(running.admin_key)
     reply = await running.post(chat(stream=True), key=running.notary_key)
@@ -459,7 +459,7 @@ async def test_a_text_can_be_shown_to_be_the_one_of_a_digest(running, tmp_path):
 
 
 async def test_the_log_is_exported_and_verified_with_its_content_or_without(running, tmp_path):
-    """Both verify; what was left out is said to be, and a leaf still names it."""
+    """Both verify; the report names omitted content, and its leaves remain."""
     (running.directory / "admin.key").write_text(running.admin_key)
     _, _, outcome = await kept(running, chat())
     await until(lambda: running.audit.state().checkpoint_size > outcome["index"])

@@ -89,7 +89,7 @@ async def _child(directory):
 
 
 def _run_and_kill(directory, seconds):
-    """Start the process, kill it some time after its first erasure, and return what it said."""
+    """Start the process, kill it some time after its first erasure, and return its output."""
     lines = []
     with subprocess.Popen([sys.executable, __file__, "child", directory], stdout=subprocess.PIPE) as child:
         while b"erased\n" not in lines:

@@ -28,7 +28,7 @@ async def controlled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 async def test_decision_is_sent_to_a_worker_once(controlled):
-    """At the first look; from then on it does it, and hears nothing more."""
+    """At the first poll; the worker then has it, and gets no more."""
     worker = EngineWorker()
     await controlled.start(worker)
     await controlled.tick(5)
@@ -83,7 +83,7 @@ async def test_drafting_resumes_once_it_pays_again(controlled):
 
 @pytest.mark.parametrize("status", [400, 500])
 async def test_decision_is_sent_again_if_not_applied(controlled, status):
-    """At every look until it does; nothing else suffers."""
+    """At every poll until it is applied; other workers are not affected."""
     worker = EngineWorker(put_status=status)
     await controlled.start(worker)
     await controlled.tick(3)
@@ -148,7 +148,7 @@ def page(drafts: int, accepted: int) -> str:
     ],
 )
 async def test_uncontrollable_worker_is_avoided_while_its_drafts_fail(controlled, more, problem):
-    """What its metrics page counts is enough to see that; it is never told anything."""
+    """Its metrics page is enough to detect that; it is sent nothing."""
     worker = FakeWorker(metrics=page(0, 0), **more)
     await controlled.start(worker, **PATIENT)
     await controlled.tick()
@@ -170,7 +170,7 @@ async def test_uncontrollable_worker_is_avoided_while_its_drafts_fail(controlled
 
 
 async def test_plugin_without_hooks_is_reported_as_not_controllable(controlled):
-    """The reason it gave is passed on, and it is told nothing more."""
+    """Its reason is shown, and it is sent nothing more."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
     await controlled.tick(2, accepted=2)
@@ -186,7 +186,7 @@ async def test_plugin_without_hooks_is_reported_as_not_controllable(controlled):
 
 
 async def test_loop_without_the_lease_only_shows_the_workers_table(controlled):
-    """Whoever holds it decides; nothing is recorded twice."""
+    """Only the lease holder decides and records."""
     worker = EngineWorker()
     await controlled.start(worker)
     controlled.lease.is_held = False
@@ -227,7 +227,7 @@ async def test_new_lease_holder_continues_from_the_workers_table(controlled):
 
 
 async def test_observe_mode_changes_no_worker(controlled):
-    """It measures all the same; whether the lease could be had is not even asked."""
+    """It still measures, and never requests the lease."""
     worker = EngineWorker()
     await controlled.start(worker, control="observe")
     await controlled.tick(8, accepted=2)
@@ -239,7 +239,7 @@ async def test_observe_mode_changes_no_worker(controlled):
 
 
 async def test_defect_in_one_poll_stops_neither_loop_nor_other_workers(controlled):
-    """It is logged and counted, and the next look may go well."""
+    """It is logged and counted, and the next poll may succeed."""
     await controlled.start(EngineWorker(), EngineWorker())
     controlled.client.broken = W1
     await controlled.tick(2)
@@ -255,7 +255,7 @@ async def test_defect_in_one_poll_stops_neither_loop_nor_other_workers(controlle
 
 
 async def test_a_slow_worker_delays_no_other(controlled):
-    """All are looked at together."""
+    """All are polled concurrently."""
     slow, quick = EngineWorker(), EngineWorker()
     slow.may_answer.clear()
     await controlled.start(slow, quick, scrape_timeout_seconds=30.0)
@@ -280,7 +280,7 @@ def order(worker: str, mode: SpeculationMode, *, since: float, seconds: float) -
 
 
 async def test_override_applies_until_it_ends(controlled):
-    """At the next look, whatever is measured; afterwards the monitor has its say again."""
+    """From the next poll on, whatever is measured; then the monitor decides again."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
     await controlled.tick(2, accepted=2)
@@ -315,7 +315,7 @@ async def test_an_override_keeps_a_failing_draft_drafting(controlled):
 
 
 async def test_override_holds_while_its_store_cannot_be_read(controlled):
-    """And the loop goes on: a disk that is slow takes back nothing."""
+    """And the loop continues: a slow disk does not remove an override."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
     now = controlled.wall()
@@ -345,7 +345,7 @@ async def test_requested_probe_runs_at_the_next_poll(controlled):
 
 
 async def test_failed_poll_does_not_end_a_probe(controlled):
-    """A table told again would."""
+    """Sending the table again would end it."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT, probe_share=0.2)
     await controlled.collapse()
@@ -364,7 +364,7 @@ async def test_failed_poll_does_not_end_a_probe(controlled):
 
 
 async def test_gateway_without_the_lease_refuses_probe_and_recycle(controlled):
-    """And says so, instead of remembering it for later."""
+    """With an error, instead of storing the request."""
     worker = EngineWorker()
     await controlled.start(worker)
     controlled.lease.is_held = False
@@ -417,7 +417,7 @@ async def test_worker_is_restarted_without_a_draft_that_does_not_pay(controlled)
 
 
 async def test_worker_replaced_during_a_poll_is_polled_next_time(controlled):
-    """What was seen is of another one: it says nothing about its successor, which is told nothing."""
+    """The result belongs to the former worker; its successor is sent nothing."""
     before, after = EngineWorker(), EngineWorker()
     before.may_answer.clear()
     await controlled.start(before, scrape_timeout_seconds=30.0)
@@ -437,7 +437,7 @@ async def test_worker_replaced_during_a_poll_is_polled_next_time(controlled):
 
 
 async def test_restarted_worker_starts_with_empty_state(controlled):
-    """Its engine has another epoch; what it is told is where things stood."""
+    """Its engine has another epoch; it is sent the current table."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
     await controlled.tick(4, accepted=2)
@@ -451,7 +451,7 @@ async def test_restarted_worker_starts_with_empty_state(controlled):
 
 
 async def test_tokens_by_engine_second_are_exported_as_the_engine_counts_them(controlled):
-    """By draft tokens and batch size, so that a query makes the speed of each; from 0 when it starts anew."""
+    """By draft tokens and batch size, so that a query gives the goodput of each; from 0 after a restart."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
     await controlled.tick(4, accepted=2)
@@ -473,7 +473,7 @@ async def test_tokens_by_engine_second_are_exported_as_the_engine_counts_them(co
 
 
 async def test_steps_of_a_worker_that_says_nothing_stay_as_they_were(controlled):
-    """A look that shows no steps is no sign that there were none; they are gone with the worker."""
+    """A poll without steps does not reset them; they are removed with the worker."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
     await controlled.tick(3, accepted=2)
@@ -487,7 +487,7 @@ async def test_steps_of_a_worker_that_says_nothing_stay_as_they_were(controlled)
 
 
 async def test_worker_that_cannot_be_scraped_keeps_its_table(controlled):
-    """Three looks that fail take it out of routing; none of them changes its mode."""
+    """Three failed polls exclude it from routing; none changes its mode."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
     await controlled.collapse()
@@ -505,7 +505,7 @@ async def test_worker_that_cannot_be_scraped_keeps_its_table(controlled):
 
 
 async def test_a_plugin_that_answers_nonsense_takes_no_worker_out_of_routing(controlled):
-    """Requests do not depend on it; the worker just cannot be judged."""
+    """Requests do not depend on it; only the monitor has no data."""
     worker = FakeWorker(metrics=SPECULATIVE_METRICS, plugin={"controllable": True, "epoch": "0f"})
     await controlled.start(worker)
     await controlled.tick(3)
@@ -530,7 +530,7 @@ async def test_loop_polls_until_stopped_and_releases_the_lease(controlled):
 
 
 async def test_worker_without_a_draft_gets_no_table(controlled):
-    """There is nothing to steer."""
+    """There is no drafting to control."""
     worker = FakeWorker(plugin={"controllable": False, "problems": ["no draft"], "epoch": ""})
     await controlled.start(worker)
     await controlled.tick(3)
@@ -540,7 +540,7 @@ async def test_worker_without_a_draft_gets_no_table(controlled):
 
 
 async def test_client_reads_and_controls_over_http(controlled):
-    """The same value comes back as was sent; what is not in force afterwards is a failure."""
+    """The answer has the value that was sent; a different value is a failure."""
     worker = EngineWorker()
     await controlled.start(worker)
     known = controlled.seen().worker

@@ -40,14 +40,14 @@ def run(data: Path, *command: str) -> str:
 
 
 def engine_seconds(appliance: ApplianceProcess) -> float:
-    """What the engine itself has counted since its start, asked past the gateway."""
+    """The engine's own counter since its start, read past the gateway."""
     worker = Admin(appliance).ask("status")["workers"][0]["url"]
     return plugin_reading(worker, appliance.data / "control.token")["busy_seconds"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What was there after a mixed run of both tenants."""
+    """State after a mixed run of both tenants."""
 
     data: Path
     report: dict[str, Any]
@@ -89,7 +89,7 @@ def site(controlled) -> Site:
 
 
 def test_tenants_have_what_the_engine_was_busy_with(site):
-    """Both are there, and what is nobody's is less than a fiftieth of what the engine measured."""
+    """Both are in the report, and the unattributed time is less than a fiftieth of the measured."""
     report, busy = site.report, site.busy
     engine = {line["tenant"]: line["engine_seconds"] for line in report["lines"]}
     assert set(engine) == {"demo", "radiology"}
@@ -127,7 +127,7 @@ def test_drafting_code_has_saved_time_within_bounds(site):
 
 
 def test_nothing_is_missing_since_it_began(site):
-    """The time before it is the only gap; `controlled` looks again when it is stopped."""
+    """The time before the start is the only gap; `controlled` polls again when it stops."""
     assert {gap["kind"] for gap in site.report["missing"]} == {"nobody_there"}
 
 

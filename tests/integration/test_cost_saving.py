@@ -52,7 +52,7 @@ def test_a_saving_that_is_wrong_would_not_agree(found, factor):
 
 
 def test_status_and_metrics_report_the_same_steps(found):
-    """To the token, and to the microsecond of each look."""
+    """To the token, and to the microsecond of each poll."""
     assert found.told.tokens == found.measured.tokens > 500
     assert found.told.spent == pytest.approx(found.measured.spent, abs=0.01)
 

@@ -42,7 +42,7 @@ from appliance.drafts.evaluation.prompts import choose_prompts
 from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.drafts.evaluation.store import load_evaluation, save_evaluation
-from appliance.drafts.evaluation.worker import EvaluationWorker, run_worker
+from appliance.drafts.evaluation.worker import EvaluationWorker, WorkerTemplate, run_worker
 from appliance.drafts.harvest.sample import TrainingSample
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
 from appliance.drafts.registry.draft_source import read_source
@@ -139,10 +139,12 @@ class RegisteredDrafts:
     def site(self, margin: float) -> EvaluationSite:
         return EvaluationSite(
             directory=self.directory,
-            settings=self.settings.worker,
-            device=choose_device("cpu", detect_hardware()),
-            python=sys.executable,
-            environment={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **ONE_ENGINE_PROCESS},
+            template=WorkerTemplate(
+                settings=self.settings.worker,
+                device=choose_device("cpu", detect_hardware()),
+                python=sys.executable,
+                environment={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **ONE_ENGINE_PROCESS},
+            ),
             engine="vllm of the test",
             available_bytes=2**50,
             margin=margin,

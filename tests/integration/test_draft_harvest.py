@@ -49,7 +49,7 @@ TENANTS: dict[str, dict[str, Any]] = {
 
 
 class CountingWorker(FakeWorker):
-    """A worker that tells how many tokens it had, as the demo target would."""
+    """A worker that reports token counts like the demo target."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Site:
         return self._client(self.keys[tenant])
 
     async def erase(self, tenant: str, *requests: str) -> dict[str, Any]:
-        """Have the gateway erase what is kept of a tenant, or some of it."""
+        """Let the gateway erase all kept content of a tenant, or some of it."""
         body: dict[str, Any] = {"tenant": tenant, "basis": "a request"}
         if requests:
             body["requests"] = requests
@@ -153,7 +153,7 @@ class Site:
         return httpx.AsyncClient(base_url=self.process.url, headers=headers, trust_env=False, timeout=SECONDS)
 
     async def talk(self, tenant: str, count: int) -> None:
-        """Ask questions nobody has asked before: in chats and completions, streamed and in one piece."""
+        """Send new prompts: chats and completions, streamed and not."""
         async with self.client(tenant) as client:
             for number in range(count):
                 question = f"what does {tenant} want to know in question {number}?"
@@ -182,7 +182,7 @@ class Site:
         return {file.name.partition(".")[0] for file in (self.data / "payload-keys").iterdir()}
 
     async def verify(self, verdict: verify.ExitCode) -> None:
-        """Have the auditor's verifier look at the log and all content."""
+        """Run the auditor's verifier on the log and all content."""
         await self.run("audit", "verify", expecting=verdict)
 
 
@@ -274,7 +274,7 @@ async def test_data_set_has_only_permitted_and_unerased_content(site: Site):
 
 
 async def test_a_harvest_that_is_killed_is_finished_by_the_next(site: Site):
-    """What was sealed is used as it is; nothing runs on, and the log shows that it was begun twice."""
+    """Stored samples are reused; no process remains, and the log has two beginnings."""
     await site.talk("acme", 60)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "appliance", *HARVEST, "--data", str(site.data)),

@@ -154,7 +154,7 @@ def trained(site, worn) -> Result:
 
 
 def test_a_refresh_learns_and_is_registered(site, trained, worn, dataset):
-    """From a worn draft to a better one, with a record of all it came from, beside it and in the log."""
+    """From a worn draft to a better one, with a training record next to it and in the log."""
     assert trained.exit_code == 0, (trained.output, trained.exception)
     (revision,) = open_registry(site.settings, lambda: 0.0).revisions()
     assert (revision.source, revision.parent, revision.dataset) == ("trained", digest_weights(worn), DATASET)
@@ -176,7 +176,7 @@ def test_a_refresh_learns_and_is_registered(site, trained, worn, dataset):
 
 
 def test_a_finished_run_changes_nothing(site, trained, worn):
-    """Asked for again, it says so; asked for something else under its name, it is refused."""
+    """The same request reports that it is finished; a different one under its name is refused."""
     before = site.entries()
     again = site.run("--from", str(worn), "--steps", str(STEPS), *SIZES, "--run", "refresh")
     assert again.exit_code == 0

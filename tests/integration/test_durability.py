@@ -288,7 +288,7 @@ async def test_kill_9_while_spooling_loses_nothing_that_was_answered(site, worke
 
 
 async def test_running_gateway_detects_an_altered_log(tmp_path, worker):
-    """Not ready, no new requests, until somebody has looked; the auditor's verifier says the same."""
+    """Not ready, no new requests until an operator acts; the auditor's verifier agrees."""
     site = Site(data=tmp_path / "data", database=tmp_path / "audit.db", outage=locked)
     async with site.gateway(worker, "strict", verify_seconds=0.2) as running:
         assert (await running.ask())[0] == 200

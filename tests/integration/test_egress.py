@@ -118,7 +118,7 @@ def test_egress_by_udp_is_detected(inside: Namespace, outside: Namespace):
 
 
 def test_a_metadata_service_is_found(inside: Namespace, outside: Namespace):
-    """It gives out credentials to whoever asks."""
+    """It gives credentials to every caller."""
     with cable(inside, outside, "169.254.169.254"), outside.listening("tcp,169.254.169.254,80"):
         inside.ip("route", "add", "169.254.169.254", "via", "10.99.0.2")
         code, report = check(inside)
@@ -141,7 +141,7 @@ def test_a_proxy_of_the_environment_is_found_and_its_password_is_not_shown(
     [("prohibit", "prohibited"), ("unreachable", "unreachable"), ("blackhole", "unreachable")],
 )
 def test_routes_that_end_here_are_closed(inside: Namespace, route: str, outcome: str):
-    """Whatever way the kernel is told to say no; none of it is taken for the wall."""
+    """For every way in which the kernel refuses; none is mistaken for the wall."""
     inside.ip("route", "add", route, "default")
     code, report = check(inside)
     assert (code, report["verdict"]) == (0, "closed")
@@ -168,7 +168,7 @@ def test_a_host_that_refuses_is_not_taken_for_a_firewall(inside: Namespace, outs
 
 
 def test_behind_the_wall_the_network_is_not_tested(inside: Namespace):
-    """A process that Landlock holds back says so, and does not claim that the network is closed."""
+    """A process behind Landlock reports `refused_by_wall`, not a closed network."""
     try:
         known = landlock.abi_version()
     except OSError:

@@ -64,7 +64,7 @@ def test_a_connection_is_a_connection(kind):
 
 
 def test_udp_answer_is_egress_and_silence_is_not():
-    """It is asked more than once, since a packet may be lost."""
+    """It sends several queries, since a packet may be lost."""
     with bound(socket.SOCK_DGRAM) as resolver:
         assert outcome(probe(ProbeKind.UDP, port_of(resolver)), seconds=0.3) is ProbeOutcome.TIMED_OUT
         queries = []
@@ -129,7 +129,7 @@ def test_a_name_that_is_not_resolved(monkeypatch):
 
 
 def test_invalid_name_makes_the_check_inconclusive():
-    """A part of it has more letters than DNS allows, so nobody was asked."""
+    """A label is longer than DNS allows, so no query was sent."""
     _control, result = tried(probe(ProbeKind.DNS, host="x" * 64 + ".example"))
     assert result.outcome is ProbeOutcome.FAILED
 
@@ -180,7 +180,7 @@ def test_a_prober_can_be_asked_again_and_again(plan):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_for_the_gateway_does_not_end_its_prober(plan, number):
-    """A gateway that is asked to stop lets requests finish first, and reads its settings again on SIGHUP."""
+    """On SIGTERM a gateway finishes requests first, and on SIGHUP it reloads settings."""
     prober = Prober.start(plan)
     try:
         assert prober.observe().failure == ""

@@ -26,7 +26,7 @@ def client(appliance) -> Iterator[openai.OpenAI]:
 
 
 def test_a_response_comes_whole(client, caller):
-    """Without state: nothing was asked to be kept."""
+    """Without state: `store` was not requested."""
     answer = client.responses.create(model=MODEL, input=PROMPT, max_output_tokens=8, temperature=0)
     assert answer.output_text
     assert answer.usage.output_tokens == 8
@@ -50,7 +50,7 @@ def test_a_response_streams_typed_events_to_its_end(client, caller):
 
 
 def test_a_response_that_needs_another_is_refused(client):
-    """By the gateway, with a way out."""
+    """By the gateway, with advice."""
     with pytest.raises(openai.BadRequestError, match="`input`"):
         client.responses.create(model=MODEL, input=PROMPT, previous_response_id="resp_1")
     with pytest.raises(openai.BadRequestError, match="`store`"):
@@ -118,7 +118,7 @@ def test_generating_model_refuses_other_tasks(caller, path):
     ],
 )
 def test_a_prompt_that_is_too_long_has_one_code_on_every_route(caller, path, body):
-    """It is what editors look for before they shorten their context."""
+    """Editors check it before they shorten their context."""
     error = caller.post(path, status=400, **body)["error"]
     assert error["code"] == "context_length_exceeded"
     assert "2048" in error["message"]

@@ -45,7 +45,7 @@ class LimitedTenants(Limiter):
 
     @property
     def charged(self):
-        """Tokens of the day that are gone for good, with nothing under way."""
+        """Tokens of the day that are charged, with no request in flight."""
         return BUDGET - self.holding("tokens_per_day").remaining(self._clock())
 
     @property
@@ -76,7 +76,7 @@ async def limited(serve):
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_is_charged_what_the_worker_counted(limited, stream):
-    """And not what was reserved for it."""
+    """Not its reservation."""
     running, limiter = limited
     for number in range(1, 4):
         assert (await running.post(chat(stream=stream))).status == 200
@@ -122,7 +122,7 @@ async def test_a_request_that_no_worker_answered_costs_no_tokens(limited, worker
 
 
 async def test_a_request_that_the_audit_log_refuses_costs_no_tokens(limited):
-    """It was reserved for before the log was asked."""
+    """The reservation came before the audit log."""
     running, limiter = limited
     running.store.refused = {"request.intent"}
     assert (await running.post(chat())).status == 503

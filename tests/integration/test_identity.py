@@ -140,7 +140,7 @@ async def test_a_token_calls_for_its_tenant_and_is_recorded_by_its_subject(serve
 
 
 async def test_refused_tokens_read_alike_and_the_log_says_why(serve, oidc):
-    """No oracle for clients, a reason for operators, the token for nobody."""
+    """No oracle for clients, a reason for operators, the token in no log."""
     running = await serve(FakeWorker(), oidc=oidc)
     tokens = {
         "token_signature": Provider().token(groups=["lab"]),
@@ -170,7 +170,7 @@ async def test_an_admins_token_administers_and_calls_no_models(serve, oidc):
 
 
 async def test_keys_a_provider_withdraws_stop_working_while_the_gateway_runs(serve, oidc):
-    """The file is looked at now and then; what is verified already is not believed on."""
+    """The gateway reloads the file, and clears its cache of verified tokens."""
     running = await serve(FakeWorker(), oidc=oidc)
     old, successor = PROVIDER.token(groups=["cardiology"]), Provider("k2")
     assert (await running.post(chat(), key=old)).status == 200
@@ -236,7 +236,7 @@ async def test_plain_http_to_a_tls_port_does_no_harm(serve, tls):
 
 
 async def test_a_stopping_gateway_does_not_wait_for_an_idle_client(serve, tls):
-    """One that keeps its connection for later, and does not look at it until then."""
+    """One that keeps its connection open for later requests."""
     running = await serve(FakeWorker(), tls=tls)
     host, port = running.url.removeprefix("https://").split(":")
 
@@ -266,7 +266,7 @@ async def test_a_certificate_alone_calls_for_its_tenant(serve, mutual, billing):
 
 
 async def test_caller_without_certificate_or_key_gets_401(serve, mutual, tmp_path):
-    """A certificate of ours that no tenant has is nobody's."""
+    """A certificate that maps to no tenant identifies nobody."""
     running = await serve(FakeWorker(), tls=mutual)
     stranger = CLIENTS.issue(tmp_path, "stranger")
     for context in (trusting(), trusting(stranger)):

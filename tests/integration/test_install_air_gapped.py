@@ -43,7 +43,7 @@ def carrier(tmp_path_factory) -> tuple[Path, str]:
 
 @pytest.fixture
 def enclave(tmp_path, carrier) -> Path:
-    """A machine that was told which key to trust, and has loaded the bundle."""
+    """A machine that trusts the key and has loaded the bundle."""
     medium, line = carrier
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
@@ -75,7 +75,7 @@ def asked(enclave: Path, medium: Path) -> dict[str, dict]:
 
 
 def test_loaded_bundle_equals_the_signed_one(enclave, carrier):
-    """Until somebody changes a byte of it; and with another key on the paper nothing is compared at all."""
+    """Until a byte of it changes; with another trusted key nothing is compared."""
     medium, _ = carrier
     checks = asked(enclave, medium)
     assert checks["weights.digests"]["result"] == "ok", checks["weights.digests"]

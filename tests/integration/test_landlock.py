@@ -155,12 +155,12 @@ def test_datagrams_are_not_held(answer):
 
 
 def test_is_not_raised_around_a_half_of_a_process():
-    """A thread from before would stay outside, so the wall is not up and says so."""
+    """An earlier thread would stay outside, so the wall is not raised, with a message."""
     assert answer_of(WITH_A_THREAD).strip() == "not up: threads are running already and would not be covered"
 
 
 def test_audit_hook_is_not_a_boundary(listeners):
-    """It sees Python's own socket, and nothing of uvloop, ctypes and a child."""
+    """It observes Python's own socket, but not uvloop, ctypes or a child."""
     assert json.loads(answer_of(WAYS + PAST_A_HOOK, listeners[0])) == [1, 1]
 
 

@@ -39,7 +39,7 @@ EVENTS = {event["name"]: event for page in PAGES for event in page["annotations"
 
 @dataclass(frozen=True)
 class Story:
-    """What was seen from outside, once all has happened; everything still runs."""
+    """Observations from outside after all events; everything still runs."""
 
     prometheus: Prometheus
     began: float
@@ -80,7 +80,7 @@ def told(server: Prometheus, traffic: Traffic) -> Story:
 
 
 def test_the_alert_for_a_collapse_fires_and_ends(story: Story):
-    """And nothing that wakes somebody fires for it, or is left."""
+    """No critical alert fires for it, and none remains."""
     assert COLLAPSED in story.collapsed
     assert COLLAPSED not in story.recovered
     quiet = {
@@ -115,7 +115,7 @@ def test_marks_of_restarts_and_recycles_can_be_asked_for(story: Story):
 
 
 def test_every_rule_is_evaluated_without_a_complaint(story: Story):
-    """Prometheus itself says so, of each of them."""
+    """As Prometheus reports for each of them."""
     groups = story.prometheus.ask("rules")["groups"]
     assert groups
     assert [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"] == []

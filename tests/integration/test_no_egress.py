@@ -33,7 +33,7 @@ def peers(trace: str) -> set[tuple[str, int]]:
 
 
 def strangers(trace: str) -> list[str]:
-    """Lines of a trace that name an address beyond this machine, or of a kind nobody here knows."""
+    """Trace lines with an address outside this machine, or of an unknown kind."""
     found = []
     for line in trace.splitlines():
         named = FAMILY.findall(line)
@@ -102,7 +102,7 @@ def test_every_connection_went_to_this_machine(trace):
 
 @pytest.mark.worker
 def test_the_trace_saw_gateway_and_worker(report, trace):
-    """Its silence means something: vLLM's own processes are in it, and what the gateway asked them."""
+    """So the empty result is significant: the trace has vLLM's processes and the gateway's calls to them."""
     names = set(re.findall(r"^\d+<([^>]+)>", trace, re.MULTILINE))
     assert any(name.startswith("VLLM::") for name in names), names
     assert "python" in names
@@ -130,7 +130,7 @@ def test_wall_is_up_and_reported(report):
 @pytest.mark.worker
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
 def test_a_picture_by_url_is_refused(report, dialect):
-    """With a reason, whichever way it is asked for."""
+    """With a reason, in every dialect."""
     status, text = report["hostile"][dialect]
     assert status == 400
     assert "nothing is fetched from the network here" in json.loads(text)["error"]["message"]

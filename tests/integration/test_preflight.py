@@ -96,7 +96,7 @@ def test_the_demo_pair_on_a_fresh_machine(tmp_path):
 
 
 def test_an_installation_that_has_served(served):
-    """Key, tables and entries are looked at as well; warnings fail where the installer says so."""
+    """Key, tables and entries are checked as well; warnings fail with `--strict`."""
     code, checks = preflight("--data", served, "--role", "gateway", "--skip", "ports")
     assert code == 0, checks
     names = ("settings.secrets", "database.reachable", "database.schema", "audit.key", "audit.newest")
@@ -139,7 +139,7 @@ def test_all_errors_are_reported_together(tmp_path):
 
 
 def test_a_key_of_another_certificate(tmp_path):
-    """What a start would refuse is said before it."""
+    """Preflight reports what a start would refuse."""
     one, other = (Authority("servers").issue(tmp_path, name, *LOOPBACK) for name in ("one", "other"))
     settings = {"tls": {"certificate_file": str(one.certificate), "key_file": str(other.key)}}
     (tmp_path / "appliance.yaml").write_text(json.dumps(settings))
@@ -149,7 +149,7 @@ def test_a_key_of_another_certificate(tmp_path):
 
 
 def test_settings_that_are_not_valid(tmp_path):
-    """The one line a start would end with; nothing else can be asked."""
+    """The same line as at a start; no other check runs."""
     (tmp_path / "appliance.yaml").write_text("api: {prot: 8080}")
     code, checks = preflight("--config", tmp_path / "appliance.yaml")
     assert code == 1
@@ -166,7 +166,7 @@ def test_settings_that_are_not_valid(tmp_path):
     ],
 )
 def test_a_disk_that_is_tiny_or_read_only(tmp_path, options, wrong, word):
-    """A file system of its own, mounted where only this command sees it."""
+    """A file system mounted only for this command."""
     if subprocess.run([*UNSHARE, "true"], check=False, capture_output=True).returncode:
         pytest.skip("SKIPPED THE TINY AND THE READ-ONLY DISK: this machine does not allow mount namespaces")
     script = f'mount -t tmpfs -o {options} tmpfs "{tmp_path}" && exec "$@"'

@@ -69,7 +69,7 @@ async def test_a_plain_answer_reaches_the_client_byte_for_byte(running, path, bo
 
 
 async def test_spelling_and_order_of_a_plain_answer_are_kept(running):
-    """Numbers, escapes, spaces and members nobody knows stay as the worker spelt them."""
+    """Numbers, escapes, spaces and unknown members stay as the worker wrote them."""
     answer = (
         rb'{ "n" : 1.00e0,%s"x":"\u00e9\/","choices":[ {"index":0,"logprobs":[-0.10]} ],'
         rb'"usage":{"prompt_tokens":1} }'
@@ -106,7 +106,7 @@ async def test_stream_options_that_ask_for_nothing_are_replaced_in_place(running
 
 
 async def test_stream_options_the_client_gave_are_kept(running):
-    """What else the client asked for is still asked for."""
+    """Other requested options are still there."""
     await running.post(chat(stream=True, stream_options={"include_obfuscation": False}))
     assert json.loads(running.worker.bodies[0])["stream_options"] == {
         "include_obfuscation": False,
@@ -156,7 +156,7 @@ async def test_content_that_carries_usage_is_not_held_back(running):
 
 
 async def test_characters_and_frames_cut_in_the_middle_survive(running):
-    """However the network cuts it, the client sees the worker's bytes and whole characters."""
+    """However the network splits them, the client gets the worker's bytes and whole characters."""
     running.worker.pieces = ["naïve ", "模型", "😀👩‍👧", "\u2028"]
     for running.worker.write_bytes in (3, 7, 64):
         reply = await running.post(chat(stream=True))
@@ -208,7 +208,7 @@ async def test_silence_is_filled_with_comments(serve):
 
 
 async def test_the_openai_client_reads_past_the_comments(serve):
-    """A real client sees only the text."""
+    """A real client gets only the text."""
     running = await serve(FakeWorker(pause_seconds=0.03), keep_alive_seconds=0.01)
     stream = await running.client.chat.completions.create(**chat(), stream=True)
     said = [chunk.choices[0].delta.content async for chunk in stream]
@@ -250,7 +250,7 @@ async def test_a_stream_that_broke_is_recorded_as_failed_with_an_estimate(runnin
 
 
 async def test_dead_worker_is_excluded_until_a_poll_succeeds(running):
-    """The pool reports it, readiness shows it, the next look brings it back."""
+    """The pool reports it, readiness shows it, the next poll admits it again."""
     running.worker.breaks_after = 2
     await running.post(chat(stream=True))
     assert not running.pool.any_healthy()
@@ -279,7 +279,7 @@ async def test_half_a_frame_is_never_sent(running):
 
 
 async def test_a_stream_that_ends_without_its_end_is_a_failure(running):
-    """Closing the connection in good order is no finish either."""
+    """An orderly close of the connection is not an end either."""
     running.worker.script = running.worker.frames(CHAT, {})[:-1]
     reply = await running.post(chat(stream=True))
     assert last_error(reply.body)["code"] == "worker_failed"
@@ -396,7 +396,7 @@ async def test_an_internal_error_of_a_worker_is_tried_on_another(serve, status):
 
 
 async def test_the_error_of_the_last_worker_reaches_the_client(serve):
-    """When all fail, the client reads what the last one said."""
+    """If all fail, the client gets the last error."""
     running = await serve(FakeWorker(status=500), FakeWorker(status=500))
     reply = await running.post(chat())
     assert (reply.status, reply.error["message"], reply.error["type"]) == (500, "bad", "server_error")
@@ -424,7 +424,7 @@ async def test_a_usage_frame_of_another_shape_does_not_crash_the_relay(running, 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_worker_without_a_response_head_times_out(serve, stream):
-    """504, not forever; the worker is told to stop."""
+    """504 after the limit; the worker is stopped."""
     running = await serve(FakeWorker(head_seconds=30), silence_seconds=0.3, keep_alive_seconds=0.1)
     reply = await running.post(chat(stream=stream))
     assert (reply.status, reply.error["code"]) == (504, "worker_timeout")
@@ -434,7 +434,7 @@ async def test_worker_without_a_response_head_times_out(serve, stream):
 
 
 async def test_a_stream_that_falls_silent_ends_with_a_timeout(serve):
-    """The head is out, so the last frame says it; the worker is told to stop."""
+    """The head was sent, so the last frame has the error; the worker is stopped."""
     running = await serve(FakeWorker(pause_seconds=30), silence_seconds=0.3, keep_alive_seconds=0.1)
     reply = await running.post(chat(stream=True))
     assert reply.status == 200
@@ -455,7 +455,7 @@ async def test_a_slow_stream_that_keeps_talking_is_never_cut(serve):
 
 
 async def test_a_client_that_leaves_a_stream_stops_the_worker(running):
-    """Within a second the worker sees the abort, and the log says who left and at what cost."""
+    """Within a second the worker observes the abort, and the log has the outcome and its tokens."""
     running.worker.pieces, running.worker.pause_seconds = ["x"] * 1000, 0.02
     async with running.asking(chat(stream=True)) as response:
         await response.content.readuntil(b"\n\n")
@@ -497,7 +497,7 @@ async def test_time_between_frames_of_a_stream_is_measured(running):
 
 
 async def test_drafts_are_counted_by_context_and_template(running):
-    """What a worker said of its drafts, once for the length of the context and once for the template."""
+    """The worker's counts, once by length of the context and once by template."""
     await running.post(chat(stream=True))
     await running.events("request_finished")
     value = running.metrics.registry.get_sample_value
@@ -694,7 +694,7 @@ UNLISTED = (
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_route_that_is_not_listed_does_not_exist(running, method):
-    """No path of the worker's is reachable, and nobody is redirected: 404 in OpenAI shape."""
+    """No path of the worker is reachable, and there is no redirect: 404 in OpenAI's shape."""
     headers = {"Authorization": f"Bearer {running.key}"}
     for path in UNLISTED:
         url = yarl.URL(running.url + path, encoded=True)
@@ -788,7 +788,7 @@ async def test_an_outcome_says_what_happened_and_what_it_cost(running):
 
 
 async def test_an_answer_without_usage_is_recorded_as_an_estimate(running):
-    """Tokens nobody counted are counted by frames."""
+    """Tokens without a count are estimated by frames."""
     running.worker.says_usage = False
     await running.post(chat(stream=True))
     outcome = await running.outcome()
@@ -833,7 +833,7 @@ async def test_readiness_needs_the_audit_log(running):
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_no_byte_leaves_before_the_intent_is_durable(running, stream):
-    """The worker is asked at once, but its answer waits for the disk."""
+    """The worker is called at once, but its answer waits for the disk."""
     running.store.held = {"request.intent"}
     asking = asyncio.create_task(running.post(chat(stream=stream)))
     await until(lambda: running.store.waiting.is_set() and running.worker.completed)
@@ -929,7 +929,7 @@ async def test_a_refused_answer_is_not_counted_as_completed(running):
 
 
 async def test_a_stream_without_a_durable_outcome_has_no_end(serve):
-    """What was sent cannot be taken back; what would make it whole is withheld."""
+    """Sent frames cannot be recalled; the end of the stream is withheld."""
     running = await serve(FakeWorker(), audit={"checkpoint_seconds": 0.2})
     running.store.refused = {"request.outcome"}
     reply = await running.post(chat(stream=True, stream_options={"include_usage": True}))
@@ -969,7 +969,7 @@ async def test_every_intent_has_one_outcome(serve):
 
 
 async def test_metrics_are_ours_and_counted(running):
-    """Every family is `appliance_`, and a request is seen in them."""
+    """Every family is `appliance_`, and a request is counted."""
     await running.post(chat(stream=True))
     await running.outcome()
     families = list(text_string_to_metric_families((await running.get("/metrics")).body.decode()))
@@ -993,7 +993,7 @@ REFUSED = json.dumps({"error": {"message": f"bad: {SECRET}"}}).encode()
 
 
 def assert_nothing_was_kept(running, caplog):
-    """Look for prompt, completion and key in everything that outlives a request."""
+    """Search for prompt, completion and key in everything that outlives a request."""
     files = [path.read_bytes().decode("latin-1") for path in running.directory.rglob("*") if path.is_file()]
     ours = [
         record for record in caplog.records if not record.name.startswith(("httpx", "httpcore", "openai"))

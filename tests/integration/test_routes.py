@@ -128,7 +128,7 @@ async def test_a_stream_reaches_the_client_as_the_worker_sent_it(running, path):
 
 @STREAMS
 async def test_a_stream_that_breaks_off_ends_with_an_error_and_no_end(running, path):
-    """In the shape of its route; what was sent is recorded as an estimate."""
+    """In the shape of its route; the sent part is recorded as an estimate."""
     running.worker.script = frames_of(path)
     running.worker.breaks_after = len(running.worker.script) - 3
     reply = await running.post(asked(path, stream=True), path=path)
@@ -153,7 +153,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_and_no_end(running, p
 
 @STREAMS
 async def test_a_client_that_leaves_a_stream_is_recorded_as_gone(running, path):
-    """With status 499 in log and record, and the worker is told to stop."""
+    """With status 499 in log and record, and the worker is stopped."""
     running.worker.script = frames_of(path)
     running.worker.pause_seconds = 0.1
     async with running.asking(asked(path, stream=True), path=path) as response:
@@ -198,7 +198,7 @@ async def test_error_says_whether_to_retry(running, status, retry):
 
 @ANTHROPIC
 async def test_the_gateways_own_errors_look_like_anthropics_there(serve, path):
-    """Whatever refuses the request, and each answer has the id where its clients look for it."""
+    """For every error, and each answer has the id where Anthropic's clients expect it."""
     running = await serve(FakeWorker(), max_body_bytes=2000)
     cases = [
         (asked(path), "wrong", 401, "authentication_error"),
@@ -347,7 +347,7 @@ async def test_a_worker_is_never_asked_to_keep_a_response(running):
 
 @pytest.mark.parametrize("path", [path for path in BODIES if not ROUTES[path].dialect.generates])
 async def test_non_generating_request_needs_no_target_only_worker(serve, path):
-    """There is nothing to draft, so nobody's wish against drafts is in the way."""
+    """There is nothing to draft, so an opt-out has no effect."""
     running = await serve(FakeWorker(metrics=SPECULATIVE_METRICS, answer=answer_of(path).encode()))
     reply = await running.post(asked(path), path=path, key=running.careful_key)
     assert reply.status == 200

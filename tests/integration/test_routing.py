@@ -1,5 +1,5 @@
 """
-Who waits, who is told what, and what a dead worker costs.
+Queueing, refusals, and the effects of a dead worker.
 """
 
 import asyncio
@@ -137,7 +137,7 @@ async def test_a_request_waits_until_a_worker_has_room(serve, stream):
 
 
 async def test_excess_requests_are_refused_before_they_start(serve):
-    """429 with `Retry-After`; the log has one entry of it, and the worker never hears of it."""
+    """429 with `Retry-After`; the log has one entry, and no worker is called."""
     running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1, queue_requests=0))
     (first,) = await occupy(running)
     reply = await running.post(chat(stream=True))
@@ -201,7 +201,7 @@ async def test_a_kept_alive_stream_that_waits_too_long_ends_with_an_error(serve)
 
 
 async def test_a_kept_alive_stream_that_the_worker_refuses_ends_with_its_words(serve):
-    """The worker's status cannot be said any more; its message can."""
+    """The worker's status cannot be sent any more; its message can."""
     running = await serve(
         FakeWorker(), admission=AdmissionSettings(worker_requests=1), keep_alive_seconds=0.1
     )
@@ -296,7 +296,7 @@ async def test_circuit_opens_for_a_worker_that_keeps_failing(serve, monkeypatch)
 
 
 async def test_request_that_crashes_workers_crashes_two_at_most(serve):
-    """Tried once more where it may have done harm, and no more."""
+    """One retry if the worker may have received it."""
     running = await serve(*(FakeWorker(breaks_before_answer=True) for _ in range(3)))
     reply = await running.post(chat())
     assert (reply.status, reply.error["code"]) == (502, "worker_failed")
@@ -304,7 +304,7 @@ async def test_request_that_crashes_workers_crashes_two_at_most(serve):
 
 
 async def test_workers_that_cannot_be_reached_cost_nothing_to_pass_over(serve):
-    """However many: the request has not been seen by any."""
+    """Any number of them: none has received the request."""
     running = await serve(*(FakeWorker() for _ in range(4)))
     for number in (1, 2, 3):
         seen = running.pool.snapshot(WorkerId(f"w{number}"))
@@ -315,7 +315,7 @@ async def test_workers_that_cannot_be_reached_cost_nothing_to_pass_over(serve):
 
 
 async def test_a_drained_worker_finishes_its_streams_and_gets_no_more(serve):
-    """The admin API, with requests under way."""
+    """By the admin API, with requests in flight."""
     running = await serve(FakeWorker(pieces=["x"] * 20, pause_seconds=0.05), FakeWorker())
     first = asyncio.ensure_future(client(running, stream=True))
     await until(lambda: running.worker.bodies)

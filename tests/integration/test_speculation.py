@@ -31,7 +31,7 @@ def reading(appliance: ApplianceProcess) -> dict[str, Any]:
 
 
 def warm(traffic: Traffic, admin: Admin) -> None:
-    """Send code until speculation is healthy and has been seen to."""
+    """Send code until speculation is healthy."""
     traffic.turn_to(code())
     wait_for(
         lambda: admin.worker()["reason"] == "healthy" and admin.worker()["window_drafts"] >= 300, seconds=90
@@ -92,7 +92,7 @@ def test_the_drill_passes(appliance):
 
 
 def test_operator_overrides_for_a_limited_time(appliance):
-    """An override is obeyed within seconds, is in the audit log with its author, and ends when told."""
+    """It applies within seconds, is in the audit log with its author, and ends on request."""
     admin = Admin(appliance)
     before = len(audit_entries(appliance.data, "speculation.overridden"))
     with Traffic(appliance, clients=1, prompt=code()).running() as traffic:

@@ -42,7 +42,7 @@ PROBE_SECONDS = 1.25
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where both workers and their gateways keep what is theirs, and the token they share."""
+    """Directory of both workers and their gateways, with the shared control token."""
     directory = tmp_path_factory.mktemp("pool")
     (directory / "token").write_text("a shared secret\n", encoding="utf-8")
     return directory
@@ -93,14 +93,14 @@ def steered(directory: Path) -> Iterator[RunningWorker]:
 
 @pytest.fixture(scope="module")
 def stock(directory: Path) -> Iterator[RunningWorker]:
-    """A worker with the demo draft and no plugin, started as somebody would by hand."""
+    """A worker with the demo draft and no plugin, like one started by hand."""
     with stock_worker(directory / "stock.log", draft=DEMO_DRAFT) as worker:
         yield worker
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probing:
-    """What was seen of a draft that never pays."""
+    """Observations of a draft that never pays."""
 
     alarm: list[float]
     """The metric of a collapse, when it was first seen and in the end."""
@@ -153,7 +153,7 @@ def test_a_damaged_draft_is_called_collapsed_and_probed_ever_less(probing):
 
 @dataclass(frozen=True, kw_only=True)
 class Recycling:
-    """What was seen of a restart without the draft."""
+    """Observations of a restart without the draft."""
 
     refused: str
     """Why the other worker was not restarted meanwhile."""
@@ -204,7 +204,7 @@ def test_a_worker_is_recycled_without_its_draft_while_another_serves(recycling, 
 
 
 def test_without_the_plugin_requests_go_to_a_target_only_worker(directory, recycling, steered, stock):
-    """A collapsed worker that cannot be told to stop is avoided; what it refuses goes round it as well."""
+    """A collapsed worker that cannot be controlled is avoided, also for requests it refuses."""
     del recycling  # left the other worker with its target alone
     drafts, target = name_of(stock), name_of(steered)
     with gateway(directory / "avoiding", stock, steered) as process:

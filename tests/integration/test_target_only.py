@@ -128,7 +128,7 @@ async def test_unknown_header_value_is_refused(running):
 
 
 async def test_the_workers_metrics_are_kept_for_a_client_that_asks(running):
-    """In a plain answer, and in the usage frame of a stream that was asked for one."""
+    """In a non-streaming answer, and in the usage frame of a stream."""
     asked = {"X_Appliance_Metrics": "on"}
     plain = await running.post(chat(), **asked)
     assert json.loads(plain.body) == running.worker.whole("/v1/chat/completions")
@@ -167,7 +167,7 @@ async def test_drafts_are_attributed_to_the_traffic_they_were_made_for(serve, st
 
 
 async def test_refused_or_aborted_request_is_not_attributed(serve):
-    """Nobody knows what drafting for it came to."""
+    """Its drafts were not reported."""
     running = await serve(drafting(breaks_after=1))
     await running.post(chat(stream=True))
     await running.control.tick()

@@ -63,7 +63,7 @@ def spans_counted(process: ApplianceProcess) -> dict[str, float]:
 
 
 async def test_a_chat_through_a_gateway(tmp_path, collector):
-    """A tree without content; the worker is told of it, the log and the histograms name it."""
+    """A trace without content; the worker gets its id, the log and the histograms name it."""
     worker = FakeWorker(pieces=[ANSWERED, " and so on"])
     async with worker.serving():
         await asyncio.to_thread(_chat_through_a_gateway, tmp_path, collector, worker)
@@ -137,7 +137,7 @@ def _request_that_waits(directory, collector: Collector, worker: FakeWorker) -> 
 
 
 async def test_a_request_that_is_tried_again(tmp_path, collector):
-    """Both workers have a span, in one trace; each worker was told of its own."""
+    """Both workers have a span, in one trace; each worker gets its own parent."""
     workers = [FakeWorker(), FakeWorker()]
     async with workers[0].serving(), workers[1].serving():
         workers.sort(key=lambda worker: worker.url)
@@ -219,7 +219,7 @@ def _without_a_collector(directory, collector: Collector, worker: FakeWorker) ->
 @pytest.mark.worker
 @pytest.mark.xdist_group("appliance")
 def test_a_chat_on_a_real_worker(appliance, traces):
-    """What vLLM traces of a request hangs below the gateway's span of having asked it."""
+    """vLLM's span is a child of the gateway's span of the call."""
     answer = ask(appliance, model=DEMO_MODEL)
     words = "".join(
         json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content") or ""

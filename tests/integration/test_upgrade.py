@@ -37,7 +37,7 @@ def site(request, tmp_path) -> Path:
 
 @pytest.fixture
 def keys(site, request) -> dict[str, str]:
-    """API keys that version 0.1.0 gave out; never written to a file here."""
+    """API keys created by version 0.1.0; never written to a file here."""
     with tarfile.open(DATA / f"site-0.1.0-{request.node.callspec.params['site']}.tar.xz") as archive:
         return json.loads(archive.extractfile("./keys.json").read())
 

@@ -135,7 +135,7 @@ def gateway(data, log, witnesses=(), **settings):
 
 
 async def grow(data, count):
-    """Add so many entries to a log that nobody has open, and sign it."""
+    """Append entries to a log that no process has open, and sign it."""
     store = SqlAuditStore(f"sqlite:///{data / 'audit.db'}")
     async with open_log(Settings(data=DataSettings(directory=data)), store) as log:
         for _ in range(count):
@@ -190,7 +190,7 @@ def auditor(tmp_path):
 
 
 def test_a_running_log_is_witnessed_over_http(tmp_path, data, log_key, auditor):
-    """Two witnesses: one stops, the log goes on without, it comes back; the other is never there."""
+    """Two witnesses: one stops, the log continues without it, it returns; the other is never up."""
     keys = {
         name: command("witness", "init", tmp_path / name[:5], "--name", name, "--log", log_key, *more).stdout
         for name, more in ((WITNESS, ()), (SECOND, ("--post-quantum",)))
@@ -256,7 +256,7 @@ async def test_a_log_is_witnessed_by_file(tmp_path, data, log_key, config, audit
 
 
 async def test_a_witness_refuses_what_does_not_continue_the_log(tmp_path, data, log_key, config):
-    """A log restored from an old copy, and one rebuilt with the stolen key, get nothing and are told why."""
+    """A log restored from an old copy, and one rebuilt with the stolen key, get an error with the reason."""
     home, file = tmp_path / "witness", tmp_path / "head.txt"
     key = command("witness", "init", home, "--name", WITNESS, "--log", log_key).stdout.strip()
     await grow(data, 0)

@@ -68,7 +68,7 @@ def environment_of(process: int) -> set[str]:
 
 @dataclass
 class Running:
-    """A supervised worker, and everything its supervisor said."""
+    """A supervised worker, and the output of its supervisor."""
 
     plan: LaunchPlan
     supervisor: Supervisor
@@ -89,7 +89,7 @@ class Running:
         return found
 
     async def is_healthy_again(self, after: int) -> list[WorkerEventKind]:
-        """What was said until the worker is healthy, from the event with index `after` on."""
+        """Events until the worker is healthy, from index `after` on."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while self.events[-1].kind is not WorkerEventKind.HEALTHY or len(self.events) == after:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
@@ -144,7 +144,6 @@ async def test_answers_with_drafts_and_says_how_many_were_accepted(running):
 
 
 async def test_writes_no_prompt_to_its_log(running):
-    """What clients say is nobody's business but theirs."""
     await running.complete()
     assert "def add" not in running.supervisor.log.read_text()
 
@@ -205,13 +204,13 @@ async def _fails_with(plan: LaunchPlan, directory: Path) -> str:
 
 
 async def test_says_in_one_line_that_the_model_does_not_exist(demo_models, tmp_path):
-    """What vLLM says about weights that vanished after we had looked reaches the operator."""
+    """vLLM's error about weights that vanished after our check reaches the operator."""
     target = replace(inspect_weights(demo_models.target), path=tmp_path / "gone")
     assert "/gone'" in await _fails_with(plan_for(target, None), tmp_path)
 
 
 async def test_says_in_one_line_that_the_draft_does_not_fit(demo_models, tmp_path):
-    """The root of three nested tracebacks is what is reported, not the last of them."""
+    """The root of three nested tracebacks is reported, not the last of them."""
     for file in demo_models.draft.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())

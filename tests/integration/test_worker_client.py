@@ -61,7 +61,7 @@ async def _asking(*connections):
 
 
 async def test_a_kept_connection_that_was_just_closed_is_no_failure():
-    """Workers close what is idle; a request that meets that is sent once more, and nobody notices."""
+    """Workers close idle connections; the request is sent again, without an effect on the client."""
     async with _asking([ANSWER, None], [ANSWER]) as (ask, scripted):
         assert await ask() == (200, b"{}")
         assert await ask() == (200, b"{}")
@@ -86,7 +86,7 @@ async def test_an_answer_that_has_begun_is_not_asked_for_again():
 
 
 async def test_a_worker_that_is_gone_after_a_request_is_not_called_unreachable():
-    """Who never saw a request may be replaced for free; who died of it must not take others along."""
+    """A worker without the request can be replaced for free; one that died of it must not take others along."""
     async with _asking([ANSWER, None]) as (ask, scripted):
         assert await ask() == (200, b"{}")
         with pytest.raises(WorkerFailedError, match="closed the connection") as caught:

@@ -125,7 +125,7 @@ class WorkerProcess(RunningWorker):
 def stock_worker(
     log: Path, *, draft: Path | None, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[RunningWorker]:
-    """Run vLLM as somebody would by hand, with no plugin of ours."""
+    """Run vLLM as started by hand, without our plugin."""
     port = free_port("127.0.0.1")
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(DEMO_TARGET)]
     command += ["--served-model-name", "demo-coder", "--host", "127.0.0.1", "--port", str(port)]
