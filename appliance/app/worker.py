@@ -18,21 +18,21 @@ from typing import Any
 
 from appliance.app.announcer import Announcer
 from appliance.audit.registry import EntryType
-from appliance.audit.sink import AuditSink
+from appliance.audit.sink import AuditSink, submit_best_effort
 from appliance.drafts.lint.loading import LoadedPair, load_pair
-from appliance.drafts.promotion.choice import Choice, DraftChoice, Problem
+from appliance.drafts.promotion.choice import Choice, DraftChooser, Problem
 from appliance.drafts.registry.registry import DraftRegistry
-from appliance.errors import AuditError, ControlRefusedError
+from appliance.errors import ControlRefusedError
 from appliance.infra.data_directory import Installation
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import Settings, WorkerSettings, process_environment
-from appliance.serving.devices import choose_device, look
+from appliance.serving.devices import choose_device, detect_hardware
 from appliance.serving.engine_ports import engine_ports, ports_chosen_by_kernel
 from appliance.serving.launch import LaunchPlan, plan_launch
-from appliance.serving.plans import Chosen
+from appliance.serving.plans import ChosenPlan
 from appliance.serving.pool import WorkerPool
-from appliance.serving.restart_request import Wish
+from appliance.serving.restart_request import RestartRequest
 from appliance.serving.supervise import Supervisor, WorkerEvent, WorkerEventKind, free_port
 from appliance.serving.weights import Weights
 from appliance.serving.worker import Worker, WorkerId
@@ -75,7 +75,7 @@ class WorkerRole:
         pair: LoadedPair,
         *,
         target_only: LaunchPlan | None = None,
-        choice: DraftChoice | None = None,
+        choice: DraftChooser | None = None,
         plan_with: Callable[[Weights], LaunchPlan] | None = None,
         connect_ports: frozenset[int] = frozenset(),
     ) -> None:
@@ -86,7 +86,7 @@ class WorkerRole:
             settings: the `worker` section, as it came out after the draft was judged.
             launch: how to start it.
             worker: what the pool knows of it when it is started so.
-            installation: where its log and its wishes go.
+            installation: where its log and its requests go.
             logger: the operator log.
             announcer: the person watching.
             pair: its weights, and what was found about them.
@@ -119,7 +119,7 @@ class WorkerRole:
             observe=self.saw,
             report=announcer.worker_progress,
             target_only=target_only,
-            restart_file=installation.restart_wish,
+            restart_file=installation.restart_request,
             choose=self._choose if choice is not None else None,
         )
 
@@ -154,7 +154,7 @@ class WorkerRole:
         if pair.draft_refused:
             chosen = chosen.model_copy(update={"method": "none", "draft": None})
         port = chosen.port or free_port(chosen.host)
-        device = choose_device(chosen.device, look())
+        device = choose_device(chosen.device, detect_hardware())
         tracing = settings.tracing
 
         def launch(settings: WorkerSettings, draft: Weights | None) -> LaunchPlan:
@@ -173,16 +173,16 @@ class WorkerRole:
             served = {TARGET_DIGEST: pair.target.digest, DRAFT_DIGEST: digest}
             plan = replace(plan, draft=digest, environment={**plan.environment, **served})
             if plan.in_group:
-                return plan  # a wish to be started anew would reach one node of several
-            wish = {RESTART_FILE: str(installation.restart_wish)}
-            return replace(plan, environment={**plan.environment, **wish})
+                return plan  # a request to be started anew would reach one node of several
+            request = {RESTART_FILE: str(installation.restart_request)}
+            return replace(plan, environment={**plan.environment, **request})
 
         plan, target_only = launch(chosen, pair.draft), None
         if chosen.method != "none" and not plan.in_group:
             target_only = launch(chosen.model_copy(update={"method": "none", "draft": None}), None)
         choice = None
         if open_registry is not None and asked.method == "eagle3" and not plan.in_group:
-            choice = DraftChoice(
+            choice = DraftChooser(
                 directory=installation.drafts,
                 target=pair.target,
                 own=plan.draft,
@@ -227,13 +227,13 @@ class WorkerRole:
         """Let the worker finish what it does, then end it and everything it started."""
         await self._supervisor.stop()
 
-    async def restart(self, worker: Worker, *, wish: Wish, reason: Reason) -> None:
+    async def restart(self, worker: Worker, *, request: RestartRequest, reason: Reason) -> None:
         """
         Have the worker finish its requests, end, and start again; returns before any of it.
 
         Args:
             worker: the worker this is, as the pool knows it.
-            wish: with its draft, with another, or without.
+            request: with its draft, with another, or without.
             reason: why; what the pool and the status say of a worker that comes back without.
 
         Raises:
@@ -242,15 +242,15 @@ class WorkerRole:
         if worker.worker_id != self.worker.worker_id:
             message = f"worker {worker.worker_id} was not started by this process"
             raise ControlRefusedError(message)
-        if wish.candidate is not None and self._choice is None:
+        if request.candidate is not None and self._choice is None:
             message = (
                 f"worker {worker.worker_id} makes drafts by {self._method}, or is one of several nodes: "
             )
             raise ControlRefusedError(message + "no draft can be tried on it")
-        if wish.with_draft and self._choice is None and self._planned.mode is SpeculationMode.TARGET_ONLY:
+        if request.with_draft and self._choice is None and self._planned.mode is SpeculationMode.TARGET_ONLY:
             message = f"worker {worker.worker_id} was planned without a draft: set worker.draft, start again"
             raise ControlRefusedError(message)
-        self._supervisor.restart(wish)
+        self._supervisor.restart(request)
         self._restart_reason = reason
 
     def saw(self, event: WorkerEvent) -> None:
@@ -318,12 +318,12 @@ class WorkerRole:
             return "none"
         return "eagle3" if self.worker.draft else self._method
 
-    def _choose(self, wish: Wish) -> Chosen:
+    def _choose(self, request: RestartRequest) -> ChosenPlan:
         """Find the draft for one start; runs in a thread, and is told of once the start begins."""
         assert self._choice is not None  # noqa: S101 - nobody asks otherwise
         assert self._plan_with is not None  # noqa: S101 - it comes with the choice
         try:
-            choice = self._choice.choose(wish.candidate)
+            choice = self._choice.choose(request.candidate)
             plan = self._launch if choice.draft is None else self._plan_with(choice.draft)
         except Exception as defect:
             # A worker with the draft of the settings is worth more than none.
@@ -332,7 +332,7 @@ class WorkerRole:
         self._problems = choice.problems
         if choice.draft is not None:
             self._lints[choice.draft.digest] = [str(finding.rule) for finding in choice.findings]
-        return Chosen(plan=plan, is_trial=choice.is_trial)
+        return ChosenPlan(plan=plan, is_trial=choice.is_trial)
 
     def _tell_problems(self, event: WorkerEvent) -> None:
         """Say loudly that another draft is started than was asked for: nothing else would show it."""
@@ -356,10 +356,7 @@ class WorkerRole:
 
     def _submit(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - as above
         assert self._listeners is not None  # noqa: S101 - checked by the caller
-        try:
-            self._listeners.audit.submit(entry_type, **fields)
-        except AuditError as error:
-            self._logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
+        submit_best_effort(self._listeners.audit, self._logger, entry_type, **fields)
 
 
 def engine_version() -> str:

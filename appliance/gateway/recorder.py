@@ -12,7 +12,7 @@ from typing import Any
 
 from appliance.audit.pending import Receipt
 from appliance.audit.registry import EntryType
-from appliance.audit.sink import AuditSink
+from appliance.audit.sink import AuditSink, submit_best_effort
 from appliance.errors import ApplianceError, AuditError, Outcome, code_of, spec_of
 from appliance.gateway.attribution import Attribution
 from appliance.gateway.call import Call
@@ -126,12 +126,8 @@ class Recorder:
             self._queue(entry_type, **fields)
 
     def _queue(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401
-        """Submit an entry that no client waits for."""
-        try:
-            self._audit.submit(entry_type, **fields)
-        except AuditError as error:
-            # If this leaves a request open, the log's recovery closes it at the next start.
-            self._logger.warning("audit_entry_refused", reason=str(entry_type), error=str(error))
+        # If a refusal leaves a request open, the log's recovery closes it at the next start.
+        submit_best_effort(self._audit, self._logger, entry_type, **fields)
 
 
 def end_entry(summary: RequestSummary) -> tuple[EntryType, dict[str, Any]]:

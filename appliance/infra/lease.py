@@ -48,16 +48,6 @@ class Lease(Protocol):
         ...
 
 
-class SoleLease:
-    """A lease with nobody to share it with: always held."""
-
-    async def hold(self) -> bool:
-        return True
-
-    async def release(self) -> None:
-        return
-
-
 def require_lease(*, is_held: bool) -> None:
     """
     Check that this gateway may act.
@@ -109,11 +99,6 @@ class SqlLease(SqlStore):
     def epoch(self) -> int:
         """Fencing number of the last time it was held; larger than that of every holder before."""
         return self._epoch
-
-    @property
-    def held_until(self) -> float:
-        """Unix time at which the last answer stops being true, for whoever still acts on it then."""
-        return self._held_until
 
     @property
     def failure(self) -> str | None:

@@ -35,7 +35,7 @@ async def test_one_of_several_holds_the_lease_and_the_next_one_has_a_larger_numb
     one, two, three = holder("one"), holder("two"), holder("three")
     held = await asyncio.gather(one.hold(), two.hold(), three.hold())
     assert sum(held) == 1
-    leader, other, third = sorted((one, two, three), key=lambda lease: not lease.held_until > 0)
+    leader, other, third = sorted((one, two, three), key=lambda lease: not lease._held_until > 0)
     assert await leader.hold()
     assert not await other.hold()
     await leader.release()

@@ -1,11 +1,12 @@
 """An export is a C2SP tlog-tiles directory, complete or absent."""
 
+import base64
+
 import pytest
 
-from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
+from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_checkpoint
 from appliance.audit.export import export_log, export_receipt, tile_path
-from appliance.audit.merkle import CompactRange, hash_leaf, root_from_leaf_hashes
-from appliance.audit.proof import verify_proof
+from appliance.audit.merkle import CompactRange, hash_leaf, root_from_leaf_hashes, verify_inclusion
 from appliance.audit.store import Head, Leaf, StoredCheckpoint
 from appliance.errors import AuditVerificationError, ConfigurationError
 
@@ -120,6 +121,10 @@ def test_receipts_are_made_for_covered_entries(filled, signer):
     store = filled(20, 17)
     leaf, text = export_receipt(store, 16)
     assert leaf == b"leaf 16"
-    assert verify_proof(text, leaf, signer.verifier_key).size == 17
+    head, _, note = text.partition("\n\n")
+    covering = verify_checkpoint(note, signer.verifier_key)
+    path = [base64.b64decode(line) for line in head.split("\n")[2:]]
+    assert covering.size == 17
+    verify_inclusion(leaf_hash=hash_leaf(leaf), index=16, size=17, proof=path, root=covering.root)
     with pytest.raises(AuditVerificationError):
         export_receipt(store, 17)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine, text
 
 from appliance.errors import ConfigurationError
-from appliance.infra.lease import Lease, SoleLease, SqlLease
+from appliance.infra.lease import Lease, SqlLease
 from tests.migrated import migrated
+from tests.sole_lease import SoleLease
 
 SECONDS = 10.0
 
@@ -254,7 +255,7 @@ def test_never_do_two_hold_it_at_one_instant(script):
         def hold(name: str) -> None:
             if leases[name]._hold():
                 epochs.append((leases[name].epoch, name))
-            assert sum(clock.now < lease.held_until for lease in leases.values()) <= 1
+            assert sum(clock.now < lease._held_until for lease in leases.values()) <= 1
 
         def interrupt(other: str, seconds: float) -> None:
             clock.now += seconds / 2
