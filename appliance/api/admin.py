@@ -1,20 +1,19 @@
 """
-What operators ask with an admin key.
+The admin API.
 """
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from appliance.api import audit, content, drafts, egress, speculation, tenants, workers
-from appliance.api.auth import admin_caller
+from appliance.api.auth import AdminCaller
 from appliance.api.egress import summary_of
 from appliance.api.services import Services
 from appliance.serving.worker import WorkerSnapshot
-from appliance.tenancy import Caller
 
 router = APIRouter(prefix="/admin/v1")
 router.include_router(audit.router)
@@ -24,19 +23,18 @@ router.include_router(egress.router)
 router.include_router(speculation.router)
 router.include_router(tenants.router)
 router.include_router(workers.router)
-AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 
 @router.get("/status")
 async def status(request: Request, _caller: AdminCaller) -> Response:
-    """Workers, their speculation and the audit head: what `appliance status` shows."""
+    """Workers, their speculation and the audit head, as `appliance status` shows them."""
     services: Services = request.app.state.services
     health = services.audit_health()
     return JSONResponse(
         {
             "version": services.version,
             "wall": {"is_up": services.wall.is_up, "detail": services.wall.detail},
-            "egress": summary_of(services.egress_standing()),
+            "egress": summary_of(services.egress_status()),
             "workers": [
                 _worker(snapshot, services.pool.in_flight.get(snapshot.worker.worker_id, 0))
                 for snapshot in services.pool.snapshots

@@ -1,10 +1,13 @@
 """
-From a request to its caller: the identity package decides, this reads the request and keeps the record.
+Authenticates the caller of a request, and counts and logs refusals.
 
-The dependencies are coroutines although they wait for nothing: the framework would run plain
-functions in a thread, for every request.
+The dependencies are coroutines although they never wait: the framework would run plain functions in a thread,
+for every request.
 """
 
+from typing import Annotated
+
+from fastapi import Depends
 from starlette.requests import Request
 from starlette.types import Scope
 
@@ -20,13 +23,13 @@ async def tenant_caller(request: Request) -> Caller:
     The tenant whose key, token or certificate came with the request.
 
     Raises:
-        InvalidApiKeyError: none, an unknown one, or an admin's, which cannot call models.
+        InvalidApiKeyError: no or an unknown credential, or an admin's, which cannot call models.
     """
     caller = identify(request.app.state.services, request.scope)
     if caller.key.admin:
         message = "This is an admin key: use a tenant's key to call models."
         raise InvalidApiKeyError(message)
-    # Every answer from here on says what is left of the tenant's limits.
+    # From here on the answer has the tenant's limit headers.
     request.scope.setdefault("state", {})["caller"] = caller
     return caller
 
@@ -36,21 +39,24 @@ async def admin_caller(request: Request) -> Caller:
     The admin whose key or token came with the request.
 
     Raises:
-        InvalidApiKeyError: it does not open the admin API.
+        InvalidApiKeyError: the credential does not give access to the admin API.
     """
     caller = identify(request.app.state.services, request.scope)
     if not caller.key.admin:
-        message = "This needs an admin key."
-        raise InvalidApiKeyError(message)
+        raise InvalidApiKeyError("This route needs an admin key.")
     return caller
+
+
+TenantCaller = Annotated[Caller, Depends(tenant_caller)]
+AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 
 def identify(services: Services, scope: Scope) -> Caller:
     """
-    Whose this request is; a refusal is counted and logged with its reason, never with what was sent.
+    The caller of a request; a refusal is counted and logged with its reason, never with the credential.
 
     Raises:
-        RefusedCallerError: nobody we know; the client learns no more than that.
+        RefusedCallerError: the credential is not accepted; the client does not learn why.
     """
     extensions = scope.get("extensions")
     certificate = extensions.get(EXTENSION) if extensions else None

@@ -1,14 +1,14 @@
 """
-OpenAI's batch API: many requests left here in a file, to be run while there is idle capacity.
+OpenAI's batch API: requests in a file, run on idle capacity.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api.auth import tenant_caller
+from appliance.api.auth import TenantCaller
 from appliance.api.body import read_members
 from appliance.api.errors import UNEXPECTED_MESSAGE, error_response, render
 from appliance.api.openai import address_class
@@ -18,7 +18,6 @@ from appliance.errors import UNEXPECTED, ApplianceError, RouteNotFoundError
 from appliance.gateway.batch.batch import Batch, BatchProblem
 from appliance.gateway.batch.batches import Batches
 from appliance.gateway.batch.request import parse_batch_request
-from appliance.tenancy import Caller
 
 PATH = "/v1/batches"
 MOST_BATCHES, USUAL_BATCHES = 100, 20
@@ -28,12 +27,11 @@ _MOMENTS = (
 )  # fmt: skip
 
 router = APIRouter()
-TenantCaller = Annotated[Caller, Depends(tenant_caller)]
 
 
 @router.post(PATH)
 async def create_batch(request: Request, caller: TenantCaller) -> Response:
-    """Leave a batch here."""
+    """Create a batch."""
     order = parse_batch_request(await read_members(request))
     client = address_class(request.client.host if request.client else "")
     return JSONResponse(show_batch(await _batches(request).create(caller, order, client=client)))
@@ -59,7 +57,6 @@ async def cancel_batch(request: Request, batch_id: str, caller: TenantCaller) ->
 
 
 def show_batch(batch: Batch) -> dict[str, Any]:
-    """A batch as OpenAI's clients read it."""
     moments = {f"{status}_at": moment for status, moment in batch.moments.items()}
     errors = {"object": "list", "data": [_show_problem(problem) for problem in batch.errors]}
     return {
@@ -86,7 +83,7 @@ def show_batch(batch: Batch) -> dict[str, Any]:
 
 
 def render_line(error: Exception, path: str) -> tuple[int, str, bool]:
-    """Status and body of what a line of a batch for `path` gets for an error; whether to try it again."""
+    """Status and body for a line of a batch that failed, and whether a retry can help."""
     if isinstance(error, ApplianceError):
         response = render(error, path)
     else:

@@ -1,5 +1,5 @@
 """
-The small JSON bodies that operators send.
+Reads the small JSON bodies of operators' requests.
 """
 
 from typing import Any
@@ -10,21 +10,41 @@ from appliance.errors import InvalidRequestError
 from appliance.infra.json_members import parse_members
 
 
-async def read_members(request: Request, *known: str) -> dict[str, Any]:
-    """
-    Return the members of a JSON body, nothing for none; unless `known` is empty, only those.
-
-    Raises:
-        InvalidRequestError: it is not such a body.
-    """
+def decode_body(body: bytes) -> str:
     try:
-        text = (await request.body()).decode()
+        return body.decode()
     except UnicodeDecodeError as error:
         message = "The body is not UTF-8 text. Send JSON with `Content-Type: application/json`."
         raise InvalidRequestError(message, code="invalid_json") from error
+
+
+async def read_members(request: Request, *known: str) -> dict[str, Any]:
+    """
+    Read the members of a JSON body, none from an empty one.
+
+    Raises:
+        InvalidRequestError: the body is not a JSON object, or has members that are not `known`.
+    """
+    text = decode_body(await request.body())
     members = {name: member.value for name, member in parse_members(text).items()} if text else {}
     unknown = sorted(members.keys() - set(known)) if known else []
     if unknown:
-        message = f"`{unknown[0]}` is not known here; use {' and '.join(known)}."
+        message = f"`{unknown[0]}` is unknown; use {' and '.join(known)}."
         raise InvalidRequestError(message, param=unknown[0])
     return members
+
+
+def read_flag(members: dict[str, Any], name: str, *, default: bool = False) -> bool:
+    flag = members.get(name, default)
+    if not isinstance(flag, bool):
+        raise InvalidRequestError(f"`{name}` must be true or false.", param=name)
+    return flag
+
+
+def read_line(members: dict[str, Any], name: str, characters: int) -> str:
+    """One line of printable text, possibly empty."""
+    value = members.get(name)
+    if not isinstance(value, str) or len(value) > characters or not value.isprintable():
+        message = f"`{name}` must be one line of at most {characters} characters."
+        raise InvalidRequestError(message, param=name)
+    return value

@@ -1,35 +1,33 @@
 """
-Kept content for operators: erase it, prune it, hold it.
+Admin routes for stored content: erase, prune, hold.
 
-Fails closed: an erasure is in the log before anything is gone, and a hold before it is answered.
+Fails closed: an erasure is in the log before content is deleted, and a hold before the answer is sent.
 """
 
 from dataclasses import asdict
-from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api.auth import admin_caller
+from appliance.api.auth import AdminCaller
 from appliance.api.body import read_members
 from appliance.api.services import Services
 from appliance.audit.content.retention import Retention, parse_erasure, parse_line, parse_moment, parse_tenant
 from appliance.errors import ControlRefusedError
-from appliance.tenancy import Caller
 
 router = APIRouter()
-AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 
 @router.post("/audit/erasures")
 async def erase(request: Request, caller: AdminCaller) -> Response:
-    """Erase content of a tenant: of named requests, from before a time, or all; then its files, too."""
+    """Erase content of a tenant: of named requests, from before a time, or all; then its files too."""
     services: Services = request.app.state.services
     wanted = parse_erasure(await read_members(request))
     erased = await _retention(request).erase(wanted, actor=caller.key.key_id)
     files = 0
-    # A crash before this line: encrypted files have lost their keys and are swept; ask again for the others.
+    # After a crash before this line encrypted files have lost their keys and are swept; the others need
+    # another request.
     if services.files is not None and not wanted.requests:
         before_ms = services.clock() * 1000 + 1 if wanted.before_ms is None else wanted.before_ms
         files = await services.files.erase(wanted.tenant, int(before_ms))
@@ -38,7 +36,7 @@ async def erase(request: Request, caller: AdminCaller) -> Response:
 
 @router.post("/audit/prunes")
 async def prune(request: Request, caller: AdminCaller) -> Response:
-    """Erase every tenant's content from before a time, except what is under a hold."""
+    """Erase every tenant's content from before a time, except content under a hold."""
     members = await read_members(request, "before")
     before_ms = parse_moment(members.get("before"), "before")
     erased = await _retention(request).prune(before_ms, actor=caller.key.key_id)
@@ -47,13 +45,13 @@ async def prune(request: Request, caller: AdminCaller) -> Response:
 
 @router.get("/audit/holds")
 async def list_holds(request: Request, _caller: AdminCaller) -> Response:
-    """The tenants under a legal hold, and why."""
+    """The tenants under a legal hold, with the reason."""
     return JSONResponse({"holds": await _retention(request).holds()})
 
 
 @router.post("/audit/holds")
 async def place_hold(request: Request, caller: AdminCaller) -> Response:
-    """Forbid erasing and pruning what is kept for a tenant."""
+    """Forbid to erase and prune the content of a tenant."""
     members = await read_members(request, "tenant", "reason")
     tenant, reason = parse_tenant(members), parse_line(members, "reason")
     index = await _retention(request).place_hold(tenant, reason, actor=caller.key.key_id)

@@ -1,37 +1,35 @@
 """
-Drafts for operators: what is in service, and orders to take one into service or out of it.
+Admin routes for drafts: which are deployed, promotion and rollback.
 
-An order is answered once it is begun; how it goes on is asked with `GET`.
+A promotion or rollback is answered once it has started; `GET` shows its progress.
 """
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api.auth import admin_caller
-from appliance.api.body import read_members
+from appliance.api.auth import AdminCaller
+from appliance.api.body import read_flag, read_members
 from appliance.api.services import Services
 from appliance.control.override import parse_note
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.drafts.promotion.promotion import Promotion
 from appliance.errors import ControlRefusedError, InvalidRequestError
-from appliance.tenancy import Caller
 
 router = APIRouter()
-AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 
 @router.get("/drafts")
 async def show(request: Request, _caller: AdminCaller) -> Response:
-    """What serves each target, which draft each worker has, and the newest promotions."""
+    """The active draft of each target, the draft of each worker, and the newest promotions."""
     promoter = _promoter(request)
     return JSONResponse(
         {
             "acting": promoter.is_acting,
-            "standings": [asdict(standing) for standing in await promoter.standings()],
+            "standings": [asdict(active) for active in await promoter.active_drafts()],
             "workers": [
                 {
                     "worker": seen.worker.worker_id,
@@ -49,28 +47,28 @@ async def show(request: Request, _caller: AdminCaller) -> Response:
 
 @router.post("/drafts/promotions")
 async def promote(request: Request, caller: AdminCaller) -> Response:
-    """Begin to take a draft into service: on one worker first, then on the others, or back again."""
+    """Start a promotion: canary on one worker, then roll out or roll back."""
     members = await read_members(request, "draft", "without_evaluation", "allow_downtime")
     reason = members.get("without_evaluation")
     promotion = await _promoter(request).promote(
         _text(members, "draft"),
         actor=caller.key.key_id,
         without_evaluation=None if reason is None else _reason(reason, "without_evaluation"),
-        allow_downtime=_flag(members, "allow_downtime"),
+        allow_downtime=read_flag(members, "allow_downtime"),
     )
     return JSONResponse(_promotion(promotion), status_code=202)
 
 
 @router.post("/drafts/rollbacks")
 async def roll_back(request: Request, caller: AdminCaller) -> Response:
-    """Begin to take a draft out of service again, or to give a promotion back that is under way."""
+    """Start the rollback of a draft, or of the running promotion."""
     members = await read_members(request, "to", "reason", "model", "allow_downtime")
     promotion = await _promoter(request).roll_back(
         to=_text(members, "to") if members.get("to") is not None else None,
         reason=_reason(members.get("reason"), "reason"),
         actor=caller.key.key_id,
         model=_text(members, "model") if members.get("model") is not None else None,
-        allow_downtime=_flag(members, "allow_downtime"),
+        allow_downtime=read_flag(members, "allow_downtime"),
     )
     return JSONResponse(_promotion(promotion), status_code=202)
 
@@ -78,8 +76,7 @@ async def roll_back(request: Request, caller: AdminCaller) -> Response:
 def _promoter(request: Request) -> Promoter:
     services: Services = request.app.state.services
     if services.promoter is None:
-        message = "This gateway keeps no drafts."
-        raise ControlRefusedError(message)
+        raise ControlRefusedError("This gateway has no draft registry.")
     return services.promoter
 
 
@@ -96,17 +93,9 @@ def _text(members: dict[str, Any], name: str) -> str:
 
 
 def _reason(given: object, name: str) -> str:
-    """Why, in the operator's words; an order that takes a safeguard away needs some."""
+    """The operator's reason; disabling a safeguard needs one."""
     reason = parse_note(given)
     if not reason.strip():
-        message = f"`{name}` must say why."
+        message = f"`{name}` must give a reason."
         raise InvalidRequestError(message, param=name)
     return reason
-
-
-def _flag(members: dict[str, Any], name: str) -> bool:
-    flag = members.get(name, False)
-    if not isinstance(flag, bool):
-        message = f"`{name}` must be true or false."
-        raise InvalidRequestError(message, param=name)
-    return flag

@@ -1,15 +1,15 @@
 """
-OpenAI's files API, for files with requests of batches and with what came of them.
+OpenAI's files API, for the input and output files of batches.
 """
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from appliance.api.auth import tenant_caller
+from appliance.api.auth import TenantCaller
 from appliance.api.paging import page, parse_window
 from appliance.api.services import Services
 from appliance.api.upload import UploadForm
@@ -17,18 +17,16 @@ from appliance.errors import InvalidRequestError, RouteNotFoundError
 from appliance.gateway.batch.batch import FilePurpose, StoredFile, clean_filename
 from appliance.gateway.batch.files import TenantFiles, Upload
 from appliance.gateway.batch.request import parse_expiry
-from appliance.tenancy import Caller
 
 PATH = "/v1/files"
 MOST_FILES, USUAL_FILES = 10_000, 10_000
 
 router = APIRouter()
-TenantCaller = Annotated[Caller, Depends(tenant_caller)]
 
 
 @router.post(PATH)
 async def upload(request: Request, caller: TenantCaller) -> Response:
-    """Take a file in."""
+    """Upload a file."""
     files = _files(request)
     form = UploadForm(request.headers.get("content-type", ""))
     receiving = await files.receive(caller)
@@ -46,7 +44,7 @@ async def upload(request: Request, caller: TenantCaller) -> Response:
 
 @router.get(PATH)
 async def list_files(request: Request, caller: TenantCaller) -> Response:
-    """The tenant's files, newest first unless told otherwise."""
+    """The tenant's files, newest first by default."""
     window = parse_window(request, usual=USUAL_FILES, most=MOST_FILES)
     purpose = request.query_params.get("purpose")
     return page(await _files(request).list(caller.tenant.name, window, purpose), window, show_file)
@@ -60,11 +58,11 @@ async def get_file(request: Request, file_id: str, caller: TenantCaller) -> Resp
 
 @router.get(f"{PATH}/{{file_id}}/content")
 async def get_content(request: Request, file_id: str, caller: TenantCaller) -> Response:
-    """What is in a file."""
+    """The content of a file."""
     files = _files(request)
     stored = await files.get(caller.tenant.name, file_id)
     pieces = files.read(stored)
-    # Whatever is wrong with the file shows at its first piece, while the status can still say it.
+    # An unreadable file fails at its first piece, while the status can still carry the error.
     first = await anext(pieces, b"")
 
     async def content() -> AsyncIterator[bytes]:
@@ -78,13 +76,12 @@ async def get_content(request: Request, file_id: str, caller: TenantCaller) -> R
 
 @router.delete(f"{PATH}/{{file_id}}")
 async def delete_file(request: Request, file_id: str, caller: TenantCaller) -> Response:
-    """Delete a file for good."""
+    """Delete a file."""
     await _files(request).delete(caller, file_id)
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
 
 def show_file(stored: StoredFile) -> dict[str, Any]:
-    """A file as OpenAI's clients read it."""
     return {
         "id": stored.file_id,
         "object": "file",
@@ -101,7 +98,7 @@ def show_file(stored: StoredFile) -> dict[str, Any]:
 def _read_upload(form: UploadForm) -> Upload:
     if form.fields.get("purpose") != FilePurpose.BATCH:
         raise InvalidRequestError(
-            "`purpose` must be `batch`: other files are not kept here.", param="purpose"
+            "`purpose` must be `batch`: this gateway stores no other files.", param="purpose"
         )
     anchor = form.fields.get("expires_after[anchor]")
     seconds = form.fields.get("expires_after[seconds]")
@@ -119,5 +116,5 @@ def _read_upload(form: UploadForm) -> Upload:
 def _files(request: Request) -> TenantFiles:
     services: Services = request.app.state.services
     if services.files is None:
-        raise RouteNotFoundError("This gateway keeps no files.")
+        raise RouteNotFoundError("This gateway stores no files.")
     return services.files

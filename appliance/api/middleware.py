@@ -1,5 +1,5 @@
 """
-What happens to every request before a route sees it: an id, and a limit on its size.
+Middleware of every request: its id, and limits on body sizes.
 
 Pure ASGI: a middleware that wraps responses would buffer or re-schedule streams.
 """
@@ -18,19 +18,19 @@ from appliance.errors import ApplianceError, AtCapacityError, BodyTooLargeError,
 from appliance.serving.dialects.routes import ANTHROPIC
 from appliance.tenancy import Tenant
 
-LONGEST_LENGTH = 18
-"""Digits of a `Content-Length`; one of more is too large without being read."""
+MAX_LENGTH_DIGITS = 18
+"""Digits of a `Content-Length`; a longer number is too large in any case."""
 CLIENT_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 DRAIN_BYTES = 8
-"""How many times the limit is still read and thrown away, so that the client hears why."""
+"""Multiple of the limit that is read and dropped, so that the client receives the error."""
 DRAIN_SECONDS = 10.0
 
 
 class RequestIdentity:
     """
-    Give each request an id of ours, and echo the client's own if it sent a sane one.
+    Gives each request an id, and echoes the client's own id if it is well-formed.
 
-    Answers to a tenant, whatever they are, also say what is left of its limits.
+    Every answer to a tenant also gets its limit headers.
     """
 
     def __init__(
@@ -44,7 +44,6 @@ class RequestIdentity:
         self._limit_headers = limit_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -73,9 +72,9 @@ class RequestIdentity:
 
 class BodyLimit:
     """
-    Refuse bodies over the limit, and those for which there is no room beside the others.
+    Refuses bodies over the limit, and bodies that do not fit in memory with the others.
 
-    A body takes room from its first byte until its request has been answered, however long that takes.
+    A body counts from its first byte until its request has been answered.
     """
 
     def __init__(
@@ -90,11 +89,11 @@ class BodyLimit:
         Wrap an application.
 
         Args:
-            app: sees only bodies within the limit.
-            max_body_bytes: the limit.
-            max_bodies_bytes: the limit of all of them together.
-            count: told of each refusal.
-            larger: the limits of paths that read their body piece by piece, so that it takes no room.
+            app: receives only bodies within the limits.
+            max_body_bytes: maximum of one body.
+            max_bodies_bytes: maximum of all bodies together.
+            count: counts refusals.
+            larger: limits of paths that read their body piece by piece, so that it does not count.
         """
         self._app = app
         self._count = count
@@ -103,7 +102,6 @@ class BodyLimit:
         self._room = _Room(max_bodies_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -111,7 +109,7 @@ class BodyLimit:
         most = self._max_body_bytes if larger is None else larger
         declared = Headers(scope=scope).get("content-length", "")
         is_number = declared.isascii() and declared.isdigit()
-        if is_number and (len(declared) > LONGEST_LENGTH or int(declared) > most):
+        if is_number and (len(declared) > MAX_LENGTH_DIGITS or int(declared) > most):
             await self._refuse(_too_large(most), most, scope, receive, send)
             return
         refusal: ApplianceError | None = None
@@ -128,7 +126,7 @@ class BodyLimit:
     async def _refuse(
         self, error: ApplianceError, most: int, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer at once, and then read and drop some of what the client is still sending."""
+        """Answer at once, and then read and drop some of what the client still sends."""
         self._count(spec_of(error))
         response = render(error, scope["path"])
         response.headers["connection"] = "close"
@@ -136,7 +134,7 @@ class BodyLimit:
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         )
         await send({"type": "http.response.body", "body": response.body, "more_body": True})
-        # Closed now, the connection would be reset under a client that sends, and it would never read why.
+        # Closing now would reset the connection while the client sends, and it would never read the error.
         dropped, more = 0, True
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
@@ -149,7 +147,7 @@ class BodyLimit:
 
 @dataclass(slots=True)
 class _Room:
-    """What the bodies of all requests take up together."""
+    """Bytes of all bodies together."""
 
     max_bytes: int
     held_bytes: int = 0
@@ -157,7 +155,7 @@ class _Room:
 
 @dataclass(slots=True)
 class _Body:
-    """One body on its way in, counted; without a room it takes up none."""
+    """One body, counted as it arrives; without a room only against its own limit."""
 
     room: _Room | None
     max_bytes: int
@@ -166,11 +164,10 @@ class _Body:
 
     @property
     def held_bytes(self) -> int:
-        """What it takes of the room."""
         return self.received_bytes if self.room is not None else 0
 
     async def receive(self) -> Message:
-        """ASGI's `receive`, as long as the body is within its bounds."""
+        """ASGI's `receive`; raises _RefusedBodyError beyond a limit."""
         message = await self.source()
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
@@ -185,7 +182,7 @@ class _Body:
 
 
 class _RefusedBodyError(Exception):
-    """A body that must not be read on; passes through whatever was reading it."""
+    """Ends the reading of a body, through whatever reads it."""
 
     def __init__(self, error: ApplianceError) -> None:
         super().__init__()
@@ -197,4 +194,4 @@ def _too_large(most: int) -> BodyTooLargeError:
 
 
 def _no_room() -> AtCapacityError:
-    return AtCapacityError("Other requests take up all the memory they may. Try again in a moment.")
+    return AtCapacityError("Other requests use all memory for request bodies. Try again in a moment.")

@@ -1,21 +1,22 @@
 """
-The routes of models: an explicit list, each parsed as far as the gateway must read it.
+The routes of models, an explicit list; each request is parsed as far as the gateway must read it.
 
-What a route needs, and how it reads and writes, is said in `serving.dialects`.
+`serving.dialects` defines the members, bodies and frames of each route.
 """
 
 import ipaddress
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from appliance.api.auth import tenant_caller
+from appliance.api.auth import TenantCaller, tenant_caller
+from appliance.api.body import decode_body
 from appliance.api.services import Services
 from appliance.api.streaming import relay_call
 from appliance.errors import InvalidRequestError, ModelNotFoundError
@@ -30,23 +31,19 @@ METRICS_HEADER = "X-Appliance-Metrics"
 TRACEPARENT = b"traceparent"
 
 router = APIRouter()
-TenantCaller = Annotated[Caller, Depends(tenant_caller)]
 
 
 class Relayed:
     """
     A route whose requests go to a worker.
 
-    Plain ASGI: what the framework does to find out a function's arguments takes as long as all the
-    gateway does to answer.
+    Plain ASGI: resolving a function's arguments takes the framework as long as the gateway's own work.
     """
 
     def __init__(self, route: routes.Route) -> None:
-        """Take what the route is."""
         self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         services: Services = scope["app"].state.services
         request = Request(scope)
         caller = await tenant_caller(request)
@@ -64,8 +61,8 @@ router.routes += [Route(path, Relayed(route), methods=["POST"]) for path, route 
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """The whole body, or None if the client left before it had sent it."""
-    before = bytearray()  # not a list, which takes forty bytes for each of one that comes alone
+    """The whole body; None if the client disconnected before its end."""
+    before = bytearray()  # not a list, which takes forty bytes for each piece of one byte
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -110,25 +107,21 @@ def parse_call(
     traced: bool = False,
 ) -> Call:
     """
-    Read what the gateway acts on; everything else is the worker's to judge.
+    Read the members that the gateway acts on; the worker validates the others.
 
     Args:
-        request: its headers and ids; the body is given apart.
-        caller: whose it is.
-        body: as it came.
-        route: what was called.
-        salted: whether workers keep apart what they cache of this tenant's prompts.
-        traced: whether what it says of its own trace is of use.
+        request: its headers and ids.
+        caller: the authenticated caller.
+        body: the whole body.
+        route: the requested route.
+        salted: whether workers separate the prefix cache by tenant.
+        traced: whether to read the client's `traceparent`.
 
     Raises:
-        InvalidRequestError: not UTF-8 JSON; `model`, `stream` or what the route lives on is missing
-            or of the wrong type; or a header of ours has no value we know.
+        InvalidRequestError: not UTF-8 JSON; `model`, `stream` or a member the route needs is missing or of
+            the wrong type; or one of our headers has an unknown value.
     """
-    try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        message = "The body is not UTF-8 text. Send JSON with `Content-Type: application/json`."
-        raise InvalidRequestError(message, code="invalid_json") from error
+    text = decode_body(body)
     members = parse_members(text)
     model = _member(members, "model")
     if not isinstance(model, str) or not model:
@@ -163,7 +156,7 @@ def parse_call(
 
 @lru_cache(maxsize=1024)
 def address_class(host: str) -> str:
-    """Where a request came from, as coarse as the audit log wants it."""
+    """The class of a client's address, as the audit log records it."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -175,13 +168,13 @@ def address_class(host: str) -> str:
 
 
 def _priority(headers: Sequence[tuple[bytes, bytes]], own: PriorityClass) -> PriorityClass:
-    """The tenant's class, or a lower one that was asked for."""
+    """The tenant's class, or a lower one that the client requests."""
     asked = PriorityClass(_choice(headers, PRIORITY_HEADER, own, *PriorityClass))
     return max(own, asked, key=list(PriorityClass).index)
 
 
 def _choice(headers: Sequence[tuple[bytes, bytes]], name: str, usual: str, *others: str) -> str:
-    """The value of a header of ours; sent twice it must say the same."""
+    """The value of one of our headers; repeated ones must agree."""
     wanted = name.lower().encode()
     values = {value.strip().lower().decode("latin-1") for given, value in headers if given == wanted}
     if not values:
@@ -194,7 +187,7 @@ def _choice(headers: Sequence[tuple[bytes, bytes]], name: str, usual: str, *othe
 
 
 def _traceparent(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    """The header of this name; sent twice it says nothing."""
+    """The `traceparent` header; None if it is sent twice."""
     values = [value for given, value in headers if given == TRACEPARENT]
     return values[0].decode("latin-1") if len(values) == 1 else None
 

@@ -1,5 +1,5 @@
 """
-What orchestrators and Prometheus ask: alive, ready, metrics.  None of these is audited.
+Health, readiness and metrics, for orchestrators and Prometheus.  None of these is audited.
 """
 
 from fastapi import APIRouter
@@ -14,16 +14,16 @@ router = APIRouter()
 
 @router.get("/healthz")
 async def healthz() -> Response:
-    """The process answers; says nothing about the rest."""
+    """Liveness: the process answers."""
     return JSONResponse({"status": "ok"})
 
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """Whether a request would be served now, what is missing if not, and what needs to be looked at."""
+    """Readiness: whether a request would be served now, each check, and warnings."""
     services: Services = request.app.state.services
     health, late = services.audit_health(), services.tenants_warning()
-    egress = services.egress_standing()
+    egress = services.egress_status()
     checks = {
         "audit": health.problem(services.audit.state().failure) or "ok",
         "workers": "ok" if services.pool.any_healthy() else "no worker is healthy",
@@ -43,7 +43,7 @@ async def readyz(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Everything measured, as Prometheus text, or as OpenMetrics, which has exemplars, if asked for."""
+    """All metrics as Prometheus text, or as OpenMetrics with exemplars if requested."""
     services: Services = request.app.state.services
     text, content_type = await page(services.metrics.registry, request.headers.get("accept", ""))
     return Response(text, headers={"Content-Type": content_type})

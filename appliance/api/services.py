@@ -1,5 +1,5 @@
 """
-What the HTTP layer is given: built by the composition root, never looked up.
+The dependencies of the HTTP layer, built by the composition root.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings
 from appliance.serving.pool import WorkerPool
-from appliance.sovereignty.egress.standing import Standing
+from appliance.sovereignty.egress.report import EgressStatus
 from appliance.sovereignty.wall import NO_WALL, Wall
 from appliance.tenancy import TenantDirectory
 from appliance.tenancy.identity.authenticator import Authenticator
@@ -31,8 +31,6 @@ from appliance.tenancy.identity.authenticator import Authenticator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Everything a route may use."""
-
     settings: ApiSettings
     tenants: TenantDirectory
     identity: Authenticator
@@ -40,7 +38,7 @@ class Services:
     workers: WorkerList
     gateway: Gateway
     audit: AuditLog
-    """The log itself; requests are recorded by way of the gateway."""
+    """For entries of routes; the gateway records requests."""
     attribution: Attribution
     control: ControlLoop
     overrides: OverrideStore
@@ -51,26 +49,25 @@ class Services:
     new_request_id: Callable[[], str]
     version: str
     audit_health: Callable[[], AuditHealth] = AuditHealth
-    """Where entries are kept now, free space, the log's own check; without one, all is well."""
+    """The state of the log and its disks."""
     registrar: Registrar | None = None
-    """Changes tenants and keys; None where they are not in a database."""
+    """Changes tenants and keys; None if they are in a file."""
     tenants_warning: Callable[[], str | None] = lambda: None
-    """Why the tenants in force may be out of date; None while they are not."""
+    """Why the tenants in force may be out of date; None if they are not."""
     retention: Retention | None = None
-    """Erases kept content; None where none is kept."""
+    """Erases stored content; None if none is stored."""
     files: TenantFiles | None = None
     """Tenants' files; None if files are not kept."""
     batches: Batches | None = None
-    """Batches of tenants; None where none are run."""
+    """Batches of tenants; None if the gateway runs none."""
     wall: Wall = NO_WALL
-    """What this process can connect to."""
+    """Which connections this process may open."""
     egress: EgressWatch | None = None
-    """Tries to get out, now and then; None where that is not done."""
+    """Checks egress regularly; None if it is off."""
     console: Console | None = None
-    """The pages for operators; None where `console.enabled` is not set."""
+    """The pages for operators; None unless `console.enabled` is set."""
     promoter: Promoter | None = None
-    """Takes drafts into service and out of it; None where no drafts are kept."""
+    """Deploys and rolls back drafts; None without a draft registry."""
 
-    def egress_standing(self) -> Standing:
-        """How this gateway stands after its egress checks."""
-        return self.egress.standing if self.egress else Standing(mode="off")
+    def egress_status(self) -> EgressStatus:
+        return self.egress.status if self.egress else EgressStatus(mode="off")

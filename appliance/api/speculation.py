@@ -1,20 +1,20 @@
 """
-Speculation for operators: what each worker does and why, and orders to do otherwise.
+Admin routes for speculation: each worker's mode and reason, overrides, probes and recycling.
 
-An order is recorded before it is in force, and in force before it is answered: when the audit log
-or the database of orders fails, nothing changes and the answer says so.
+An override is recorded before it is in force, and in force before the answer is sent: if the audit log or the
+database of overrides fails, nothing changes and the answer is an error.
 """
 
 import math
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api.auth import admin_caller
-from appliance.api.body import read_members
+from appliance.api.auth import AdminCaller
+from appliance.api.body import read_flag, read_members
 from appliance.api.services import Services
 from appliance.audit.entry import format_time
 from appliance.audit.registry import EntryType
@@ -32,7 +32,6 @@ from appliance.errors import ControlUnavailableError, InvalidRequestError, Worke
 from appliance.gateway.attribution import Aspect, Attribution, DraftFigures
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.speculation.values import draft_tokens_at
-from appliance.tenancy import Caller
 
 OFFENDERS = 10
 SHARES = 20
@@ -40,12 +39,11 @@ EVENTS = 256
 PLACES = 3
 
 router = APIRouter()
-AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 
 @router.get("/speculation")
 async def show(request: Request, _caller: AdminCaller) -> Response:
-    """Each worker's speculation, the orders in force, and whose traffic the drafts fail on."""
+    """Each worker's speculation, the active overrides, and acceptance by tenant, template and context."""
     services: Services = request.app.state.services
     now = services.clock()
     overrides, failure = await _overrides(services, now)
@@ -67,16 +65,16 @@ async def show(request: Request, _caller: AdminCaller) -> Response:
 
 @router.put("/speculation/override")
 async def override(request: Request, caller: AdminCaller) -> Response:
-    """Order a mode for a while, or end an order (`auto`)."""
+    """Override the mode of a worker for a time, or remove an override (`auto`)."""
     services: Services = request.app.state.services
     now = services.clock()
     asked = parse_override(await read_members(request))
     if asked.mode is not None:
         _known(services, asked.worker, EVERY_WORKER)
     else:
-        # What has left the pool may still be under an order, which can be ended.
-        ordered = {order.worker for order in await services.overrides.list()}
-        _known(services, asked.worker, EVERY_WORKER, *ordered)
+        # A worker that has left the pool may still have an override, which can be removed.
+        overridden = {each.worker for each in await services.overrides.list()}
+        _known(services, asked.worker, EVERY_WORKER, *overridden)
     order = asked.made_by(caller.key.key_id, now)
     await services.audit.append(
         EntryType.SPECULATION_OVERRIDDEN,
@@ -96,13 +94,12 @@ async def override(request: Request, caller: AdminCaller) -> Response:
 
 @router.post("/speculation/probe")
 async def probe(request: Request, _caller: AdminCaller) -> Response:
-    """Ask for a probe at the next tick."""
+    """Request a probe at the next tick."""
     services: Services = request.app.state.services
     members = await read_members(request, "worker")
     worker = members.get("worker")
     if not isinstance(worker, str):
-        message = "`worker` must be the id of a worker."
-        raise InvalidRequestError(message, param="worker")
+        raise InvalidRequestError("`worker` must be the id of a worker.", param="worker")
     _known(services, worker)
     services.control.request_probe(WorkerId(worker))
     return JSONResponse({"worker": worker}, status_code=202)
@@ -110,13 +107,10 @@ async def probe(request: Request, _caller: AdminCaller) -> Response:
 
 @router.post("/workers/{worker}/recycle")
 async def recycle(request: Request, worker: str, caller: AdminCaller) -> Response:
-    """Begin to drain a worker and restart it, with its draft or without."""
+    """Start to drain a worker and restart it, with or without its draft."""
     services: Services = request.app.state.services
     members = await read_members(request, "with_draft", "note")
-    with_draft = members.get("with_draft", True)
-    if not isinstance(with_draft, bool):
-        message = "`with_draft` must be true or false."
-        raise InvalidRequestError(message, param="with_draft")
+    with_draft = read_flag(members, "with_draft", default=True)
     note = parse_note(members.get("note", ""))
     _known(services, worker)
     services.control.request_recycle(
@@ -127,7 +121,7 @@ async def recycle(request: Request, worker: str, caller: AdminCaller) -> Respons
 
 @router.get("/speculation/events")
 async def events(request: Request, _caller: AdminCaller) -> Response:
-    """The newest changes after a sequence number, oldest first; numbers begin anew at each start."""
+    """The newest changes after a sequence number, oldest first; numbers restart with the gateway."""
     services: Services = request.app.state.services
     after = request.query_params.get("after", "0")
     if not (after.isascii() and after.isdigit() and len(after) <= len(str(2**53))):
@@ -140,7 +134,7 @@ async def events(request: Request, _caller: AdminCaller) -> Response:
 
 
 async def _overrides(services: Services, now: float) -> tuple[tuple[Override, ...], str | None]:
-    """The orders in force, or why they are not known: what workers do can be shown without."""
+    """The active overrides, or why they cannot be read: the rest of the page does not need them."""
     try:
         return in_force(await services.overrides.list(), now), None
     except ControlUnavailableError as error:
@@ -149,8 +143,7 @@ async def _overrides(services: Services, now: float) -> tuple[tuple[Override, ..
 
 def _known(services: Services, worker: str, *others: str) -> None:
     if services.pool.snapshot(WorkerId(worker)) is None and worker not in others:
-        message = "No worker has this id; GET /admin/v1/speculation lists them."
-        raise WorkerNotFoundError(message)
+        raise WorkerNotFoundError("No worker has this id; GET /admin/v1/speculation lists them.")
 
 
 def _worker(snapshot: WorkerSnapshot, view: WorkerView | None, order: Override | None) -> dict[str, Any]:
@@ -218,5 +211,5 @@ def _figures(row: DraftFigures) -> dict[str, Any]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """A number as JSON can hold it: an infinity is none."""
+    """A number for JSON, which has no infinity."""
     return round(value, PLACES) if value is not None and math.isfinite(value) else None

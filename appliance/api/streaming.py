@@ -1,5 +1,5 @@
 """
-The ASGI end of a relay: bytes out as they come, and an eye on whether the client is still there.
+Sends a relayed answer over ASGI, and cancels the relay when the client disconnects.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from appliance.gateway.gateway import Gateway
 from appliance.gateway.reply import ReplyHead
 
 LISTEN_AFTER_SECONDS = 0.02
-"""A request that is answered sooner is not worth a task that waits for its client to leave."""
+"""A request that ends sooner costs no task that listens for the disconnect."""
 
 
 async def relay_call(gateway: Gateway, call: Call, receive: Receive, send: Send) -> None:
     """
-    Run `Gateway.relay`, and stop it when the client leaves.
+    Run `Gateway.relay`, and cancel it when the client disconnects.
 
-    Unless it ends at once, a task listens for the disconnect next to it, and ends before this returns.
-    What the relay raises before it has answered is for the caller to render, like any route's error.
+    Unless it ends at once, a task listens for the disconnect, and ends before this returns.  The caller
+    renders what the relay raises before it has answered, like any route's error.
     """
     reply = AsgiReply(send)
     relaying = asyncio.current_task()
@@ -41,7 +41,7 @@ async def relay_call(gateway: Gateway, call: Call, receive: Receive, send: Send)
     try:
         await gateway.relay(call, reply)
     except asyncio.CancelledError:
-        # Cancelled by somebody else as well: that is not ours to swallow.
+        # Another task cancelled this one too: that must not be swallowed.
         if not reply.client_left or relaying.uncancel():
             raise
     finally:
@@ -58,10 +58,9 @@ class AsgiReply:
         self._send = send
         self.client_left = False
         self.ended = False
-        """Whether the client has all, so that its leaving means nothing."""
+        """Whether the client has the whole answer, so that its disconnect means nothing."""
 
     async def start(self, head: ReplyHead) -> None:
-        """Send status and headers."""
         headers = [(b"content-type", head.content_type.encode())]
         if head.length is not None:
             headers.append((b"content-length", b"%d" % head.length))
@@ -71,11 +70,9 @@ class AsgiReply:
         await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
     async def write(self, data: bytes) -> None:
-        """Send part of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes) -> None:
-        """Send the last part of the body."""
         self.ended = True
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 

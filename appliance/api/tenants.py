@@ -1,20 +1,20 @@
 """
-Tenants and keys for operators: what `appliance tenant` and `appliance key` do, over HTTP.
+Admin routes for tenants and keys, used by `appliance tenant` and `appliance key`.
 
-A change is in the audit log before it is made, and in force here before it is answered; other
-gateways see it when they next look.  No answer holds a digest, and only the one that makes a key
-holds the key.
+A change is in the audit log before it is made, and in force on this gateway before the answer is sent; other
+gateways apply it at their next poll.  No answer has a digest, and only the one that creates a key has the
+key.
 """
 
 import secrets
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api.auth import admin_caller
-from appliance.api.body import read_members
+from appliance.api.auth import AdminCaller
+from appliance.api.body import read_flag, read_line, read_members
 from appliance.api.services import Services
 from appliance.control.tenants.registrar import Edit, Registrar
 from appliance.errors import ConfigurationError, InvalidRequestError, TenantsUnavailableError
@@ -33,11 +33,10 @@ from appliance.tenancy.moments import parse_moment
 from appliance.tenancy.roster import find_key, find_tenant
 
 OVERLAP_SECONDS = 24 * 3600
-LONGEST_OVERLAP_SECONDS = 365 * 86400
+MAX_OVERLAP_SECONDS = 365 * 86400
 REASON_CHARACTERS = 200
 
 router = APIRouter()
-AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 
 @router.get("/tenants")
@@ -50,7 +49,7 @@ async def list_tenants(request: Request, _caller: AdminCaller) -> Response:
 
 @router.post("/tenants")
 async def create(request: Request, caller: AdminCaller) -> Response:
-    """Create a tenant; members are as in the tenants file, and `name`."""
+    """Create a tenant from `name` and the members of the tenants file."""
     members = await read_members(request)
     name = members.pop("name", None)
     if not isinstance(name, str):
@@ -68,7 +67,7 @@ async def show(request: Request, name: str, _caller: AdminCaller) -> Response:
 
 @router.patch("/tenants/{name}")
 async def change(request: Request, name: str, caller: AdminCaller) -> Response:
-    """Change what the body names (RFC 7396: null stands for the default)."""
+    """Change the members in the body (RFC 7396: null restores the default)."""
     patch = await read_members(request)
     return await _apply(request, caller, name, lambda tenants: change_tenant(tenants, name, patch))
 
@@ -82,11 +81,9 @@ async def delete(request: Request, name: str, caller: AdminCaller) -> Response:
 
 @router.post("/tenants/{name}/keys")
 async def make(request: Request, name: str, caller: AdminCaller) -> Response:
-    """Make a key and answer with it, this once."""
+    """Create a key; only this answer has it."""
     members = await read_members(request, "models", "expires_at", "admin")
-    admin, models, now = members.get("admin", False), members.get("models"), int(_now(request))
-    if not isinstance(admin, bool):
-        raise InvalidRequestError("`admin` must be true or false.", param="admin")
+    admin, models, now = read_flag(members, "admin"), members.get("models"), int(_now(request))
     try:
         text, key = make_key(
             secrets.token_bytes(KEY_BYTES),
@@ -102,15 +99,11 @@ async def make(request: Request, name: str, caller: AdminCaller) -> Response:
 
 @router.post("/keys/{key_id}/rotate")
 async def rotate(request: Request, key_id: str, caller: AdminCaller) -> Response:
-    """Make a key that takes another's place and answer with it, this once; the old one ends later."""
+    """Create a key that replaces another, which expires later; only this answer has the new key."""
     members = await read_members(request, "overlap_seconds", "expires_at")
     overlap, now = members.get("overlap_seconds", OVERLAP_SECONDS), int(_now(request))
-    if (
-        not isinstance(overlap, int)
-        or isinstance(overlap, bool)
-        or not 0 <= overlap <= LONGEST_OVERLAP_SECONDS
-    ):
-        message = f"`overlap_seconds` must be a whole number from 0 to {LONGEST_OVERLAP_SECONDS}."
+    if not isinstance(overlap, int) or isinstance(overlap, bool) or not 0 <= overlap <= MAX_OVERLAP_SECONDS:
+        message = f"`overlap_seconds` must be a whole number from 0 to {MAX_OVERLAP_SECONDS}."
         raise InvalidRequestError(message, param="overlap_seconds")
     text, key = make_key(secrets.token_bytes(KEY_BYTES), created_at=now, expires_at=_expiry(members))
     return await _apply_key(
@@ -124,13 +117,9 @@ async def rotate(request: Request, key_id: str, caller: AdminCaller) -> Response
 
 @router.post("/keys/{key_id}/revoke")
 async def revoke(request: Request, key_id: str, caller: AdminCaller) -> Response:
-    """End a key for good."""
-    reason = (await read_members(request, "reason")).get("reason")
-    if reason is not None and not (
-        isinstance(reason, str) and len(reason) <= REASON_CHARACTERS and reason.isprintable()
-    ):
-        message = f"`reason` must be one line of at most {REASON_CHARACTERS} characters."
-        raise InvalidRequestError(message, param="reason")
+    """Revoke a key."""
+    members = await read_members(request, "reason")
+    reason = None if members.get("reason") is None else read_line(members, "reason", REASON_CHARACTERS)
     now = _now(request)
     roster = await _registrar(request).apply(
         lambda tenants: revoke_key(tenants, key_id, now=int(now)), actor=caller.key.key_id, reason=reason

@@ -1,5 +1,5 @@
 """
-A form with one file (multipart/form-data, RFC 7578), read as it comes: the file is never whole in memory.
+Parses a form with one file (multipart/form-data, RFC 7578) as it arrives, without holding the file in memory.
 """
 
 from python_multipart.exceptions import FormParserError
@@ -7,17 +7,17 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from appliance.errors import InvalidRequestError
 
-LONGEST_FIELD = 1024
-"""Bytes of a field that is not the file."""
-MOST_PARTS = 16
+MAX_FIELD_BYTES = 1024
+"""Of a field that is not the file."""
+MAX_PARTS = 16
 FILE = "file"
 
 
 class UploadForm:
     """
-    The form, piece by piece: what `feed` returns is of the file, fields are collected.
+    The parser of one form: `feed` returns bytes of the file, `fields` collects the others.
 
-    Every method raises InvalidRequestError at a form that is malformed or larger than it may be.
+    Every method raises InvalidRequestError if the form is malformed or too large.
     """
 
     def __init__(self, content_type: str) -> None:
@@ -26,7 +26,7 @@ class UploadForm:
             raise InvalidRequestError("Send the file as multipart/form-data.", code="invalid_form")
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
-        """Name of the file as the client gave it; None until its part has come."""
+        """The client's name of the file; None until its part has arrived."""
         self._name = ""
         self._header = b""
         self._value = b""
@@ -34,16 +34,16 @@ class UploadForm:
         self._parts = 0
         self._field = bytearray()
         self._file: list[bytes] = []
-        self._is_whole = False
+        self._is_complete = False
         try:
             self._parser = MultipartParser(
                 options[b"boundary"],
                 {
                     "on_part_begin": self._begin_part,
-                    "on_part_data": self._see_data,
+                    "on_part_data": self._on_data,
                     "on_part_end": self._end_part,
-                    "on_header_field": self._see_header,
-                    "on_header_value": self._see_value,
+                    "on_header_field": self._on_header_name,
+                    "on_header_value": self._on_header_value,
                     "on_header_end": self._end_header,
                     "on_headers_finished": self._end_headers,
                     "on_end": self._end_form,
@@ -62,25 +62,25 @@ class UploadForm:
         return found
 
     def end(self) -> None:
-        """Check that the form was whole, and had a file."""
-        if not self._is_whole:
+        """Check that the form is complete and has a file."""
+        if not self._is_complete:
             raise _malformed()
         if self.filename is None:
             raise InvalidRequestError(
-                "`file` is missing, or is no file.", param=FILE, code="missing_required_parameter"
+                "`file` is missing or is not a file.", param=FILE, code="missing_required_parameter"
             )
 
     def _begin_part(self) -> None:
         self._parts += 1
-        if self._parts > MOST_PARTS:
+        if self._parts > MAX_PARTS:
             raise _malformed()
         self._name, self._disposition = "", b""
         self._field.clear()
 
-    def _see_header(self, data: bytes, start: int, end: int) -> None:
+    def _on_header_name(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
 
-    def _see_value(self, data: bytes, start: int, end: int) -> None:
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
 
     def _end_header(self) -> None:
@@ -96,13 +96,13 @@ class UploadForm:
                 raise InvalidRequestError("`file` must be one file.", param=FILE, code="invalid_form")
             self.filename = options[b"filename"].decode("utf-8", "replace")
 
-    def _see_data(self, data: bytes, start: int, end: int) -> None:
+    def _on_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == FILE:
             self._file.append(data[start:end])
             return
         self._field += data[start:end]
-        if len(self._field) > LONGEST_FIELD:
-            message = f"A field of the form has more than {LONGEST_FIELD} bytes."
+        if len(self._field) > MAX_FIELD_BYTES:
+            message = f"A field of the form has more than {MAX_FIELD_BYTES} bytes."
             raise InvalidRequestError(message, code="invalid_form")
 
     def _end_part(self) -> None:
@@ -110,9 +110,9 @@ class UploadForm:
             self.fields[self._name] = self._field.decode("utf-8", "replace")
 
     def _end_form(self) -> None:
-        self._is_whole = True
+        self._is_complete = True
 
 
 def _malformed() -> InvalidRequestError:
-    message = "The form is not multipart/form-data, was cut off, or has too many parts."
+    message = "The form is not multipart/form-data, is incomplete, or has too many parts."
     return InvalidRequestError(message, code="invalid_form")

@@ -1,35 +1,33 @@
 """
-Workers for operators: which there are and how full, and orders about them.
+Admin routes for workers: list, reload, drain.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api.auth import admin_caller
-from appliance.api.body import read_members
+from appliance.api.auth import AdminCaller
+from appliance.api.body import read_flag, read_members
 from appliance.api.services import Services
 from appliance.control.override import parse_note
-from appliance.errors import InvalidRequestError, WorkerNotFoundError
+from appliance.errors import WorkerNotFoundError
 from appliance.serving.worker import WorkerId, WorkerSnapshot
-from appliance.tenancy import Caller
 
 router = APIRouter()
-AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 
 @router.get("/workers")
 async def show(request: Request, _caller: AdminCaller) -> Response:
-    """Every worker of this gateway, whether it gets requests, and how many it may have."""
+    """Every worker of this gateway, whether it gets requests, and its slots."""
     services: Services = request.app.state.services
     return JSONResponse({"workers": [_worker(services, seen) for seen in services.pool.snapshots]})
 
 
 @router.post("/workers/reload")
 async def reload(request: Request, caller: AdminCaller) -> Response:
-    """Take over the list of workers from the settings file, as SIGHUP does."""
+    """Reload the list of workers from the settings file, as SIGHUP does."""
     services: Services = request.app.state.services
     changes = await services.workers.reload(caller.key.key_id)
     return JSONResponse({"joined": list(changes.joined), "left": list(changes.left)})
@@ -37,13 +35,10 @@ async def reload(request: Request, caller: AdminCaller) -> Response:
 
 @router.post("/workers/{worker}/drain")
 async def drain(request: Request, worker: str, caller: AdminCaller) -> Response:
-    """Keep requests away from a worker; what it has is finished."""
+    """Send a worker no new requests; those in flight finish."""
     services: Services = request.app.state.services
     members = await read_members(request, "note", "force")
-    force = members.get("force", False)
-    if not isinstance(force, bool):
-        message = "`force` must be true or false."
-        raise InvalidRequestError(message, param="force")
+    force = read_flag(members, "force")
     seen = _known(services, worker)
     note = parse_note(members.get("note", ""))
     await services.workers.drain(seen.worker.worker_id, actor=caller.key.key_id, note=note, force=force)
@@ -52,7 +47,7 @@ async def drain(request: Request, worker: str, caller: AdminCaller) -> Response:
 
 @router.post("/workers/{worker}/undrain")
 async def undrain(request: Request, worker: str, caller: AdminCaller) -> Response:
-    """Let a worker take requests again."""
+    """Send a worker requests again."""
     services: Services = request.app.state.services
     members = await read_members(request, "note")
     seen = _known(services, worker)
@@ -64,8 +59,7 @@ async def undrain(request: Request, worker: str, caller: AdminCaller) -> Respons
 def _known(services: Services, worker: str) -> WorkerSnapshot:
     seen = services.pool.snapshot(WorkerId(worker))
     if seen is None:
-        message = "No worker has this id; GET /admin/v1/workers lists them."
-        raise WorkerNotFoundError(message)
+        raise WorkerNotFoundError("No worker has this id; GET /admin/v1/workers lists them.")
     return seen
 
 

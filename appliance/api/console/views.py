@@ -55,7 +55,7 @@ def overview(services: Services, console: Console) -> dict[str, Any]:
         "under_way": under_way,
         "tokens_per_second": sum(snapshot.tokens_per_second for snapshot in snapshots if snapshot.healthy),
         "entries": services.audit.state().size,
-        "egress": services.egress_standing(),
+        "egress": services.egress_status(),
         "changes": [
             {
                 "time": change.time,
@@ -121,7 +121,7 @@ def audit(services: Services, console: Console) -> dict[str, Any]:
 
 def egress(services: Services) -> dict[str, Any]:
     """How the last check ended, attempt by attempt."""
-    standing = services.egress_standing()
+    standing = services.egress_status()
     last = standing.last
     verdict = str(last.verdict) if last else "not checked yet"
     return {
@@ -137,7 +137,7 @@ def warnings(services: Services) -> list[str]:
     """What somebody should look at, one line each."""
     health, late = services.audit_health(), services.tenants_warning()
     problem = health.problem(services.audit.state().failure)
-    standing = services.egress_standing()
+    standing = services.egress_status()
     found = [problem, *health.warnings, late, standing.problem, *standing.warnings]
     return list(dict.fromkeys(warning for warning in found if warning))
 

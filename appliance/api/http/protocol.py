@@ -1,12 +1,12 @@
 """
-A connection and what it may take: uvicorn's HTTP protocol with limits on size, number and time.
+uvicorn's HTTP protocol with limits on size, number and time of each connection.
 
-uvicorn bounds neither a request's head nor the time it arrives in.  Here every connection is bounded,
-whatever its client does: by bytes while they arrive, and by time in one look a second at all of them,
-so a request that arrives whole costs no timer.
+uvicorn bounds neither a request's head nor the time it takes to arrive.  Here every connection is bounded,
+whatever its client does: by bytes while they arrive, and by time in a check of all connections every second,
+so a request that arrives at once costs no timer.
 
-What is refused here never became a request: it is answered in the shape of every other error, and the
-connection is closed once the client has had a moment to read it.
+A refusal here is answered in the shape of every other error, and the connection is closed once the client has
+had time to read it.
 """
 
 import re
@@ -37,23 +37,22 @@ from appliance.infra.settings import ApiSettings
 from appliance.tenancy.identity.certificates import EXTENSION, read_certificate
 
 BODY_BYTES_PER_SECOND = 1024
-"""Pace below which a body is too slow, after the grace of `api.body_seconds`."""
+"""Minimum speed of a body, after the grace of `api.body_seconds`."""
 READ_BYTES_PER_SECOND = 1024
-"""Pace below which an answer is read too slowly, after the grace of `api.stalled_seconds`."""
+"""Minimum speed at which a client reads an answer, after the grace of `api.stalled_seconds`."""
 CROWDED_IDLE_SECONDS = 5.0
-"""How long a connection may stay idle while there are as many as there may be."""
+"""Idle time of a connection while the maximum number is open."""
 SMALL_PIECES = 1024
-LEAST_PIECE_BYTES = 64
-"""A body may come in so many pieces of any size; all further ones must be so large on average, because each
-one is work."""
+MIN_PIECE_BYTES = 64
+"""Beyond `SMALL_PIECES` the pieces of a body must be this large on average, because each one is work."""
 LINGER_SECONDS = 2.0
-"""How long a refused client may take to read why, and one that is idle to end TLS."""
+"""Time for a refused client to read the error, and for an idle one to end TLS."""
 LINGER_BYTES = 2**20
-"""How much of what it still sends is read and dropped meanwhile."""
-PIPELINED = 16
-"""Most requests a client may send before it has read the first answer."""
+"""Bytes that are read and dropped meanwhile."""
+MAX_PIPELINED = 16
+"""Maximum requests that a client may send before it has read the first answer."""
 SPARE_CONNECTIONS = 256
-"""Connections over the limit that are told so; beyond those they are cut."""
+"""Connections over the limit that get an error; further ones are aborted."""
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 END_OF_HEAD = b"\r\n\r\n"
 
@@ -65,31 +64,28 @@ HEADER_LINES = 100
 
 
 class Phase(Enum):
-    """What of a request the connection waits for."""
+    """The part of a request that the connection waits for."""
 
     BETWEEN = auto()
-    """Nothing has come since the last request was whole."""
+    """Nothing has arrived since the last request was complete."""
     HEAD = auto()
     BODY = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one connection may take."""
-
+class ConnectionLimits:
     connections: int
     head_bytes: int
     headers: int
     unread_bytes: int
-    """Size of a body after which it is not waited for any more once the request has its answer."""
+    """Size of a body beyond which it is not read once the request has its answer."""
     head_seconds: float
     body_seconds: float
     idle_seconds: float
     stalled_seconds: float
 
     @classmethod
-    def of(cls, settings: ApiSettings) -> "Limits":
-        """As the settings say."""
+    def of(cls, settings: ApiSettings) -> "ConnectionLimits":
         return cls(
             connections=settings.max_connections,
             head_bytes=HEAD_BYTES,
@@ -110,7 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
         *,
         config: Config,
         server_state: ServerState,
-        limits: Limits,
+        limits: ConnectionLimits,
         on_refusal: Callable[[ApplianceError], None],
     ) -> None:
         super().__init__(config=config, server_state=server_state, app_state={})
@@ -118,28 +114,27 @@ class BoundedProtocol(HttpToolsProtocol):
         self._on_refusal = on_refusal
         self._phase = Phase.BETWEEN
         self._since = 0.0
-        """Loop time of the first look at the phase; 0 before, as it stays if a request arrives whole."""
+        """Loop time of the first check of the phase; 0 before it, and if a request arrives at once."""
         self._unparsed_bytes = 0
-        """Bytes the parser was fed since it last made anything of them."""
+        """Bytes fed to the parser since its last callback."""
         self._body_bytes = 0
         self._body_pieces = 0
         self._dropped_bytes = 0
         self._stalled_since = 0.0
         self._unread_bytes = 0
-        """What the client had not taken when it was found to read nothing, or when closing began."""
+        """Bytes the client had not read when writing paused, or when closing began."""
         self._closing_since = 0.0
         self._is_over_limit = False
         self._is_refused = False
         self._refusal: ApplianceError | None = None
-        """Why the parser was stopped by a callback of ours; None where it stopped by itself."""
+        """Why one of our callbacks stopped the parser; None if it stopped by itself."""
         self._running: RequestResponseCycle | None = None
-        """The request that is answered now; `cycle` is the newest one, which may wait behind it."""
+        """The request being answered; `cycle` is the newest one, which may wait behind it."""
         self._extensions: dict[str, Any] | None = None
 
     # The connection.
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Take it in, or find that there are too many."""
         super().connection_made(transport)
         self._since = self.loop.time()
         certificate = transport.get_extra_info("peercert")
@@ -150,7 +145,7 @@ class BoundedProtocol(HttpToolsProtocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the request that is being answered, also if others wait behind it."""
+        """Disconnect the request being answered, also if others wait behind it."""
         super().connection_lost(exc)
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:
@@ -158,12 +153,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, within the limits."""
         if self._is_refused:
             self._drop(data)
             return
         if self._is_over_limit:
-            self._refuse(TooManyConnectionsError("The gateway has no connection to spare. Try again soon."))
+            self._refuse(TooManyConnectionsError("The gateway has too many connections. Try again soon."))
             return
         if self._phase is Phase.BETWEEN and (b"pgrade:" in data or b"PGRADE:" in data):
             data = _without_upgrade(data)
@@ -173,11 +167,11 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._unparsed_bytes > self._limits.head_bytes:
                 self._refuse(self._head_too_large())
             elif self._phase is Phase.BETWEEN:
-                # Empty lines: a request is about to begin, and its time with it.
+                # Empty lines: a request begins, and its time starts.
                 self._phase, self._since = Phase.HEAD, 0.0
 
     def check(self, now: float) -> None:
-        """Close or cut the connection if it has used up its time; `now` is the loop's."""
+        """Close or abort the connection if its time is up; `now` is the loop's."""
         if self._is_refused or self._is_over_limit:
             if now - max(self._since, self._closing_since) > LINGER_SECONDS:
                 self.transport.abort()
@@ -187,7 +181,7 @@ class BoundedProtocol(HttpToolsProtocol):
             elif self._has_stalled(now - self._closing_since):
                 self.transport.abort()
         elif self.flow.write_paused:
-            # Closing would wait until the client has read what it does not read.
+            # Closing would wait for a client that does not read.
             if self._has_stalled(now - self._stalled_since):
                 self.transport.abort()
         else:
@@ -196,7 +190,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check_phase(self, now: float) -> None:
         limits, running = self._limits, self._running
         if self._phase is Phase.BETWEEN:
-            # After a first request uvicorn's own timer counts, which does not know how many others there are.
+            # After the first request uvicorn's own timer runs, which ignores the number of connections.
             if running is None and now - self._since > limits.idle_seconds:
                 self._close()
             elif len(self.connections) >= limits.connections and (
@@ -219,19 +213,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(RequestTooSlowError("The body took too long to arrive. Send it again."))
 
     def pause_writing(self) -> None:
-        """Note since when the client has not read, and how much."""
         self._stalled_since, self._unread_bytes = self.loop.time(), self._count_unread()
         super().pause_writing()
 
     def _has_stalled(self, seconds: float) -> bool:
-        """Whether the client has read too little since `_unread_bytes` was counted, so long ago."""
+        """Whether the client has read too little in the `seconds` since `_unread_bytes` was counted."""
         grace = self._limits.stalled_seconds
         return seconds > grace and seconds > grace + (
             (self._unread_bytes - self._count_unread()) / READ_BYTES_PER_SECOND
         )
 
     def _count_unread(self) -> int:
-        """Bytes the client has not taken yet, here and in the kernel, which asks for more by the megabyte."""
+        """Bytes the client has not read yet, in this process and in the kernel's send buffer."""
         connection = self.transport.get_extra_info("socket")
         if connection is None or connection.fileno() < 0:
             return 0
@@ -240,7 +233,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() + in_kernel[0]
 
     def shutdown(self) -> None:
-        """End the connection once its request, if any, is answered."""
+        """Close the connection once its request, if any, is answered."""
         if self._is_refused or self._is_over_limit:
             self.transport.abort()
         elif self._running is None or self.cycle.response_complete:
@@ -249,24 +242,23 @@ class BoundedProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def timeout_keep_alive_handler(self) -> None:
-        """End a connection that has asked before, and not again for long."""
+        """Close a connection that is idle after a request."""
         if not self.transport.is_closing():
             self._close()
 
     def _close(self) -> None:
-        """Close; a client that has read all and leaves TLS open, looking only when it asks, is cut off."""
+        """Close; a client that has read everything but does not end TLS is aborted."""
         self.transport.close()
         if self.scheme == "https":
-            self.loop.call_later(LINGER_SECONDS, self._cut_off_if_read)
+            self.loop.call_later(LINGER_SECONDS, self._abort_if_read)
 
-    def _cut_off_if_read(self) -> None:
+    def _abort_if_read(self) -> None:
         if not self._count_unread():
             self.transport.abort()
 
-    # The parser's callbacks: each one is progress.
+    # The parser's callbacks; each one is progress.
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
         super().on_message_begin()
         self._phase = Phase.HEAD
         self._since = 0.0
@@ -274,7 +266,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.scope["extensions"] = self._extensions
 
     def on_headers_complete(self) -> None:
-        """Hand the request on, unless its head shows that it should not be."""
+        """Start the request, unless its head is refused."""
         self._refusal = self._objection()
         if self._refusal is not None:
             raise self._refusal
@@ -282,15 +274,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._since = 0.0
         self._unparsed_bytes = self._body_bytes = self._body_pieces = 0
         super().on_headers_complete()
-        # What trails a body is no header of the request, and nobody reads it.
+        # Trailers are not headers of the request, and nothing reads them.
         self.headers = []
 
     def on_body(self, body: bytes) -> None:
-        """Pass on part of a body."""
         self._unparsed_bytes = 0
         self._body_bytes += len(body)
         self._body_pieces += 1
-        if self._body_pieces > SMALL_PIECES + self._body_bytes // LEAST_PIECE_BYTES:
+        if self._body_pieces > SMALL_PIECES + self._body_bytes // MIN_PIECE_BYTES:
             message = "The body comes in too many small pieces. Send larger chunks."
             self._refusal = InvalidRequestError(message, code="invalid_http")
             raise self._refusal
@@ -299,7 +290,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
         self._phase = Phase.BETWEEN
         self._unparsed_bytes = 0
         super().on_message_complete()
@@ -310,7 +300,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _objection(self) -> ApplianceError | None:
         limits = self._limits
-        # Only what was fed since the last request can be in the head, so it is rarely added up.
+        # The head cannot exceed the bytes fed since the last request, so its size is rarely computed.
         if len(self.headers) > limits.headers or (
             self._unparsed_bytes > limits.head_bytes
             and len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -318,9 +308,11 @@ class BoundedProtocol(HttpToolsProtocol):
         ):
             return self._head_too_large()
         if self.parser.should_upgrade():
-            return InvalidRequestError("The gateway speaks HTTP/1.1 and nothing else.", code="invalid_http")
-        if len(self.pipeline) >= PIPELINED:
-            message = f"More than {PIPELINED} requests were sent ahead. Read answers, or open connections."
+            return InvalidRequestError("The gateway supports only HTTP/1.1.", code="invalid_http")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            message = (
+                f"More than {MAX_PIPELINED} requests were pipelined. Read answers, or open more connections."
+            )
             return InvalidRequestError(message, code="invalid_http")
         return None
 
@@ -331,21 +323,21 @@ class BoundedProtocol(HttpToolsProtocol):
         return HeadTooLargeError(f"The request's headers are too large: at most {most}. Send fewer.")
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or what a callback of ours stopped at; `msg` is uvicorn's word for both."""
+        """Refuse malformed HTTP, or what one of our callbacks stopped; `msg` is uvicorn's text for both."""
         self._refuse(self._refusal or InvalidRequestError(msg, code="invalid_http"))
 
     def _refuse(self, error: ApplianceError) -> None:
-        """Answer with an error and hang up, once the client has had a moment to read it."""
+        """Answer with an error, and close once the client has had time to read it."""
         self._is_refused = True
         self._closing_since = self.loop.time()
         self._unset_keepalive_if_required()
         self._on_refusal(error)
         running = self._running
         unanswered = running if running is not None and not running.response_complete else None
-        is_about_it = self._phase is Phase.BODY and self.cycle is running
-        has_begun = unanswered is not None and unanswered.response_started
-        if self.transport.is_closing() or has_begun or (unanswered is not None) != is_about_it:
-            # The client would take the error for part of another answer, or for a second one.
+        is_this_request = self._phase is Phase.BODY and self.cycle is running
+        has_started = unanswered is not None and unanswered.response_started
+        if self.transport.is_closing() or has_started or (unanswered is not None) != is_this_request:
+            # The client would read the error as part of another answer, or as a second one.
             self.transport.abort()
             return
         if unanswered is not None:
@@ -353,7 +345,7 @@ class BoundedProtocol(HttpToolsProtocol):
             unanswered.message_event.set()
         self.flow.resume_reading()
         self.transport.write(_on_the_wire(error))
-        # Closing at once would reset the connection while the client sends, and it would never read why.
+        # Closing at once would reset the connection while the client sends, and it would not read the error.
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
@@ -365,17 +357,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def _without_upgrade(data: bytes) -> bytes:
     """
-    The same request without its wish to speak another protocol, which a server may ignore (RFC 9110, 7.8).
+    The same request without its `Upgrade` header, which a server may ignore (RFC 9110, section 7.8).
 
-    Java's own client wishes for HTTP/2 with every first request.  The parser would take its body for the
-    other protocol.
+    Java's HTTP client offers HTTP/2 with every first request, and the parser would read its body as the other
+    protocol.
     """
     head, end, rest = data.partition(END_OF_HEAD)
     return UPGRADE.sub(b"\r\nx-grade:", head) + end + rest if end else data
 
 
 def _on_the_wire(error: ApplianceError) -> bytes:
-    """An error as a whole HTTP response, after which the connection ends."""
+    """An error as a complete HTTP response that closes the connection."""
     response = render(error)
     status = HTTPStatus(response.status_code)
     lines = [

@@ -1,5 +1,5 @@
 """
-The HTTP server: a uvicorn that leaves signals and sockets to whoever runs it, and bounds connections.
+The HTTP server: uvicorn with bounded connections; the caller owns signals and sockets.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from appliance.api.http.protocol import BoundedProtocol, Limits
+from appliance.api.http.protocol import BoundedProtocol, ConnectionLimits
 from appliance.api.http.tls import Tls
 from appliance.errors import ApplianceError, ConfigurationError, spec_of
 from appliance.infra.metrics import Metrics
@@ -20,19 +20,19 @@ from appliance.infra.settings import ApiSettings
 
 BACKLOG = 2048
 TICKS_BETWEEN_CHECKS = 10
-"""Connections are looked at once a second; uvicorn ticks every tenth of one."""
-FILES_FOR_THE_REST = 512
-"""Open files of a gateway beside connections: databases, logs, libraries."""
+"""Connections are checked every second; uvicorn ticks every tenth of a second."""
+OTHER_FILES = 512
+"""Open files of a gateway other than connections: databases, logs, libraries."""
 
 
 class Server(uvicorn.Server):
-    """Stops only when told to: set `should_exit`, and running requests are let finish."""
+    """Stops when `should_exit` is set, after the requests in flight have finished."""
 
     def __init__(
         self, config: uvicorn.Config, *, settings: ApiSettings, tls: Tls | None, metrics: Metrics | None
     ) -> None:
         super().__init__(config)
-        self._limits = Limits.of(settings)
+        self._limits = ConnectionLimits.of(settings)
         self._tls = tls
         self._metrics = metrics
         if metrics is not None:
@@ -40,11 +40,10 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take no signals: the process has other parts to stop, in an order of its own."""
+        """Capture none: the process stops its parts in its own order."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on the sockets given."""
         loop = asyncio.get_running_loop()
         handshake, flush = self._limits.head_seconds, self._limits.stalled_seconds
         self.servers = [
@@ -61,7 +60,6 @@ class Server(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Look at all connections now and then."""
         if counter % TICKS_BETWEEN_CHECKS == 0:
             now = asyncio.get_running_loop().time()
             for connection in tuple(self.server_state.connections):
@@ -85,7 +83,6 @@ class Server(uvicorn.Server):
 def make_server(
     app: ASGIApp, settings: ApiSettings, *, tls: Tls | None = None, metrics: Metrics | None = None
 ) -> Server:
-    """A server for `app`, not started."""
     return Server(
         uvicorn.Config(
             app,
@@ -95,7 +92,7 @@ def make_server(
             lifespan="off",
             access_log=False,
             log_config=None,
-            # What uvicorn would print about an exception bypasses the list of fields that may be logged.
+            # uvicorn's log of an exception would bypass the list of allowed log fields.
             log_level="critical",
             server_header=False,
             date_header=False,
@@ -111,14 +108,14 @@ def make_server(
 
 def bind(settings: ApiSettings) -> socket.socket:
     """
-    Take the port before anything slow is started.
+    Bind the port before anything slow is started.
 
     Raises:
-        ConfigurationError: the address cannot be listened on.
+        ConfigurationError: the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # The protocol is named because asyncio sets TCP_NODELAY only where it is: without it, an answer
-    # sent in two writes waits 40 ms for the client's delayed acknowledgement.
+    # asyncio sets TCP_NODELAY only if the protocol is named.  Without it an answer sent in two writes waits
+    # 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -134,7 +131,6 @@ def bind(settings: ApiSettings) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is of this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -143,15 +139,15 @@ def is_loopback(host: str) -> bool:
 
 def allow_open_files(settings: ApiSettings) -> int:
     """
-    Raise this process's limit of open files as far as it may, for connections to clients and workers.
+    Raise this process's limit of open files as far as allowed, for connections to clients and workers.
 
     Returns:
-        How many connections fit within the limit; fewer than `api.max_connections` should be warned of.
+        Connections that fit within the limit; the caller warns if they are fewer than `api.max_connections`.
     """
-    wanted = 2 * settings.max_connections + FILES_FOR_THE_REST
+    wanted = 2 * settings.max_connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     fitting = wanted if soft == resource.RLIM_INFINITY else soft
-    return min(settings.max_connections, (fitting - FILES_FOR_THE_REST) // 2)
+    return min(settings.max_connections, (fitting - OTHER_FILES) // 2)

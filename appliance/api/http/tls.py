@@ -1,9 +1,9 @@
 """
-TLS by files: the certificate, its key, and the authorities of client certificates.
+TLS from files: the certificate, its key, and the authorities of client certificates.
 
-New files are read into a context of their own, which takes over with one assignment once it is whole:
-a handshake sees the old certificate or the new one, never half of each, and connections that are open
-go on as they are.  Fails closed at a start; a broken file found later changes nothing.
+New files are read into a new context, which replaces the old one with one assignment: a handshake uses the
+old certificate or the new one, never half of each, and open connections continue.  Fails closed at the start;
+a broken file found later changes nothing.
 """
 
 import ssl
@@ -23,12 +23,12 @@ from appliance.tenancy.identity.files import stamp
 
 DAY_SECONDS = 86_400
 WARN_SECONDS = 14 * DAY_SECONDS
-"""Time before a certificate's end from which on reading it warns."""
+"""Time before a certificate expires from which the gateway warns."""
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class Tls:
-    """The gateway's side of TLS; made only from files that can be used (ConfigurationError)."""
+    """The gateway's TLS; raises ConfigurationError unless every file can be used."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class Tls:
         ]
         self._stamp = stamp(self._files)
         self.context, self.not_after = self._load()
-        """The context to listen with, and the Unix time at which the certificate in force ends."""
+        """The context to listen with, and the Unix time at which the current certificate expires."""
         self._current = self.context
-        # Called in every handshake, also of clients that name no server.
-        self.context.sni_callback = self._hand_over
+        # Called in every handshake, also if the client names no server.
+        self.context.sni_callback = self._use_current
         self._report()
 
     def renew(self) -> None:
-        """Take over changed files for the connections to come."""
+        """Apply changed files to new connections."""
         now = stamp(self._files)
         if now == self._stamp:
             return
@@ -66,12 +66,12 @@ class Tls:
         try:
             self._current, self.not_after = self._load()
         except ConfigurationError as error:
-            # Also the moment between a new certificate and its key, where they are not replaced as one.
+            # Also between a new certificate and its key, if they are not replaced together.
             self._logger.warning("tls_files_not_taken_over", reason=str(error))
             return
         self._report()
 
-    def _hand_over(
+    def _use_current(
         self, connection: ssl.SSLObject, _server_name: str | None, _context: ssl.SSLContext
     ) -> None:
         connection.context = self._current
@@ -91,7 +91,7 @@ class Tls:
             message = f"tls.certificate_file {self._certificate_file} cannot be used with its key: {error}"
             raise ConfigurationError(message) from error
         if self._settings.client_ca_file is not None:
-            _ask_for_certificates(context, self._settings.client_ca_file)
+            _request_certificates(context, self._settings.client_ca_file)
         return context, certificate.not_valid_after_utc.timestamp()
 
     def _report(self) -> None:
@@ -107,10 +107,10 @@ class Tls:
 
 def open_tls(settings: TlsSettings, *, logger: Logger, clock: Callable[[], float]) -> Tls | None:
     """
-    TLS as the settings ask for it; None where they name no certificate.
+    TLS as the settings configure it; None if they name no certificate.
 
     Raises:
-        ConfigurationError: a file is missing, malformed, or does not belong to the others.
+        ConfigurationError: a file is missing, malformed, or does not match the others.
     """
     if settings.certificate_file is None or settings.key_file is None:
         return None
@@ -119,13 +119,13 @@ def open_tls(settings: TlsSettings, *, logger: Logger, clock: Callable[[], float
 
 def command_context(settings: TlsSettings, *, is_own: bool) -> ssl.SSLContext:
     """
-    TLS as a command sees it.
+    TLS of a command that calls a gateway.
 
-    The gateway of the command's own settings is known by its certificate, whatever name it is reached by
-    and whoever signed it; any other must have one the system trusts.
+    The gateway of the command's own settings is authenticated by its certificate, whatever its host name and
+    issuer; any other must have a certificate that the system trusts.
 
     Raises:
-        ConfigurationError: a file the settings name cannot be used.
+        ConfigurationError: a file in the settings cannot be used.
     """
     if is_own and settings.certificate_file is not None:
         certificate = _certificate(settings.certificate_file)
@@ -145,16 +145,16 @@ def command_context(settings: TlsSettings, *, is_own: bool) -> ssl.SSLContext:
     return context
 
 
-def _ask_for_certificates(context: ssl.SSLContext, authorities: Path) -> None:
-    # Optional here: without one a caller may still have a key, and health checks need neither.
+def _request_certificates(context: ssl.SSLContext, authorities: Path) -> None:
+    # Optional: a caller without a certificate may have a key, and health checks need neither.
     context.verify_mode = ssl.CERT_OPTIONAL
-    # A resumed session would bring its certificate along after its authority is gone from the file.
+    # A resumed session would keep its certificate after its authority was removed from the file.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     try:
         context.load_verify_locations(cadata=_read("client_ca_file", authorities).decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
-        raise ConfigurationError(f"tls.client_ca_file {authorities} holds no PEM certificates") from error
+        raise ConfigurationError(f"tls.client_ca_file {authorities} has no PEM certificates") from error
 
 
 def _read(setting: str, file: Path) -> bytes:
@@ -172,22 +172,22 @@ def _certificate(file: Path) -> Certificate:
     try:
         return x509.load_pem_x509_certificate(_read("certificate_file", file))
     except ValueError as error:
-        raise ConfigurationError(f"tls.certificate_file {file} holds no PEM certificate") from error
+        raise ConfigurationError(f"tls.certificate_file {file} has no PEM certificate") from error
 
 
 def _check_key(file: Path, password: bytes | None, certificate: Certificate) -> None:
-    """Say in plain words what OpenSSL would say in its own."""
+    """Check the key with plainer messages than OpenSSL's."""
     data = _read("key_file", file)
     form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     try:
         key = load_pem_private_key(data, password if b"ENCRYPTED" in data else None)
         fits = key.public_key().public_bytes(*form) == certificate.public_key().public_bytes(*form)
     except TypeError as error:
-        message = f"tls.key_file {file} is encrypted: name its password's file in tls.key_password_file"
+        message = f"tls.key_file {file} is encrypted: set tls.key_password_file"
         raise ConfigurationError(message) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        message = f"tls.key_file {file} holds no PEM private key of a known kind, or its password is another"
+        message = f"tls.key_file {file} has no PEM private key of a supported kind, or tls.key_password_file is wrong"
         raise ConfigurationError(message) from error
     if not fits:
-        message = f"tls.key_file {file} is not the key of the certificate: they must be made together"
+        message = f"tls.key_file {file} is not the key of the certificate in tls.certificate_file"
         raise ConfigurationError(message)

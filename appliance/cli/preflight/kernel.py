@@ -5,7 +5,7 @@ Whether the kernel can wall processes in, and lets them open enough files.
 import resource
 from collections.abc import Iterable
 
-from appliance.api.http.server import FILES_FOR_THE_REST
+from appliance.api.http.server import OTHER_FILES
 from appliance.cli.preflight.check import Check, Subject
 from appliance.cli.preflight.inquiry import Inquiry
 from appliance.sovereignty.landlock import NETWORK_ABI, abi_version
@@ -61,12 +61,12 @@ def judge_landlock(version: int | None, *, wall: str) -> Check:
 
 def judge_open_files(limit: int | None, connections: int) -> Check:
     """Decide whether as many connections fit as the settings allow, each with one to a worker."""
-    wanted = 2 * connections + FILES_FOR_THE_REST
+    wanted = 2 * connections + OTHER_FILES
     if limit is None:
         return OPEN_FILES.ok(f"unlimited; {wanted} wanted")
     seen = f"at most {limit}; {wanted} wanted for {connections} connections"
     if limit < wanted:
-        fitting = max(0, (limit - FILES_FOR_THE_REST) // 2)
+        fitting = max(0, (limit - OTHER_FILES) // 2)
         return OPEN_FILES.warn(
             f"{seen}, so {fitting} fit",
             f"raise the limit (LimitNOFILE={wanted}), or lower api.max_connections",

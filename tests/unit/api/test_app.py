@@ -1,4 +1,4 @@
-"""Which routes exist, and what happens when ours is the mistake."""
+"""The list of routes, and the answer to a defect."""
 
 import io
 import json
@@ -80,24 +80,22 @@ ROUTES = {
     ("/admin/v1/egress/check", "POST"),
     # FastAPI's own: a description of the routes above, without a page that loads scripts.
 }
-"""Everything that can be reached.  A new route is added here on purpose, or not at all."""
+"""All routes; a new one is added here on purpose."""
 
 
 @pytest.fixture
 def log() -> io.StringIO:
-    """What is logged."""
     return io.StringIO()
 
 
 @pytest.fixture
 def metrics() -> Metrics:
-    """What is counted."""
     return Metrics(CollectorRegistry())
 
 
 @pytest.fixture
 def app(log: io.StringIO, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
-    """The application, with nothing behind it."""
+    """The application, with no services behind it."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", log)
         logger = configure_logs(LogSettings(format="json"), terminal=False)
@@ -126,7 +124,6 @@ def app(log: io.StringIO, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> 
 async def get(
     app: FastAPI, path: str, headers: dict[str, str] | None = None
 ) -> tuple[int, dict[str, str], bytes]:
-    """Get a page by calling the application itself."""
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -149,27 +146,24 @@ async def get(
     return start["status"], found, b"".join(message.get("body", b"") for message in rest)
 
 
-def test_no_page_loads_scripts_from_elsewhere(app: FastAPI):
-    """The documentation pages of the framework come from a content delivery network: there are none."""
+def test_the_framework_s_documentation_pages_are_off(app: FastAPI):
+    """They would load scripts from a content delivery network."""
     assert app.openapi_url is None
 
 
-def test_there_is_no_route_but_those_listed(app: FastAPI):
-    """The gateway is an explicit list."""
+def test_only_the_listed_routes_exist(app: FastAPI):
     found = {(route.path, method) for route in app.routes for method in route.methods}
     assert found == ROUTES
 
 
-def test_nobody_is_redirected(app: FastAPI):
-    """A slash too many is another path, and there is no such path."""
+def test_requests_are_never_redirected(app: FastAPI):
+    """A path with an extra slash does not exist."""
     assert app.router.redirect_slashes is False
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a detail"), AuditEntryError("a detail")])
-async def test_a_defect_of_ours_is_answered_logged_and_counted(
-    app: FastAPI, log, metrics: Metrics, error: Exception
-):
-    """The client gets an id and no detail; the log has the place under that id, and words of our own."""
+async def test_a_defect_is_answered_logged_and_counted(app: FastAPI, log, metrics: Metrics, error: Exception):
+    """The client gets an id and no detail; the log has the traceback under that id."""
 
     @app.get("/crash")
     async def crash(_request: Request) -> None:
@@ -192,7 +186,7 @@ async def test_a_defect_of_ours_is_answered_logged_and_counted(
 
 
 async def test_a_crash_echoes_the_clients_own_id(app: FastAPI, log):
-    """And the log has both."""
+    """The log has both ids."""
 
     @app.get("/crash")
     async def crash(_request: Request) -> None:
@@ -205,20 +199,20 @@ async def test_a_crash_echoes_the_clients_own_id(app: FastAPI, log):
 
 
 async def test_every_answer_has_an_id(app: FastAPI):
-    """Also the ones no route gave."""
+    """Also the answers of no route."""
     for path in ("/healthz", "/nowhere", "/v1/models"):
         _, headers, _ = await get(app, path)
         assert headers["x-request-id"] == "ours"
 
 
 async def test_refusals_are_counted_by_their_code(app: FastAPI, metrics: Metrics):
-    """So that an alert can tell wrong keys from a broken worker."""
+    """So that an alert distinguishes wrong keys from a broken worker."""
     await get(app, "/v1/models")
     assert metrics.registry.get_sample_value("appliance_errors_total", {"code": "invalid_api_key"}) == 1
 
 
-async def test_a_wrong_method_is_told_the_right_ones(app: FastAPI):
-    """As RFC 9110 asks of a 405."""
+async def test_a_wrong_method_gets_the_allowed_ones(app: FastAPI):
+    """As RFC 9110 demands of a 405."""
     status, headers, _ = await get(app, "/v1/chat/completions")
     assert (status, headers["allow"]) == (405, "POST")
     status, headers, _ = await get(app, "/admin/v1/speculation/override")

@@ -35,7 +35,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings, AuditSettings, ConsoleSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
-from appliance.sovereignty.egress.standing import Standing
+from appliance.sovereignty.egress.report import EgressStatus
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.allowances import Limits
 from appliance.tenancy.identity.authenticator import Authenticator
@@ -51,7 +51,7 @@ LIVE = ("/overview/live", "/tenants/live", "/audit/live", "/egress/live")
 class FakeEgress:
     """Remembers who asked for a check."""
 
-    standing = Standing(mode="warn")
+    standing = EgressStatus(mode="warn")
 
     def __init__(self) -> None:
         self.actors: list[str] = []

@@ -1,8 +1,8 @@
-"""A form with a file, however it is cut into pieces, and what is no such form."""
+"""Upload forms are parsed in pieces of any size, and malformed ones refused."""
 
 import pytest
 
-from appliance.api.upload import LONGEST_FIELD, MOST_PARTS, UploadForm
+from appliance.api.upload import MAX_FIELD_BYTES, MAX_PARTS, UploadForm
 from appliance.errors import InvalidRequestError
 
 TYPE = "multipart/form-data; boundary=cut"
@@ -30,23 +30,23 @@ WHOLE = form(part("purpose", b"batch"), part("file", CONTENT, "in.jsonl"), part(
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 64, 10_000])
-def test_a_file_comes_out_as_it_went_in(step):
-    """Also where it holds what looks like the end of a part."""
+def test_a_file_is_read_byte_for_byte(step):
+    """Also if it contains what looks like the end of a part."""
     upload, found = read(WHOLE, step)
     assert found == CONTENT
     assert upload.filename == "in.jsonl"
     assert upload.fields == {"purpose": "batch", "later": "x"}
 
 
-def test_an_empty_file_is_a_file():
-    """Whoever reads it says what is wrong with it."""
+def test_an_empty_file_is_accepted():
+    """Its reader reports the error."""
     upload, found = read(form(part("file", b"", "x")))
     assert (upload.filename, found) == ("x", b"")
 
 
 @pytest.mark.parametrize("end", range(1, len(WHOLE) - 4, 23))
-def test_a_form_that_was_cut_off_is_no_form(end):
-    """Half a file must not be taken for a whole one."""
+def test_a_truncated_form_is_refused(end):
+    """Half a file must not pass for a whole one."""
     with pytest.raises(InvalidRequestError):
         read(WHOLE[:end])
 
@@ -57,14 +57,14 @@ def test_a_form_that_was_cut_off_is_no_form(end):
         (form(part("purpose", b"batch")), "file"),
         (form(part("file", b"not a file")), "file"),
         (form(part("file", b"a", "a"), part("file", b"b", "b")), "file"),
-        (form(part("file", b"a", "a"), part("purpose", b"x" * (LONGEST_FIELD + 1))), None),
-        (form(*(part(str(number), b"") for number in range(MOST_PARTS + 1))), None),
+        (form(part("file", b"a", "a"), part("purpose", b"x" * (MAX_FIELD_BYTES + 1))), None),
+        (form(*(part(str(number), b"") for number in range(MAX_PARTS + 1))), None),
         (form(b"--cut\r\n" + b"X-Long: " + b"x" * 100_000 + b"\r\n\r\n\r\n"), None),
         (b"no form at all", None),
     ],
 )
-def test_anything_else_is_refused(body, param):
-    """Bounded in parts, fields and headers; one file, and not none."""
+def test_a_malformed_or_oversized_form_is_refused(body, param):
+    """Parts, fields and headers are bounded; there is exactly one file."""
     with pytest.raises(InvalidRequestError) as caught:
         read(body)
     assert caught.value.param == param
@@ -74,7 +74,6 @@ def test_anything_else_is_refused(body, param):
     "content_type",
     ["", "application/json", "multipart/form-data", "multipart/form-data; boundary=" + "x" * 300],
 )
-def test_another_kind_of_body_is_refused_before_it_is_read(content_type):
-    """With what to send instead."""
+def test_another_content_type_is_refused_before_the_body_is_read(content_type):
     with pytest.raises(InvalidRequestError):
         UploadForm(content_type)

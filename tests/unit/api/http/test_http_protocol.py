@@ -1,4 +1,4 @@
-"""What one connection may take of the gateway, and how it ends."""
+"""Limits of one connection."""
 
 import asyncio
 import json
@@ -15,23 +15,23 @@ from appliance.api.http.protocol import (
     BODY_BYTES_PER_SECOND,
     LINGER_BYTES,
     LINGER_SECONDS,
-    PIPELINED,
+    MAX_PIPELINED,
     SMALL_PIECES,
     SPARE_CONNECTIONS,
     BoundedProtocol,
-    Limits,
+    ConnectionLimits,
 )
 from appliance.errors import ApplianceError
 from appliance.infra.settings import ApiSettings
 from appliance.tenancy.identity.certificates import EXTENSION, ClientCertificate
 
-LIMITS = replace(Limits.of(ApiSettings()), connections=4)
+LIMITS = replace(ConnectionLimits.of(ApiSettings()), connections=4)
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written, and how it ended."""
+    """A transport that records what is written and how it ended."""
 
     def __init__(self, **extra: Any) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2), **extra})
@@ -80,10 +80,10 @@ class Wire(asyncio.Transport):
 
 
 class App:
-    """Answers once the body is there, or as told; keeps what it was asked."""
+    """Answers once the body has arrived, or as configured; records its requests."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[dict[str, Any], bytes]] = []
+        self.requests: list[tuple[dict[str, Any], bytes]] = []
         self.gone = 0
         self.waits = asyncio.Event()
         self.waits.set()
@@ -97,7 +97,7 @@ class App:
                 self.gone += 1
                 return
             body, more = body + message["body"], message["more_body"]
-        self.asked.append((scope, body))
+        self.requests.append((scope, body))
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await self.waits.wait()
         await send({"type": "http.response.body", "body": b"ok"})
@@ -106,7 +106,7 @@ class App:
 class Connections:
     """Makes connections to one application."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.app = App()
         self.limits = limits
         self.refused: list[ApplianceError] = []
@@ -136,7 +136,7 @@ def later(seconds: float) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-async def test_a_request_is_answered_and_the_connection_kept(connections):
+async def test_a_request_is_answered_and_the_connection_stays_open(connections):
     """In one piece, byte by byte, and several in a row."""
     connection, wire = connections.open()
     connection.data_received(POST + b"hello")
@@ -146,7 +146,7 @@ async def test_a_request_is_answered_and_the_connection_kept(connections):
     await settle()
     connection.data_received(GET + GET)
     await settle()
-    assert [body for _, body in connections.app.asked] == [b"hello", b"again", b"", b""]
+    assert [body for _, body in connections.app.requests] == [b"hello", b"again", b"", b""]
     assert wire.written.count(b"200 OK") == 4
     assert (wire.ended, connections.refused) == (None, [])
 
@@ -168,18 +168,18 @@ async def test_a_request_is_answered_and_the_connection_kept(connections):
     ids=["lines", "value", "name", "path", "endless value", "empty lines"],
 )
 async def test_a_head_that_is_too_large_is_refused_however_it_arrives(connections, flood, pieces):
-    """431 and the end, with no application asked."""
+    """With 431; the application is not called."""
     connection, wire = connections.open()
     size = -(-len(flood) // pieces)
     for start in range(0, len(flood), size):
         connection.data_received(flood[start : start + size])
     await settle()
     assert (wire.status, wire.code, wire.ended) == (431, "head_too_large", "eof")
-    assert connections.app.asked == []
+    assert connections.app.requests == []
     assert len(connections.refused) == 1
 
 
-async def test_the_largest_head_allowed_is_allowed(connections):
+async def test_the_maximum_head_is_accepted(connections):
     """A hundred lines and sixty thousand bytes."""
     connection, wire = connections.open()
     lines = b"".join(b"x-%d: %s\r\n" % (number, b"y" * 590) for number in range(100))
@@ -188,39 +188,39 @@ async def test_the_largest_head_allowed_is_allowed(connections):
     assert wire.status == 200
 
 
-async def test_what_trails_a_body_is_no_header_and_is_bounded(connections):
-    """A trailer cannot bring a key after the headers were looked at, nor fill the memory."""
+async def test_trailers_are_no_headers_and_are_bounded(connections):
+    """A trailer cannot add a key after the headers were checked, nor fill the memory."""
     connection, _wire = connections.open()
     head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     connection.data_received(head + b"2\r\nhi\r\n0\r\nauthorization: Bearer x\r\n\r\n")
     await settle()
-    scope, body = connections.app.asked[0]
+    scope, body = connections.app.requests[0]
     assert (body, [name for name, _ in scope["headers"]]) == (b"hi", [b"host", b"transfer-encoding"])
     connection.data_received(head + b"0\r\n")
     for _ in range(40):
         connection.data_received(b"x: %s\r\n" % (b"y" * 4000))
     assert connections.refused
-    assert len(connections.app.asked) == 1
+    assert len(connections.app.requests) == 1
 
 
-async def test_only_so_many_requests_may_be_sent_ahead(connections):
-    """Each would take memory until it is its turn."""
+async def test_the_number_of_pipelined_requests_is_bounded(connections):
+    """Each takes memory until its turn."""
     connections.app.waits.clear()
     connection, wire = connections.open()
     connection.data_received(GET)
     await settle()
-    connection.data_received(GET * PIPELINED)
+    connection.data_received(GET * MAX_PIPELINED)
     assert wire.ended is None
     connection.data_received(GET)
     assert wire.ended == "aborted"
-    assert len(connection.pipeline) == PIPELINED
+    assert len(connection.pipeline) == MAX_PIPELINED
 
 
 # Time.
 
 
-async def test_headers_that_trickle_are_given_up(connections):
-    """However many bytes come, their time is the same."""
+async def test_slow_headers_time_out(connections):
+    """However many bytes arrive, the limit is the same."""
     connection, wire = connections.open()
     for number, byte in enumerate(GET[:20]):
         connection.data_received(bytes([byte]))
@@ -230,8 +230,8 @@ async def test_headers_that_trickle_are_given_up(connections):
     assert (wire.status, wire.code, wire.ended) == (408, "request_too_slow", "eof")
 
 
-async def test_a_body_that_trickles_is_given_up_and_its_application_told(connections):
-    """A steady one, however long, is not."""
+async def test_a_slow_body_times_out_and_the_application_is_disconnected(connections):
+    """A steady one, however long, does not."""
     connection, wire = connections.open()
     connection.data_received(b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
     steady = 50 * BODY_BYTES_PER_SECOND
@@ -246,8 +246,8 @@ async def test_a_body_that_trickles_is_given_up_and_its_application_told(connect
     assert connections.app.gone == 1
 
 
-async def test_a_request_that_is_being_answered_has_no_limit_here(connections):
-    """Generating may take minutes; bytes of a next request do not make it late."""
+async def test_a_request_in_progress_has_no_time_limit(connections):
+    """Generating may take minutes; bytes of the next request do not make it late."""
     connections.app.waits.clear()
     connection, wire = connections.open()
     connection.data_received(POST + b"hello")
@@ -261,8 +261,8 @@ async def test_a_request_that_is_being_answered_has_no_limit_here(connections):
     assert wire.written.endswith(b"ok")
 
 
-async def test_a_connection_that_never_asks_is_closed(connections):
-    """After a first request uvicorn's own timer does it."""
+async def test_a_connection_without_a_request_is_closed(connections):
+    """After the first request uvicorn's own timer closes it."""
     connection, wire = connections.open()
     connection.check(later(LIMITS.idle_seconds - 1))
     assert wire.ended is None
@@ -270,8 +270,8 @@ async def test_a_connection_that_never_asks_is_closed(connections):
     assert wire.ended == "closed"
 
 
-async def test_a_client_that_does_not_read_is_cut_off(connections):
-    """Closing would wait for it for ever."""
+async def test_a_client_that_does_not_read_is_aborted(connections):
+    """Closing would wait for ever."""
     connection, wire = connections.open()
     connection.data_received(GET)
     await settle()
@@ -282,8 +282,8 @@ async def test_a_client_that_does_not_read_is_cut_off(connections):
     assert wire.ended == "aborted"
 
 
-async def test_a_connection_that_cannot_close_is_cut_off(connections):
-    """As when the last of an answer is never read."""
+async def test_a_connection_that_cannot_close_is_aborted(connections):
+    """For example if the client never reads the end of an answer."""
     connection, wire = connections.open()
     wire.close()
     connection.check(later(0))
@@ -293,8 +293,8 @@ async def test_a_connection_that_cannot_close_is_cut_off(connections):
     assert wire.ended == "aborted"
 
 
-async def test_a_refused_client_may_read_why_for_a_moment(connections):
-    """What it still sends is dropped, and not for long."""
+async def test_a_refused_client_has_time_to_read_the_error(connections):
+    """What it still sends is dropped, up to a limit of bytes and seconds."""
     connection, wire = connections.open()
     connection.data_received(b"nonsense\r\n\r\n")
     assert (wire.status, wire.code, wire.ended) == (400, "invalid_http", "eof")
@@ -312,8 +312,8 @@ async def test_a_refused_client_may_read_why_for_a_moment(connections):
 # Number.
 
 
-async def test_connections_over_the_limit_are_told_so(connections):
-    """Those within it go on; far over it nobody is told anything."""
+async def test_connections_over_the_limit_get_an_error(connections):
+    """Those within it continue; far over the limit connections are aborted."""
     within = [connections.open() for _ in range(LIMITS.connections)]
     over, over_wire = connections.open()
     over.data_received(GET)
@@ -331,8 +331,8 @@ async def test_connections_over_the_limit_are_told_so(connections):
     assert [connections.open()[1].ended for _ in range(SPARE_CONNECTIONS + 1)][-1] == "aborted"
 
 
-async def test_a_place_that_is_left_is_taken_by_the_next(connections):
-    """The limit counts those that are there."""
+async def test_a_closed_connection_makes_room_for_the_next(connections):
+    """The limit counts open connections."""
     opened = [connections.open()[0] for _ in range(LIMITS.connections)]
     opened[0].connection_lost(None)
     connection, wire = connections.open()
@@ -341,12 +341,12 @@ async def test_a_place_that_is_left_is_taken_by_the_next(connections):
     assert wire.status == 200
 
 
-# What else a client may do.
+# Other behaviour of clients.
 
 
 @pytest.mark.parametrize("turns", [0, 5])
-async def test_rubbish_after_a_request_does_not_get_into_its_answer(connections, turns):
-    """The connection is cut instead, whether the answer has begun or not."""
+async def test_malformed_bytes_after_a_request_do_not_reach_its_answer(connections, turns):
+    """The connection is aborted instead, whether the answer has begun or not."""
     connections.app.waits.clear()
     connection, wire = connections.open()
     connection.data_received(GET)
@@ -358,19 +358,19 @@ async def test_rubbish_after_a_request_does_not_get_into_its_answer(connections,
     assert (wire.written, wire.ended) == (written, "aborted")
 
 
-async def test_a_body_that_breaks_the_rules_is_refused_before_it_is_used(connections):
-    """The application hears that its client is gone."""
+async def test_a_malformed_body_is_refused_before_it_is_used(connections):
+    """The application receives a disconnect."""
     connection, wire = connections.open()
     connection.data_received(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n")
     await settle()
     connection.data_received(b"no size\r\n")
     await settle()
     assert (wire.status, wire.code, wire.ended) == (400, "invalid_http", "eof")
-    assert (connections.app.asked, connections.app.gone) == ([], 1)
+    assert (connections.app.requests, connections.app.gone) == ([], 1)
 
 
-async def test_a_body_that_is_not_wanted_may_still_arrive(connections):
-    """The answer is not spoilt by a second one when it then trickles."""
+async def test_a_body_after_its_answer_gets_no_second_answer(connections):
+    """When it is then too slow, the connection is aborted."""
     connections.app.reads = False
     connection, wire = connections.open()
     connection.data_received(POST + b"he")
@@ -381,8 +381,8 @@ async def test_a_body_that_is_not_wanted_may_still_arrive(connections):
     assert wire.ended == "aborted"
 
 
-async def test_a_body_without_end_that_nobody_wants_is_cut_off(connections):
-    """Not at once: a client that is still sending has to come to its answer."""
+async def test_an_endless_body_after_its_answer_is_aborted(connections):
+    """Not at once: a client that still sends must be able to read its answer."""
     connections.limits = replace(LIMITS, unread_bytes=1000)
     connections.app.reads = False
     connection, wire = connections.open()
@@ -395,8 +395,8 @@ async def test_a_body_without_end_that_nobody_wants_is_cut_off(connections):
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["awaited", "answered already"])
-async def test_a_body_in_a_multitude_of_chunks_is_refused(connections, reads):
-    """A byte a chunk is a thousand times the work; chunks of a usual size may be as many as they like."""
+async def test_a_body_in_too_many_small_chunks_is_refused(connections, reads):
+    """A byte per chunk is a thousand times the work; the number of large chunks is not limited."""
     connections.app.reads = reads
     head = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
     connection, wire = connections.open()
@@ -412,8 +412,8 @@ async def test_a_body_in_a_multitude_of_chunks_is_refused(connections, reads):
     assert usual_wire.ended is None
 
 
-async def test_a_client_that_leaves_takes_its_waiting_requests_along(connections):
-    """Also when it had sent others ahead, the one that is answered hears of it."""
+async def test_a_disconnect_ends_running_and_pipelined_requests(connections):
+    """The request being answered is disconnected even if others were pipelined."""
     connection, _wire = connections.open()
     connection.data_received(POST)
     connection.data_received(b"hello" + GET)
@@ -428,8 +428,8 @@ async def test_a_client_that_leaves_takes_its_waiting_requests_along(connections
 
 
 @pytest.mark.parametrize("name", [b"Upgrade", b"upgrade", b"UPGRADE"])
-async def test_a_wish_for_another_protocol_is_ignored_and_the_body_read(connections, name):
-    """Java's own client wishes for HTTP/2 with its first request."""
+async def test_an_upgrade_header_is_ignored_and_the_body_read(connections, name):
+    """Java's HTTP client offers HTTP/2 with its first request."""
     connection, wire = connections.open()
     head = (
         POST[:-2] + b"Connection: Upgrade, HTTP2-Settings\r\n" + name + b": h2c\r\nHTTP2-Settings: AA\r\n\r\n"
@@ -437,20 +437,20 @@ async def test_a_wish_for_another_protocol_is_ignored_and_the_body_read(connecti
     connection.data_received(head + b"hello")
     await settle()
     assert wire.status == 200
-    assert connections.app.asked[0][1] == b"hello"
+    assert connections.app.requests[0][1] == b"hello"
 
 
-async def test_a_body_that_speaks_of_upgrades_is_left_alone(connections):
-    """Only the head is looked at."""
+async def test_an_upgrade_header_in_a_body_is_not_changed(connections):
+    """Only the head is edited."""
     connection, _wire = connections.open()
     body = b"\r\nUpgrade: h2c\r\n\r\n"
     connection.data_received(POST.replace(b"5", b"%d" % len(body)) + body)
     await settle()
-    assert connections.app.asked[0][1] == body
+    assert connections.app.requests[0][1] == body
 
 
-async def test_another_protocol_in_earnest_is_refused(connections):
-    """A body must never be taken for requests, nor requests for a body."""
+async def test_another_protocol_is_refused(connections):
+    """A body must never be read as requests, nor requests as a body."""
     for request in (
         b"CONNECT x:1 HTTP/1.1\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -464,11 +464,11 @@ async def test_another_protocol_in_earnest_is_refused(connections):
     for byte in POST[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\nhello":
         connection, wire = (connection, wire) if wire.written == b"" else connections.open()
         connection.data_received(bytes([byte]))
-    assert connections.app.asked == []
+    assert connections.app.requests == []
 
 
-async def test_the_clients_certificate_reaches_the_application(connections):
-    """By its names, on every request of the connection; without one there is nothing."""
+async def test_the_client_certificate_reaches_the_application(connections):
+    """Its names, on every request of the connection; without a certificate nothing."""
     connection, _ = connections.open(peercert={"subject": ((("commonName", "billing"),),)})
     connection.data_received(GET)
     await settle()
@@ -476,13 +476,13 @@ async def test_the_clients_certificate_reaches_the_application(connections):
     plain, _ = connections.open()
     plain.data_received(GET)
     await settle()
-    first, second, third = (scope for scope, _ in connections.app.asked)
+    first, second, third = (scope for scope, _ in connections.app.requests)
     assert first["extensions"] == second["extensions"] == {EXTENSION: ClientCertificate(("cn:billing",))}
     assert "extensions" not in third
 
 
-async def test_a_stopping_server_does_not_wait_for_who_was_refused(connections):
-    """Others may finish what they have begun."""
+async def test_a_stopping_server_does_not_wait_for_refused_clients(connections):
+    """Others may finish their requests."""
     connections.app.waits.clear()
     refused, refused_wire = connections.open()
     refused.data_received(b"nonsense\r\n\r\n")
@@ -497,13 +497,13 @@ async def test_a_stopping_server_does_not_wait_for_who_was_refused(connections):
     assert busy_wire.ended == "closed"
 
 
-@pytest.mark.parametrize("how", ["stop", "never asked", "not again"])
-async def test_an_idle_client_that_leaves_tls_open_is_not_waited_for(connections, how, monkeypatch):
-    """It has a moment to close as well; without TLS there is nothing to wait for."""
+@pytest.mark.parametrize("how", ["stop", "no request", "after a request"])
+async def test_an_idle_client_that_does_not_end_tls_is_aborted(connections, how, monkeypatch):
+    """It has a moment to close; without TLS the connection closes at once."""
     monkeypatch.setattr("appliance.api.http.protocol.LINGER_SECONDS", 0.05)
     for extra, ended in (({"sslcontext": object()}, "aborted"), ({}, "closed")):
         connection, wire = connections.open(**extra)
-        if how == "not again":
+        if how == "after a request":
             connection.data_received(GET)
             await settle()
             connection.timeout_keep_alive_handler()

@@ -1,10 +1,10 @@
-"""What it asks of the machine."""
+"""The server's use of addresses and open files."""
 
 import resource
 
 import pytest
 
-from appliance.api.http.server import FILES_FOR_THE_REST, allow_open_files, is_loopback
+from appliance.api.http.server import OTHER_FILES, allow_open_files, is_loopback
 from appliance.infra.settings import ApiSettings
 
 
@@ -13,8 +13,8 @@ from appliance.infra.settings import ApiSettings
     [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("0.0.0.0", False),
      ("::", False), ("10.0.0.1", False), ("gateway.bank.internal", False)],
 )  # fmt: skip
-def test_an_address_is_of_this_machine_only_or_is_not(host, local):
-    """All addresses of a machine are not its own ones only."""
+def test_loopback_addresses_are_recognised(host, local):
+    """The wildcard address is not one of them."""
     assert is_loopback(host) is local
 
 
@@ -28,9 +28,9 @@ def test_an_address_is_of_this_machine_only_or_is_not(host, local):
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 5000, None),
     ],
 )
-def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(monkeypatch, limits, fitting, raised):
-    """Two for each connection; what does not fit is said."""
-    assert FILES_FOR_THE_REST == 512
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed(monkeypatch, limits, fitting, raised):
+    """Two for each connection; returns the number of connections that fit."""
+    assert OTHER_FILES == 512
     asked: list[int] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _kind, pair: asked.append(pair[0]))

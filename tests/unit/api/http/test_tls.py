@@ -72,8 +72,8 @@ def test_without_a_certificate_there_is_no_tls():
     assert open_tls(TlsSettings(), logger=logger, clock=lambda: 0.0) is None
 
 
-def test_the_newest_version_is_spoken_and_old_ones_are_not(settings):
-    """1.3 where the client can, 1.2 where it must, nothing older; or 1.3 alone."""
+def test_tls_versions_follow_the_settings(settings):
+    """1.3 by default, 1.2 if the client needs it and the settings allow it, nothing older."""
     tls = opened(settings)
     assert handshake(tls, client())[0].version() == "TLSv1.3"
     old = client()
@@ -84,7 +84,7 @@ def test_the_newest_version_is_spoken_and_old_ones_are_not(settings):
 
 
 def test_a_key_with_a_password_is_read(tmp_path):
-    """From its file, with or without a newline at the end."""
+    """From a file with or without a newline at the end."""
     files = AUTHORITY.issue(tmp_path, "gateway", *LOOPBACK, password=b"open sesame")
     (tmp_path / "password").write_text("open sesame\n")
     settings = TlsSettings(
@@ -94,10 +94,8 @@ def test_a_key_with_a_password_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["localhost", None])
-def test_new_files_take_over_for_clients_that_name_the_server_and_for_those_that_do_not(
-    settings, tmp_path, name
-):
-    """A client that connects to an address sends no name."""
+def test_new_files_apply_to_clients_with_and_without_sni(settings, tmp_path, name):
+    """A client that connects to an address sends no server name."""
     tls, context = opened(settings), client()
     context.check_hostname = name is not None
     before, _ = handshake(tls, context, name)
@@ -113,8 +111,8 @@ def test_new_files_take_over_for_clients_that_name_the_server_and_for_those_that
     assert serial(handshake(tls, context, name)[0]) not in {serial(before), serial(after)}
 
 
-def test_a_certificate_without_its_key_is_not_taken_over(settings, tmp_path, capsys):
-    """Between the two writes the old pair stays in force; with the second the new one takes over."""
+def test_a_certificate_without_its_key_is_not_applied(settings, tmp_path, capsys):
+    """Between the two writes the old pair stays in use; after the second the new one is used."""
     tls = opened(settings)
     before, _ = handshake(tls, client())
     old_key = settings.key_file.read_bytes()
@@ -130,8 +128,8 @@ def test_a_certificate_without_its_key_is_not_taken_over(settings, tmp_path, cap
     assert serial(handshake(tls, client())[0]) != serial(before)
 
 
-def test_a_client_certificate_is_asked_for_and_not_insisted_on(mutual, tmp_path):
-    """A client with one shows its names, one without gets in, one that a stranger signed does not."""
+def test_a_client_certificate_is_requested_but_not_required(mutual, tmp_path):
+    """A client with one shows its names, one without connects, one of an unknown authority does not."""
     tls = opened(mutual)
     files = CLIENTS.issue(tmp_path, "billing", x509.UniformResourceIdentifier("spiffe://bank/billing"))
     known = client()
@@ -146,7 +144,7 @@ def test_a_client_certificate_is_asked_for_and_not_insisted_on(mutual, tmp_path)
         handshake(tls, stranger)
 
 
-def test_an_authority_that_is_gone_from_the_file_is_not_believed_any_more(mutual, tmp_path):
+def test_an_authority_removed_from_the_file_is_not_trusted(mutual, tmp_path):
     """Clients of the new one are, and no session outlives the change."""
     tls, successors = opened(mutual), Authority("successors")
     files = CLIENTS.issue(tmp_path, "billing")
@@ -176,8 +174,7 @@ def test_an_authority_that_is_gone_from_the_file_is_not_believed_any_more(mutual
         ("client_ca_file", "ü", "no PEM certificates"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_in_one_line(settings, tmp_path, field, content, words):
-    """With its setting, so that it can be found."""
+def test_an_unusable_file_is_named_with_its_setting(settings, tmp_path, field, content, words):
     file = tmp_path / "broken"
     if content is not None:
         file.write_text(content)
@@ -188,15 +185,15 @@ def test_a_file_that_cannot_be_used_is_named_in_one_line(settings, tmp_path, fie
 
 
 def test_a_key_of_another_certificate_is_refused(settings, tmp_path):
-    """In words, not in OpenSSL's."""
+    """With a plainer message than OpenSSL's."""
     other = AUTHORITY.issue(tmp_path, "other")
     with pytest.raises(ConfigurationError, match="is not the key of the certificate"):
         opened(settings.model_copy(update={"key_file": other.key}))
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])
-def test_a_key_without_its_password_is_refused_and_nobody_is_asked_for_it(tmp_path, password):
-    """A start never waits at a terminal."""
+def test_a_key_without_its_password_is_refused_without_a_prompt(tmp_path, password):
+    """A start never waits for a terminal."""
     files = AUTHORITY.issue(tmp_path, "gateway", password=b"open sesame")
     given = None
     if password is not None:
@@ -210,15 +207,15 @@ def test_a_key_without_its_password_is_refused_and_nobody_is_asked_for_it(tmp_pa
     ("days", "event"),
     [(30, "tls_certificate_loaded"), (3, "tls_certificate_expires_soon"), (-1, "tls_certificate_expired")],
 )
-def test_a_certificate_near_or_past_its_end_is_warned_of(tmp_path, capsys, days, event):
-    """It is served all the same: who is locked out decides who trusts it."""
+def test_a_certificate_that_expires_soon_or_has_expired_causes_a_warning(tmp_path, capsys, days, event):
+    """It is still served: clients decide whether they trust it."""
     files = AUTHORITY.issue(tmp_path, "gateway", lasts=timedelta(days=days))
     opened(TlsSettings(certificate_file=files.certificate, key_file=files.key))
     assert event in capsys.readouterr().err
 
 
-def test_a_command_knows_its_own_gateway_by_the_certificate_in_the_settings(settings, tmp_path):
-    """Whatever it is called and whoever signed it; another gateway's is not believed."""
+def test_a_command_trusts_the_certificate_in_its_own_settings(settings, tmp_path):
+    """Whatever the host name and the issuer; another gateway's certificate is not trusted."""
     tls = opened(settings)
     context = command_context(settings, is_own=True)
     assert handshake(tls, context, "10.0.0.1")
@@ -229,8 +226,8 @@ def test_a_command_knows_its_own_gateway_by_the_certificate_in_the_settings(sett
         handshake(tls, command_context(settings, is_own=False))
 
 
-def test_a_command_shows_its_certificate_where_it_has_one(mutual, tmp_path):
-    """So that commands work where certificates are required."""
+def test_a_command_sends_its_client_certificate(mutual, tmp_path):
+    """So that commands work if certificates are required."""
     files = CLIENTS.issue(tmp_path, "operator")
     settings = mutual.model_copy(
         update={"command_certificate_file": files.certificate, "command_key_file": files.key}
