@@ -23,7 +23,7 @@ Start = Callable[..., Awaitable[GatewayUnderTest]]
 
 
 @asynccontextmanager
-async def victims(directory: Path) -> AsyncIterator[Start]:
+async def gateways(directory: Path) -> AsyncIterator[Start]:
     """Start a gateway process in front of a scripted worker in this process; settings of `api` by name."""
     async with AsyncExitStack() as stack:
 
@@ -48,6 +48,6 @@ async def victims(directory: Path) -> AsyncIterator[Start]:
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """As `victims`, for one test."""
-    async with victims(tmp_path) as starting:
+    """As `gateways`, for one test."""
+    async with gateways(tmp_path) as starting:
         yield starting

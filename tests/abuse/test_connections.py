@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.abuse.conftest import victims
+from tests.abuse.conftest import gateways
 from tests.abuse.gateway_under_test import MIB, PATIENT, allow_open_files, close_all, reset, wait_closed
 from tests.fakes import FakeWorker, chat, until
 
@@ -30,7 +30,7 @@ SHARED = pytest.mark.asyncio(loop_scope="module")
 async def gateway(tmp_path_factory):
     """A gateway with small bounds."""
     bounds = {"head_seconds": 2, "body_seconds": 2, "stalled_seconds": 2, "max_body_bytes": MIB}
-    async with victims(tmp_path_factory.mktemp("bounded")) as start:
+    async with gateways(tmp_path_factory.mktemp("bounded")) as start:
         yield await start(FakeWorker(), **bounds)
 
 

@@ -22,7 +22,7 @@ import pytest
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from demo.process import ApplianceProcess
 from demo.training.corpus import held_out_prompts, load_corpus
-from tests.abuse.victim import Victim
+from tests.abuse.gateway_under_test import GatewayUnderTest
 from tests.fakes import FakeWorker
 from tests.integration.caller import PROMPT, audit_entries, fetch, outcomes, sample
 from tests.integration.worker_process import descendants, is_running
@@ -296,7 +296,7 @@ def test_the_engine_leaves_its_core_to_the_gateway_while_it_waits(appliance, cli
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 def test_the_worker_stops_within_a_second_after_a_client_has_left(appliance, stream):
     """Its own count of running requests falls to nothing, and the log says what had been made by then."""
-    victim = Victim(appliance, FakeWorker())
+    victim = GatewayUnderTest(appliance, FakeWorker())
     status = json.loads(
         fetch(appliance.url + "/admin/v1/status", (appliance.data / "admin.key").read_text().strip())
     )

@@ -86,7 +86,7 @@ async def test_an_answer_that_has_begun_is_not_asked_for_again():
 
 
 async def test_a_worker_that_is_gone_after_a_request_is_not_called_unreachable():
-    """A worker without the request can be replaced for free; one that died of it must not take others along."""
+    """A worker without the request can be replaced for free; one that died of it must not kill others."""
     async with _asking([ANSWER, None]) as (ask, scripted):
         assert await ask() == (200, b"{}")
         with pytest.raises(WorkerFailedError, match="closed the connection") as caught:
