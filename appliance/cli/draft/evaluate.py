@@ -30,7 +30,7 @@ from appliance.drafts.evaluation.prompts import choose_prompts
 from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict, kind_name
 from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.drafts.evaluation.store import save_evaluation
-from appliance.drafts.evaluation.worker import available_memory, context_of
+from appliance.drafts.evaluation.worker import WorkerTemplate, available_memory, context_of
 from appliance.drafts.harvest.dataset import open_dataset
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
 from appliance.drafts.registry.site_registry import open_registry
@@ -38,7 +38,7 @@ from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings, process_environment
 from appliance.serving.devices import choose_device, detect_hardware
-from appliance.sovereignty.environment import refuse_ways_out
+from appliance.sovereignty.environment import refuse_egress_variables
 
 MEMINFO = Path("/proc/meminfo")
 REASON_CHARACTERS = 1000
@@ -93,7 +93,7 @@ def evaluate_draft(
     Runs vLLM with the target alone, with the draft in service and with the candidate, greedy and sampled.
     The exit code is 0 if the draft passed, 1 if it was refused.
     """
-    refuse_ways_out(process_environment())
+    refuse_egress_variables(process_environment())
     settings = settings_from(config, data)
     directory = locate(settings).drafts
     say = partial(typer.echo, err=True)
@@ -151,10 +151,12 @@ def _read_prompts(
 def _site(settings: Settings, directory: Path, say: Callable[[str], None]) -> EvaluationSite:
     return EvaluationSite(
         directory=directory,
-        settings=settings.worker,
-        device=choose_device(settings.worker.device, detect_hardware()),
-        python=sys.executable,
-        environment=process_environment(),
+        template=WorkerTemplate(
+            settings=settings.worker,
+            device=choose_device(settings.worker.device, detect_hardware()),
+            python=sys.executable,
+            environment=process_environment(),
+        ),
         engine=engine_version(),
         available_bytes=available_memory(MEMINFO.read_text(encoding="utf-8")),
         margin=settings.drafts.trial_margin,

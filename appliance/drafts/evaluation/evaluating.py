@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,7 @@ from appliance.drafts.evaluation.verdict import EvaluationMeasurements, judge
 from appliance.drafts.evaluation.worker import Say, WorkerTemplate
 from appliance.errors import DraftRefusedError
 from appliance.infra.files import write_private
-from appliance.infra.settings import WorkerSettings
-from appliance.serving.devices import Device, DeviceKind
+from appliance.serving.devices import DeviceKind
 
 FORMAT = 1
 """Of what is measured; another number discards finished steps of an earlier version."""
@@ -62,10 +62,7 @@ class EvaluationSite:
 
     directory: Path
     """Of the registry."""
-    settings: WorkerSettings
-    device: Device
-    python: str
-    environment: Mapping[str, str]
+    template: WorkerTemplate
     engine: str
     available_bytes: int
     """Of memory."""
@@ -136,10 +133,9 @@ async def _measure(
     finished: FinishedSteps,
 ) -> tuple[tuple[MeasurementPhase, ...], tuple[StepResult, ...]]:
     token, token_file = secrets.token_hex(TOKEN_BYTES), home / TOKEN
-    template = _template(site, token_file)
     rounds = split_rounds(data.chosen.prompts)
     incumbent = arms.get(Arm.INCUMBENT)
-    together = incumbent is not None and template.holds_two(
+    together = incumbent is not None and site.template.holds_two(
         arms[Arm.CANDIDATE], incumbent, site.available_bytes
     )
     schedule = plan_schedule(len(rounds), incumbent=incumbent is not None, together=together)
@@ -150,7 +146,7 @@ async def _measure(
             arms=arms,
             rounds=rounds,
             options=options,
-            template=template,
+            plan=partial(site.template.plan, token_file=token_file),
             token=token,
             logs=home / LOGS,
             finished=finished,
@@ -162,20 +158,11 @@ async def _measure(
         token_file.unlink(missing_ok=True)
 
 
-def _template(site: EvaluationSite, token_file: Path) -> WorkerTemplate:
-    return WorkerTemplate(
-        settings=site.settings,
-        device=site.device,
-        python=site.python,
-        environment=site.environment,
-        token_file=token_file,
-    )
-
-
 def _depends(
     data: HeldOutData, options: EvaluationOptions, site: EvaluationSite, arms: Mapping[Arm, Served]
 ) -> dict[str, Any]:
     """Everything the result of a step depends on; prompts by their ids and the data set's digest."""
+    template = site.template
     return {
         "format": FORMAT,
         "arms": {
@@ -187,8 +174,8 @@ def _depends(
         "max_tokens": options.max_tokens,
         "draft_tokens": options.draft_tokens,
         "temperature": TEMPERATURE,
-        "worker": site.settings.model_dump(mode="json", exclude={"model", "draft", "host", "port"}),
-        "device": [str(site.device.kind), site.device.count, site.device.bfloat16],
+        "worker": template.settings.model_dump(mode="json", exclude={"model", "draft", "host", "port"}),
+        "device": [str(template.device.kind), template.device.count, template.device.bfloat16],
         "engine": site.engine,
     }
 
@@ -245,9 +232,9 @@ def _header(
     comparison: Comparison, data: HeldOutData, options: EvaluationOptions, site: EvaluationSite
 ) -> dict[str, Any]:
     """The fields of a report that need no measurement."""
-    dtype = _template(site, site.directory).dtype(comparison.target)
+    dtype, device = site.template.dtype(comparison.target), site.template.device
     now = datetime.fromtimestamp(site.wall_clock(), UTC)
-    gpus = f"{site.device.count} GPU{'' if site.device.count == 1 else 's'}"
+    gpus = f"{device.count} GPU{'' if device.count == 1 else 's'}"
     return {
         "draft": comparison.candidate.digest,
         "incumbent": comparison.incumbent.digest if comparison.incumbent is not None else None,
@@ -255,7 +242,7 @@ def _header(
         "dataset": data.digest,
         "made": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "engine": site.engine,
-        "device": "cpu" if site.device.kind is DeviceKind.CPU else gpus,
+        "device": "cpu" if device.kind is DeviceKind.CPU else gpus,
         "dtype": dtype,
         "draft_tokens": options.draft_tokens,
         "max_tokens": options.max_tokens,

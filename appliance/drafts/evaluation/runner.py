@@ -14,7 +14,8 @@ from appliance.drafts.evaluation.arms import Arm, MeasurementPhase, MeasurementS
 from appliance.drafts.evaluation.measuring import PromptRound, measure, warm_up
 from appliance.drafts.evaluation.report import StepResult
 from appliance.drafts.evaluation.store import FinishedSteps
-from appliance.drafts.evaluation.worker import EvaluationWorker, Say, WorkerTemplate, run_worker
+from appliance.drafts.evaluation.worker import EvaluationWorker, Say, run_worker
+from appliance.serving.launch import LaunchPlan
 
 MINUTE = 60
 
@@ -36,7 +37,7 @@ class EvaluationRunner:
         arms: Mapping[Arm, Served],
         rounds: Sequence[Sequence[Prompt]],
         options: EvaluationOptions,
-        template: WorkerTemplate,
+        plan: Callable[[Served], LaunchPlan],
         token: str,
         logs: Path,
         finished: FinishedSteps,
@@ -45,7 +46,7 @@ class EvaluationRunner:
     ) -> None:
         self._arms = arms
         self._options = options
-        self._template = template
+        self._plan = plan
         self._token = token
         """Control token that the workers' plugins expect."""
         self._logs = logs
@@ -91,7 +92,7 @@ class EvaluationRunner:
                 workers[arm] = await stack.enter_async_context(
                     run_worker(
                         arm,
-                        self._template.plan(self._arms[arm]),
+                        self._plan(self._arms[arm]),
                         token=self._token,
                         max_tokens=self._options.max_tokens,
                         logs=self._logs,

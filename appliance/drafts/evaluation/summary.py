@@ -1,11 +1,11 @@
 """The numbers of a report from finished steps.  Pure."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.drafts.evaluation.arms import Arm, Mode, Prompt
-from appliance.drafts.evaluation.equality import Agreement, AnswerComparison, compare
+from appliance.drafts.evaluation.equality import Agreement, compare
 from appliance.drafts.evaluation.intervals import RequestDrafts, acceptance_length, length_ratio
 from appliance.drafts.evaluation.report import (
     AcceptanceLine,
@@ -22,6 +22,8 @@ from appliance.speculation.values import ALL_TRAFFIC
 DIFFERENCES = 20
 """Maximum differences that a report lists."""
 NOTHING = RequestDrafts(drafts=0, accepted=0)
+Kind = tuple[TrafficAspect, str]
+"""Of traffic: an aspect and its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +65,8 @@ def gather(
 
 def lines(evidence: Evidence) -> tuple[AcceptanceLine, ...]:
     """Acceptance by arm and kind of traffic, for kinds with drafts."""
-    found = []
-    for aspect, value, belongs in _kinds(evidence):
-        for arm in evidence.drafting:
-            line = _line(evidence, aspect, value, arm, belongs)
-            if line is not None:
-                found.append(line)
-    return tuple(found)
+    found = (_line(evidence, arm, kind) for kind in _kinds(evidence) for arm in evidence.drafting)
+    return tuple(line for line in found if line is not None)
 
 
 def length_ratios(evidence: Evidence) -> tuple[LengthRatio, ...]:
@@ -77,9 +74,10 @@ def length_ratios(evidence: Evidence) -> tuple[LengthRatio, ...]:
     if Arm.INCUMBENT not in evidence.answers:
         return ()
     found = []
-    for aspect, value, belongs in _kinds(evidence):
-        mine = _by_prompt(evidence.answers[Arm.CANDIDATE], belongs)
-        other = _by_prompt(evidence.answers[Arm.INCUMBENT], belongs)
+    for aspect, value in _kinds(evidence):
+        mine, other = (
+            _by_prompt(_answers(evidence, arm, (aspect, value))) for arm in (Arm.CANDIDATE, Arm.INCUMBENT)
+        )
         both = [place for place in sorted(mine.keys() & other.keys()) if mine[place].drafts]
         pairs = [(mine[place], other[place]) for place in both if other[place].drafts]
         ratio = length_ratio(pairs)
@@ -94,15 +92,21 @@ def equalities(evidence: Evidence, epsilon: float) -> tuple[tuple[Equality, ...]
     found, differences = [], []
     for arm in evidence.drafting:
         greedy = [answer for answer in evidence.answers[arm] if answer.mode is Mode.GREEDY]
-        verdicts = [
-            (answer, compare(own[answer.prompt].trail, own[answer.prompt].near, answer.trail, epsilon))
-            for answer in greedy
-        ]
         count = dict.fromkeys(Agreement, 0)
-        for answer, compared in verdicts:
+        for answer in greedy:
+            mine = own[answer.prompt]
+            compared = compare(mine.trail, mine.near, answer.trail, epsilon)
             count[compared.agreement] += 1
             if compared.agreement is not Agreement.SAME:
-                differences.append(_difference(arm, evidence.prompts[answer.prompt], compared))
+                differences.append(
+                    Difference(
+                        arm=arm,
+                        request_id=evidence.prompts[answer.prompt].request_id,
+                        agreement=compared.agreement,
+                        position=compared.position or 0,
+                        gap=compared.gap,
+                    )
+                )
         found.append(
             Equality(
                 arm=arm,
@@ -128,58 +132,51 @@ def expected(found: Iterable[AcceptanceLine]) -> dict[str, ExpectedAcceptance]:
     return accepted
 
 
-Belongs = Callable[[PromptResult], bool]
-
-
-def _kinds(evidence: Evidence) -> list[tuple[TrafficAspect, str, Belongs]]:
+def _kinds(evidence: Evidence) -> list[Kind]:
     """Every kind of traffic, all traffic first."""
-    prompts = evidence.prompts
-    seen = {answer.prompt for answer in evidence.answers[Arm.CANDIDATE]}
-
-    def of_mode(mode: Mode) -> Belongs:
-        return lambda answer: answer.mode is mode
-
-    def of_context(context: str) -> Belongs:
-        return lambda answer: prompts[answer.prompt].context == context
-
-    def of_template(template: str) -> Belongs:
-        return lambda answer: prompts[answer.prompt].template == template
-
-    contexts = sorted({prompts[place].context for place in seen}, key=_context_order)
+    seen = [_labels(evidence, answer) for answer in evidence.answers[Arm.CANDIDATE]]
     return [
-        (TrafficAspect.ALL, ALL_TRAFFIC, lambda _answer: True),
-        *((TrafficAspect.MODE, str(mode), of_mode(mode)) for mode in Mode),
-        *((TrafficAspect.CONTEXT, context, of_context(context)) for context in contexts),
-        *(
-            (TrafficAspect.TEMPLATE, template, of_template(template))
-            for template in sorted({prompts[place].template for place in seen})
-        ),
+        (aspect, value)
+        for aspect in TrafficAspect
+        for value in sorted({labels[aspect] for labels in seen}, key=_order)
     ]
 
 
-def _context_order(label: str) -> tuple[int, str]:
-    """Order of ranges by their lower bound: `0-1k`, `1k-2k`, ..., `128k+`."""
+def _labels(evidence: Evidence, answer: PromptResult) -> dict[TrafficAspect, str]:
+    prompt = evidence.prompts[answer.prompt]
+    return {
+        TrafficAspect.ALL: ALL_TRAFFIC,
+        TrafficAspect.MODE: str(answer.mode),
+        TrafficAspect.CONTEXT: prompt.context,
+        TrafficAspect.TEMPLATE: prompt.template,
+    }
+
+
+def _answers(evidence: Evidence, arm: Arm, kind: Kind) -> list[PromptResult]:
+    aspect, value = kind
+    return [answer for answer in evidence.answers[arm] if _labels(evidence, answer)[aspect] == value]
+
+
+def _order(label: str) -> tuple[int, str]:
+    """Ranges of lengths by their lower bound: `0-1k`, `1k-2k`, ..., `128k+`; others by name."""
     begin = label.partition("-")[0].rstrip("k+")
     return (int(begin) if begin.isdecimal() else 0, label)
 
 
-def _by_prompt(answers: Iterable[PromptResult], belongs: Belongs) -> dict[int, RequestDrafts]:
+def _by_prompt(answers: Iterable[PromptResult]) -> dict[int, RequestDrafts]:
     """Drafts by prompt, summed over its answers, which are correlated."""
     found: defaultdict[int, RequestDrafts] = defaultdict(lambda: NOTHING)
     for answer in answers:
-        if belongs(answer):
-            before = found[answer.prompt]
-            found[answer.prompt] = RequestDrafts(
-                drafts=before.drafts + answer.drafts, accepted=before.accepted + answer.accepted
-            )
+        before = found[answer.prompt]
+        found[answer.prompt] = RequestDrafts(
+            drafts=before.drafts + answer.drafts, accepted=before.accepted + answer.accepted
+        )
     return found
 
 
-def _line(
-    evidence: Evidence, aspect: TrafficAspect, value: str, arm: Arm, belongs: Belongs
-) -> AcceptanceLine | None:
-    answers = [answer for answer in evidence.answers[arm] if belongs(answer)]
-    requests = [request for request in _by_prompt(answers, belongs).values() if request.drafts]
+def _line(evidence: Evidence, arm: Arm, kind: Kind) -> AcceptanceLine | None:
+    answers = _answers(evidence, arm, kind)
+    requests = [request for request in _by_prompt(answers).values() if request.drafts]
     length = acceptance_length(requests, evidence.draft_tokens)
     if length is None:
         return None
@@ -189,8 +186,8 @@ def _line(
         for position in range(evidence.draft_tokens)
     ]
     return AcceptanceLine(
-        aspect=aspect,
-        value=value,
+        aspect=kind[0],
+        value=kind[1],
         arm=arm,
         requests=len(requests),
         drafts=drafts,
@@ -198,14 +195,4 @@ def _line(
         accepted=sum(request.accepted for request in requests),
         acceptance_length=length,
         per_position=tuple(count / drafts for count in accepted_at),
-    )
-
-
-def _difference(arm: Arm, prompt: Prompt, compared: AnswerComparison) -> Difference:
-    return Difference(
-        arm=arm,
-        request_id=prompt.request_id,
-        agreement=compared.agreement,
-        position=compared.position or 0,
-        gap=compared.gap,
     )

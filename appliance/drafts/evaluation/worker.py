@@ -54,13 +54,11 @@ class WorkerTemplate:
     """Interpreter to run vLLM with."""
     environment: Mapping[str, str]
     """Of the process that starts them."""
-    token_file: Path
-    """The control token of this evaluation."""
     choose_port: Callable[[str], int] = free_port
 
-    def plan(self, served: Served) -> LaunchPlan:
+    def plan(self, served: Served, token_file: Path) -> LaunchPlan:
         """
-        Plan the launch of a worker.
+        Plan the launch of a worker, whose control token is in `token_file`.
 
         Raises:
             ConfigurationError: the settings do not allow it.
@@ -74,7 +72,7 @@ class WorkerTemplate:
             target=served.target,
             draft=served.draft,
             environment=offline_environment(self.environment, plugins=(PLUGIN,)),
-            control_token_file=self.token_file,
+            control_token_file=token_file,
         )
 
     def dtype(self, target: Weights) -> str:

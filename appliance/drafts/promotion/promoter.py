@@ -294,7 +294,7 @@ class Promoter:
             await work
         except LeaseLostError:
             self._has_recovered = False
-            self._parts.logger.warning("promotion_left", detail=run.promotion.title)
+            self._parts.logger.warning("promotion_lease_lost", detail=run.promotion.title)
         except Exception as defect:
             # On disk it is not over, so recovery tries again; the draft in service does not change.
             self._has_recovered = False

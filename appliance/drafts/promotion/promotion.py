@@ -36,15 +36,7 @@ class PromotionStage(StrEnum):
     ROLLED_BACK = "rolled_back"
 
 
-OVER = frozenset(
-    {
-        PromotionStage.PROMOTED,
-        PromotionStage.REFUSED,
-        PromotionStage.FAILED,
-        PromotionStage.INTERRUPTED,
-        PromotionStage.ROLLED_BACK,
-    }
-)
+OVER = frozenset({"promoted", "refused", "failed", "interrupted", "rolled_back"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

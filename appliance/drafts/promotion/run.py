@@ -195,7 +195,7 @@ class PromotionRun:
             try:
                 await step()
             except DraftStorageError as error:
-                self.parts.logger.error("promotion_stuck", error=str(error))  # noqa: TRY400 - one line says it
+                self.parts.logger.error("promotion_step_retried", error=str(error))  # noqa: TRY400 - one line says it
                 self.set_waits(str(error))
                 await self.targets.sleep(RETRY_SECONDS)
             else:

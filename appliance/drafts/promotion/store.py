@@ -12,7 +12,7 @@ from pathlib import Path
 from appliance.drafts.promotion.promotion import Promotion, decode
 from appliance.drafts.registry.active_draft import ACTIVE_DRAFTS, read_active_draft, write_active_draft
 from appliance.errors import DraftStorageError
-from appliance.infra.data_directory import write_private
+from appliance.infra.files import write_private
 
 DIRECTORY = "promotions"
 KEPT = 100

@@ -88,10 +88,13 @@ class Programs:
     """Whether two fit into memory."""
     started: list[str] = field(default_factory=list)
 
+    settings = WorkerSettings(device="cpu")
+    device = CPU
+
     def __call__(self, **_given: Any) -> "Programs":
         return self
 
-    def plan(self, served: Served) -> LaunchPlan:
+    def plan(self, served: Served, token_file: Path) -> LaunchPlan:
         digest = served.draft.digest if served.draft else served.target.digest
         self.started.append(digest)
         port = free_port("127.0.0.1")
@@ -135,14 +138,15 @@ async def in_thread(
         thread.join()
 
 
+TEMPLATE = Programs({})
+"""What `site` starts workers by; the tests that start some put their own here."""
+
+
 def site(directory: Path, say: Callable[[str], None] = lambda _line: None, **more: Any) -> EvaluationSite:
     ticks = iter(range(10**9))
     values = {
         "directory": directory,
-        "settings": WorkerSettings(device="cpu"),
-        "device": CPU,
-        "python": sys.executable,
-        "environment": {},
+        "template": TEMPLATE,
         "engine": "vllm 0.32.0",
         "available_bytes": 2**40,
         "margin": 0.02,

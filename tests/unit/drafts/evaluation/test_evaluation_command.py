@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from appliance.audit.entry import decode
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft import evaluate as command
-from appliance.drafts.evaluation import evaluating, runner
+from appliance.drafts.evaluation import runner
 from appliance.drafts.evaluation.report import Evaluation
 from appliance.drafts.evaluation.store import load_evaluation
 from appliance.drafts.evaluation.worker import run_worker
@@ -105,7 +105,7 @@ def bench(tmp_path, monkeypatch) -> EvaluationBench:
         for path in (first, second)
     )
     programs = Programs({old: {"rate": 0.4}, new: {"rate": 0.75}})
-    monkeypatch.setattr(evaluating, "WorkerTemplate", programs)
+    monkeypatch.setattr(command, "WorkerTemplate", programs)
     monkeypatch.setattr(runner, "run_worker", in_thread)
     dataset = SmallDataset(digest_tokenizer(target))
     monkeypatch.setattr(command, "open_dataset", lambda _settings, _name: dataset)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from appliance.drafts.evaluation import evaluating, runner
+from appliance.drafts.evaluation import runner
 from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.evaluating import evaluate, forget_work
 from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.drafts.evaluation.worker import run_worker
 from appliance.errors import DraftRefusedError, WorkerFailedError, WorkerStartError
+from tests.unit.drafts.evaluation import evaluation_parts
 from tests.unit.drafts.evaluation.evaluation_parts import (
     COMPARISON,
     NEW,
@@ -43,7 +44,7 @@ def programs(monkeypatch):
         for name, script in scripts.items():
             merged[named[name]] = {**merged.get(named[name], {}), **script}
         made = Programs(merged, holds)
-        monkeypatch.setattr(evaluating, "WorkerTemplate", made)
+        monkeypatch.setattr(evaluation_parts, "TEMPLATE", made)
         monkeypatch.setattr(runner, "run_worker", run_worker if processes else in_thread)
         return made
 
@@ -211,8 +212,8 @@ async def test_worker_start_failure_names_the_reason_and_the_log(programs, tmp_p
     started = programs(processes=True)
     plan = started.plan
 
-    def broken(served):
-        made = plan(served)
+    def broken(served, token_file):
+        made = plan(served, token_file)
         return replace(made, argv=(made.argv[0], "-c", "raise ValueError('the draft is not to my taste')"))
 
     monkeypatch.setattr(started, "plan", broken, raising=False)

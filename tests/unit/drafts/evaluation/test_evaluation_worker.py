@@ -15,6 +15,7 @@ from appliance.serving.weights import TensorInfo
 from tests.unit.drafts.evaluation.evaluation_parts import CPU, NEW, TARGET
 
 GPU = Device(kind=DeviceKind.GPU, count=1, bfloat16=True)
+TOKEN = Path("/data/evaluation/control.token")
 WITH, ALONE = Served(target=TARGET, draft=NEW), Served(target=TARGET)
 
 
@@ -24,7 +25,6 @@ def template(settings: WorkerSettings | None = None, device: Device = CPU) -> Wo
         device=device,
         python="/usr/bin/python3",
         environment={"PATH": "/usr/bin", "HOME": "/root", "HTTP_PROXY": "http://proxy", "HF_TOKEN": "hf"},
-        token_file=Path("/data/evaluation/control.token"),
         choose_port=lambda _host: 4321,
     )
 
@@ -36,7 +36,7 @@ def option(plan, name: str) -> str:
 def test_worker_listens_on_loopback_only():
     """Whatever the settings of the serving worker are."""
     settings = WorkerSettings(host="0.0.0.0", port=8000, served_name="chat", max_num_seqs=64)
-    plan = template(settings).plan(WITH)
+    plan = template(settings).plan(WITH, TOKEN)
     assert (plan.host, plan.port, plan.url) == ("127.0.0.1", 4321, "http://127.0.0.1:4321")
     assert option(plan, "--host") == "127.0.0.1"
     assert option(plan, "--max-num-seqs") == "8"
@@ -45,7 +45,7 @@ def test_worker_listens_on_loopback_only():
 
 def test_worker_is_offline_with_our_plugin_and_its_own_token():
     """No proxy, no hub, no other plugin."""
-    environment = template().plan(WITH).environment
+    environment = template().plan(WITH, TOKEN).environment
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["VLLM_PLUGINS"] == "appliance"
     assert environment["APPLIANCE_CONTROL_TOKEN_FILE"] == "/data/evaluation/control.token"
@@ -53,9 +53,9 @@ def test_worker_is_offline_with_our_plugin_and_its_own_token():
 
 
 def test_each_arm_serves_its_own_weights():
-    assert "--speculative-config" not in template().plan(ALONE).argv
-    assert str(NEW.path) in option(template().plan(WITH), "--speculative-config")
-    assert option(template().plan(WITH), "--model") == str(TARGET.path)
+    assert "--speculative-config" not in template().plan(ALONE, TOKEN).argv
+    assert str(NEW.path) in option(template().plan(WITH, TOKEN), "--speculative-config")
+    assert option(template().plan(WITH, TOKEN), "--model") == str(TARGET.path)
 
 
 def test_draft_token_schedule_and_parsers_are_not_used():
@@ -63,14 +63,14 @@ def test_draft_token_schedule_and_parsers_are_not_used():
     settings = WorkerSettings(
         draft_token_schedule=((1, 4, 3), (5, 64, 0)), tool_call_parser="hermes", reasoning_parser="qwen3"
     )
-    plan = template(settings).plan(WITH)
+    plan = template(settings).plan(WITH, TOKEN)
     assert not {"--tool-call-parser", "--reasoning-parser"} & set(plan.argv)
     assert "[1,5,3]" in option(plan, "--speculative-config")
 
 
 def test_worker_of_several_nodes_is_refused():
     with pytest.raises(ConfigurationError, match="several nodes"):
-        template(WorkerSettings(extra_arguments=("--nnodes", "2"))).plan(WITH)
+        template(WorkerSettings(extra_arguments=("--nnodes", "2"))).plan(WITH, TOKEN)
 
 
 @pytest.mark.parametrize(

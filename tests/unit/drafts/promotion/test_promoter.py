@@ -253,7 +253,7 @@ async def test_damaged_draft_fails_before_any_worker_restarts(cluster):
     rewrite(file, file.read_bytes()[:-1] + b"\x01")
     done = await promote(cluster)
     assert (done.stage, cluster.requests) == (PromotionStage.FAILED, [])
-    assert "not what was registered" in done.reason
+    assert "differs from what was registered" in done.reason
     assert is_clean(cluster)
     assert "draft.rolled_back" not in steps(cluster)
 
