@@ -1,5 +1,5 @@
 """
-`appliance speculation`: see what workers do about speculation, order otherwise, and drill it.
+`appliance speculation`: show and override speculation, and run the drill.
 """
 
 import asyncio
@@ -12,8 +12,15 @@ from rich.console import Group
 
 from appliance.cli.common.admin import AdminApi, open_admin
 from appliance.cli.common.duration import parse_duration, show_duration
-from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
-from appliance.cli.drill.command import drill
+from appliance.cli.common.options import (
+    ConfigOption,
+    DataOption,
+    NoteOption,
+    UrlOption,
+    ask_gateway,
+    settings_from,
+)
+from appliance.cli.drill.drill_command import drill
 from appliance.cli.speculation_view import render
 from appliance.cli.status import show
 from appliance.control.override import AUTO, EVERY_WORKER
@@ -24,7 +31,6 @@ commands = typer.Typer(help="See and steer speculation.", no_args_is_help=True)
 commands.command()(drill)
 
 WorkerOption = Annotated[str, typer.Option("--worker", help="Id of a worker; default: all.")]
-NoteOption = Annotated[str, typer.Option("--note", help="Why; goes into the audit log.")]
 ForOption = Annotated[str, typer.Option("--for", help="How long, such as 30m, 1h or 2d; at most 7d.")]
 
 
@@ -36,12 +42,12 @@ def status(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Show each worker's mode, its reason and draft tokens, orders, and the newest changes, live."""
+    """Show mode, reason and draft tokens of each worker, overrides and recent changes, live."""
     settings = settings_from(config, data)
     if as_json:
-        typer.echo(json.dumps(asyncio.run(_everything(settings, url)), indent=2))
+        typer.echo(json.dumps(asyncio.run(_status(settings, url)), indent=2))
         return
-    show(settings, url, _picture, once=once)
+    show(settings, url, _render, once=once)
 
 
 @commands.command()
@@ -53,8 +59,8 @@ def off(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Serve the target model alone for a while, whatever the monitor finds."""
-    _order(settings_from(config, data), url, worker, SpeculationMode.TARGET_ONLY, duration, note)
+    """Serve the target model alone for a time, whatever the monitor measures."""
+    _override(settings_from(config, data), url, worker, SpeculationMode.TARGET_ONLY, duration, note)
 
 
 @commands.command()
@@ -69,9 +75,9 @@ def on(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Draft for a while, whatever the monitor finds."""
+    """Keep drafting for a time, whatever the monitor measures."""
     settings, mode = settings_from(config, data), SpeculationMode.SPECULATIVE
-    _order(settings, url, worker, mode, duration, note, draft_tokens=draft_tokens)
+    _override(settings, url, worker, mode, duration, note, draft_tokens=draft_tokens)
 
 
 @commands.command()
@@ -82,9 +88,9 @@ def auto(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """End an order; the monitor decides again."""
+    """Remove an override and return to automatic control."""
     body = {"worker": worker, "mode": AUTO, "note": note}
-    _ask(settings_from(config, data), url, "PUT", "speculation/override", body)
+    ask_gateway(settings_from(config, data), url, "PUT", "speculation/override", body)
     typer.echo(f"{_name(worker)}: the monitor decides again")
 
 
@@ -95,7 +101,7 @@ def probe(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Look now whether speculation pays again, instead of when the next probe is due."""
+    """Probe now whether speculation pays again, before the next probe is due."""
 
     async def ask() -> list[str]:
         async with open_admin(settings_from(config, data), url) as gateway:
@@ -122,13 +128,13 @@ def recycle(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Drain a worker and start it again, with its draft unless told otherwise."""
+    """Drain a worker and restart it, by default with its draft."""
     path, body = f"workers/{quote(worker, safe='')}/recycle", {"with_draft": not without_draft, "note": note}
-    _ask(settings_from(config, data), url, "POST", path, body)
+    ask_gateway(settings_from(config, data), url, "POST", path, body)
     typer.echo(f"{worker} is being recycled {'without' if without_draft else 'with'} its draft")
 
 
-def _order(
+def _override(
     settings: Settings,
     url: str | None,
     worker: str,
@@ -142,7 +148,7 @@ def _order(
     body = {"worker": worker, "mode": str(mode), "seconds": seconds, "note": note}
     if draft_tokens is not None:
         body["draft_tokens"] = draft_tokens
-    _ask(settings, url, "PUT", "speculation/override", body)
+    ask_gateway(settings, url, "PUT", "speculation/override", body)
     typer.echo(f"{_name(worker)}: {mode} for {show_duration(seconds)}; `appliance speculation auto` ends it")
 
 
@@ -150,20 +156,12 @@ def _name(worker: str) -> str:
     return "all workers" if worker == EVERY_WORKER else worker
 
 
-def _ask(settings: Settings, url: str | None, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    async def ask() -> dict[str, Any]:
-        async with open_admin(settings, url) as gateway:
-            return await gateway.request(method, path, body)
-
-    return asyncio.run(ask())
-
-
-async def _everything(settings: Settings, url: str | None) -> dict[str, Any]:
+async def _status(settings: Settings, url: str | None) -> dict[str, Any]:
     async with open_admin(settings, url) as gateway:
         events = await gateway.get("speculation/events")
         return {**await gateway.get("speculation"), "events": events["events"]}
 
 
-async def _picture(gateway: AdminApi) -> Group:
+async def _render(gateway: AdminApi) -> Group:
     events = await gateway.get("speculation/events")
     return render(await gateway.get("speculation"), events["events"])

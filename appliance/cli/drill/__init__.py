@@ -1,1 +1,1 @@
-"""A drill: a real collapse of acceptance, caused on purpose, and what became of it."""
+"""A drill: cause a real collapse of acceptance, and check that the appliance falls back and recovers."""

@@ -1,4 +1,4 @@
-"""It passes only if everything happened and was recorded."""
+"""A drill passes only if every stage happened and was recorded."""
 
 import asyncio
 import json
@@ -25,26 +25,41 @@ from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.cli import cli
 from appliance.cli.common.admin import open_admin
-from appliance.cli.drill import record
-from appliance.cli.drill.command import collapse_seconds, describe, judge, report, summary
-from appliance.cli.drill.drill import Drill, Findings, Plan, Start, look
-from appliance.cli.drill.prompts import PIECE_CHARACTERS, code_prompts, cut, file_prompts, in_turn, noise
-from appliance.cli.drill.timeline import (
-    Change,
+from appliance.cli.drill import drill_command
+from appliance.cli.drill.drill import (
+    Drill,
+    DrillPlan,
+    DrillStage,
     Marks,
-    Stage,
+    ModeChange,
     Timeline,
+    find_stages,
     parse_changes,
-    timeline,
+    prepare,
     unrecorded,
-    verdict,
 )
-from appliance.cli.drill.traffic import Traffic
+from appliance.cli.drill.drill_command import (
+    collapse_seconds,
+    describe,
+    judge,
+    problems_of,
+    report,
+    summary,
+)
+from appliance.cli.drill.traffic import (
+    PIECE_CHARACTERS,
+    Traffic,
+    code_prompts,
+    cut,
+    file_prompts,
+    in_turn,
+    noise,
+)
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import AuditSettings, Settings, load_settings
 from tests.fakes import until
 
-PLAN = Plan(warm_seconds=2.0, collapse_seconds=2.0, total_seconds=6.0, poll_seconds=0.01)
+PLAN = DrillPlan(warm_seconds=2.0, collapse_seconds=2.0, total_seconds=6.0, poll_seconds=0.01)
 NOISE = re.compile(r"[0-9a-f]{600}")
 KEY = "sk-tenant"
 
@@ -55,9 +70,9 @@ def now() -> float:
 
 class FakeGateway:
     """
-    A gateway whose one worker falls back after some noise, probes in vain, and recovers without it.
+    A gateway whose only worker falls back after some noise, fails a probe, and recovers without noise.
 
-    Each of these can be switched off, and so can the record of it.
+    Each step and its audit entry can be switched off.
     """
 
     def __init__(self, audit: AuditLog) -> None:
@@ -165,7 +180,7 @@ class FakeGateway:
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     (tmp_path / "admin.key").write_text("sk-admin\n")
-    monkeypatch.setattr(record, "PAUSE_SECONDS", 0.005)
+    monkeypatch.setattr(drill_command, "PAUSE_SECONDS", 0.005)
     return load_settings(environment={}, overrides={"data": {"directory": str(tmp_path)}})
 
 
@@ -186,7 +201,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[FakeGateway]:
             )
         )
         fake = FakeGateway(audit)
-        # What happened before a drill is none of its business, here and in the log.
+        # A drill ignores changes before it, here and in the log.
         await fake.change("target_only", "below_break_even", 1.3)
         await fake.change("speculative", "recovered", 2.6)
         runner = web.AppRunner(fake.app(), handler_cancellation=True, shutdown_timeout=0.1)
@@ -199,12 +214,12 @@ async def gateway(tmp_path: Path) -> AsyncIterator[FakeGateway]:
 
 
 async def drill(
-    gateway: FakeGateway, settings: Settings, plan: Plan = PLAN
-) -> tuple[Start, Findings, list[tuple[Stage, Timeline]]]:
+    gateway: FakeGateway, settings: Settings, plan: DrillPlan = PLAN
+) -> tuple[Drill, list[tuple[DrillStage, Timeline]]]:
     """Run one."""
-    told: list[tuple[Stage, Timeline]] = []
+    reported: list[tuple[DrillStage, Timeline]] = []
     async with open_admin(settings, gateway.url) as admin, aiohttp.ClientSession() as session:
-        start = await look(admin, None)
+        start = await prepare(admin, None)
         traffic = Traffic(
             session,
             base=gateway.url,
@@ -219,38 +234,38 @@ async def drill(
             noise=noise,
             start=start,
             plan=plan,
-            tell=lambda stage, found: told.append((stage, found)),
-            clock=time.monotonic,
+            on_stage=lambda stage, found: reported.append((stage, found)),
         )
-        return start, await trial.run(), told
+        await trial.run()
+        return trial, reported
 
 
-async def judged(gateway: FakeGateway, settings: Settings, plan: Plan = PLAN) -> tuple[str, ...]:
-    """What a drill found wrong."""
-    start, findings, _ = await drill(gateway, settings, plan)
-    return (await asyncio.to_thread(judge, settings, start, findings)).problems
+async def judged(gateway: FakeGateway, settings: Settings, plan: DrillPlan = PLAN) -> tuple[str, ...]:
+    """The problems of a drill."""
+    done, _ = await drill(gateway, settings, plan)
+    return await asyncio.to_thread(judge, settings, done)
 
 
-async def test_a_drill_passes_when_every_stage_happened_and_was_recorded(gateway, settings):
-    start, findings, told = await drill(gateway, settings)
-    assert [stage for stage, _ in told] == list(Stage)
-    assert (await asyncio.to_thread(judge, settings, start, findings)).passed
-    reasons = [change.reason for change in findings.changes]
+async def test_drill_passes_when_every_stage_happened_and_was_recorded(gateway, settings):
+    done, reported = await drill(gateway, settings)
+    assert [stage for stage, _ in reported] == list(DrillStage)
+    assert await asyncio.to_thread(judge, settings, done) == ()
+    reasons = [change.reason for change in done.changes]
     assert reasons == ["collapsed", "probing", "probe_failed", "probing", "recovered"]
-    assert findings.timeline.worker == "w1"
-    assert findings.warm_length == 2.6
-    assert findings.drafts_to_fallback is not None
-    assert 20 * 3 <= findings.drafts_to_fallback <= 20 * 20
-    assert 0 < findings.timeline.seconds_to_fallback < 2
-    assert 0 < findings.timeline.seconds_to_recovery < 2
-    assert findings.tally.failures == []
-    # It sent no more at a time than it was told, and gave nothing up.
+    assert done.timeline.worker == "w1"
+    assert done.warm_length == 2.6
+    assert done.drafts_to_fallback is not None
+    assert 20 * 3 <= done.drafts_to_fallback <= 20 * 20
+    assert 0 < done.timeline.seconds_to_fallback < 2
+    assert 0 < done.timeline.seconds_to_recovery < 2
+    assert done.traffic.tally.failures == []
+    # It kept to its concurrency and cancelled nothing.
     assert gateway.largest_concurrency == 2
     assert gateway.unfinished == 0
-    assert findings.tally.requests > 35
+    assert done.traffic.tally.requests > 35
 
 
-async def test_a_drill_that_is_broken_off_stops_sending(gateway, settings):
+async def test_cancelled_drill_stops_sending(gateway, settings):
     gateway.recovers = False
     task = asyncio.create_task(drill(gateway, settings))
     await until(lambda: len(gateway.changes) > 3)
@@ -270,9 +285,7 @@ async def test_a_drill_that_is_broken_off_stops_sending(gateway, settings):
         ("recovers", "recovered"),
     ],
 )
-async def test_a_drill_fails_at_the_first_stage_that_does_not_come_and_stops_on_its_own(
-    gateway, settings, missing, stage
-):
+async def test_drill_names_the_first_missing_stage_and_stops_by_itself(gateway, settings, missing, stage):
     setattr(gateway, missing, False)
     plan = replace(PLAN, warm_seconds=0.3, collapse_seconds=0.3, total_seconds=1.5)
     began = time.monotonic()
@@ -286,66 +299,65 @@ async def test_no_noise_is_sent_before_a_worker_speculates(gateway, settings):
     assert gateway.noisy == 0
 
 
-async def test_a_worker_that_drafts_again_while_the_noise_goes_on_has_not_recovered(gateway, settings):
+async def test_worker_that_speculates_again_during_the_noise_has_not_recovered(gateway, settings):
     gateway.recovers_in_noise, gateway.probes = True, False
     plan = replace(PLAN, collapse_seconds=0.3, total_seconds=1.0)
     assert await judged(gateway, settings, plan) == ("the stage probe_failed was not reached",)
 
 
-async def test_a_drill_fails_when_a_request_fails(gateway, settings):
+async def test_drill_fails_when_a_request_fails(gateway, settings):
     gateway.status = 503
     problems = await judged(gateway, settings, replace(PLAN, collapse_seconds=0.3))
     assert problems[0] == "the stage fallback was not reached"
     assert re.fullmatch(r"\d requests failed, the first with: 503 no_worker_available", problems[1])
 
 
-async def test_a_drill_fails_when_the_audit_log_lacks_a_change(gateway, settings):
+async def test_drill_fails_when_the_audit_log_lacks_a_change(gateway, settings):
     gateway.unrecorded.add("probe_failed")
     (problem,) = await judged(gateway, settings)
     assert "(probe_failed)" in problem
 
 
-async def test_a_drill_without_the_audit_log_at_hand_says_so_and_fails(gateway, settings, tmp_path):
-    start, findings, _ = await drill(gateway, settings)
+async def test_drill_fails_without_the_audit_log(gateway, settings, tmp_path):
+    done, _ = await drill(gateway, settings)
     elsewhere = load_settings(environment={}, overrides={"data": {"directory": str(tmp_path / "else")}})
-    (problem,) = judge(elsewhere, start, findings).problems
+    (problem,) = judge(elsewhere, done)
     assert problem.startswith("the audit log was not checked: there is no audit log in")
-    (problem,) = judge(settings, replace(start, audit_size=10**6), findings).problems
-    assert "name its with --data" in problem
+    done.start = replace(done.start, audit_size=10**6)
+    (problem,) = judge(settings, done)
+    assert "give its directory with --data" in problem
 
 
-async def test_a_drill_is_not_begun_where_it_could_mean_nothing(gateway, settings):
+async def test_drill_does_not_start_where_it_could_prove_nothing(gateway, settings):
     async with open_admin(settings, gateway.url) as admin:
         with pytest.raises(ConfigurationError, match="no healthy worker serves other"):
-            await look(admin, "other")
+            await prepare(admin, "other")
         gateway.override = {"mode": "target_only"}
         with pytest.raises(ConfigurationError, match="appliance speculation auto"):
-            await look(admin, None)
+            await prepare(admin, None)
         gateway.override, gateway.controllable = None, False
         with pytest.raises(ConfigurationError, match="no plugin"):
-            await look(admin, "demo")
+            await prepare(admin, "demo")
 
 
 async def command(gateway: FakeGateway, tmp_path: Path, *words: str) -> Result:
-    """Run the command as it is typed; the gateway answers from this loop meanwhile."""
+    """Run the command in a thread; the gateway answers in this loop."""
     arguments = ["speculation", "drill", "--url", gateway.url, "--data", str(tmp_path), *words]
     return await asyncio.to_thread(CliRunner().invoke, cli, arguments)
 
 
-async def test_the_command_shows_a_line_for_each_stage_and_exits_with_the_verdict(
-    gateway, settings, tmp_path
-):
+async def test_command_prints_a_line_per_stage_and_exits_with_the_verdict(gateway, settings, tmp_path):
     (tmp_path / "tenant.key").write_text(f"{KEY}\n")
     result = await command(gateway, tmp_path, "--key-file", str(tmp_path / "tenant.key"))
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[0] == f"drill of demo at {gateway.url}, 2 requests at a time"
-    assert [line.split()[2] for line in lines[1:5]] == [str(stage) for stage in Stage]
+    assert [line.split()[2] for line in lines[1:5]] == [str(stage) for stage in DrillStage]
     assert "w1 is target_only (collapsed), acceptance length 1.07" in lines[2]
     assert lines[-1] == "verdict: passed"
 
 
-async def test_the_command_prints_one_object_for_programs(gateway, settings, tmp_path):
+async def test_command_prints_one_json_object(gateway, settings, tmp_path):
     gateway.unrecorded.add("recovered")
     result = await command(gateway, tmp_path, "--key", KEY, "--json", "--concurrency", "1")
     shown = json.loads(result.output)
@@ -356,7 +368,7 @@ async def test_the_command_prints_one_object_for_programs(gateway, settings, tmp
     assert len(shown["problems"]) == 1
 
 
-async def test_a_drill_that_is_asked_for_wrongly_sends_nothing(gateway, settings, tmp_path):
+async def test_invalid_arguments_send_nothing(gateway, settings, tmp_path):
     for words, what in (
         ([], "tenant's key"),
         (["--key", KEY, "--key-file", "x"], "tenant's key"),
@@ -375,7 +387,7 @@ async def test_a_drill_that_is_asked_for_wrongly_sends_nothing(gateway, settings
 
 
 def change(sequence: int, mode: str, reason: str, *, worker: str = "w1", previous: str = "speculative"):
-    return Change(
+    return ModeChange(
         sequence=sequence,
         time=100.0 + sequence,
         worker=worker,
@@ -393,7 +405,7 @@ RECOVERED = change(12, "speculative", "recovered", previous="probing")
 MARKS = Marks(began=100.0, warm=102.0, noise=102.5, back=110.0)
 
 
-def test_the_stages_are_found_among_other_changes():
+def test_stages_are_found_among_other_changes():
     others = [
         change(1, "target_only", "collapsed"),  # before the noise
         change(4, "target_only", "operator_override"),
@@ -405,7 +417,7 @@ def test_the_stages_are_found_among_other_changes():
         change(11, "speculative", "recovered", worker="w2", previous="probing"),
         RECOVERED,
     ]
-    found = timeline(others, MARKS)
+    found = find_stages(others, MARKS)
     assert (found.fallback, found.probe_failed, found.recovered) == (FALLBACK, FAILED, RECOVERED)
     assert found.missing == ()
     assert (found.seconds_to_fallback, found.seconds_to_recovery) == (2.5, 2.0)
@@ -414,21 +426,29 @@ def test_the_stages_are_found_among_other_changes():
 @pytest.mark.parametrize(
     ("changes", "marks", "missing"),
     [
-        ([], Marks(began=100.0), (Stage.WARM, Stage.FALLBACK, Stage.PROBE_FAILED, Stage.RECOVERED)),
-        ([FALLBACK], Marks(began=100.0, warm=102.0), (Stage.FALLBACK, Stage.PROBE_FAILED, Stage.RECOVERED)),
-        ([FAILED], MARKS, (Stage.FALLBACK, Stage.PROBE_FAILED, Stage.RECOVERED)),
-        ([FALLBACK, RECOVERED], MARKS, (Stage.PROBE_FAILED, Stage.RECOVERED)),
-        ([FALLBACK, PROBE, FAILED], MARKS, (Stage.RECOVERED,)),
-        ([FALLBACK, FAILED, RECOVERED], replace(MARKS, back=113.0), (Stage.RECOVERED,)),
-        ([FALLBACK, FAILED, RECOVERED], replace(MARKS, back=None), (Stage.RECOVERED,)),
-        ([replace(FALLBACK, previous_mode="probing"), FAILED], MARKS, (*Stage,)[1:]),
+        (
+            [],
+            Marks(began=100.0),
+            (DrillStage.WARM, DrillStage.FALLBACK, DrillStage.PROBE_FAILED, DrillStage.RECOVERED),
+        ),
+        (
+            [FALLBACK],
+            Marks(began=100.0, warm=102.0),
+            (DrillStage.FALLBACK, DrillStage.PROBE_FAILED, DrillStage.RECOVERED),
+        ),
+        ([FAILED], MARKS, (DrillStage.FALLBACK, DrillStage.PROBE_FAILED, DrillStage.RECOVERED)),
+        ([FALLBACK, RECOVERED], MARKS, (DrillStage.PROBE_FAILED, DrillStage.RECOVERED)),
+        ([FALLBACK, PROBE, FAILED], MARKS, (DrillStage.RECOVERED,)),
+        ([FALLBACK, FAILED, RECOVERED], replace(MARKS, back=113.0), (DrillStage.RECOVERED,)),
+        ([FALLBACK, FAILED, RECOVERED], replace(MARKS, back=None), (DrillStage.RECOVERED,)),
+        ([replace(FALLBACK, previous_mode="probing"), FAILED], MARKS, (*DrillStage,)[1:]),
     ],
 )
-def test_a_stage_that_was_not_seen_is_missing(changes, marks, missing):
-    assert timeline(changes, marks).missing == missing
+def test_stage_without_a_change_is_missing(changes, marks, missing):
+    assert find_stages(changes, marks).missing == missing
 
 
-def test_changes_are_read_as_the_gateway_tells_them():
+def test_changes_are_parsed_from_the_admin_api():
     row = {
         "sequence": 3, "time": "2027-01-15T08:00:00.250+00:00", "worker": "w1", "model": "demo",
         "mode": "target_only", "previous_mode": "speculative", "reason": "collapsed",
@@ -444,50 +464,50 @@ entries_of = st.lists(
 
 
 @given(entries_of, st.data())
-def test_changes_that_are_in_the_log_in_order_lack_nothing(entries, data):
+def test_changes_with_entries_in_order_are_recorded(entries, data):
     kept = [entry for entry in entries if data.draw(st.booleans())]
     changes = [change(number, mode, reason, worker=who) for number, (who, mode, reason) in enumerate(kept)]
     assert unrecorded(changes, entries) == ()
 
 
 @given(entries_of, entries_of)
-def test_more_changes_than_entries_always_lack_some(entries, more):
+def test_more_changes_than_entries_leave_some_unrecorded(entries, more):
     rows = [*entries, *more, ("w1", "a", "x")]
     changes = [change(number, mode, reason, worker=who) for number, (who, mode, reason) in enumerate(rows)]
     assert len(unrecorded(changes, entries)) >= len(rows) - len(entries)
 
 
-def test_an_entry_out_of_order_or_with_another_reason_does_not_count():
+def test_entry_out_of_order_or_with_another_reason_does_not_count():
     keys = [(each.worker, each.mode, each.reason) for each in (FALLBACK, FAILED)]
     assert unrecorded([FALLBACK, FAILED], keys) == ()
     assert unrecorded([FALLBACK, FAILED], keys[::-1]) == (FAILED,)
     assert unrecorded([FALLBACK], [("w1", "target_only", "below_break_even")]) == (FALLBACK,)
 
 
-def test_a_verdict_names_everything_that_was_wrong():
-    whole = timeline([FALLBACK, FAILED, RECOVERED], MARKS)
-    assert verdict(whole, failures=[], lacking=()).passed
-    worst = verdict(Timeline(marks=Marks(began=0.0)), failures=["503 x", "y"], lacking=(FALLBACK,))
-    assert len(worst.problems) == 3
-    assert not verdict(whole, failures=[], lacking=None, unread="no log").passed
+def test_problems_name_everything_that_was_wrong():
+    whole = find_stages([FALLBACK, FAILED, RECOVERED], MARKS)
+    assert problems_of(whole, []) == ()
+    worst = problems_of(Timeline(marks=Marks(began=0.0)), ["503 x", "y"], (FALLBACK,))
+    assert len(worst) == 3
+    assert problems_of(whole, [], unread="no log") != ()
 
 
-def test_a_line_says_when_what_and_how_long_it_took():
-    found = timeline([FALLBACK, FAILED, RECOVERED], MARKS)
-    assert describe(Stage.WARM, found).startswith("    2.0 s  warm")
-    assert describe(Stage.FALLBACK, found) == (
+def test_line_shows_time_stage_and_duration():
+    found = find_stages([FALLBACK, FAILED, RECOVERED], MARKS)
+    assert describe(DrillStage.WARM, found).startswith("    2.0 s  warm")
+    assert describe(DrillStage.FALLBACK, found) == (
         "    5.0 s  fallback      w1 is target_only (collapsed), acceptance length 1.50, "
         "2.5 s after the noise began"
     )
-    assert describe(Stage.RECOVERED, found).endswith("2.0 s after the noise ended")
+    assert describe(DrillStage.RECOVERED, found).endswith("2.0 s after the noise ended")
 
 
-async def test_a_failed_drill_is_summed_up_with_its_reasons(gateway, settings):
+async def test_summary_of_a_failed_drill_has_its_reasons(gateway, settings):
     gateway.falls_back = False
-    start, findings, _ = await drill(gateway, settings, replace(PLAN, collapse_seconds=0.1))
-    found = await asyncio.to_thread(judge, settings, start, findings)
-    assert summary(findings, found).endswith("verdict: failed: the stage fallback was not reached")
-    assert report(start, findings, found)["stages"] == {
+    done, _ = await drill(gateway, settings, replace(PLAN, collapse_seconds=0.1))
+    problems = await asyncio.to_thread(judge, settings, done)
+    assert summary(done, problems).endswith("verdict: failed: the stage fallback was not reached")
+    assert report(done, problems)["stages"] == {
         "warm": True,
         "fallback": False,
         "probe_failed": False,
@@ -498,7 +518,7 @@ async def test_a_failed_drill_is_summed_up_with_its_reasons(gateway, settings):
 # What it sends.
 
 
-def test_the_usual_prompts_are_pieces_of_source_code():
+def test_default_prompts_are_pieces_of_source_code():
     prompts = code_prompts()
     assert len(prompts) > 200
     assert len(set(prompts)) == len(prompts)
@@ -507,19 +527,19 @@ def test_the_usual_prompts_are_pieces_of_source_code():
 
 
 @given(st.lists(st.text("ab \n", max_size=300)))
-def test_a_text_is_cut_between_lines_and_nothing_but_its_end_is_lost(parts):
+def test_text_is_cut_between_lines_and_only_its_end_is_dropped(parts):
     text = "\n".join(parts)
     pieces = cut(text)
     assert text.startswith("".join(pieces))
     assert all(len(piece) >= PIECE_CHARACTERS for piece in pieces)
 
 
-def test_noise_is_never_the_same():
+def test_noise_never_repeats():
     assert NOISE.fullmatch(noise())
     assert noise() != noise()
 
 
-def test_prompts_of_ones_own_are_lines_or_json_strings(tmp_path: Path):
+def test_prompt_files_hold_lines_or_json_strings(tmp_path: Path):
     file = tmp_path / "prompts"
     file.write_text('plain\n\n"two\\nlines"\n"not json\n  \n[1]\n', encoding="utf-8")
     assert file_prompts(file) == ("plain", "two\nlines", '"not json', "[1]")
@@ -533,5 +553,5 @@ def test_prompts_are_sent_in_turn():
     assert [give() for _ in range(5)] == ["a", "b", "a", "b", "a"]
 
 
-def test_noise_is_bounded_in_time():
+def test_noise_time_is_bounded():
     assert (collapse_seconds("10s"), collapse_seconds("3m")) == (10, 180)
