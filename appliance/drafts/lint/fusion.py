@@ -12,7 +12,7 @@ from appliance.drafts.lint.layers import Expected
 from appliance.drafts.lint.pair import Pair
 from appliance.drafts.lint.rules import Finding, Rule
 from appliance.drafts.lint.shape import AUX_IDS, Size, default_aux_layers
-from appliance.drafts.record import is_count
+from appliance.drafts.training_record import is_count
 
 INPUT_NORM = "input_norm.weight"
 

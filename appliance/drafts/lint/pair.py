@@ -8,7 +8,7 @@ from typing import Any
 
 from appliance.drafts.lint.architectures import Family
 from appliance.drafts.lint.shape import DraftShape, Size, read_shape
-from appliance.drafts.record import TrainingRecord, is_count, parse_record
+from appliance.drafts.training_record import TrainingRecord, is_count, parse_record
 from appliance.serving.weights import TensorInfo, Weights
 
 PREFIX = "model."

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance.drafts.lint.architectures import DRAFT_FAMILIES, Family
-from appliance.drafts.record import is_count
+from appliance.drafts.training_record import is_count
 
 EAGLE3 = "Eagle3"
 AUX_IDS = "eagle_aux_hidden_state_layer_ids"

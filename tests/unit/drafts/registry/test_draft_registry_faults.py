@@ -215,7 +215,7 @@ def test_a_full_disk_is_said_to_be_full(site: Site):
     assert is_whole(site, revision)
 
 
-def test_room_is_counted_before_anything_is_written(site: Site, monkeypatch):
+def test_disk_space_is_checked_before_writing(site: Site, monkeypatch):
     """Weights larger than the disk leave nothing behind."""
     source = site.draft()
     with monkeypatch.context() as patch:
