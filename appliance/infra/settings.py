@@ -73,7 +73,7 @@ def _known_zone(name: str) -> str:
     try:
         return ZoneInfo(name).key
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        message = f"{name} is no time zone; use a name such as Africa/Nairobi"
+        message = f"{name} is not a time zone; use a name such as Africa/Nairobi"
         raise ValueError(message) from error
 
 
@@ -82,7 +82,7 @@ def split_host(text: str) -> tuple[str, int]:
     Host and port of `10.0.0.5:8000`, `[fd00::5]:8000` or `worker:8000`.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: it has another form.
     """
     try:
         parts = urlsplit(f"//{text}")
@@ -90,7 +90,7 @@ def split_host(text: str) -> tuple[str, int]:
             return parts.hostname, parts.port
     except ValueError:
         pass
-    message = f"{text!r} is no host and port; write 10.0.0.5:8000 or [fd00::5]:8000"
+    message = f"{text!r} is not a host and port; write 10.0.0.5:8000 or [fd00::5]:8000"
     raise ValueError(message)
 
 
@@ -104,34 +104,36 @@ class ApiSettings(Section):
     """Where the gateway listens and what it accepts."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; loopback unless told otherwise."""
+    """Address to listen on; loopback by default."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
-    """TCP port to listen on; 0 lets the kernel choose one, which the ready line then names."""
+    """TCP port to listen on; with 0 the kernel chooses one, named in the ready line."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 2**20
-    """Largest request body accepted, in bytes; more is answered 413 before it is read."""
+    """Maximum size of a request body, in bytes; a larger one gets 413 before it is read."""
     max_bodies_bytes: Annotated[int, Field(ge=1024)] = 512 * 2**20
-    """Most bytes of request bodies held at once, each until it has been answered; a further one is answered
-    429.  In memory a body takes several times its bytes."""
+    """Maximum bytes of request bodies in memory, each until it is answered; a further request gets 429.  In
+    memory a body takes several times its size."""
     keep_alive_seconds: Annotated[float, Field(gt=0)] = 10.0
-    """Silence on a stream after which a comment frame is sent, so proxies do not cut it."""
+    """After this time without data on a stream the gateway sends a comment frame, so that proxies keep the
+    connection."""
     drain_seconds: Annotated[int, Field(ge=0)] = 30
-    """How long a stopping gateway lets running requests finish before it ends them."""
+    """Maximum time a stopping gateway waits for running requests before it aborts them."""
     share_prefix_cache: bool = False
-    """Let tenants share what workers keep of prompts.  That is faster where they send the same ones, but how
-    soon an answer begins then tells one tenant what another has sent."""
+    """Let tenants share the workers' prefix cache.  This is faster if they send the same prompts, but the
+    time to the first token then tells one tenant what another has sent."""
     silence_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """How long a worker may send nothing before the request fails, its first byte included."""
+    """Maximum time without data from a worker, including before its first byte; then the request fails."""
     max_connections: Annotated[int, Field(ge=1)] = 10_000
-    """Most connections held at once, idle ones included; a further one is answered 503 and closed."""
+    """Maximum open connections, including idle ones; a further one gets 503 and is closed."""
     head_seconds: Annotated[float, Field(gt=0)] = 20.0
-    """How long a request's headers may take to arrive, and a TLS handshake; then 408."""
+    """Maximum time for a request's headers, and for a TLS handshake; then 408."""
     body_seconds: Annotated[float, Field(gt=0)] = 30.0
-    """How long a request's body may take to arrive, on top of one second for each KiB of it; then 408."""
+    """Maximum time for a request's body, plus one second per KiB; then 408."""
     idle_seconds: Annotated[int, Field(ge=1)] = 65
-    """How long a connection may stay open without a request; longer than a proxy in front keeps its own."""
+    """Close a connection after this time without a request; longer than the idle time-out of a proxy in
+    front."""
     stalled_seconds: Annotated[float, Field(gt=0)] = 120.0
-    """How long a client may read nothing of an answer that waits for it, on top of one second for each KiB
-    that it does read; then it is cut off."""
+    """Maximum time a client may read nothing of an answer, plus one second per KiB it has read; then the
+    connection is closed."""
 
     @model_validator(mode="after")
     def _the_largest_body_has_room(self) -> "ApiSettings":
@@ -145,28 +147,28 @@ class TlsSettings(Section):
     """
     Encrypted connections.
 
-    Without a certificate the gateway speaks plain HTTP, which is for loopback, or behind a proxy on the same
-    machine.  Changed files are taken over while it runs.
+    Without a certificate the gateway serves plain HTTP, for loopback or behind a proxy on the same machine.
+     Changed files are loaded at run time.
     """
 
     certificate_file: Path | None = None
-    """Certificate chain (PEM), the gateway's own first."""
+    """Certificate chain (PEM), the gateway's own certificate first."""
     key_file: Path | None = None
     """Its private key (PEM)."""
     key_password_file: Path | None = None
-    """File with the key's password; null: the key is not encrypted."""
+    """File with the key's password; null if the key is not encrypted."""
     minimum_version: Literal["1.2", "1.3"] = "1.2"
-    """Oldest TLS accepted; 1.3 is used wherever the client can."""
+    """Minimum TLS version; 1.3 is used if the client supports it."""
     client_ca_file: Path | None = None
-    """Authorities (PEM) whose client certificates are believed; null: none is asked for."""
+    """Certificate authorities (PEM) of client certificates; null: no client certificates are requested."""
     client_tenants: dict[str, str] = {}
-    """Tenant of each client certificate, by a name in it: `uri:spiffe://bank/billing`, `dns:host.bank` or
-    `cn:billing`."""
+    """Tenant of each client certificate, by a name in the certificate: `uri:spiffe://bank/billing`,
+    `dns:host.bank` or `cn:billing`."""
     require_client_certificate: bool = False
-    """Refuse callers without a client certificate, and keys and tokens that belong to another tenant
-    than it does; health and metrics need none."""
+    """Refuse callers without a client certificate, and keys and tokens of another tenant than the
+    certificate's; health and metrics need no certificate."""
     command_certificate_file: Path | None = None
-    """Client certificate (PEM) that commands of this machine show, where one is required."""
+    """Client certificate (PEM) of this machine's commands, if the gateway requires one."""
     command_key_file: Path | None = None
     """Its private key (PEM)."""
 
@@ -179,7 +181,7 @@ class TlsSettings(Section):
             message = "command_certificate_file and command_key_file come together: set both or neither"
             raise ValueError(message)
         if self.client_ca_file is None and (self.client_tenants or self.require_client_certificate):
-            message = "client certificates are believed only if client_ca_file names who signs them"
+            message = "client certificates need client_ca_file: set it to the authorities that sign them"
             raise ValueError(message)
         if self.client_ca_file is not None and self.certificate_file is None:
             message = "client_ca_file needs TLS: set certificate_file and key_file as well"
@@ -192,17 +194,18 @@ class TlsSettings(Section):
 
 class OidcSettings(Section):
     """
-    Bearer tokens (JWT) of an identity provider, accepted beside API keys.
+    Bearer tokens (JWT) of an identity provider, accepted in addition to API keys.
 
-    They are checked offline, against the keys the provider publishes, copied here as a file.
+    They are verified offline with the provider's public keys, copied to a file.
     """
 
     jwks_file: Path | None = None
-    """The provider's public keys (JSON Web Key Set); read again when it changes.  Null: no tokens."""
+    """The provider's public keys (JSON Web Key Set); read again if the file changes.  Null: tokens are not
+    accepted."""
     issuer: str = ""
-    """What `iss` must say, to the letter."""
+    """Required value of `iss`, exact match."""
     audience: str = ""
-    """What `aud` must say or contain: the name this gateway has at the provider."""
+    """Required value in `aud`: this gateway's name at the provider."""
     algorithms: Annotated[tuple[SignatureAlgorithm, ...], Field(min_length=1)] = (
         "RS256",
         "PS256",
@@ -210,24 +213,24 @@ class OidcSettings(Section):
         "ES384",
         "EdDSA",
     )
-    """Signatures accepted; unsigned tokens and shared secrets never are."""
+    """Accepted signature algorithms; unsigned tokens and shared secrets are never accepted."""
     leeway_seconds: Annotated[float, Field(ge=0, le=300)] = 30.0
-    """How far the provider's clock and this one may be apart."""
+    """Maximum difference between the provider's clock and this one."""
     tenant_claim: str = "tenant"
-    """Claim that says whose a token is: a word, or a list of words such as groups."""
+    """Claim with the tenant: a string, or a list of strings such as groups."""
     tenants: dict[str, str] = {}
-    """Tenant for each value of that claim; empty: the value is the tenant's name."""
+    """Tenant for each value of that claim; if empty, the value is the tenant's name."""
     admin_claim: str | None = None
-    """Claim that opens the admin API; null: tokens never do."""
+    """Claim that grants access to the admin API; null: tokens do not grant it."""
     admin_values: tuple[str, ...] = ()
-    """Values of that claim that open it.  Such a token cannot call models, as an admin key cannot."""
+    """Values of that claim that grant access.  Such a token cannot call models, like an admin key."""
     admin_tenant: str = "operator"
-    """Tenant that admin tokens are recorded under."""
+    """Tenant recorded for admin tokens."""
 
     @model_validator(mode="after")
     def _tokens_say_whom_they_are_for(self) -> "OidcSettings":
         if self.jwks_file is not None and not (self.issuer and self.audience):
-            message = "jwks_file needs issuer and audience: a token made for others must not be taken here"
+            message = "jwks_file needs issuer and audience: tokens for other services must be refused here"
             raise ValueError(message)
         if (self.admin_claim is None) != (not self.admin_values):
             message = "admin_claim and admin_values come together: set both or neither"
@@ -236,118 +239,119 @@ class OidcSettings(Section):
 
 
 class DataSettings(Section):
-    """What is kept on this machine's disk."""
+    """Data on this machine's disk."""
 
     directory: Path = Path("data")
-    """Directory for the database, keys and worker logs; created mode 0700."""
+    """Directory of the database, keys and worker logs; created with mode 0700."""
     control_token_file: Path | None = None
-    """Secret shared by control and workers, in a file of mode 0600; default: `control.token` in the
-    data directory, made at the first start.  Machines that share a worker need the same."""
+    """Secret shared by gateways and workers, in a file of mode 0600; default: `control.token` in the data
+    directory, created at the first start.  Machines that share a worker need the same one."""
 
 
 class TenantsSettings(Section):
-    """Who may call; tenants and keys are in the audit log's database."""
+    """Tenants and keys; they are stored in the audit log's database."""
 
     file: Path | None = None
-    """Tenants file (YAML), imported at each start: it adds and changes, and removes nothing; default:
-    `tenants.yaml` in the data directory, if there is one."""
+    """Tenants file (YAML), imported at each start: it adds and changes tenants, and removes none; default:
+    `tenants.yaml` in the data directory, if it exists."""
 
 
 class WorkerSettings(Section):
     """The vLLM worker that `appliance worker` and `appliance up` start."""
 
     model: Path = DEMO_TARGET
-    """Directory of the target model's weights; always local, never a hub name."""
+    """Directory of the target model's weights; a local path, not a hub name."""
     task: Literal["generate", "embed", "score"] = "generate"
-    """What the model is for: `generate` text; `embed` for embeddings, and scores by their likeness;
-    `score` for a cross-encoder that scores and reranks.  Only `generate` uses a draft."""
+    """Task of the model: `generate` text; `embed` for embeddings and similarity scores; `score` for a
+    cross-encoder that scores and reranks.  Only `generate` uses a draft."""
     draft: Path | None = DEMO_DRAFT
-    """Directory of the draft head (EAGLE 3 or 3.1); null serves the target alone."""
+    """Directory of the draft head (EAGLE 3 or 3.1); null serves the target model alone."""
     bad_draft: Literal["refuse", "target_only"] = "refuse"
-    """What to do with a draft that does not fit its target: not to start, or to serve the target alone."""
+    """If the draft does not fit its target: refuse to start, or serve the target model alone."""
     served_name: str | None = None
-    """Name clients use in `model`; default: the last part of the model's path."""
+    """Model name for clients; default: the last part of the model's path."""
     method: Literal["eagle3", "ngram", "suffix", "mtp", "none"] = "eagle3"
-    """How drafts are made; `eagle3` covers EAGLE 3 and 3.1, `none` serves the target alone."""
+    """Drafting method; `eagle3` covers EAGLE 3 and 3.1, `none` serves the target model alone."""
     draft_tokens: Annotated[int, Field(ge=1, le=16)] = 3
-    """Most draft tokens per step (K)."""
+    """Maximum draft tokens per step (K)."""
     draft_token_schedule: tuple[tuple[int, int, int], ...] | None = None
-    """Ranges (first batch size, last batch size, K) that name every K the worker may use; default:
-    `draft_tokens` at every batch size but the largest few, which take 0, 1, 2, 3, 5 and 8 as far as
-    they are fewer, so that all of them are compiled; control then chooses among them."""
+    """Ranges (first batch size, last batch size, K) with every K the worker may use; default: `draft_tokens`
+    at every batch size except the largest few, which take 0, 1, 2, 3, 5 and 8 as far as they are fewer, so
+    that all of them are compiled; the monitor then chooses among them."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
-    """Where to run; `auto` takes the GPU when the NVIDIA driver shows one."""
+    """Device; `auto` uses the GPU if the NVIDIA driver reports one."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Arithmetic type; `auto` is the model's own, or float32 on a CPU without bfloat16."""
+    """Data type; `auto` is the model's own, or float32 on a CPU without bfloat16."""
     max_model_len: Annotated[int, Field(ge=16)] | None = None
-    """Longest context in tokens; default: what the model's config says."""
+    """Maximum context in tokens; default: from the model's config."""
     max_num_seqs: Annotated[int, Field(ge=1)] = 64
-    """Most requests decoded together (the largest batch size)."""
+    """Maximum requests decoded together (the largest batch size)."""
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
-    """GPUs that share each layer."""
+    """Number of GPUs that share each layer."""
     pipeline_parallel_size: Annotated[int, Field(ge=1)] = 1
-    """Groups of GPUs that share the layers among them."""
+    """Number of pipeline stages that divide the layers."""
     gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of a GPU's memory the worker may take."""
+    """Maximum share of a GPU's memory for the worker."""
     cpu_kv_cache_gib: Annotated[int, Field(ge=1)] = 1
-    """Memory for the KV cache on a CPU, in GiB."""
+    """Size of the KV cache on a CPU, in GiB."""
     eager: bool | None = None
-    """Skip compilation and CUDA graphs; default: yes on a CPU, no on a GPU."""
+    """Skip compilation and CUDA graphs; default: true on a CPU, false on a GPU."""
     host: str = "127.0.0.1"
-    """Address the worker listens on; only gateway and control should reach it."""
+    """Address the worker listens on; only gateways should be able to reach it."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port the worker listens on; 0 picks a free one (only with `appliance up`)."""
     max_startup_seconds: Annotated[int, Field(ge=10)] = 1800
-    """How long loading the model may take before the start counts as failed."""
+    """Maximum time to load the model; then the start counts as failed."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Failed starts in a row after which the supervisor gives up."""
+    """Consecutive failed starts after which the supervisor gives up."""
     tool_call_parser: str | None = None
-    """Reads tool calls out of the model's words, by vLLM's name for its way of writing them (`hermes`,
-    `llama3_json`, `mistral` ...); null: requests with tools are refused unless `tool_choice` is `none`."""
+    """vLLM's parser of the model's tool calls (`hermes`, `llama3_json`, `mistral` ...); null: requests with
+    tools are refused unless `tool_choice` is `none`."""
     reasoning_parser: str | None = None
-    """Tells a model's reasoning from its answer, by vLLM's name (`qwen3` and others); null: all is answer."""
+    """vLLM's parser that separates reasoning from the answer (`qwen3` ...); null: all output is the
+    answer."""
     extra_arguments: tuple[str, ...] = ()
-    """Further vLLM arguments, passed on as they are; those that would open a way out are refused."""
+    """Further vLLM arguments, passed unchanged; arguments that would open an egress are refused."""
 
 
 class PoolSettings(Section):
-    """Workers started elsewhere that the gateway may use as well."""
+    """Workers started elsewhere that the gateway may also use."""
 
     urls: tuple[str, ...] = ()
     """Base URLs of running workers, such as `http://10.0.0.5:8000`."""
     connect_seconds: Annotated[float, Field(gt=0)] = 2.0
-    """How long to try to reach a worker before another is tried."""
+    """Maximum time to connect to a worker; then the gateway tries another one."""
     discover: str | None = None
-    """Base URL whose host name stands for many workers, such as `http://workers.llm.svc:8000` for a headless
-    Kubernetes service: there is one at each address the name resolves to."""
+    """Base URL whose host name resolves to all workers, such as `http://workers.llm.svc:8000` for a headless
+    Kubernetes service: one worker per address."""
     discover_seconds: Annotated[float, Field(gt=0)] = 5.0
     """Time between two resolutions of that name."""
     affinity_prefixes: Annotated[int, Field(ge=0)] = 16384
-    """Beginnings of conversations of which is remembered who answered them last, so that their KV cache can
-    be used again; about 180 bytes each; 0: requests go by load alone."""
+    """Maximum conversation prefixes for which the gateway remembers the last worker, so that its KV cache is
+    used again; about 180 bytes each; 0: requests are routed by load alone."""
 
 
 class AdmissionSettings(Section):
-    """Who goes to a worker at once, who waits, and who is turned away."""
+    """Which requests go to a worker, wait or are refused."""
 
     worker_requests: Annotated[int, Field(ge=1)] | None = None
-    """Most requests this gateway has with one worker at a time; default: what the worker says it batches, or
-    256 where it does not say, and 8."""
+    """Maximum requests of this gateway in one worker; default: the worker's batch size, or 256 if it does not
+    report one, plus 8."""
     queue_requests: Annotated[int, Field(ge=0)] = 1024
-    """Most requests of one priority class that wait for a worker; of more, those of whoever has most waiting
-    are answered 429."""
+    """Maximum queued requests per priority class.  When the queue is full, the tenant with the longest queue
+    gets 429."""
     queue_bytes: Annotated[int, Field(ge=0)] = 128 * 2**20
-    """Most bytes of text of one priority class that wait; what is made of it comes on top."""
+    """Maximum bytes of queued request text per priority class; parsed content takes additional memory."""
     wait_seconds: Annotated[float, Field(gt=0)] = 60.0
-    """How long a request may wait for a worker before it is answered 429."""
+    """Maximum time a request waits for a worker; then 429."""
     batch_wait_seconds: Annotated[float, Field(gt=0)] = 600.0
     """The same for requests of class `batch`."""
     standard_share: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Share of the turns that class `standard` gets while `interactive` requests wait."""
+    """Share of turns for class `standard` while `interactive` requests wait."""
     batch_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Share of the turns that class `batch` gets while requests of higher classes wait."""
+    """Share of turns for class `batch` while requests of higher classes wait."""
     tenant_weights: dict[str, Annotated[int, Field(ge=1)]] = {}
-    """Turns in a row by tenant name, while others wait; 1 for a tenant that is not named."""
+    """Consecutive turns by tenant name while other tenants wait; 1 for tenants not listed."""
 
     @model_validator(mode="after")
     def _something_is_left_for_the_highest_class(self) -> "AdmissionSettings":
@@ -358,112 +362,113 @@ class AdmissionSettings(Section):
 
 
 class LimitSettings(Section):
-    """How tenants' limits are counted; gateways that share a database need the same."""
+    """How tenants' limits are counted; the same on all gateways that share a database."""
 
     time_zone: Annotated[str, AfterValidator(_known_zone)] = "UTC"
-    """Where the days and months of token budgets begin, such as `Africa/Nairobi`."""
+    """Time zone of token budgets' days and months, such as `Africa/Nairobi`."""
     guess_tokens: Annotated[int, Field(ge=0)] = 512
-    """Tokens reserved for an answer whose length the client does not bound; settled when it has ended."""
+    """Tokens reserved for an answer if the client sets no maximum; the difference is settled when it ends."""
     lease_seconds: Annotated[float, Field(ge=2)] = 10.0
-    """How long a gateway goes on with what it holds of a limit when it cannot reach the database, and what
-    a killed gateway keeps from the others."""
+    """How long a gateway uses its leased share of a limit if it cannot reach the database, and for how long a
+    killed gateway's share is unavailable to others."""
 
 
 class BatchSettings(Section):
-    """Files that tenants leave here, and batches of requests that are run while there is idle capacity."""
+    """Tenants' files, and batches of requests that run in idle capacity."""
 
     directory: Path | None = None
     """Directory of the files; default: `files` in the data directory.  Gateways that share a database may
-    share it, too: each writes a part of its own, and any of them then gives out every file."""
+    share the directory: each writes its own part, and each can then serve every file."""
     max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 2**20
-    """Largest file accepted, in bytes."""
+    """Maximum size of a file, in bytes."""
     max_requests: Annotated[int, Field(ge=1)] = 50_000
-    """Most requests in one batch."""
+    """Maximum requests in one batch."""
     tenant_bytes: Annotated[int, Field(ge=0)] = 10 * 2**30
-    """Most bytes of files that one tenant may keep; what batches put out counts, and is kept all the same."""
+    """Maximum bytes of one tenant's files; outputs of batches count, and are stored even beyond it."""
     tenant_files: Annotated[int, Field(ge=0)] = 1000
-    """Most files that one tenant may keep."""
+    """Maximum files of one tenant."""
     tenant_batches: Annotated[int, Field(ge=0)] = 50
-    """Most batches of one tenant that have not ended."""
+    """Maximum open batches of one tenant."""
     keep_free_bytes: Annotated[int, Field(ge=0)] = 2 * 2**30
-    """Free space on the disk of the files below which none is accepted any more."""
+    """Minimum free space on the disk of the files; below it, uploads are refused."""
     file_days: Annotated[int, Field(ge=1)] = 30
-    """Age at which a file is deleted, unless its tenant chose another."""
+    """Delete a file after this number of days, unless its tenant chose another time."""
     concurrency: Annotated[int, Field(ge=1)] = 16
-    """Most requests of batches under way at once in this gateway."""
+    """Maximum concurrent requests of batches in this gateway."""
     idle_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """A request of a batch begins only while its workers have fewer requests, whoever sent them, than this
-    share of what they batch (see `admission.worker_requests`), and while none waits in them."""
+    """A batch request starts only while its workers run fewer requests than this share of their batch size
+    (see `admission.worker_requests`), counting all clients, and have no queue."""
 
 
 class MonitorSettings(Section):
-    """How acceptance and goodput are watched, and when speculation stops and comes back."""
+    """How acceptance and goodput are monitored, and when speculation stops and resumes."""
 
     interval_seconds: Annotated[float, Field(gt=0)] = 1.0
-    """Time between two looks at each worker."""
+    """Time between two polls of each worker."""
     scrape_timeout_seconds: Annotated[float, Field(gt=0)] = 2.0
-    """How long one look may take; a late one counts as failed and changes nothing."""
+    """Maximum time of one poll; a later answer counts as failed and changes nothing."""
     control: Literal["auto", "observe"] = "auto"
-    """`auto` steers workers; `observe` only measures, and every worker drafts as it was started."""
+    """`auto` controls workers; `observe` only measures, and every worker keeps its start configuration."""
     window_drafts: Annotated[int, Field(ge=1)] = 400
-    """Size of the window that acceptance is computed over, in drafts."""
+    """Size of the acceptance window, in drafts."""
     min_drafts: Annotated[int, Field(ge=1)] = 32
-    """Fewer drafts than this give no verdict."""
+    """Minimum drafts for a verdict."""
     collapsed_below: Annotated[float, Field(ge=1)] = 1.25
-    """Acceptance length under which the draft has collapsed, whatever is usual for it."""
+    """Acceptance length below which the draft counts as collapsed, whatever its baseline."""
     margin: Annotated[float, Field(ge=0, le=0.5)] = 0.03
-    """Gain or loss in tokens per second, as a fraction, within which nothing is changed."""
+    """Gain or loss in tokens per second, as a fraction, that changes nothing."""
     cooldown_seconds: Annotated[float, Field(ge=0)] = 2.0
-    """Least time between two changes of a worker's mode."""
+    """Minimum time between two changes of a worker's mode."""
     probe_share: Annotated[float, Field(gt=0, le=0.2)] = 0.02
-    """Most of a worker's steps that go into probes and into measuring costs."""
+    """Maximum share of a worker's steps used for probes and cost measurements."""
     probe_seconds: Annotated[float, Field(gt=0)] = 5.0
-    """From a fallback to the first probe; doubles with each probe that fails."""
+    """Time from a fallback to the first probe; doubles with each failed probe."""
     probe_longest_seconds: Annotated[float, Field(gt=0)] = 20.0
-    """Most time between two probes of a draft that has paid on this worker before."""
+    """Maximum time between two probes of a draft that has paid on this worker before."""
     hard_off_after_seconds: Annotated[float, Field(ge=60)] | None = 3600.0
-    """After so long without a draft that paid, a worker is restarted without it, if another one can
+    """Restart a worker without its draft after this time without a draft that paid, if another worker can
     serve meanwhile; null: never."""
     lease_seconds: Annotated[float, Field(ge=5)] = 15.0
-    """How long a control loop that has gone silent keeps others from acting."""
+    """After this time without a renewal another gateway takes over control."""
 
 
 class RecycleSettings(Section):
-    """How a worker is restarted on purpose, while others serve."""
+    """How a worker is recycled: restarted while others serve."""
 
     drain_seconds: Annotated[float, Field(ge=0)] = 60.0
-    """How long its requests may take to finish before it is restarted all the same."""
+    """Maximum time for its running requests; then it is restarted anyway."""
     start_seconds: Annotated[float, Field(gt=0)] = 1860.0
-    """How long it may then take to answer again, what it needs to end included."""
+    """Maximum time until it answers again, including its shutdown."""
 
 
 class DraftSettings(Section):
-    """The life of draft models: where they are kept, and what a new one has to show before it serves."""
+    """Draft models: where they are stored, and what a new one has to prove before it serves."""
 
     directory: Path | None = None
     """The draft registry, with data sets, training runs and evaluations; default: `drafts` in the data
-    directory.  Workers on other machines need the same path, on a volume they share."""
+    directory.  Workers on other machines need the same path, on a shared volume."""
     trusted_keys_file: Path | None = None
-    """Whose drafts may be imported: public keys, one a line, as for bundles; null: only what is made here."""
+    """Public keys of importable drafts, one per line, as for bundles; null: only drafts made here."""
     signing_key_file: Path | None = None
-    """What signs revisions made here; default: `drafts.key` in the data directory, made when first needed."""
+    """Signing key of revisions made here; default: `drafts.key` in the data directory, created when first
+    needed."""
     trial_drafts: Annotated[int, Field(ge=64)] = 2000
-    """Fewest drafts that a new draft is tried with on its first worker, on served traffic."""
+    """Minimum drafts of a new draft model's canary, on served traffic."""
     trial_seconds: Annotated[float, Field(gt=0)] = 1800.0
-    """How long that trial may take; one that is not decided by then is a refusal."""
+    """Maximum time of the canary; if it is inconclusive by then, the draft is refused."""
     trial_margin: Annotated[float, Field(ge=0, le=0.5)] = 0.02
-    """Share of acceptance length and of tokens per engine second that a new draft may lose."""
+    """Maximum relative loss of acceptance length and of tokens per engine second in the canary."""
 
 
 class WitnessSettings(Section):
-    """Somebody else who keeps the log's newest head, and says so."""
+    """An independent party that cosigns the log's newest checkpoint."""
 
     name: str
     """Name in its cosignatures, such as `auditor.example/witness`."""
     key: str
     """Its verifier key, `name+hash+base64`, or the path of a file with its keys, one a line."""
     url: str | None = None
-    """Where it answers, such as `http://10.0.0.9:8090`; null: its cosignatures are carried by file."""
+    """Its address, such as `http://10.0.0.9:8090`; null: its cosignatures are transferred as files."""
 
 
 def _refuse_open(value: object) -> object:
@@ -477,64 +482,67 @@ class AuditSettings(Section):
     """The audit log."""
 
     origin: str = "appliance.local/audit"
-    """Name of this log in every checkpoint and receipt; choose it once, it cannot change later."""
+    """Name of this log in every checkpoint and receipt; it cannot be changed later."""
     database_url: str | None = None
     """SQLAlchemy URL; default: SQLite file `audit.db` in the data directory."""
     signing_key_file: Path | None = None
     """Ed25519 key (PKCS#8 PEM, mode 0600); default: `audit.key` in the data directory."""
     gateway: str | None = None
-    """Name under which this gateway writes the log, never shared by two; default: made at the first
+    """Name under which this gateway writes the log, unique among gateways; default: created at the first
     start and kept in `gateway.id` in the data directory."""
     gateway_dead_seconds: Annotated[float, Field(gt=0)] = 300.0
-    """Silence after which another gateway counts as dead, and its open requests are ended in the log."""
+    """After this time without a heartbeat a gateway counts as dead, and its open requests are ended in the
+    log."""
     batch_seconds: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How long a commit may wait for company; 0 commits whatever has queued up meanwhile."""
+    """Maximum time a commit waits for further entries; 0 commits what has queued meanwhile."""
     queue_entries: Annotated[int, Field(ge=1)] = 4096
-    """Entries that may wait for a commit; when full, requests are refused with 503."""
+    """Maximum entries waiting for a commit; if the queue is full, requests get 503."""
     append_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
-    """How long an entry may take to become durable before its request is refused."""
+    """Maximum time until an entry is durable; then its request is refused."""
     checkpoint_seconds: Annotated[float, Field(gt=0)] = 1.0
-    """Most time between a new entry and a signed checkpoint that covers it."""
+    """Maximum time between a new entry and a signed checkpoint that covers it."""
     checkpoint_entries: Annotated[int, Field(ge=1)] = 1000
-    """Most new entries before a checkpoint is signed, whatever the time."""
+    """Maximum new entries before a checkpoint is signed."""
     heartbeat_seconds: Annotated[float, Field(gt=0)] = 60.0
-    """Time between checkpoints when nothing happens."""
+    """Time between checkpoints of an idle log."""
     post_quantum: bool = False
-    """Sign every checkpoint with ML-DSA-44 as well, by the key `audit-mldsa.key` beside the signing key,
-    made at the first start; a checkpoint then takes 3.5 KiB more.  Auditors need both public keys."""
+    """Also sign every checkpoint with ML-DSA-44, by the key `audit-mldsa.key` next to the signing key,
+    created at the first start; a checkpoint then takes 3.5 KiB more.  Auditors need both public keys."""
     witnesses: tuple[WitnessSettings, ...] = ()
-    """Who cosigns the log, each with `name`, `key` (its verifier keys, or a file with one a line) and, if
-    it can be reached from here, `url`; without one its cosignatures are carried by file."""
+    """Witnesses that cosign the log, each with `name`, `key` (its verifier keys, or a file with one per line)
+    and, if it is reachable, `url`; without `url`, its cosignatures are transferred as files."""
     witness_seconds: Annotated[float, Field(ge=1)] = 60.0
-    """Least time between two cosignatures of the same witness."""
+    """Minimum time between two cosignatures of the same witness."""
     durability: Annotated[Literal["strict", "spool"], BeforeValidator(_refuse_open)] = "strict"
     """What happens to requests while the database takes no entries.  `strict`: they are refused with 503.
     `spool`: entries go to a local spool; once it is full, requests are refused with 503."""
     spool_directory: Path | None = None
-    """Directory of the spool, one for each gateway, best not on the database's disk; default: `spool` in
-    the data directory."""
+    """Directory of the spool, one per gateway, preferably not on the database's disk; default: `spool` in the
+    data directory."""
     spool_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20
     """Maximum size of the spool in bytes; a thousand entries take about half a MiB.  0 with `strict` only."""
     spool_after_seconds: Annotated[float, Field(gt=0)] = 1.0
-    """How long the database may take over an entry before it goes to the spool."""
+    """Maximum time the database may take over an entry before it goes to the spool."""
     low_disk_bytes: Annotated[int, Field(ge=0)] = 2**30
     """Free space on the disk of the database (SQLite), the spool or the data directory below which operators
     are warned."""
     verify_seconds: Annotated[float, Field(ge=0)] = 3600.0
-    """Time between two checks of what is stored against what was written; 0: never."""
+    """Time between two comparisons of stored entries with written ones; 0: never."""
     payload_keys_directory: Path | None = None
-    """Directory, mode 0700, of the keys to kept content; default: `payload-keys` in the data directory.
-    Gateways that share a database need the same.  Back it up apart from the database, and briefly."""
+    """Directory, mode 0700, of the keys of stored content; default: `payload-keys` in the data directory.
+    Gateways that share a database need the same.  Back it up apart from the database, with a short
+    retention."""
     payload_master_key_file: Path | None = None
-    """File, mode 0600, of 32 random bytes in base64 that encrypt those keys; default: they are in clear."""
+    """File, mode 0600, of 32 random bytes in base64 that encrypt those keys; default: they are not
+    encrypted."""
     payload_rotation_days: Annotated[float, Field(gt=0)] = 7.0
-    """How long a tenant's key encrypts new content before another takes over."""
+    """Age of a tenant's key after which new content gets a new key."""
     payload_max_bytes: Annotated[int, Field(ge=1024)] = 4 * 2**20
-    """Most bytes kept of an answer; of a longer one the beginning is kept, and the log says so."""
+    """Maximum stored bytes of an answer; of a longer one the beginning is stored, and the log records it."""
     payload_queue_bytes: Annotated[int, Field(ge=2**20)] = 128 * 2**20
-    """Content that may wait to be kept, in bytes; a request that would exceed it is refused with 503."""
+    """Maximum content waiting to be stored, in bytes; a request that would exceed it gets 503."""
     payload_retention_days: Annotated[int, Field(ge=1)] | None = None
-    """Age at which `appliance audit prune` erases content unless told another; entries stay."""
+    """Default age at which `appliance audit prune` erases content; entries stay."""
 
 
 def _as_word(value: object) -> object:
@@ -543,34 +551,34 @@ def _as_word(value: object) -> object:
 
 
 class SovereigntySettings(Section):
-    """What keeps data inside, beside the network that the appliance is put into."""
+    """What keeps data inside, in addition to the network around the appliance."""
 
     wall: Annotated[Literal["on", "off", "required"], BeforeValidator(_as_word)] = "on"
-    """Have the kernel (Landlock, Linux 6.7) refuse TCP connections to ports that these settings do not imply,
-    for gateway, worker and all they start.  `on` goes on without where the kernel cannot; `required` refuses
-    to start."""
+    """Make the kernel (Landlock, Linux 6.7) refuse TCP connections to ports that these settings do not imply,
+    for gateway, worker and their child processes.  `on` continues if the kernel cannot; `required` refuses to
+    start."""
     connect_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
-    """Further TCP ports that may be connected to, such as those of workers to be listed later."""
+    """Additional TCP ports to which connections are allowed, such as those of workers added later."""
 
 
 class EgressSettings(Section):
     """
-    The egress check: attempts to get out that have to fail, made by each gateway for itself.
+    The egress check: each gateway makes outbound attempts that have to fail.
 
-    The addresses are never needed for anything else.  `off` unless told otherwise, since whoever runs a
-    program has to agree before it knocks at foreign doors.
+    The addresses are used for nothing else.  `off` by default: an operator has to agree before a program
+    contacts outside addresses.
     """
 
     mode: Annotated[Literal["off", "warn", "strict"], BeforeValidator(_as_word)] = "off"
-    """`off`: no check but by `appliance egress check`.  `warn`: checks are recorded, and `/readyz` warns.
-    `strict`: a gateway is not ready before a check said `closed`, nor from one that said `open` to the next
-    that says `closed`."""
+    """`off`: no check except `appliance egress check`.  `warn`: checks are recorded, and `/readyz` warns.
+    `strict`: a gateway is ready only after a check with result `closed`, and not after one with result `open`
+    until the next `closed`."""
     interval_seconds: Annotated[float, Field(ge=1)] = 3600.0
     """Time between two checks; the first is made at the start."""
     retry_seconds: Annotated[float, Field(ge=1)] = 60.0
-    """Time to the next check after one that did not say `closed`, if that is sooner."""
+    """Time to the next check after a result other than `closed`, if that is sooner."""
     timeout_seconds: Annotated[float, Field(ge=0.1, le=60)] = 3.0
-    """How long each attempt may take; all are made at once."""
+    """Maximum time of each attempt; all run concurrently."""
     tcp_targets: tuple[str, ...] = (
         "1.1.1.1:443",
         "8.8.8.8:443",
@@ -579,8 +587,8 @@ class EgressSettings(Section):
         "[2001:4860:4860::8888]:443",
         "[2001:db8::1]:443",
     )
-    """Addresses and ports that must not take a connection: public resolvers, where something always listens,
-    and addresses reserved for documentation, where nobody can."""
+    """Addresses and ports that must refuse a connection: public resolvers, where a server always listens, and
+    addresses reserved for documentation, where none can."""
     udp_targets: tuple[str, ...] = (
         "8.8.8.8:53",
         "9.9.9.9:53",
@@ -593,14 +601,14 @@ class EgressSettings(Section):
         "169.254.169.254:80",
         "[fd00:ec2::254]:80",
     )
-    """Metadata services of clouds, which must not take a connection either."""
+    """Metadata services of clouds, which must refuse a connection as well."""
     canary_name: str | None = "example.com"
-    """Public name that this machine's resolver must not resolve, since that needs somebody outside; null:
-    not tried."""
+    """Public name that this machine's resolver must not resolve, since that needs an outside server; null:
+    not checked."""
     control: str | None = None
-    """Host and port of the enclave's own that must take a connection, such as a worker's: only next to it
-    does a failure to get out prove something.  Default: the database, where it is PostgreSQL; otherwise a
-    listener that the check opens on loopback, which proves least."""
+    """Host and port inside the enclave that must accept a connection, such as a worker's: only with it does a
+    failed egress attempt prove anything.  Default: the database, if it is PostgreSQL; otherwise a listener on
+    loopback that the check opens, which proves least."""
 
     @field_validator("tcp_targets", "udp_targets", "metadata_targets")
     @classmethod
@@ -631,48 +639,50 @@ class EgressSettings(Section):
     @model_validator(mode="after")
     def _strict_has_something_to_try(self) -> "EgressSettings":
         if self.mode == "strict" and not (self.tcp_targets or self.udp_targets or self.metadata_targets):
-            message = "strict needs targets: without any no check says `closed`, and no gateway gets ready"
+            message = "strict needs targets: without any, no check returns `closed` and no gateway gets ready"
             raise ValueError(message)
         return self
 
 
 class CostSettings(Section):
     """
-    What engine time and energy are recorded by, and what a report prices them with.
+    Recording of engine time and energy, and the prices of cost reports.
 
-    Nothing is needed for seconds and tokens; a price that is missing is left out of the sums, and the
-    report says so.  The formulas are in [What serving costs](../explanation/cost.md).
+    Seconds and tokens need no settings; a missing price is left out of the sums, and the report says so.
+    The formulas are in [What serving costs](../explanation/cost.md).
     """
 
     currency: Annotated[str, Field(pattern=r"^[A-Za-z]{1,8}$")] = "USD"
-    """What all prices are in; a word beside the figures, nothing is converted."""
+    """Currency of all prices; a label, nothing is converted."""
     worker_price: Annotated[float, Field(ge=0)] | None = None
-    """What the machine of one worker cost to buy; spread evenly over `depreciation_years`."""
+    """Purchase price of one worker's machine, depreciated evenly over `depreciation_years`."""
     depreciation_years: Annotated[float, Field(gt=0)] = 4.0
-    """Years over which `worker_price` is written off."""
+    """Years over which `worker_price` is depreciated."""
     worker_price_per_hour: Annotated[float, Field(ge=0)] | None = None
-    """What one worker's machine costs an hour, where it is rented; instead of `worker_price`."""
+    """Price of one worker's rented machine per hour; instead of `worker_price`."""
     people_per_month: Annotated[float, Field(ge=0)] | None = None
-    """What the people who run this installation cost a month, spread over the time of all workers."""
+    """Monthly cost of the people who run this installation, divided over the time of all workers."""
     power_price_per_kwh: Annotated[float, Field(ge=0)] | None = None
     """Price of one kWh at the meter."""
     pue: Annotated[float, Field(ge=1)] = 1.0
-    """Power usage effectiveness: energy at the meter for each unit a machine takes, cooling included."""
+    """Power usage effectiveness: energy at the meter per unit used by a machine, cooling included."""
     watts_idle: Annotated[float, Field(ge=0)] | None = None
-    """What a worker's machine draws while its engine has nothing to do, where no GPU measures it."""
+    """Power draw of a worker's machine while its engine is idle, if no GPU measures it."""
     watts_busy: Annotated[float, Field(ge=0)] | None = None
-    """What it draws while its engine works, likewise."""
+    """Power draw while its engine works, if no GPU measures it."""
     watts_host: Annotated[float, Field(ge=0)] = 0.0
-    """What a worker's machine draws beside its GPUs, added to what these measure."""
+    """Power draw of a worker's machine without its GPUs, added to what these measure."""
     flush_seconds: Annotated[float, Field(ge=1, le=60)] = 30.0
-    """Most time between two writes to the database, and so what a crash may lose."""
+    """Maximum time between two writes to the database, and so the maximum loss in a crash."""
     retention_days: Annotated[int, Field(ge=1)] = 800
-    """Age at which what was recorded is deleted."""
+    """Delete recorded usage after this number of days."""
 
     @model_validator(mode="after")
     def _one_kind_of_price(self) -> "CostSettings":
         if self.worker_price is not None and self.worker_price_per_hour is not None:
-            message = "worker_price is of a bought machine, worker_price_per_hour of a rented one: set one"
+            message = (
+                "worker_price is for a bought machine, worker_price_per_hour for a rented one: set only one"
+            )
             raise ValueError(message)
         if (self.watts_idle is None) != (self.watts_busy is None):
             message = "watts_idle and watts_busy come together: set both or neither"
@@ -684,42 +694,42 @@ class ConsoleSettings(Section):
     """The operator console: web pages at `/console` for people with an admin key."""
 
     enabled: bool = True
-    """Whether the pages are there; the admin API is there either way."""
+    """Serve the pages; the admin API is served either way."""
     idle_seconds: Annotated[float, Field(ge=1)] = 900.0
-    """How long a login lasts without a click; what a page refreshes by itself does not count."""
+    """End a session after this time without a click; automatic refreshes do not count."""
     session_seconds: Annotated[float, Field(ge=1)] = 28800.0
-    """How long a login lasts at most."""
+    """Maximum duration of a session."""
     behind_tls: bool = False
-    """Set it where a proxy in front ends TLS: browsers then send the session over encrypted connections only.
-    With TLS of our own that is always so."""
+    """Set it if a proxy in front terminates TLS: browsers then send the session cookie over encrypted
+    connections only.  With the gateway's own TLS that is always so."""
 
 
 class TracingSettings(Section):
     """
-    Traces of requests, sent to an OpenTelemetry collector inside the enclave; off unless switched on.
+    Traces of requests, sent to an OpenTelemetry collector inside the enclave; off by default.
 
-    A trace says which part of the appliance took how long for whom, and never what was asked or answered.
+    A trace has durations by component and names the tenant; it never contains prompts or answers.
     [How to set it up](../how-to/trace-requests.md).
     """
 
     enabled: bool = False
     """Trace requests, and have the worker of this process trace its share of them."""
     endpoint: str = "http://127.0.0.1:4318/v1/traces"
-    """Where the collector takes OTLP over HTTP (protobuf), path included."""
+    """OTLP over HTTP (protobuf) endpoint of the collector, path included."""
     ca_file: Path | None = None
-    """Authorities (PEM) that the collector's certificate is checked with; null: this machine's."""
+    """Certificate authorities (PEM) of the collector; null: the system's."""
     allow_public: bool = False
-    """Let the endpoint have a public address, which is refused otherwise: traces name tenants and models."""
+    """Allow an endpoint with a public address, which is refused otherwise: traces name tenants and models."""
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the requests that are traced."""
+    """Share of requests that are traced."""
     client_context: Literal["link", "ignore", "continue"] = "link"
-    """What becomes of a client's own `traceparent`: `link` starts a trace of ours that points to it, `ignore`
-    does not look at it, `continue` makes ours part of it.  With `continue` callers decide what is traced, so
-    it is for gateways that only a proxy of your own can reach."""
+    """Handling of a client's `traceparent`: `link` starts a new trace that links to it, `ignore` ignores it,
+    `continue` continues it.  With `continue`, callers decide what is traced, so use it only if your own proxy
+    is the only client."""
     interval_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
-    """How long spans wait for others to be sent with."""
+    """Maximum time spans wait to be sent together."""
     timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 5.0
-    """How long the collector may take for a batch; then it is dropped."""
+    """Maximum time the collector may take for a batch of spans; then it is dropped."""
 
     @field_validator("endpoint")
     @classmethod
@@ -752,10 +762,10 @@ class TracingSettings(Section):
 
 
 class LogSettings(Section):
-    """What operators read; prompts and completions are never in it."""
+    """The operator log; it never contains prompts or completions."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe event that is written."""
+    """Minimum severity of written events."""
     format: Literal["auto", "json", "console"] = "auto"
     """`auto` writes JSON unless a terminal is attached."""
 
@@ -787,9 +797,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def _window_holds_a_verdict(self) -> "Settings":
         if self.monitor.min_drafts > self.monitor.window_drafts:
-            message = (
-                "monitor.min_drafts is larger than monitor.window_drafts: no verdict could ever be given"
-            )
+            message = "monitor.min_drafts is larger than monitor.window_drafts: no verdict would be possible"
             raise ValueError(message)
         return self
 
@@ -853,7 +861,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, dict[str, Any
         section, separator, field = name.removeprefix(PREFIX).lower().partition("__")
         if not separator or section not in Settings.model_fields:
             sections = ", ".join(Settings.model_fields)
-            message = f"{name} is no setting: use {PREFIX}<SECTION>__<FIELD>, with a section of {sections}"
+            message = f"{name} is not a setting: use {PREFIX}<SECTION>__<FIELD>, with a section of {sections}"
             raise ConfigurationError(message)
         values.setdefault(section, {})[field] = _parse_scalar(text)
     return values
@@ -885,18 +893,18 @@ def _first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"{where} is no setting; `appliance config show` lists them all"
+        return f"{where} is not a setting; `appliance config show` lists all of them"
     # Some messages hold the value, which may have line ends.
     what = " ".join(str(problem["msg"]).removeprefix("Value error, ").split())
     return f"{where}: {what}" if where else what
 
 
 def process_environment() -> Mapping[str, str]:
-    """A copy of this process's environment, for whoever builds a child's out of it."""
+    """A copy of this process's environment, to build a child's from."""
     return dict(os.environ)
 
 
 def forget_variables(prefix: str) -> None:
-    """Take variables that begin so out of this process's environment, for a library that would read them."""
+    """Remove variables with this prefix from the environment, before a library reads them."""
     for name in [name for name in os.environ if name.startswith(prefix)]:
         del os.environ[name]

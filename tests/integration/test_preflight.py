@@ -153,7 +153,7 @@ def test_settings_that_are_not_valid(tmp_path):
     (tmp_path / "appliance.yaml").write_text("api: {prot: 8080}")
     code, checks = preflight("--config", tmp_path / "appliance.yaml")
     assert code == 1
-    assert "api.prot is no setting" in checks["settings.file"]["seen"]
+    assert "api.prot is not a setting" in checks["settings.file"]["seen"]
     assert {check["result"] for name, check in checks.items() if name != "settings.file"} == {"skipped"}
 
 

@@ -1,4 +1,4 @@
-"""Where values come from, and that nothing is ignored."""
+"""Sources of settings and their precedence; unknown names are refused."""
 
 from pathlib import Path
 from typing import get_args
@@ -35,32 +35,28 @@ def load(file: Path | None = None, environment: dict | None = None, **overrides:
     return load_settings(file, environment=environment or {}, overrides=overrides)
 
 
-def test_everything_has_a_default():
-    """The appliance starts with no file, no variable and no argument."""
+def test_every_setting_has_a_default():
     assert load() == Settings()
 
 
-def test_it_listens_on_loopback_unless_told_otherwise():
-    """A first start opens nothing to the network."""
+def test_servers_listen_on_loopback_by_default():
     assert load().api.host == load().worker.host == "127.0.0.1"
 
 
-def test_the_environment_is_stronger_than_the_file(write):
-    """A variable wins over the file, and leaves the file's other fields of that section alone."""
+def test_environment_overrides_file(write):
+    """A variable replaces its field and leaves the section's other fields."""
     file = write("api: {port: 1111, drain_seconds: 5}")
     settings = load(file, {"APPLIANCE_API__PORT": "2222"})
     assert (settings.api.port, settings.api.drain_seconds) == (2222, 5)
 
 
-def test_the_command_line_is_stronger_than_the_environment(write):
-    """An override wins over both."""
+def test_command_line_overrides_environment_and_file(write):
     file = write("api: {port: 1111, host: 127.0.0.2}")
     settings = load(file, {"APPLIANCE_API__PORT": "2222"}, api={"port": 3333})
     assert (settings.api.port, settings.api.host) == (3333, "127.0.0.2")
 
 
-def test_the_process_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch):
-    """`APPLIANCE_*` variables of the process count."""
+def test_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("APPLIANCE_LOG__LEVEL", "debug")
     assert load_settings().log.level == "debug"
 
@@ -87,8 +83,10 @@ def test_the_process_environment_is_read_when_none_is_given(monkeypatch: pytest.
         ("appliance_api__port".upper(), "8081", "api", "port", 8081),
     ],
 )  # fmt: skip
-def test_a_variable_means_what_it_says(variable: str, text: str, section: str, field: str, expected: object):
-    """The field's type decides how a variable is read, so a name made of digits stays a name."""
+def test_field_type_decides_how_a_variable_is_parsed(
+    variable: str, text: str, section: str, field: str, expected: object
+):
+    """A name of digits stays a name."""
     assert getattr(getattr(load(environment={variable: text}), section), field) == expected
 
 
@@ -103,26 +101,24 @@ def test_a_variable_means_what_it_says(variable: str, text: str, section: str, f
         "APPLIANCE_API__PROT",
     ],
 )
-def test_an_unknown_variable_is_refused(name: str):
-    """A typing error must not silently leave a default in force."""
-    with pytest.raises(ConfigurationError, match="no setting"):
+def test_unknown_variable_is_refused(name: str):
+    """A typing error must not leave a default in force."""
+    with pytest.raises(ConfigurationError, match="not a setting"):
         load(environment={name: "1"})
 
 
-def test_variables_of_others_are_left_alone():
-    """Only names that start with `APPLIANCE_` are ours."""
+def test_variables_without_our_prefix_are_ignored():
     assert load(environment={"PATH": "x", "APPLIANCES": "x", "MY_APPLIANCE_API__PORT": "x"}) == Settings()
 
 
 @pytest.mark.parametrize("text", ["apy: {port: 1}", "api: {prot: 1}", "8080: {}", "api: {1: 2}"])
-def test_an_unknown_section_or_field_is_refused(write, text: str):
-    """So is one in the file."""
+def test_unknown_section_or_field_in_the_file_is_refused(write, text: str):
     with pytest.raises(ConfigurationError):
         load(write(text))
 
 
 @pytest.mark.parametrize("name", REMOVED)
-def test_a_removed_setting_is_refused_with_what_replaces_it(write, name: str):
+def test_removed_setting_is_refused_with_its_replacement(write, name: str):
     section, field = name.split(".")
     assert (section, field) not in FIELDS
     for source in (
@@ -149,8 +145,8 @@ def test_a_removed_setting_is_refused_with_what_replaces_it(write, name: str):
         "api: {[]: 1}",
     ],
 )
-def test_a_broken_file_is_a_configuration_error_of_one_line(write, text: str):
-    """The operator reads one line that names the file, and no traceback."""
+def test_broken_file_is_a_configuration_error_of_one_line(write, text: str):
+    """The line names the file."""
     file = write(text)
     with pytest.raises(ConfigurationError) as caught:
         load(file)
@@ -158,14 +154,12 @@ def test_a_broken_file_is_a_configuration_error_of_one_line(write, text: str):
     assert str(file) in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_a_configuration_error(tmp_path: Path):
-    """A path given by mistake is not the same as no path."""
+def test_missing_file_is_a_configuration_error(tmp_path: Path):
     with pytest.raises(ConfigurationError, match=r"missing\.yaml"):
         load(tmp_path / "missing.yaml")
 
 
-def test_a_file_that_is_not_text_is_a_configuration_error(tmp_path: Path):
-    """Bytes that are no UTF-8 are named as such."""
+def test_file_that_is_not_utf8_is_a_configuration_error(tmp_path: Path):
     file = tmp_path / "appliance.yaml"
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigurationError):
@@ -173,8 +167,7 @@ def test_a_file_that_is_not_text_is_a_configuration_error(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
-def test_an_empty_file_changes_nothing(write, text: str):
-    """A file of comments is a file."""
+def test_empty_file_changes_nothing(write, text: str):
     assert load(write(text)) == Settings()
 
 
@@ -189,22 +182,20 @@ def test_an_empty_file_changes_nothing(write, text: str):
         ("monitor", "collapsed_below", 0.5), ("pool", "urls", 3),
     ],
 )  # fmt: skip
-def test_a_value_out_of_range_names_its_setting(section: str, field: str, value: object):
-    """One line: which setting, and what is wrong with it."""
+def test_value_out_of_range_names_its_setting(section: str, field: str, value: object):
+    """One line: the setting and the error."""
     with pytest.raises(ConfigurationError, match=rf"^{section}\.{field}: ") as caught:
         load(**{section: {field: value}})
     assert "\n" not in str(caught.value)
 
 
-def test_a_verdict_must_be_possible():
-    """More drafts needed for a verdict than the window holds would mean none, ever."""
+def test_min_drafts_must_fit_into_the_window():
     with pytest.raises(ConfigurationError, match=r"monitor\.min_drafts"):
         load(monitor={"min_drafts": 101, "window_drafts": 100})
     assert load(monitor={"min_drafts": 100, "window_drafts": 100}).monitor.min_drafts == 100
 
 
-def test_settings_cannot_be_changed_once_read():
-    """What was read at the start is in force until the end."""
+def test_settings_are_frozen():
     settings = load()
     with pytest.raises(ValidationError, match="frozen"):
         settings.api = settings.api
@@ -213,24 +204,22 @@ def test_settings_cannot_be_changed_once_read():
 
 
 @pytest.mark.parametrize(("section", "field"), FIELDS, ids=str)
-def test_every_setting_is_described(section: str, field: str):
-    """The reference page is made of these descriptions."""
+def test_every_setting_has_a_description(section: str, field: str):
+    """The reference page is generated from descriptions."""
     description = Settings.model_fields[section].annotation.model_fields[field].description
     assert description
     assert description.rstrip().endswith((".", ")"))
 
 
 @pytest.mark.parametrize("section", Settings.model_fields)
-def test_every_section_is_described_and_closed(section: str):
-    """A section says what it is for and refuses fields it does not know."""
+def test_every_section_has_a_docstring_and_forbids_unknown_fields(section: str):
     kind = Settings.model_fields[section].annotation
     assert issubclass(kind, Section)
     assert kind.__doc__
     assert kind.model_config["extra"] == "forbid"
 
 
-def test_no_setting_holds_a_secret():
-    """Secrets are paths of files: no field of text is named like a secret."""
+def test_secrets_are_paths_of_files():
     for section, field in FIELDS:
         kind = Settings.model_fields[section].annotation.model_fields[field].annotation
         secret = any(word in field for word in ("secret", "password", "token_file", "key"))
@@ -243,8 +232,7 @@ def test_no_setting_holds_a_secret():
     | st.sampled_from(["[", "{a: ", "!!python/object:x", "2026-99-99", "&a *a", "*", "1:60"]),
 )
 @example(("egress", "control"), "\n")
-def test_no_variable_can_crash_the_start(name: tuple[str, str], text: str):
-    """Whatever stands in a variable, it is taken or refused with our own error."""
+def test_any_variable_is_parsed_or_refused_with_a_configuration_error(name: tuple[str, str], text: str):
     section, field = name
     try:
         settings = load(environment={f"{PREFIX}{section}__{field}".upper(): text})
@@ -280,20 +268,18 @@ def test_no_variable_can_crash_the_start(name: tuple[str, str], text: str):
         ("oidc", {"algorithms": []}, "algorithms"),
     ],
 )  # fmt: skip
-def test_settings_of_callers_that_would_not_hold_are_refused(section, fields, words):
-    """A start says so, rather than let in more, or fewer, than was meant."""
+def test_contradicting_authentication_settings_are_refused(section, fields, words):
     with pytest.raises(ConfigurationError, match=words):
         load(**{section: fields})
 
 
-def test_tenants_of_groups_can_be_set_by_the_environment():
-    """As YAML in one variable."""
+def test_mapping_is_set_by_the_environment_as_yaml():
     settings = load(environment={"APPLIANCE_OIDC__TENANTS": "{ward-7: hospital}"})
     assert settings.oidc.tenants == {"ward-7": "hospital"}
 
 
-def test_a_strict_egress_check_has_something_to_try():
-    """Or no gateway would ever be ready, and nobody would know why."""
+def test_strict_egress_check_needs_targets():
+    """Without targets no gateway would become ready."""
     nothing = dict.fromkeys(("tcp_targets", "udp_targets", "metadata_targets"), ())
     with pytest.raises(ConfigurationError, match="strict needs targets"):
         load(egress={"mode": "strict", **nothing})
