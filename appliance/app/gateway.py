@@ -10,17 +10,9 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-
-from prometheus_client import (
-    CollectorRegistry,
-    GCCollector,
-    PlatformCollector,
-    ProcessCollector,
-    disable_created_metrics,
-)
 
 from appliance.api.batches import render_line
 from appliance.api.console.console import Console
@@ -30,19 +22,15 @@ from appliance.api.console.sessions import Sessions
 from appliance.api.middleware import CLIENT_ID
 from appliance.api.services import Services
 from appliance.app.announcer import Announcer
+from appliance.app.opened import WALL_CLOCK, GatewayOpener, OpenedParts, new_request_id
 from appliance.audit.content.payload_keys import PayloadKeys, load_master_key
-from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
-from appliance.audit.entry import new_entry_id
-from appliance.audit.gateway_name import GatewayName
-from appliance.audit.keys import load_signing_key, prepare_mldsa_key
-from appliance.audit.store import SqlAuditStore
+from appliance.audit.durability.guarded import GuardedLog
+from appliance.audit.keys import load_signing_key
 from appliance.audit.verification import LogVerification
-from appliance.audit.witness.client import open_witnessing
 from appliance.audit.witness.witnessing import Witnessing
 from appliance.control.changes import ChangeLog
 from appliance.control.egress import EgressWatch
 from appliance.control.loop import ControlLoop, ControlParts
-from appliance.control.override import SqlOverrideStore
 from appliance.control.recycle import RecycleParts, Recycler, Restarter
 from appliance.control.tenants.enrolment import enrol
 from appliance.control.tenants.registrar import Registrar
@@ -55,24 +43,16 @@ from appliance.gateway.attribution import Attribution
 from appliance.gateway.batch.answerer import Answerer
 from appliance.gateway.batch.opening import OpenBatches, open_batches
 from appliance.gateway.batch.runner import BatchRunner
-from appliance.gateway.capture import OpenContent, open_content
-from appliance.gateway.cost.meter import CostMeter, open_costs
+from appliance.gateway.cost.meter import CostMeter
 from appliance.gateway.gateway import Gateway, GatewayPolicy
 from appliance.gateway.recorder import Recorder
-from appliance.gateway.tracing.opening import open_tracing
-from appliance.gateway.tracing.trace import Tracing
-from appliance.infra.data_directory import Installation, load_control_token
-from appliance.infra.database import Database
-from appliance.infra.lease import SqlLease
+from appliance.infra.data_directory import Installation
 from appliance.infra.logs import Logger
-from appliance.infra.metrics import Metrics, observe_tenants, observe_witnesses
+from appliance.infra.metrics import Metrics, observe_tenants
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
-from appliance.serving.client import WorkerClient
 from appliance.serving.discovery import Discovery
-from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.pool import WorkerPool
-from appliance.serving.restart import RestartClient
 from appliance.serving.worker import WorkerId
 from appliance.sovereignty.egress.prober import Prober
 from appliance.sovereignty.wall import Wall
@@ -80,12 +60,8 @@ from appliance.tenancy import TenantDirectory
 from appliance.tenancy.identity.authenticator import Authenticator
 from appliance.tenancy.identity.files import Renewable
 from appliance.tenancy.identity.provider import open_provider
-from appliance.tenancy.limits.limiter import Limiter, open_limits
-from appliance.tenancy.store import SqlTenantStore
+from appliance.tenancy.limits.limiter import Limiter
 from appliance.tenancy.watch import TenantWatch
-
-WALL_CLOCK = time.time  # noqa: TID251 - the composition root hands out the clock
-"""Seconds since the epoch, for every part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,29 +86,6 @@ class GatewayParts:
     costs: CostMeter
     renewable: tuple[Renewable, ...]
     """What is read from files that may change."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opened:
-    """What has to be closed again, and what it shares."""
-
-    metrics: Metrics
-    database: Database
-    pool: WorkerPool
-    gateway: str
-    """Its name, which no other process holds while this one runs."""
-    audit: GuardedLog
-    content: OpenContent
-    witnessing: Witnessing
-    limits: Limiter
-    costs: CostMeter
-    tracing: Tracing | None
-    client: WorkerClient
-    speculation: SpeculationClient
-    others: RestartClient
-    lease: SqlLease
-    overrides: SqlOverrideStore
-    tenant_store: SqlTenantStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +115,15 @@ class GatewayRole:
         Raises:
             ApplianceError: one line that says what cannot be opened, and what to do.
         """
-        async with self._opened() as opened:
+        opener = GatewayOpener(
+            settings=self.settings,
+            installation=self.installation,
+            logger=self.logger,
+            version=self.version,
+            wall=self.wall,
+            prober=self.prober,
+        )
+        async with opener.open() as opened:
             tenants = TenantDirectory()
             provider = open_provider(self.settings.oidc, logger=self.logger, clock=WALL_CLOCK)
             watch = self._watch_tenants(opened, tenants)
@@ -236,128 +197,7 @@ class GatewayRole:
                     costs=opened.costs,
                 )
 
-    @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[_Opened]:
-        """Open what has to be closed again, and close it in the reverse order."""
-        settings, installation, logger = self.settings, self.installation, self.logger
-        metrics = self._make_metrics()
-        token = load_control_token(installation)
-        prepare_mldsa_key(installation.signing_key, wanted=settings.audit.post_quantum)
-        signer = load_signing_key(installation.signing_key, settings.audit.origin)
-        metrics.audit_signing_key_time.set(installation.signing_key.stat().st_mtime)
-        async with AsyncExitStack() as stack:
-            if self.prober is not None:
-                stack.enter_context(closing(self.prober))
-            held = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
-            stack.callback(held.release)
-            # Closed after the stores, which give their connections back to it.
-            database = stack.enter_context(closing(Database(installation.database_url)))
-            store = stack.enter_context(closing(SqlAuditStore(database)))
-            tenant_store, overrides = SqlTenantStore(database), SqlOverrideStore(database)
-            lease = SqlLease(
-                database,
-                name="control",
-                holder=new_request_id(),
-                seconds=settings.monitor.lease_seconds,
-                clock=WALL_CLOCK,
-            )
-            audit = await stack.enter_async_context(
-                open_guarded(
-                    store=store,
-                    signer=signer,
-                    settings=settings.audit,
-                    files=LogFiles(
-                        database_url=installation.database_url,
-                        sealed_head=installation.sealed_head,
-                        spool=installation.spool,
-                    ),
-                    gateway=held.name,
-                    version=self.version,
-                    wall=self.wall.detail,
-                    metrics=metrics,
-                    logger=logger,
-                    clock=WALL_CLOCK,
-                )
-            )
-            content = await stack.enter_async_context(
-                open_content(
-                    database=database,
-                    keys_directory=settings.audit.payload_keys_directory or installation.payload_keys,
-                    settings=settings.audit,
-                    log=audit.log,
-                    clock=WALL_CLOCK,
-                    random_bytes=os.urandom,
-                )
-            )
-            witnessing = await stack.enter_async_context(
-                open_witnessing(store=store, settings=settings.audit, report=partial(_report_witness, logger))
-            )
-            observe_witnesses(metrics, lambda: witnessing.level)
-            limits = await stack.enter_async_context(
-                open_limits(
-                    database=database,
-                    gateway=new_request_id(),
-                    settings=settings.limits,
-                    clock=time.monotonic,
-                    wall_clock=WALL_CLOCK,
-                    metrics=metrics,
-                    logger=logger,
-                )
-            )
-            costs = await stack.enter_async_context(
-                open_costs(
-                    database=database,
-                    gateway=held.name,
-                    start=new_request_id(),
-                    settings=settings.cost,
-                    time_zone=settings.limits.time_zone,
-                    clock=time.monotonic,
-                    wall_clock=WALL_CLOCK,
-                    metrics=metrics,
-                    logger=logger,
-                )
-            )
-            tracing = await stack.enter_async_context(
-                open_tracing(
-                    settings.tracing,
-                    version=self.version,
-                    gateway=held.name,
-                    metrics=metrics,
-                    logger=logger,
-                    clock=time.monotonic,
-                    wall_clock=WALL_CLOCK,
-                )
-            )
-            client = WorkerClient.open(connect_seconds=settings.pool.connect_seconds)
-            yield _Opened(
-                metrics=metrics,
-                database=database,
-                pool=WorkerPool(on_gone=metrics.forget_worker),
-                gateway=held.name,
-                audit=audit,
-                content=content,
-                witnessing=witnessing,
-                limits=limits,
-                costs=costs,
-                tracing=tracing,
-                client=await stack.enter_async_context(client),
-                speculation=await stack.enter_async_context(SpeculationClient.open(token=token)),
-                others=await stack.enter_async_context(RestartClient.open(token=token)),
-                lease=lease,
-                overrides=overrides,
-                tenant_store=tenant_store,
-            )
-
-    def _make_metrics(self) -> Metrics:
-        metrics = Metrics(CollectorRegistry())
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=metrics.registry)
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series began would double their number
-        metrics.build_info.labels(self.version).set(1)
-        metrics.wall_up.set(self.wall.is_up)
-        return metrics
-
-    def _watch_tenants(self, opened: _Opened, tenants: TenantDirectory) -> TenantWatch:
+    def _watch_tenants(self, opened: OpenedParts, tenants: TenantDirectory) -> TenantWatch:
         watch = TenantWatch(
             store=opened.tenant_store,
             directory=tenants,
@@ -367,7 +207,7 @@ class GatewayRole:
         observe_tenants(opened.metrics, watch)
         return watch
 
-    async def _enrol(self, opened: _Opened, watch: TenantWatch) -> tuple[Registrar, dict[str, str]]:
+    async def _enrol(self, opened: OpenedParts, watch: TenantWatch) -> tuple[Registrar, dict[str, str]]:
         """Read who there is; keys that had to be made are shown."""
         registrar = Registrar(store=opened.tenant_store, record=opened.audit.log.append, adopt=watch.adopt)
         roster, shown = await enrol(
@@ -382,7 +222,7 @@ class GatewayRole:
         self.announcer.show_keys(self.installation, shown)
         return registrar, shown
 
-    def _make_gateway(self, opened: _Opened, attribution: Attribution) -> Gateway:
+    def _make_gateway(self, opened: OpenedParts, attribution: Attribution) -> Gateway:
         settings = self.settings
         return Gateway(
             pool=opened.pool,
@@ -415,7 +255,7 @@ class GatewayRole:
             tracing=opened.tracing,
         )
 
-    def _make_recycler(self, opened: _Opened) -> Recycler:
+    def _make_recycler(self, opened: OpenedParts) -> Recycler:
         return Recycler(
             RecycleParts(
                 pool=opened.pool,
@@ -430,7 +270,7 @@ class GatewayRole:
             clock=time.monotonic,
         )
 
-    def _make_control(self, opened: _Opened, recycler: Recycler) -> ControlLoop:
+    def _make_control(self, opened: OpenedParts, recycler: Recycler) -> ControlLoop:
         return ControlLoop(
             ControlParts(
                 pool=opened.pool,
@@ -451,7 +291,7 @@ class GatewayRole:
             wall_clock=WALL_CLOCK,
         )
 
-    def _make_promoter(self, opened: _Opened, recycler: Recycler, control: ControlLoop) -> Promoter:
+    def _make_promoter(self, opened: OpenedParts, recycler: Recycler, control: ControlLoop) -> Promoter:
         return Promoter(
             PromotionParts(
                 targets=TargetPool(
@@ -474,7 +314,7 @@ class GatewayRole:
             new_id=new_request_id,
         )
 
-    def _make_egress(self, opened: _Opened) -> EgressWatch:
+    def _make_egress(self, opened: OpenedParts) -> EgressWatch:
         return EgressWatch(
             settings=self.settings.egress,
             observe=self.prober.observe if self.prober else None,
@@ -488,7 +328,7 @@ class GatewayRole:
         )
 
     def _open_batches(
-        self, opened: _Opened, gateway: Gateway, tenants: TenantDirectory
+        self, opened: OpenedParts, gateway: Gateway, tenants: TenantDirectory
     ) -> AbstractAsyncContextManager[OpenBatches]:
         settings = self.settings
         answerer = Answerer(
@@ -519,7 +359,7 @@ class GatewayRole:
             new_id=new_request_id,
         )
 
-    def _make_console(self, opened: _Opened, control: ControlLoop) -> Console | None:
+    def _make_console(self, opened: OpenedParts, control: ControlLoop) -> Console | None:
         """The operator console, where there is to be one."""
         chosen, clock = self.settings.console, time.monotonic
         if not chosen.enabled:
@@ -555,15 +395,3 @@ class GatewayRole:
             clock=WALL_CLOCK,
             random_bytes=os.urandom,
         )
-
-
-def new_request_id() -> str:
-    """An id no other request has: 48 bits of time, 80 of randomness."""
-    return new_entry_id(int(WALL_CLOCK() * 1000), os.urandom(10))
-
-
-def _report_witness(logger: Logger, name: str, problem: str | None) -> None:
-    if problem:
-        logger.warning("witness_failed", detail=name, reason=problem)
-    else:
-        logger.info("witness_cosigns", detail=name)

@@ -1,0 +1,243 @@
+"""
+What a gateway opens and has to close again: its name, database, log, content, limits, costs, clients.
+"""
+
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+from functools import partial
+
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
+from appliance.audit.entry import new_entry_id
+from appliance.audit.gateway_name import GatewayName
+from appliance.audit.keys import Signer, load_signing_key, prepare_mldsa_key
+from appliance.audit.log import AuditLog
+from appliance.audit.store import SqlAuditStore
+from appliance.audit.witness.client import open_witnessing
+from appliance.audit.witness.witnessing import Witnessing
+from appliance.control.override import SqlOverrideStore
+from appliance.gateway.capture import OpenContent, open_content
+from appliance.gateway.cost.meter import CostMeter, open_costs
+from appliance.gateway.tracing.opening import open_tracing
+from appliance.gateway.tracing.trace import Tracing
+from appliance.infra.data_directory import Installation, load_control_token
+from appliance.infra.database import Database
+from appliance.infra.lease import SqlLease
+from appliance.infra.logs import Logger
+from appliance.infra.metrics import Metrics, observe_witnesses
+from appliance.infra.settings import Settings
+from appliance.serving.client import WorkerClient
+from appliance.serving.plugin_client import SpeculationClient
+from appliance.serving.pool import WorkerPool
+from appliance.serving.restart import RestartClient
+from appliance.sovereignty.egress.prober import Prober
+from appliance.sovereignty.wall import Wall
+from appliance.tenancy.limits.limiter import Limiter, open_limits
+from appliance.tenancy.store import SqlTenantStore
+
+WALL_CLOCK = time.time  # noqa: TID251 - the composition root hands out the clock
+"""Seconds since the epoch, for every part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedParts:
+    """What has to be closed again, and what it shares."""
+
+    metrics: Metrics
+    database: Database
+    pool: WorkerPool
+    gateway: str
+    """Its name, which no other process holds while this one runs."""
+    audit: GuardedLog
+    content: OpenContent
+    witnessing: Witnessing
+    limits: Limiter
+    costs: CostMeter
+    tracing: Tracing | None
+    client: WorkerClient
+    speculation: SpeculationClient
+    others: RestartClient
+    lease: SqlLease
+    overrides: SqlOverrideStore
+    tenant_store: SqlTenantStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOpener:
+    """Opens the parts in the order they need each other, and closes them in the reverse order."""
+
+    settings: Settings
+    installation: Installation
+    logger: Logger
+    version: str
+    wall: Wall
+    prober: Prober | None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[OpenedParts]:
+        """
+        Open every part until the block ends.
+
+        Raises:
+            ApplianceError: one line that says what cannot be opened, and what to do.
+        """
+        settings, installation = self.settings, self.installation
+        metrics = self._make_metrics()
+        token = load_control_token(installation)
+        signer = self._load_signer(metrics)
+        async with AsyncExitStack() as stack:
+            enter = stack.enter_async_context
+            if self.prober is not None:
+                stack.enter_context(closing(self.prober))
+            name = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
+            stack.callback(name.release)
+            # Closed after the stores, which give their connections back to it.
+            database = stack.enter_context(closing(Database(installation.database_url)))
+            # Opened before the other stores: it makes or checks the tables of all.
+            store = stack.enter_context(closing(SqlAuditStore(database)))
+            audit = await enter(self._open_log(store, signer, name.name, metrics))
+            content = await enter(self._open_content(database, audit.log))
+            witnessing = await enter(self._open_witnessing(store))
+            observe_witnesses(metrics, lambda: witnessing.level)
+            limits = await enter(self._open_limits(database, metrics))
+            costs = await enter(self._open_costs(database, name.name, metrics))
+            tracing = await enter(self._open_tracing(name.name, metrics))
+            yield OpenedParts(
+                metrics=metrics,
+                database=database,
+                pool=WorkerPool(on_gone=metrics.forget_worker),
+                gateway=name.name,
+                audit=audit,
+                content=content,
+                witnessing=witnessing,
+                limits=limits,
+                costs=costs,
+                tracing=tracing,
+                client=await enter(WorkerClient.open(connect_seconds=settings.pool.connect_seconds)),
+                speculation=await enter(SpeculationClient.open(token=token)),
+                others=await enter(RestartClient.open(token=token)),
+                lease=self._make_lease(database),
+                overrides=SqlOverrideStore(database),
+                tenant_store=SqlTenantStore(database),
+            )
+
+    def _make_metrics(self) -> Metrics:
+        metrics = Metrics(CollectorRegistry())
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=metrics.registry)
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series began would double their number
+        metrics.build_info.labels(self.version).set(1)
+        metrics.wall_up.set(self.wall.is_up)
+        return metrics
+
+    def _load_signer(self, metrics: Metrics) -> Signer:
+        key = self.installation.signing_key
+        prepare_mldsa_key(key, wanted=self.settings.audit.post_quantum)
+        signer = load_signing_key(key, self.settings.audit.origin)
+        metrics.audit_signing_key_time.set(key.stat().st_mtime)
+        return signer
+
+    def _make_lease(self, database: Database) -> SqlLease:
+        return SqlLease(
+            database,
+            name="control",
+            holder=new_request_id(),
+            seconds=self.settings.monitor.lease_seconds,
+            clock=WALL_CLOCK,
+        )
+
+    def _open_log(
+        self, store: SqlAuditStore, signer: Signer, gateway: str, metrics: Metrics
+    ) -> AbstractAsyncContextManager[GuardedLog]:
+        installation = self.installation
+        return open_guarded(
+            store=store,
+            signer=signer,
+            settings=self.settings.audit,
+            files=LogFiles(
+                database_url=installation.database_url,
+                sealed_head=installation.sealed_head,
+                spool=installation.spool,
+            ),
+            gateway=gateway,
+            version=self.version,
+            wall=self.wall.detail,
+            metrics=metrics,
+            logger=self.logger,
+            clock=WALL_CLOCK,
+        )
+
+    def _open_content(self, database: Database, log: AuditLog) -> AbstractAsyncContextManager[OpenContent]:
+        settings = self.settings.audit
+        return open_content(
+            database=database,
+            keys_directory=settings.payload_keys_directory or self.installation.payload_keys,
+            settings=settings,
+            log=log,
+            clock=WALL_CLOCK,
+            random_bytes=os.urandom,
+        )
+
+    def _open_witnessing(self, store: SqlAuditStore) -> AbstractAsyncContextManager[Witnessing]:
+        return open_witnessing(
+            store=store, settings=self.settings.audit, report=partial(_report_witness, self.logger)
+        )
+
+    def _open_limits(self, database: Database, metrics: Metrics) -> AbstractAsyncContextManager[Limiter]:
+        return open_limits(
+            database=database,
+            gateway=new_request_id(),
+            settings=self.settings.limits,
+            clock=time.monotonic,
+            wall_clock=WALL_CLOCK,
+            metrics=metrics,
+            logger=self.logger,
+        )
+
+    def _open_costs(
+        self, database: Database, gateway: str, metrics: Metrics
+    ) -> AbstractAsyncContextManager[CostMeter]:
+        return open_costs(
+            database=database,
+            gateway=gateway,
+            start=new_request_id(),
+            settings=self.settings.cost,
+            time_zone=self.settings.limits.time_zone,
+            clock=time.monotonic,
+            wall_clock=WALL_CLOCK,
+            metrics=metrics,
+            logger=self.logger,
+        )
+
+    def _open_tracing(self, gateway: str, metrics: Metrics) -> AbstractAsyncContextManager[Tracing | None]:
+        return open_tracing(
+            self.settings.tracing,
+            version=self.version,
+            gateway=gateway,
+            metrics=metrics,
+            logger=self.logger,
+            clock=time.monotonic,
+            wall_clock=WALL_CLOCK,
+        )
+
+
+def new_request_id() -> str:
+    """An id no other request has: 48 bits of time, 80 of randomness."""
+    return new_entry_id(int(WALL_CLOCK() * 1000), os.urandom(10))
+
+
+def _report_witness(logger: Logger, name: str, problem: str | None) -> None:
+    if problem:
+        logger.warning("witness_failed", detail=name, reason=problem)
+    else:
+        logger.info("witness_cosigns", detail=name)
