@@ -51,6 +51,13 @@ def test_every_page_is_reachable_from_the_index():
     assert not pages - found
 
 
+def test_paths_on_the_architecture_page_exist():
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:/|\.py))`", page))
+    assert paths
+    assert not [path for path in paths if not any((at / path).exists() for at in (ROOT, ROOT / "appliance"))]
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=lambda path: path.name)
 def test_how_tos_begin_with_the_result_and_what_is_needed(page):
     opening = page.read_text(encoding="utf-8").split("\n## ")[0]
