@@ -273,7 +273,7 @@ async def test_data_set_has_only_permitted_and_unerased_content(site: Site):
     assert not any(question in text for asked in site.asked.values() for question in asked)
 
 
-async def test_a_harvest_that_is_killed_is_finished_by_the_next(site: Site):
+async def test_killed_harvest_is_completed_by_the_next(site: Site):
     """Stored samples are reused; no process remains, and the log has two beginnings."""
     await site.talk("acme", 60)
     process = await asyncio.create_subprocess_exec(
@@ -319,7 +319,7 @@ def _runs(pid: int) -> bool:
     return state != "Z"
 
 
-def test_a_target_without_a_tokenizer_is_refused(tmp_path: Path):
+def test_target_without_a_tokenizer_is_refused(tmp_path: Path):
     """With what the library says, before any content is read."""
     environment = offline_environment(process_environment(), plugins=())
     with pytest.raises(DraftRefusedError, match="cannot be loaded"), open_tokenizer(tmp_path, environment):

@@ -153,7 +153,7 @@ def trained(site, worn) -> Result:
     return site.run("--from", str(worn), "--steps", str(STEPS), *SIZES, "--run", "refresh")
 
 
-def test_a_refresh_learns_and_is_registered(site, trained, worn, dataset):
+def test_refresh_trains_and_registers_a_draft(site, trained, worn, dataset):
     """From a worn draft to a better one, with a training record next to it and in the log."""
     assert trained.exit_code == 0, (trained.output, trained.exception)
     (revision,) = open_registry(site.settings, lambda: 0.0).revisions()
@@ -175,7 +175,7 @@ def test_a_refresh_learns_and_is_registered(site, trained, worn, dataset):
     assert {entry["draft"] for _, entry in kinds} == {revision.digest}
 
 
-def test_a_finished_run_changes_nothing(site, trained, worn):
+def test_finished_run_changes_nothing(site, trained, worn):
     """The same request reports that it is finished; a different one under its name is refused."""
     before = site.entries()
     again = site.run("--from", str(worn), "--steps", str(STEPS), *SIZES, "--run", "refresh")
@@ -251,7 +251,7 @@ def training_child() -> psutil.Process:
     return found
 
 
-def test_killed_and_stopped_it_comes_out_the_same(tmp_path, small):
+def test_killed_or_stopped_training_gives_the_same_draft(tmp_path, small):
     """Killed before a checkpoint, stopped with one, killed after it: the same weights, bit for bit."""
     assert carry_out(tmp_path / "whole", small)
     run = tmp_path / "parts"
@@ -320,7 +320,7 @@ def counter(url: str, name: str) -> float:
     )
 
 
-def test_vllm_understands_the_arguments_of_the_server():
+def test_vllm_accepts_the_server_arguments():
     """Every flag of the server of hidden states exists, and takes the value it is given."""
     setup = Setup(
         python=Path("/train/bin/python"),

@@ -50,7 +50,7 @@ def sizes(directory) -> dict[str, int]:
     return {ours: config[theirs] for ours, theirs in names.items()} | {"config": config}
 
 
-def test_the_head_has_as_many_weights_as_the_demo_draft_really_has():
+def test_head_parameters_match_the_demo_draft():
     """Counted in its file."""
     shape = sizes(DEMO_DRAFT)
     config = shape.pop("config")
@@ -63,7 +63,7 @@ def test_the_head_has_as_many_weights_as_the_demo_draft_really_has():
     assert head.parameters == numbers_in(DEMO_DRAFT)
 
 
-def test_the_target_has_as_many_weights_as_the_demo_target_really_has():
+def test_target_parameters_match_the_demo_target():
     """Counted in its file, which has its embeddings untied."""
     shape = sizes(DEMO_TARGET)
     config = shape.pop("config")
@@ -85,7 +85,7 @@ def test_published_shapes_give_the_published_sizes():
     ("samples", "tokens", "published"),
     [(50_000, 1024, 1.6e12), (50_000, 8192, 13e12), (10_000, 8192, 2.6e12), (1, 8192, 268e6)],
 )
-def test_hidden_states_take_the_disk_that_speculators_documents(samples, tokens, published):
+def test_hidden_state_disk_matches_the_speculators_documentation(samples, tokens, published):
     """
     Of Llama-3.1-8B, with the last layer beside the three that the head reads.
 
@@ -99,7 +99,7 @@ def test_hidden_states_take_the_disk_that_speculators_documents(samples, tokens,
     assert without_the_last != pytest.approx(published, rel=0.15)
 
 
-def test_nothing_of_the_data_set_is_on_disk_online():
+def test_online_disk_does_not_grow_with_the_data_set():
     """What is there at once does not grow with the samples."""
     plan = Plan(target=LLAMA_70B, head=HEAD_70B, gpu=H100)
     more = replace(plan, samples=10 * plan.samples)
@@ -108,7 +108,7 @@ def test_nothing_of_the_data_set_is_on_disk_online():
     assert plan.hidden_disk(Source.ONLINE) < plan.hidden_disk(Source.OFFLINE) / 1000
 
 
-def test_a_target_gets_as_many_gpus_as_hold_it():
+def test_target_gpus_hold_the_target():
     """A power of two that its attention heads divide among; half as many would not hold it."""
     for plan in plans():
         gpus = plan.target_gpus
@@ -121,7 +121,7 @@ def test_a_target_gets_as_many_gpus_as_hold_it():
     assert Plan(target=LLAMA_70B, head=HEAD_70B, gpu=small).target_gpus == 16
 
 
-def test_work_is_what_the_rules_of_thumb_say():
+def test_work_follows_the_rules_of_thumb():
     """2 x active weights x tokens for the target; 6 x weights x tokens for each draft token in training."""
     plan = Plan(target=QWEN, head=HEAD_QWEN, gpu=H100, samples=1, sample_tokens=1, epochs=3, unroll=5)
     assert plan.target_work(Source.OFFLINE) == 2 * QWEN.active_parameters
@@ -149,7 +149,7 @@ def test_online_overlaps_and_offline_does_not():
     unroll=st.integers(1, 8),
     utilisation=st.floats(0.05, 0.9),
 )
-def test_more_of_anything_never_takes_less(samples, tokens, epochs, unroll, utilisation):
+def test_cost_grows_with_every_input(samples, tokens, epochs, unroll, utilisation):
     """Disk, time and GPUs only grow with samples, epochs and draft tokens; time falls with utilisation."""
     plan = Plan(
         target=LLAMA_8B,
@@ -176,12 +176,12 @@ def test_more_of_anything_never_takes_less(samples, tokens, epochs, unroll, util
         )
 
 
-def test_four_hidden_states_are_handed_over():
+def test_aux_layers_and_the_last_hidden_state_are_read():
     """Those that the head fuses, and the one that the target's own answer is made from."""
     assert all(head.aux_layers + 1 == HANDED_OVER for _, head in PAIRS)
 
 
-def test_the_documentation_has_the_table_as_it_is_computed():
+def test_documentation_has_the_computed_table():
     """Run `python -m docs.sizing` when this fails."""
     page = PAGE.read_text(encoding="utf-8")
     assert page.count(BEGIN) == 1

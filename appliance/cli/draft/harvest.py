@@ -14,7 +14,7 @@ import typer
 from appliance.audit.content.payloads import first_id
 from appliance.audit.content.samples import SqlSampleStore
 from appliance.audit.reading import MAX_PURPOSE_CHARACTERS
-from appliance.cli.audit import open_store
+from appliance.cli.common.audit_log import open_store
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.draft.journal import open_journal
 from appliance.drafts.harvest.candidate import POLICY, HarvestCandidate, HarvestFilter, allows

@@ -17,7 +17,7 @@ import typer
 
 from appliance.audit.content.payloads import SqlPayloadStore
 from appliance.audit.registry import EntryType
-from appliance.cli.audit import open_store
+from appliance.cli.common.audit_log import open_store
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.drafts.harvest.dataset import find_manifest
 from appliance.drafts.harvest.provenance import ErasedSample, Provenance, first_training, parse_used, trace

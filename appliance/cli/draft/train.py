@@ -26,8 +26,8 @@ from appliance.drafts.training.parent_draft import choose_parent
 from appliance.drafts.training.progress import Point, ProgressLine, read_points
 from appliance.drafts.training.publish import publish, refuse_erased
 from appliance.drafts.training.run_directory import RunDirectory, run_directory
-from appliance.drafts.training.speculators.speculators_run import train_with_speculators
 from appliance.drafts.training.speculators.scratch import sweep_scratch
+from appliance.drafts.training.speculators.speculators_run import train_with_speculators
 from appliance.drafts.training.trainer_process import train
 from appliance.drafts.training.training_job import Job, sample_lines
 from appliance.drafts.training.training_recipe import STEPS, Backend, TrainingRecipe, default_rate

@@ -31,7 +31,7 @@ def judged(wanted=WANTED, **outcome):
     return classify("r", "acme", given, wanted)
 
 
-def test_only_who_was_asked_and_keeps_everything_is_harvested():
+def test_only_permitted_tenants_with_kept_content_are_harvested():
     """Each of the three counts."""
     tenant = allowing("acme")
     assert allows(tenant)
@@ -41,14 +41,14 @@ def test_only_who_was_asked_and_keeps_everything_is_harvested():
     assert not allows(Tenant(name="new"))
 
 
-def test_what_was_harvested_is_trained_on_only_while_its_tenant_says_so():
+def test_samples_are_trained_on_only_while_the_tenant_permits_it():
     """Whatever else changed since."""
     tenant = replace(allowing("acme"), content=ContentPolicy.NONE)
     assert still_allows(tenant)
     assert not still_allows(replace(tenant, may=frozenset()))
 
 
-def test_a_request_that_fits_is_a_candidate_with_what_the_log_says_of_it():
+def test_matching_request_becomes_a_candidate_with_its_logged_members():
     """Nothing of its content."""
     assert judged() == HarvestCandidate(
         request_id="r",
@@ -83,12 +83,12 @@ def test_a_request_that_fits_is_a_candidate_with_what_the_log_says_of_it():
         ({"completion_tokens": 41}, Skipped.TOO_LONG),
     ],
 )
-def test_a_request_that_does_not_fit_has_one_reason(outcome, why):
+def test_other_request_has_one_skip_reason(outcome, why):
     """Known before anything is read."""
     assert judged(**outcome) is why
 
 
-def test_weights_that_nobody_recorded_may_be_the_right_ones():
+def test_unrecorded_weights_are_accepted():
     """A gateway knows the weights of workers it started; of others the name has to do."""
     assert isinstance(judged(weights=None), HarvestCandidate)
     other = {"weights": f"sha256:{'8' * 64}"}

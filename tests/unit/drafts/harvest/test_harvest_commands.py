@@ -133,7 +133,7 @@ def office(site, monkeypatch):
 # harvest
 
 
-def test_a_harvest_says_what_it_took_of_whom_and_why_not_the_rest(office):
+def test_harvest_reports_samples_per_tenant_and_skip_reasons(office):
     """And makes a data set for the target that is served here."""
     for number in range(6):
         office.talk("acme", number, template=f"chat-{number % 2}")
@@ -154,7 +154,7 @@ def test_a_harvest_says_what_it_took_of_whom_and_why_not_the_rest(office):
     assert done["dataset"] in said
 
 
-def test_a_dry_run_reads_nothing_and_records_nothing(office):
+def test_dry_run_reads_nothing_and_records_nothing(office):
     """It shows what would be taken."""
     requests = [office.talk(tenant, number) for tenant in ("acme", "clinic") for number in range(3)]
     before = len(office.site.entries())
@@ -168,7 +168,7 @@ def test_a_dry_run_reads_nothing_and_records_nothing(office):
     assert not (office.site.directory / "drafts").exists()
 
 
-def test_bounds_names_and_times_are_kept_to(office):
+def test_limits_names_and_times_are_respected(office):
     """Each option does what it says."""
     for tenant in ("acme", "clinic"):
         for number in range(4):
@@ -184,7 +184,7 @@ def test_bounds_names_and_times_are_kept_to(office):
     assert office.harvest("--max-samples", 3, "--seed", 5) != office.harvest("--max-samples", 3, "--seed", 9)
 
 
-def test_answers_of_other_weights_or_names_are_taken_only_when_asked_for(office):
+def test_other_weights_or_names_are_harvested_only_on_request(office):
     """An adapter answers under a name of its own."""
     office.talk("acme", 1, weights=f"sha256:{'8' * 64}")
     assert "other_weights" in office.refused("harvest", kind=DraftRefusedError)
@@ -193,7 +193,7 @@ def test_answers_of_other_weights_or_names_are_taken_only_when_asked_for(office)
     assert len(office.harvest("--other-weights", "--model", "another", "--model", MODEL).samples) == 1
 
 
-def test_nobody_is_harvested_who_does_not_allow_it(office):
+def test_tenant_without_permission_is_not_harvested(office):
     """Not by name either, and not while it is disabled."""
     office.talk("silent", 1)
     assert "acme" not in office.refused("harvest", "--tenant", "silent", kind=DraftRefusedError)
@@ -203,7 +203,7 @@ def test_nobody_is_harvested_who_does_not_allow_it(office):
     assert office.site.entries(EntryType.DRAFT_HARVESTED) == []
 
 
-def test_a_purpose_is_one_line(office):
+def test_purpose_is_one_line(office):
     """It goes into the log."""
     office.talk("acme", 1)
     for purpose in ("two\nlines", "x" * 201):
@@ -211,7 +211,7 @@ def test_a_purpose_is_one_line(office):
     assert office.site.entries(EntryType.DRAFT_HARVESTED) == []
 
 
-def test_opening_a_request_shows_body_and_answer_and_never_its_sample(office):
+def test_opening_a_request_never_shows_its_sample(office):
     """Nobody takes it for something that was said."""
     request = office.talk("acme", 1)
     office.harvest()
@@ -242,7 +242,7 @@ def provenance(office, revision):
     return result.exit_code, json.loads(result.stdout)
 
 
-def test_provenance_says_whose_requests_a_draft_learnt_from(office, trained):
+def test_provenance_counts_used_requests_per_tenant(office, trained):
     """Those it used, by tenant, with the data set and the entry that says so."""
     manifest, revision = trained
     code, found = provenance(office, revision)
@@ -256,7 +256,7 @@ def test_provenance_says_whose_requests_a_draft_learnt_from(office, trained):
     assert manifest.digest in said
 
 
-def test_an_erasure_after_the_training_is_told_with_what_to_do(office, trained):
+def test_later_erasure_is_reported_with_advice(office, trained):
     """It is no fault of the training."""
     manifest, revision = trained
     office.site.erase("clinic")
@@ -269,7 +269,7 @@ def test_an_erasure_after_the_training_is_told_with_what_to_do(office, trained):
     assert "appliance draft rollback" in said
 
 
-def test_a_draft_that_used_what_had_been_erased_is_found_out(office):
+def test_draft_trained_on_erased_requests_is_not_sound(office):
     """The exit code says so."""
     for number in range(10):
         office.talk("acme", number)
@@ -285,7 +285,7 @@ def test_a_draft_that_used_what_had_been_erased_is_found_out(office):
     assert "take it out of service" in result.output
 
 
-def test_what_was_never_harvested_is_found_out(office):
+def test_used_request_outside_the_data_set_is_not_sound(office):
     """A list that names more than the data set."""
     office.talk("acme", 1)
     manifest = office.harvest()
@@ -293,7 +293,7 @@ def test_what_was_never_harvested_is_found_out(office):
     assert (code, found["unknown"]) == (1, ["0" * 26])
 
 
-def test_a_record_that_the_log_does_not_name_proves_nothing(office, trained):
+def test_training_record_must_match_the_log(office, trained):
     """Whoever writes another list has to write another record, and the log names the first."""
     _, revision = trained
     real = office.site.record
@@ -303,7 +303,7 @@ def test_a_record_that_the_log_does_not_name_proves_nothing(office, trained):
     assert "altered" in office.refused("provenance", other.digest, kind=DraftRefusedError)
 
 
-def test_a_draft_from_elsewhere_has_no_provenance_here(office):
+def test_imported_draft_has_no_provenance(office):
     """And is told apart from one that is not there."""
     registry = open_registry(office.settings, office.site.clock)
     revision = registry.register(

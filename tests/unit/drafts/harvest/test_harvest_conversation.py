@@ -36,7 +36,7 @@ def frames(*events, names=False, end=b"data: [DONE]\n\n"):
 # Bodies.
 
 
-def test_a_chat_is_read_as_the_worker_reads_it():
+def test_chat_body_is_parsed_like_the_worker():
     """Text parts joined or kept apart, nothing of the rest lost."""
     system = {"role": "system", "content": [{"type": "text", "text": "be kind"}]}
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, "b"], "name": "eve"}
@@ -51,7 +51,7 @@ def test_a_chat_is_read_as_the_worker_reads_it():
     )
 
 
-def test_tool_calls_of_the_past_come_with_their_arguments_as_an_object():
+def test_earlier_tool_calls_have_object_arguments():
     """As templates expect them; what is no object becomes an empty one, as in the worker."""
     calls = [
         {"id": "1", "type": "function", "function": {"name": "look", "arguments": text}}
@@ -90,7 +90,7 @@ def test_tools_and_arguments_of_the_template_are_kept():
         ([[5, 6]], PromptSource(tokens=(5, 6))),
     ],
 )
-def test_a_text_prompt_is_a_text_or_its_tokens(prompt, asked):
+def test_text_prompt_is_a_text_or_its_tokens(prompt, asked):
     """One of them."""
     assert read("text", {"prompt": prompt}) == asked
 
@@ -141,13 +141,13 @@ def test_messages_and_responses_become_a_chat():
         ("responses", {"input": "x", "tools": [{"type": "function"}]}, Skipped.UNUSUAL),
     ],
 )
-def test_a_body_that_cannot_be_brought_back_says_why(kind, body, why):
+def test_unusable_body_has_a_reason(kind, body, why):
     """It is counted under one reason."""
     assert reason(read, kind, body) is why
 
 
 @given(st.sampled_from(["chat", "text", "messages", "responses"]), st.binary(max_size=60))
-def test_bytes_that_are_no_body_are_unreadable_and_nothing_else(kind, content):
+def test_bytes_without_a_json_object_are_unreadable(kind, content):
     """No error of a library gets out, with the text in it."""
     with suppress(UnusableError):
         read_body(kind, content)
@@ -165,7 +165,7 @@ OBJECTS = st.dictionaries(st.sampled_from(MEMBERS), JSON | PIECES | st.lists(PIE
 
 
 @given(st.sampled_from(["chat", "text", "messages", "responses"]), OBJECTS)
-def test_any_json_at_all_is_read_or_refused(kind, content):
+def test_any_json_is_parsed_or_refused(kind, content):
     """As a body, as an answer, and as the frame of one."""
     text = json.dumps(content).encode()
     for call in (
@@ -188,7 +188,7 @@ def whole(*choices):
     return json.dumps({"choices": choices, "usage": {}}).encode()
 
 
-def test_a_whole_chat_answer_is_its_text_and_how_it_ended():
+def test_whole_chat_answer_is_its_text_and_how_it_ended():
     """By the tokenizer's last token, by another one, by a text, or by its length."""
     assert read_answer("chat", whole(choice("hi"))) == SampledAnswer(text="hi", end=EOS)
     assert read_answer("chat", whole(choice("hi", stop_reason=7))) == SampledAnswer(text="hi", end=7)
@@ -198,7 +198,7 @@ def test_a_whole_chat_answer_is_its_text_and_how_it_ended():
     assert read_answer("chat", cut) == SampledAnswer(text="hi", end=None)
 
 
-def test_a_streamed_chat_answer_is_the_same():
+def test_streamed_chat_answer_is_the_same():
     """Pieces joined, counts and comments left out."""
     deltas = [{"role": "assistant", "content": ""}, {"content": "h\n\ni"}, {"content": "!"}, {}]
     events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
@@ -207,7 +207,7 @@ def test_a_streamed_chat_answer_is_the_same():
     assert read_answer("chat", frames(*events, usage)) == SampledAnswer(text="h\n\ni!", end=EOS)
 
 
-def test_a_completion_is_read_both_ways():
+def test_completion_is_read_both_ways():
     """Its text stands in the choice itself."""
     body = {"choices": [{"index": 0, "text": "x", "finish_reason": "length"}]}
     assert read_answer("text", json.dumps(body).encode()) == SampledAnswer(text="x", end=None)
@@ -274,6 +274,6 @@ def test_responses_are_read_both_ways():
         ("responses", frames({"type": "response.created"}, names=True, end=b""), Skipped.UNREADABLE),
     ],
 )
-def test_an_answer_that_cannot_be_used_says_why(kind, content, why):
+def test_unusable_answer_has_a_reason(kind, content, why):
     """It is counted under one reason."""
     assert reason(read_answer, kind, content) is why

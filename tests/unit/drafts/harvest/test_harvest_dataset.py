@@ -50,7 +50,7 @@ def read(dataset):
     return [*dataset.read(False), *dataset.read(True)]
 
 
-def test_all_of_it_is_read_back_in_two_halves(site, taken):
+def test_dataset_reads_training_and_held_out_samples(site, taken):
     """One to train on, one to judge by, each sample in one of them."""
     dataset = opened(site, taken)
     train, held = list(dataset.read(False)), list(dataset.read(True))
@@ -62,7 +62,7 @@ def test_all_of_it_is_read_back_in_two_halves(site, taken):
     assert (dataset.missing, dataset.withheld) == (0, 0)
 
 
-def test_what_was_erased_is_left_out_and_counted_once(site, taken):
+def test_erased_samples_are_skipped_and_counted_once(site, taken):
     """However often it is read."""
     dataset = opened(site, taken)
     site.erase("acme", taken[1].request_id, taken[3].request_id)
@@ -76,7 +76,7 @@ def test_what_was_erased_is_left_out_and_counted_once(site, taken):
     assert dataset.missing == 17
 
 
-def test_a_tenant_that_takes_its_permission_back_is_left_out(site, taken):
+def test_samples_of_a_tenant_without_permission_are_withheld(site, taken):
     """And so is one that is gone; what it keeps from now on does not matter."""
     dataset = opened(site, taken)
     site.tenants(replace(allowing("acme"), content=ContentPolicy.NONE), allowing("clinic", may=frozenset()))
@@ -87,7 +87,7 @@ def test_a_tenant_that_takes_its_permission_back_is_left_out(site, taken):
     assert dataset.withheld == 30
 
 
-def test_another_sample_under_the_same_request_ends_the_reading(site, taken):
+def test_replaced_sample_stops_the_reading(site, taken):
     """Nobody trains on what the manifest does not name."""
     dataset = opened(site, taken)
     site.vault.keep(replace(taken[0], salt="", token_ids=(9, 9, 9, 9)))
@@ -95,7 +95,7 @@ def test_another_sample_under_the_same_request_ends_the_reading(site, taken):
         read(dataset)
 
 
-def test_a_request_that_was_harvested_for_another_target_says_so(site, taken):
+def test_sample_of_another_tokenizer_is_refused(site, taken):
     """It is a data set of yesterday, not an attack."""
     dataset = opened(site, taken)
     site.vault.keep(replace(taken[0], salt="", tokenizer="sha256:other"))
@@ -103,7 +103,7 @@ def test_a_request_that_was_harvested_for_another_target_says_so(site, taken):
         read(dataset)
 
 
-def test_a_data_set_is_found_by_its_digest_or_how_it_begins(site, taken):
+def test_data_set_is_found_by_digest_or_prefix(site, taken):
     """Where only one does."""
     drafts = site.directory / "drafts"
     first, second = (manifest_of(*taken, made=made) for made in ("a", "b"))
@@ -119,7 +119,7 @@ def test_a_data_set_is_found_by_its_digest_or_how_it_begins(site, taken):
             find_manifest(drafts, name)
 
 
-def test_a_manifest_on_disk_is_private_and_has_nothing_of_the_content(site, taken):
+def test_manifest_file_is_private_and_holds_no_content(site, taken):
     """Its directory too."""
     path = save_manifest(site.directory / "drafts", manifest_of(*taken))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -128,7 +128,7 @@ def test_a_manifest_on_disk_is_private_and_has_nothing_of_the_content(site, take
     assert path.parent.name == DATASETS
 
 
-def test_a_manifest_that_was_altered_is_refused(site, taken):
+def test_manifest_that_was_altered_is_refused(site, taken):
     """Under the digest it no longer has."""
     drafts = site.directory / "drafts"
     manifest = manifest_of(*taken)
@@ -138,7 +138,7 @@ def test_a_manifest_that_was_altered_is_refused(site, taken):
         open_dataset(site.settings, manifest.digest)
 
 
-def test_a_data_set_that_cannot_be_written_is_an_error_of_ours(tmp_path, taken):
+def test_data_set_that_cannot_be_written_is_a_storage_error(tmp_path, taken):
     """With what is wrong."""
     (tmp_path / "file").write_text("")
     with pytest.raises(DraftStorageError, match="cannot write"):

@@ -41,7 +41,7 @@ def manifest_of(count=4):
 USED = {entry.request_id: entry.digest for entry in manifest_of().samples}
 
 
-def test_whose_requests_were_used_is_counted_by_tenant():
+def test_used_requests_are_counted_per_tenant():
     """Of those it learnt from, not of the whole data set."""
     used = {request(number): f"{number:064x}" for number in (0, 1, 3)}
     found = trace(used, manifest_of(), [], trained=7)
@@ -50,7 +50,7 @@ def test_whose_requests_were_used_is_counted_by_tenant():
     assert found.dataset == manifest_of().digest
 
 
-def test_what_was_erased_before_the_training_must_not_have_been_used():
+def test_request_erased_before_the_training_is_not_sound():
     """By its name, or by the time it came; of its own tenant only."""
     by_name = {"tenant": "acme", "requests": [request(1)]}
     others = {"tenant": "clinic", "requests": [request(3)]}
@@ -63,7 +63,7 @@ def test_what_was_erased_before_the_training_must_not_have_been_used():
     assert not found.is_sound
 
 
-def test_what_was_erased_since_is_told_and_is_no_fault_of_the_training():
+def test_request_erased_after_the_training_is_reported():
     """The first entry that covers it counts."""
     everything = {"tenant": "acme", "before": format_time(DAY_MS + 10**9)}
     found = trace(USED, manifest_of(), [(9, everything), (11, everything)], trained=7)
@@ -72,14 +72,14 @@ def test_what_was_erased_since_is_told_and_is_no_fault_of_the_training():
     assert found.is_sound
 
 
-def test_of_a_draft_the_log_does_not_know_every_erasure_counts_as_before():
+def test_without_a_training_entry_every_erasure_counts_as_earlier():
     """Nobody can say when it was trained."""
     found = trace(USED, manifest_of(), [(3, {"tenant": "acme", "requests": [request(1)]})], trained=None)
     assert len(found.erased_before) == 1
     assert not found.is_sound
 
 
-def test_what_the_data_set_does_not_name_was_not_harvested():
+def test_used_request_missing_in_the_data_set_is_unknown():
     """Another request, or another sample of the same."""
     used = {**USED, "elsewhere": "0" * 64, request(2): "f" * 64}
     found = trace(used, manifest_of(), [], trained=7)
@@ -87,14 +87,14 @@ def test_what_the_data_set_does_not_name_was_not_harvested():
     assert not found.is_sound
 
 
-def test_the_first_entry_about_a_training_counts():
+def test_first_training_entry_counts():
     """After a crash there are two."""
     entries = [(2, {"draft": "b"}), (4, {"draft": "a"}), (6, {"draft": "a"})]
     assert first_training("a", entries) == 4
     assert first_training("c", entries) is None
 
 
-def test_the_list_of_what_was_used_has_to_be_the_one_the_record_names():
+def test_used_list_must_match_the_training_record():
     """Byte for byte."""
     content = b"r1 aa\nr2 bb\n"
     digest = hashlib.sha256(content).hexdigest()
@@ -106,7 +106,7 @@ def test_the_list_of_what_was_used_has_to_be_the_one_the_record_names():
 
 
 @pytest.mark.parametrize("content", [b"r1\n", b"r1 aa bb\n", b"r1 aa\nr1 bb\n", b"\n", b"\xff\n"])
-def test_a_list_that_is_none_is_refused(content):
+def test_malformed_used_list_is_refused(content):
     """Whatever the record says."""
     with pytest.raises(DraftRefusedError, match="line"):
         parse_used(content, hashlib.sha256(content).hexdigest())

@@ -37,7 +37,7 @@ def text_of(token_ids):
     )
 
 
-def test_prompt_and_answer_are_what_the_template_makes_of_them():
+def test_prompt_and_answer_are_tokenized_with_the_template():
     """With the token that ended it."""
     prompt, answer = tokens(user("hi"), SampledAnswer(text="yo", end=EOS), 6, 3)
     assert text_of(prompt) == "<|begin|><|user|>hi<|end|><|assistant|>"
@@ -46,7 +46,7 @@ def test_prompt_and_answer_are_what_the_template_makes_of_them():
     assert text_of(tokens(user("hi"), SampledAnswer(text="yo", end=None), 6, 2)[1]) == "yo"
 
 
-def test_a_count_that_differs_is_a_reason():
+def test_different_token_count_is_a_reason():
     """Of the prompt, or of the answer."""
     ended = SampledAnswer(text="yo", end=EOS)
     assert tokens(user("hi"), ended, 7, 3) is Skipped.PROMPT_DIFFERS
@@ -54,7 +54,7 @@ def test_a_count_that_differs_is_a_reason():
     assert tokens(user("hi"), ended, 6, 2) is Skipped.ANSWER_DIFFERS
 
 
-def test_an_answer_that_the_model_spelt_otherwise_is_left_out():
+def test_answer_tokenized_differently_is_skipped():
     """The text alone does not say with which tokens it was made."""
     merging = LetterTokenizer(merges=True)
     assert tokens(user("hi"), SampledAnswer(text="abc", end=EOS), 6, 3, merging) == (
@@ -64,7 +64,7 @@ def test_an_answer_that_the_model_spelt_otherwise_is_left_out():
     assert tokens(user("hi"), SampledAnswer(text="abc", end=EOS), 6, 4, merging) is Skipped.ANSWER_DIFFERS
 
 
-def test_an_answer_that_the_tokenizer_does_not_give_back_is_left_out():
+def test_answer_that_does_not_round_trip_is_skipped():
     """However many tokens it has."""
 
     class Lowering(LetterTokenizer):
@@ -84,7 +84,7 @@ def test_several_texts_in_a_message_are_tried_both_ways():
     assert text_of(tokens(asked, ended, 7, 3, listing)[0]) == "<|begin|><|user|>a|b<|end|><|assistant|>"
 
 
-def test_a_text_that_stopped_an_answer_is_cut_off_again_with_every_token_that_reaches_into_it():
+def test_stop_text_and_tokens_overlapping_it_are_removed():
     """Only what is sure is learnt from."""
     asked = PromptSource(text="x")
     stopped = SampledAnswer(text="yo", end=None, stop="..")
@@ -100,7 +100,7 @@ def test_tokens_and_texts_are_prompts_too():
     assert tokens(PromptSource(text="x"), ended, 2, 3)[0] == (0, ord("x") + 10)
 
 
-def test_arguments_reach_the_template_but_not_those_that_are_ours():
+def test_request_arguments_reach_the_template_except_fixed_ones():
     """Nobody turns tokenizing off by a request."""
     ended = SampledAnswer(text="yo", end=EOS)
     more = {"flavour": "zz", "tokenize": False, "add_generation_prompt": False, "chat_template": "x"}
@@ -109,7 +109,7 @@ def test_arguments_reach_the_template_but_not_those_that_are_ours():
     assert text_of(prompt).endswith("<|assistant|>")
 
 
-def test_a_tokenizer_without_a_last_token_ends_nothing():
+def test_tokenizer_without_a_last_token_ends_nothing():
     """An answer that ended by it cannot be told."""
     endless = LetterTokenizer()
     endless.eos_token_id = None
@@ -117,7 +117,7 @@ def test_a_tokenizer_without_a_last_token_ends_nothing():
 
 
 @given(st.text("abxyz<|end>", max_size=12), st.text("abxyz<|end>", min_size=1, max_size=12), st.booleans())
-def test_whatever_is_taken_decodes_to_what_was_said(prompt, answer, merges):
+def test_accepted_tokens_decode_to_the_answer(prompt, answer, merges):
     """Special words that somebody typed included: they are tokens, or the request is left out."""
     tokenizer = LetterTokenizer(merges=merges)
     spelt = tokenizer.encode(answer, add_special_tokens=False)
@@ -133,7 +133,7 @@ def test_whatever_is_taken_decodes_to_what_was_said(prompt, answer, merges):
         assert text_of(found[1]) == answer + "<|end|>"
 
 
-def test_no_job_ends_the_child_and_none_of_their_words_comes_back():
+def test_no_job_ends_the_child_or_returns_content():
     """What a library raises may quote the text."""
 
     class Raising(LetterTokenizer):
@@ -146,7 +146,7 @@ def test_no_job_ends_the_child_and_none_of_their_words_comes_back():
     assert [json.loads(line) for line in answers.getvalue().splitlines()] == [{"skipped": "unreadable"}] * 3
 
 
-def test_a_template_that_raises_is_a_prompt_that_differs():
+def test_template_that_raises_is_a_prompt_that_differs():
     """Roles in an order it does not like, for instance."""
 
     class Picky(LetterTokenizer):
@@ -177,7 +177,7 @@ def end(child):
 @pytest.mark.parametrize(
     "code", ["raise SystemExit", "print('nonsense', flush=True)", "import time; time.sleep(60)"]
 )
-def test_a_child_that_dies_or_is_silent_is_an_error_of_ours(code):
+def test_dead_or_silent_child_is_a_storage_error(code):
     """Within the time it is given."""
     child = child_of(code)
     try:
@@ -187,7 +187,7 @@ def test_a_child_that_dies_or_is_silent_is_an_error_of_ours(code):
         end(child)
 
 
-def test_the_digest_of_a_tokenizer_is_of_its_files_and_of_no_others(tmp_path):
+def test_digest_of_a_tokenizer_is_of_its_files_and_of_no_others(tmp_path):
     """Weights and the model's own config may change without it."""
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "config.json").write_text("{}")

@@ -82,7 +82,7 @@ def run(site):
     return Run(site)
 
 
-def test_what_was_asked_and_answered_becomes_samples_that_can_be_read(run):
+def test_requests_and_answers_become_readable_samples(run):
     """Prompt and answer apart, each tenant's under its name."""
     requests = [run.site.talk(tenant, f"hello {tenant}", "good day") for tenant in ("acme", "clinic")]
     manifest, skipped = run()
@@ -104,7 +104,7 @@ def test_what_was_asked_and_answered_becomes_samples_that_can_be_read(run):
         assert (sample.tenant, sample.tokenizer) == (tenant, TOKENIZER)
 
 
-def test_the_log_says_it_before_anything_is_read_and_again_when_it_is_done(run):
+def test_harvest_is_logged_before_reading_and_after(run):
     """Who, why, by what right; and how much it was, of which data set."""
     for tenant in ("acme", "clinic"):
         run.site.talk(tenant, f"hello {tenant}", "good day")
@@ -119,7 +119,7 @@ def test_the_log_says_it_before_anything_is_read_and_again_when_it_is_done(run):
     assert done.items() >= {**common, **counts, "stage": "done"}.items()
 
 
-def test_nothing_is_read_when_it_cannot_be_recorded(run):
+def test_nothing_is_read_if_it_cannot_be_recorded(run):
     """No content, no sample, no manifest."""
     request = run.site.talk("acme", "hello", "good day")
     run.refuse = 1
@@ -129,7 +129,7 @@ def test_nothing_is_read_when_it_cannot_be_recorded(run):
     assert len(run.site.parts(request)) == 2
 
 
-def test_a_data_set_that_cannot_be_recorded_is_none_and_the_next_harvest_uses_its_samples(run):
+def test_unrecorded_data_set_is_removed_and_its_samples_reused(run):
     """Nothing is trained on that the log does not know of."""
     request = run.site.talk("acme", "hello", "good day")
     run.refuse = 2
@@ -142,7 +142,7 @@ def test_a_data_set_that_cannot_be_recorded_is_none_and_the_next_harvest_uses_it
     assert [entry.digest for entry in manifest.samples] == [first.digest]
 
 
-def test_the_same_harvest_again_takes_the_same_samples(run):
+def test_same_harvest_again_takes_the_same_samples(run):
     """Byte for byte, however many there are."""
     for number in range(20):
         run.site.talk("acme", f"question {number}", "answer", template=f"chat-{number % 3}")
@@ -151,7 +151,7 @@ def test_the_same_harvest_again_takes_the_same_samples(run):
     assert len(first.samples) == 7
 
 
-def test_the_same_prompt_is_taken_once(run):
+def test_same_prompt_is_taken_once(run):
     """Whoever asked it, and whatever was answered."""
     for tenant, answer in (("acme", "one"), ("acme", "two"), ("clinic", "one"), ("clinic", "three")):
         run.site.talk(tenant, "the same", answer)
@@ -161,7 +161,7 @@ def test_the_same_prompt_is_taken_once(run):
     assert skipped == {Skipped.DUPLICATE: 3}
 
 
-def test_bounds_count_what_was_taken_and_not_what_was_tried(run):
+def test_limits_count_taken_samples_only(run):
     """For what turns out useless the next in line is read."""
     for number in range(10):
         run.site.talk("acme", f"good {number}", "yes")
@@ -196,7 +196,7 @@ def test_every_reason_is_counted(run):
     }
 
 
-def test_a_tenant_that_takes_its_permission_back_meanwhile_is_not_in_it(run, monkeypatch):
+def test_tenant_that_withdraws_during_the_harvest_is_excluded(run, monkeypatch):
     """Not what is read later, and not what was read before."""
     monkeypatch.setattr("appliance.drafts.harvest.harvest.RECHECK_AFTER", 10)
     for number in range(20):
@@ -217,7 +217,7 @@ def test_a_tenant_that_takes_its_permission_back_meanwhile_is_not_in_it(run, mon
     assert len(run.opened) < 40
 
 
-def test_nothing_to_harvest_is_refused_before_the_log_hears_of_it(run):
+def test_harvest_without_candidates_is_refused_and_not_logged(run):
     """There was nothing to say."""
     run.site.talk("acme", "failed", "x", outcome="worker_failed")
     with pytest.raises(DraftRefusedError, match="1 not_completed"):
@@ -225,7 +225,7 @@ def test_nothing_to_harvest_is_refused_before_the_log_hears_of_it(run):
     assert run.recorded == []
 
 
-def test_content_that_was_read_for_nothing_is_in_the_log_all_the_same(run):
+def test_harvest_without_a_result_is_logged(run):
     """Without a data set."""
     run.site.talk("acme", "counted otherwise", "x", prompt_tokens=5)
     with pytest.raises(DraftRefusedError, match="1 prompt_differs"):
@@ -253,7 +253,7 @@ def test_tenants_that_do_not_fit_into_one_entry_are_named_in_several(run):
     assert {entry["dataset"] for entry in entries[2:]} == {manifest.digest}
 
 
-def test_only_tenants_that_are_named_are_looked_at(run):
+def test_only_named_tenants_are_surveyed(run):
     """And a rehearsal reads nothing at all."""
     for tenant in ("acme", "clinic", "court"):
         run.site.talk(tenant, f"hello {tenant}", "good day")
@@ -264,7 +264,7 @@ def test_only_tenants_that_are_named_are_looked_at(run):
     assert (run.opened, run.recorded) == ([], [])
 
 
-def test_a_tenant_under_a_legal_hold_can_be_harvested(run):
+def test_tenant_under_a_legal_hold_can_be_harvested(run):
     """A hold forbids erasing; it does not forbid reading."""
     run.site.talk("acme", "hello", "good day")
     run.site.record(EntryType.HOLD_PLACED, tenant="acme", reason="case 7", actor="admin")
@@ -272,7 +272,7 @@ def test_a_tenant_under_a_legal_hold_can_be_harvested(run):
     assert len(manifest.samples) == 1
 
 
-def test_the_newest_requests_come_first_and_only_those_since_a_time_are_seen(run):
+def test_survey_is_newest_first_and_starts_at_the_given_time(run):
     """In pages, whatever their number."""
     requests = [run.site.talk("acme", f"question {number}", "x") for number in range(5)]
     seen = [each.request_id for each in run.site.store.answered(("acme",))]
@@ -281,7 +281,7 @@ def test_the_newest_requests_come_first_and_only_those_since_a_time_are_seen(run
     assert [each.request_id for each in run.site.store.answered(("acme",), since=since)] == requests[:2:-1]
 
 
-def test_the_policy_is_what_the_permission_says(run):
+def test_policy_is_what_the_permission_says(run):
     """One word of it everywhere."""
     assert allows(allowing("acme"))
     assert POLICY == "may train_drafts, content encrypted"

@@ -39,7 +39,7 @@ def samples(draw):
 
 
 @given(samples())
-def test_a_sample_is_read_back_as_it_was(sample):
+def test_sample_round_trips(sample):
     """Whatever the order of prompt and answer."""
     assert decode_sample(encode_sample(sample)) == sample
 
@@ -57,7 +57,7 @@ def test_a_sample_is_read_back_as_it_was(sample):
         {"extra": 1},
     ],
 )
-def test_what_is_not_a_sample_is_refused_without_its_words(change):
+def test_malformed_sample_is_refused_without_quoting_it(change):
     """A form of tomorrow, or a damaged one."""
     content = json.loads(encode_sample(sample_of("r"))) | change
     spelt = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
@@ -70,27 +70,27 @@ def test_what_is_not_a_sample_is_refused_without_its_words(change):
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"[" * 5000, b"null", b'{"v":1}', b"\xff"])
-def test_anything_else_is_refused_too(content):
+def test_arbitrary_json_is_refused(content):
     """With our error and no other."""
     with pytest.raises(DraftRefusedError):
         decode_sample(content)
 
 
-def test_another_spelling_of_a_sample_is_none():
+def test_non_canonical_sample_is_refused():
     """Its digest would be another."""
     content = encode_sample(sample_of("r"))
     with pytest.raises(DraftRefusedError):
         decode_sample(json.dumps(json.loads(content)).encode())
 
 
-def test_a_digest_says_nothing_without_the_salt():
+def test_digest_depends_on_the_salt():
     """Whoever guesses the text cannot tell by the digest that it was the one."""
     sample = sample_of("r", salt="00")
     assert sample.digest != replace(sample, salt="01").digest
     assert len(sample.digest) == 64
 
 
-def test_the_prompt_ends_where_the_answer_begins():
+def test_prompt_ends_where_the_answer_begins():
     """By the mask."""
     assert sample_of("r").prompt == (3, 77)
     assert sample_of("r", loss_mask=(False,) * 4).prompt == (3, 77, 88, 1)
@@ -119,13 +119,13 @@ MANIFESTS = st.builds(
 
 
 @given(MANIFESTS)
-def test_a_manifest_is_read_back_as_it_was(manifest):
+def test_manifest_round_trips(manifest):
     """Under its own digest."""
     assert decode_manifest(encode_manifest(manifest), manifest.digest) == manifest
 
 
 @given(MANIFESTS, st.data())
-def test_a_manifest_of_which_one_byte_differs_is_refused(manifest, data):
+def test_manifest_with_one_changed_byte_is_refused(manifest, data):
     """Its name is its hash."""
     content = bytearray(encode_manifest(manifest))
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1
@@ -153,13 +153,13 @@ def manifest_of(*entries):
         manifest_of(entry("a", tenant=None)),
     ],
 )
-def test_a_manifest_that_is_not_one_is_refused_whoever_made_it(manifest):
+def test_malformed_manifest_with_a_valid_digest_is_refused(manifest):
     """Out of order, twice, or of another form, under its own digest."""
     with pytest.raises(DraftRefusedError):
         decode_manifest(encode_manifest(manifest), manifest.digest)
 
 
-def test_a_tenth_is_held_out_and_always_the_same_tenth():
+def test_tenth_is_held_out_and_always_the_same_tenth():
     """By the request's id and nothing else."""
     ids = [f"{number:026d}" for number in range(5000)]
     held = [each for each in ids if is_held_out(each)]

@@ -59,7 +59,7 @@ def choose(given_, bounds, *, seed="1", useless=frozenset()):
 
 
 @given(candidates(), BOUNDS, st.sets(st.integers(0, 59)))
-def test_nothing_is_taken_beyond_the_bounds_and_nothing_twice(given_, bounds, useless):
+def test_selection_respects_limits_and_takes_nothing_twice(given_, bounds, useless):
     """In samples, in tokens, and of one stratum, whatever turns out to be useless."""
     chosen, selection = choose(given_, bounds, useless={f"{number:026d}" for number in useless})
     assert len({each.request_id for each in chosen}) == len(chosen) <= bounds.samples
@@ -72,7 +72,7 @@ def test_nothing_is_taken_beyond_the_bounds_and_nothing_twice(given_, bounds, us
 
 
 @given(candidates(), st.integers(0, 40), st.sets(st.integers(0, 59)))
-def test_every_stratum_with_something_useful_is_there_where_there_is_room(given_, more, useless):
+def test_every_usable_stratum_is_sampled_if_limits_allow(given_, more, useless):
     """However much there is of the others."""
     useless = {f"{number:026d}" for number in useless}
     wanted = {each.stratum for each in given_ if each.request_id not in useless}
@@ -81,7 +81,7 @@ def test_every_stratum_with_something_useful_is_there_where_there_is_room(given_
 
 
 @given(candidates(), st.integers(1, 60))
-def test_no_tenant_has_more_than_its_share_while_another_could_have_had_it(given_, samples):
+def test_no_tenant_exceeds_its_fair_share(given_, samples):
     """Beyond one sample of each stratum, nobody is ahead of a tenant that still has something to give."""
     chosen, _ = choose(given_, SelectionLimits(samples=samples))
     counts = Counter(each.tenant for each in chosen)
@@ -94,7 +94,7 @@ def test_no_tenant_has_more_than_its_share_while_another_could_have_had_it(given
                 assert counts[ahead] <= max(counts[behind] + 1, strata)
 
 
-def test_a_stratum_is_not_left_out_for_the_sake_of_a_tenant_that_has_only_one():
+def test_rare_stratum_is_kept_beside_a_single_stratum_tenant():
     """One of each comes first, then the shares."""
     given_ = [candidate(number, "acme", template="common") for number in range(50)]
     given_ += [candidate(100 + number, "clinic", template=f"rare-{number}") for number in range(9)]
@@ -102,7 +102,7 @@ def test_a_stratum_is_not_left_out_for_the_sake_of_a_tenant_that_has_only_one():
     assert len({each.template for each in chosen}) == 10
 
 
-def test_two_tenants_with_plenty_of_one_kind_get_the_same():
+def test_two_equal_tenants_get_equal_shares():
     """And one with little gets all of it."""
     given_ = [candidate(number, "acme") for number in range(100)]
     given_ += [candidate(1000 + number, "clinic") for number in range(100)]
@@ -111,7 +111,7 @@ def test_two_tenants_with_plenty_of_one_kind_get_the_same():
     assert Counter(each.tenant for each in chosen) == {"acme": 20, "clinic": 20, "court": 3}
 
 
-def test_of_one_tenant_the_strata_are_filled_evenly():
+def test_strata_of_a_tenant_are_filled_evenly():
     """Rare ones whole, the rest shared by the others."""
     given_ = [candidate(number, template="chat-1") for number in range(50)]
     given_ += [candidate(100 + number, template="chat-2") for number in range(50)]
@@ -120,7 +120,7 @@ def test_of_one_tenant_the_strata_are_filled_evenly():
     assert Counter(each.template for each in chosen) == {"chat-1": 10, "chat-2": 10, "raw-plain": 2}
 
 
-def test_a_tenant_with_a_template_for_every_request_does_not_crowd_out_the_others():
+def test_tenant_with_many_templates_does_not_crowd_out_others():
     """Where there is no room for every stratum, the tenants take turns."""
     given_ = [candidate(number, "acme", template=f"chat-{number}") for number in range(500)]
     given_ += [candidate(1000 + number, "clinic", template=f"mine-{number}") for number in range(500)]
@@ -129,7 +129,7 @@ def test_a_tenant_with_a_template_for_every_request_does_not_crowd_out_the_other
 
 
 @given(candidates(), BOUNDS, st.randoms())
-def test_the_same_candidates_and_seed_give_the_same_choice(given_, bounds, chance):
+def test_same_candidates_and_seed_give_the_same_choice(given_, bounds, chance):
     """In whatever order they come."""
     shuffled = list(given_)
     chance.shuffle(shuffled)
@@ -145,13 +145,13 @@ def test_another_seed_gives_another_choice():
 
 
 @given(candidates(), BOUNDS)
-def test_every_candidate_is_taken_left_or_without_room(given_, bounds):
+def test_every_candidate_is_taken_left_or_over_the_limit(given_, bounds):
     """Nobody is lost from the counts."""
     chosen, selection = choose(given_, bounds)
     assert len(chosen) + selection.left + selection.without_room == len(given_)
 
 
-def test_what_turns_out_longer_than_the_room_is_not_counted_as_taken():
+def test_sample_over_the_token_limit_is_not_taken():
     """The worker's count is believed for the choice, and checked again."""
     selection = SampleSelection([candidate(1, tokens=10)], SelectionLimits(samples=5, tokens=12), seed="1")
     found = selection.next()
@@ -159,7 +159,7 @@ def test_what_turns_out_longer_than_the_room_is_not_counted_as_taken():
     assert (selection.samples, selection.tokens, selection.without_room) == (0, 0, 1)
 
 
-def test_enough_is_enough():
+def test_selection_stops_at_the_sample_limit():
     """No more is asked for once all samples are there."""
     selection = SampleSelection(
         [candidate(number) for number in range(5)], SelectionLimits(samples=2), seed="1"

@@ -33,7 +33,7 @@ def test_body_and_answer_are_opened_and_checked(site):
     assert site.vault.open_content(request, "acme") == KeptContent(body=b"body", answer=b"answer")
 
 
-def test_content_that_is_not_what_the_log_says_is_not_taken(site):
+def test_content_that_differs_from_the_log_is_skipped(site):
     """Altered, exchanged for another's, or of a tenant that never agreed."""
     altered, exchanged, others = (site.keep("acme", b"body", b"answer") for _ in range(3))
     execute(site, "UPDATE audit_payloads SET nonce = zeroblob(12) WHERE request_id = ?", altered)
@@ -46,7 +46,7 @@ def test_content_that_is_not_what_the_log_says_is_not_taken(site):
     assert site.vault.open_content(others, "clinic") is Skipped.ALTERED
 
 
-def test_a_sample_is_kept_sealed_and_read_back(site):
+def test_sample_is_kept_sealed_and_read_back(site):
     """With a salt, under the key of its request's body, and nowhere in the clear."""
     request = site.keep("acme")
     kept = site.vault.keep(sample_of(request))
@@ -60,7 +60,7 @@ def test_a_sample_is_kept_sealed_and_read_back(site):
         assert b"token_ids" not in file.read_bytes()
 
 
-def test_a_body_wrapped_by_an_older_key_gives_its_sample_that_key(site):
+def test_body_wrapped_by_an_older_key_gives_its_sample_that_key(site):
     """Not the tenant's newest: the two must go together."""
     request = site.keep("acme")
     site.clock.now += 8 * 86400
@@ -70,7 +70,7 @@ def test_a_body_wrapped_by_an_older_key_gives_its_sample_that_key(site):
     assert site.store.get(request, Part.SAMPLE).key_id == site.store.get(request, Part.REQUEST).key_id
 
 
-def test_the_same_sample_again_changes_nothing(site):
+def test_same_sample_again_changes_nothing(site):
     """So a harvest that was killed is done again."""
     request = site.keep("acme")
     first = site.vault.keep(sample_of(request))
@@ -79,7 +79,7 @@ def test_the_same_sample_again_changes_nothing(site):
     assert site.store.get(request, Part.SAMPLE) == row
 
 
-def test_other_tokens_take_its_place(site):
+def test_sample_with_other_tokens_is_replaced(site):
     """Of another tokenizer, for instance; and what cannot be read any more is replaced as well."""
     request = site.keep("acme")
     site.vault.keep(sample_of(request))
@@ -91,7 +91,7 @@ def test_other_tokens_take_its_place(site):
     assert site.vault.read(site.vault.keep(sample_of(request)).request_id) is not None
 
 
-def test_a_sample_that_was_moved_to_another_request_does_not_open(site):
+def test_sample_moved_to_another_request_is_refused(site):
     """It is bound to its place."""
     first, second = site.keep("acme"), site.keep("acme")
     site.vault.keep(sample_of(first))
@@ -135,7 +135,7 @@ def test_erasing_a_tenant_or_a_time_takes_samples_along(site):
     assert site.parts(other) == set()
 
 
-def test_a_copy_of_the_database_from_before_opens_no_sample(site, tmp_path):
+def test_copy_of_the_database_from_before_opens_no_sample(site, tmp_path):
     """The key that wrapped it was destroyed."""
     request = site.keep("acme")
     site.vault.keep(sample_of(request))
@@ -148,7 +148,7 @@ def test_a_copy_of_the_database_from_before_opens_no_sample(site, tmp_path):
 
 
 @pytest.mark.parametrize("step", ["delete", "wrapped_with", "scrub"])
-def test_an_erasure_that_was_killed_takes_the_sample_at_the_next_start(site, step, monkeypatch):
+def test_erasure_that_was_killed_takes_the_sample_at_the_next_start(site, step, monkeypatch):
     """Until then nothing of it is read."""
     request, stays = site.keep("acme"), site.keep("acme")
     for each in (request, stays):
@@ -183,7 +183,7 @@ def test_many_requests_with_samples_make_entries_whose_sum_is_right(site):
     assert min(counts) >= 0
 
 
-def test_a_sample_that_lost_its_request_is_found_and_erased_all_the_same(site):
+def test_orphaned_sample_is_erased(site):
     """As after a hand in the database: its key goes, and the entry names the request."""
     request = site.keep("acme")
     site.vault.keep(sample_of(request))
@@ -194,7 +194,7 @@ def test_a_sample_that_lost_its_request_is_found_and_erased_all_the_same(site):
     assert (entry["payloads"], entry["requests"]) == (0, [request])
 
 
-def test_an_export_for_an_auditor_holds_no_sample(site, tmp_path):
+def test_export_for_an_auditor_holds_no_sample(site, tmp_path):
     """No leaf names one."""
     request = site.keep("acme")
     site.vault.keep(sample_of(request))
@@ -229,7 +229,7 @@ def interfere(site, monkeypatch, method, act, *, after):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_request_erased_in_the_middle_leaves_no_sample(site, monkeypatch, after):
+def test_request_erased_in_the_middle_leaves_no_sample(site, monkeypatch, after):
     """Whichever of the two is first at the database."""
     request = site.keep("acme")
     other = open_site(site.directory, seed=99)
@@ -245,7 +245,7 @@ def test_a_request_erased_in_the_middle_leaves_no_sample(site, monkeypatch, afte
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_neighbour_erased_in_the_middle_does_not_cost_the_sample(site, monkeypatch, after):
+def test_neighbour_erased_in_the_middle_does_not_cost_the_sample(site, monkeypatch, after):
     """The body is wrapped anew, and so its sample is, or it is kept under the new key."""
     neighbour, request = site.keep("acme"), site.keep("acme")
     other = open_site(site.directory, seed=99)
@@ -260,7 +260,7 @@ def test_a_neighbour_erased_in_the_middle_does_not_cost_the_sample(site, monkeyp
     close_site(other)
 
 
-def test_a_key_that_is_retired_right_after_the_sample_was_stored_takes_it_back(site, monkeypatch):
+def test_sample_is_removed_if_its_key_retires_while_it_is_stored(site, monkeypatch):
     """An erasure that has looked for rows already would not see it."""
     request = site.keep("acme")
     (name,) = site.keys.names("acme")
@@ -279,7 +279,7 @@ def test_nothing_is_opened_with_a_key_whose_destruction_has_begun(site):
     assert len(site.slept) == TRIES - 1
 
 
-def test_a_key_that_is_not_on_this_machine_opens_nothing(site):
+def test_key_that_is_not_on_this_machine_opens_nothing(site):
     """And is not waited for."""
     request = site.keep("acme")
     site.keys.destroy(site.keys.names("acme")[0])
@@ -299,7 +299,7 @@ def test_two_harvests_of_one_request_agree_on_one_sample(site, monkeypatch):
     close_site(other)
 
 
-def test_a_sample_whose_key_is_lost_does_not_stand_in_the_way(site):
+def test_sample_with_a_lost_key_is_replaced(site):
     """A crash between storing it and looking at its key leaves such a one."""
     request, neighbour = site.keep("acme"), site.keep("acme")
     site.vault.keep(sample_of(request))
@@ -316,7 +316,7 @@ def test_a_sample_whose_key_is_lost_does_not_stand_in_the_way(site):
     assert site.vault.read(request) == kept
 
 
-def test_a_sample_is_not_kept_beside_an_answer_that_is_missing(site):
+def test_sample_without_its_answer_is_not_stored(site):
     """Nor for another tenant than the body's."""
     request = site.keep("acme")
     assert site.vault.keep(sample_of(request, "clinic")) is Skipped.ERASED
@@ -326,7 +326,7 @@ def test_a_sample_is_not_kept_beside_an_answer_that_is_missing(site):
     assert site.vault.open_content(request, "acme") is Skipped.ERASED
 
 
-def test_the_key_directory_of_another_process_is_seen_at_once(site):
+def test_key_changes_of_another_process_apply_immediately(site):
     """No key is remembered past its destruction."""
     request = site.keep("acme")
     site.vault.keep(sample_of(request))

@@ -26,7 +26,7 @@ def damaged() -> Draft:
     return draft
 
 
-def test_a_draft_that_fits_is_one_line(lint):
+def test_draft_that_fits_is_one_line(lint):
     """Nothing to do is said in a word."""
     result = lint(eagle31())
     assert (result.exit_code, result.stdout) == (0, "verdict  fits\n")
@@ -42,7 +42,7 @@ def test_warnings_keep_the_exit_code_at_zero(lint):
     assert verdict == "verdict  fits, 1 warning"
 
 
-def test_errors_are_named_with_what_to_do(lint):
+def test_errors_are_printed_with_advice(lint):
     """Rule, what is wrong, what to do: one line each, then the verdict."""
     result = lint(damaged())
     assert result.exit_code == 1
@@ -71,6 +71,6 @@ def test_json_is_one_object_with_the_same_keys_always(lint, tmp_path):
     assert [Rule(finding["rule"]) for finding in findings] == [Rule.FC_MISSING, Rule.NORM_OUTPUT_UNSET]
 
 
-def test_a_rule_is_called_the_same_in_code_and_in_print():
+def test_rule_values_match_their_names():
     """Whoever reads a name in an audit log finds it in the source."""
     assert all(rule == rule.name.lower().replace("_", "-") for rule in Rule)

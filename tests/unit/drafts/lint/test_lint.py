@@ -21,13 +21,13 @@ FACTS = yaml.safe_load((Path(__file__).parents[4] / "docs" / "draft_lint.yaml").
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_says_nothing_about_a_draft_that_fits(tmp_path, name):
+def test_draft_that_fits_has_no_findings(tmp_path, name):
     """Every format and shape that vLLM serves well passes without a word."""
     assert lint_pair(*write(GOOD[name](), tmp_path)) == ()
 
 
 @pytest.mark.parametrize(("rule", "make"), BROKEN, ids=[str(rule) for rule, _ in BROKEN])
-def test_finds_what_is_wrong_and_nothing_else(tmp_path, rule, make):
+def test_broken_draft_has_exactly_its_finding(tmp_path, rule, make):
     """Each draft is broken in one way, and exactly the rule for it speaks."""
     draft = make()
     findings = lint_pair(*write(draft, tmp_path), context=draft.context)
@@ -40,14 +40,14 @@ def test_every_rule_has_a_draft_that_breaks_it():
     assert {rule for rule, _ in BROKEN} == set(Rule)
 
 
-def test_the_committed_pair_fits():
+def test_committed_pair_fits():
     """The demo is served as it was trained, and its record proves it."""
     target, draft = inspect_weights(DEMO_TARGET), inspect_weights(DEMO_DRAFT)
     assert lint_pair(target, draft) == ()
     assert set(draft.training) == set(RECORD)
 
 
-def test_a_sliding_window_is_not_warned_of_long_contexts(tmp_path):
+def test_sliding_window_is_not_warned_of_long_contexts(tmp_path):
     """Such a plain draft never sees more than its window."""
     draft = plain()
     lengthen(draft, 8192)
@@ -55,7 +55,7 @@ def test_a_sliding_window_is_not_warned_of_long_contexts(tmp_path):
     assert lint_pair(*write(draft, tmp_path)) == ()
 
 
-def test_a_record_vouches_for_a_draft_without_norm_output(tmp_path):
+def test_training_record_confirms_a_draft_without_norm_output(tmp_path):
     """What looks like a mistake may be how it was trained."""
     draft = recorded(norm_output=False)
     del draft.config["norm_output"]

@@ -40,7 +40,7 @@ def without_fc() -> Draft:
     return draft
 
 
-def test_a_draft_that_fits_is_loaded_and_digested(load):
+def test_draft_that_fits_is_loaded_and_digested(load):
     """The audit log binds what is served to these bytes."""
     pair, said = load(eagle31())
     assert pair.draft is not None
@@ -49,7 +49,7 @@ def test_a_draft_that_fits_is_loaded_and_digested(load):
     assert (pair.lint, pair.draft_refused, said) == ((), False, "")
 
 
-def test_warnings_are_said_and_kept_for_the_audit_log(load):
+def test_warnings_are_printed_and_kept_for_the_audit_log(load):
     """They do not keep the draft from being served."""
     pair, said = load(eagle31(), max_model_len=2048)
     assert pair.draft is not None
@@ -58,14 +58,14 @@ def test_warnings_are_said_and_kept_for_the_audit_log(load):
     assert said.startswith("warning: max-position-embeddings: its max_position_embeddings is 1024")
 
 
-def test_an_error_refuses_to_start(load):
+def test_error_refuses_to_start(load):
     """Nothing is served until somebody has looked."""
     with pytest.raises(ConfigurationError, match=r"does not fit: it has no fc\.weight") as refusal:
         load(without_fc())
     assert refusal.value.__notes__[0].startswith("error: fc-missing: it has no fc.weight")
 
 
-def test_an_error_leaves_the_target_alone_where_the_settings_say_so(load):
+def test_error_serves_the_target_alone_if_configured(load):
     """Service goes on without the draft, and says so."""
     pair, said = load(without_fc(), bad_draft="target_only")
     assert (pair.draft, pair.draft_refused) == (None, True)
@@ -75,7 +75,7 @@ def test_an_error_leaves_the_target_alone_where_the_settings_say_so(load):
 
 
 @pytest.mark.parametrize("fields", [{"method": "ngram"}, {"draft": None}])
-def test_without_a_draft_nothing_is_judged(load, tmp_path, fields):
+def test_without_a_draft_nothing_is_linted(load, tmp_path, fields):
     """Other methods draft without weights."""
     if "draft" in fields:
         target, _ = write(without_fc(), tmp_path)
@@ -112,7 +112,7 @@ def plan(tmp_path):
     return run
 
 
-def test_a_worker_without_its_draft_says_why(plan):
+def test_worker_without_its_draft_says_why(plan):
     """Its mode, the reason for it, and the entry that binds what it serves all agree."""
     role, recorder = plan(without_fc(), bad_draft="target_only")
     assert (role.worker.mode, role.worker.reason) == (SpeculationMode.TARGET_ONLY, Reason.DRAFT_LINT_FAILED)
@@ -124,7 +124,7 @@ def test_a_worker_without_its_draft_says_why(plan):
     assert fields["draft_lint"] == ["fc-missing"]
 
 
-def test_the_audit_log_names_what_was_suspicious_about_a_draft(plan):
+def test_audit_log_has_the_lint_warnings(plan):
     """Whoever looks for the cause of slow answers later finds it there."""
     role, recorder = plan(eagle31(), max_model_len=2048)
     assert (role.worker.mode, role.worker.reason) == (SpeculationMode.SPECULATIVE, None)
@@ -132,7 +132,7 @@ def test_the_audit_log_names_what_was_suspicious_about_a_draft(plan):
     assert recorder.entries[0][1]["draft_lint"] == ["max-position-embeddings"]
 
 
-def test_nothing_found_is_nothing_recorded(plan):
+def test_clean_draft_has_no_lint_member(plan):
     """An absent field means a clean pair."""
     role, recorder = plan(eagle31())
     role.saw(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))

@@ -26,14 +26,14 @@ def inside(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
 
 
-def test_looking_makes_no_key(tmp_path):
+def test_reading_the_registry_makes_no_key(tmp_path):
     """A status command on a fresh machine leaves it fresh."""
     registry = open_registry(settings(tmp_path / "data"), lambda: NOW)
     assert (registry.trusted, registry.revisions()) == ((), ())
     assert not (tmp_path / "data").exists()
 
 
-def test_the_key_is_made_when_it_is_first_needed_and_then_kept(tmp_path):
+def test_key_is_made_when_it_is_first_needed_and_then_kept(tmp_path):
     """Readable by its owner alone, in a directory that is as well."""
     chosen = settings(tmp_path / "data")
     key = site_signer(chosen).verifier_key
@@ -45,7 +45,7 @@ def test_the_key_is_made_when_it_is_first_needed_and_then_kept(tmp_path):
     assert inside(tmp_path / "data") == ["drafts.key"]
 
 
-def test_processes_that_need_the_key_at_once_get_the_same(tmp_path):
+def test_concurrent_processes_get_the_same_key(tmp_path):
     """What one of them signs, the others can read."""
     for number in range(5):
         chosen = settings(tmp_path / f"data-{number}")
@@ -59,7 +59,7 @@ def test_processes_that_need_the_key_at_once_get_the_same(tmp_path):
         assert inside(tmp_path / f"data-{number}") == ["drafts.key"]
 
 
-def test_a_key_that_a_crash_left_half_made_is_not_in_the_way(tmp_path):
+def test_half_made_key_of_a_crash_is_replaced(tmp_path):
     """It has the number of a process that is no more, and may be ours."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / f".drafts.key.{os.getpid()}").write_text("half")
@@ -67,7 +67,7 @@ def test_a_key_that_a_crash_left_half_made_is_not_in_the_way(tmp_path):
     assert inside(tmp_path / "data") == ["drafts.key"]
 
 
-def test_a_key_that_the_settings_place_elsewhere_is_the_operators(tmp_path):
+def test_key_at_a_configured_path_is_never_made(tmp_path):
     """A forgotten mount must not become a second key."""
     chosen = settings(tmp_path / "data", signing_key_file=tmp_path / "vault" / "drafts.key")
     with pytest.raises(AuditKeyError, match="there is no signing key"):
@@ -75,7 +75,7 @@ def test_a_key_that_the_settings_place_elsewhere_is_the_operators(tmp_path):
     assert not (tmp_path / "vault").exists()
 
 
-def test_a_key_that_others_can_read_is_refused(tmp_path):
+def test_key_that_others_can_read_is_refused(tmp_path):
     """Whoever has it can put drafts into service."""
     chosen = settings(tmp_path / "data")
     site_signer(chosen)
@@ -84,14 +84,14 @@ def test_a_key_that_others_can_read_is_refused(tmp_path):
         open_registry(chosen, lambda: NOW)
 
 
-def test_a_data_directory_that_cannot_be_made_is_one_line(tmp_path):
+def test_data_directory_that_cannot_be_made_is_one_line(tmp_path):
     """With its name."""
     (tmp_path / "data").write_text("a file")
     with pytest.raises(ConfigurationError, match="cannot write the drafts key"):
         site_signer(settings(tmp_path / "data"))
 
 
-def test_the_keys_of_the_file_are_trusted_beside_the_sites_own(tmp_path):
+def test_keys_of_the_file_and_the_site_are_trusted(tmp_path):
     """And only these."""
     maker, stranger = new_key(tmp_path / "maker.key", MAKER_KEY), new_key(tmp_path / "other.key", "x.example")
     keys = tmp_path / "keys.txt"
@@ -107,7 +107,7 @@ def test_the_keys_of_the_file_are_trusted_beside_the_sites_own(tmp_path):
         open_registry(chosen, lambda: NOW).find(revision.hex)
 
 
-def test_a_file_of_keys_that_is_not_there_stops_everything(tmp_path):
+def test_file_of_keys_that_is_not_there_stops_everything(tmp_path):
     """Silence would mean that nobody is trusted, or everybody."""
     with pytest.raises(ConfigurationError, match="cannot read the trusted keys"):
         open_registry(settings(tmp_path / "data", trusted_keys_file=tmp_path / "none"), lambda: NOW)

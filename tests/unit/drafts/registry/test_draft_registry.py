@@ -16,7 +16,7 @@ from tests.unit.drafts.registry.site import Site, digest, new_key, rewrite, snap
 EXPECTED = {"all": {"acceptance_length": 2.5, "draft_tokens": 3}}
 
 
-def test_a_registered_draft_is_found_with_all_that_was_said_of_it(site: Site):
+def test_registered_draft_is_found_with_its_revision(site: Site):
     """By a process that starts later."""
     source = site.draft(parent=digest(8), dataset=digest(9), expected=EXPECTED)
     added = site.add(source)
@@ -46,7 +46,7 @@ def test_what_is_registered_is_a_copy_that_can_be_read_and_not_written(site: Sit
         assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o444), path
 
 
-def test_only_what_the_digest_covers_gets_in(site: Site):
+def test_only_digested_files_are_registered(site: Site):
     """Code and pickles beside the weights stay outside, and so does what nobody signed."""
     source = site.draft()
     for name in ("modeling.py", "pytorch_model.bin", "report.html"):
@@ -83,7 +83,7 @@ def test_adding_again_changes_nothing(site: Site):
     assert snapshot(site.directory) == before
 
 
-def test_what_a_disk_lost_is_put_right_by_adding_again(site: Site):
+def test_lost_files_are_repaired_by_registering_again(site: Site):
     """File by file; what was said of the draft, and when, stays."""
     source = site.draft()
     revision = site.add(source)
@@ -101,7 +101,7 @@ def test_what_a_disk_lost_is_put_right_by_adding_again(site: Site):
     assert sorted(path.name for path in weights.iterdir()) == sorted(path.name for path in source.iterdir())
 
 
-def test_a_revision_that_nobody_trusted_signed_is_made_anew(site: Site):
+def test_revision_without_a_trusted_signature_is_replaced(site: Site):
     """Whoever adds the draft answers for it now."""
     source = site.draft()
     revision = site.add(source)
@@ -113,7 +113,7 @@ def test_a_revision_that_nobody_trusted_signed_is_made_anew(site: Site):
     assert site.registry.revisions() == (again,)
 
 
-def test_a_strange_file_among_the_weights_is_not_served(site: Site):
+def test_strange_file_among_the_weights_is_not_served(site: Site):
     """A second tokenizer would change what a draft says; nobody's file is removed, either."""
     source = site.draft()
     revision = site.add(source)
@@ -126,7 +126,7 @@ def test_a_strange_file_among_the_weights_is_not_served(site: Site):
     assert stranger.read_text() == "{}"
 
 
-def test_a_draft_has_one_target(site: Site):
+def test_draft_has_one_target(site: Site):
     """The one it was registered for, and the one its trainer named."""
     source = site.draft()
     site.add(source)
@@ -143,7 +143,7 @@ def test_a_draft_has_one_target(site: Site):
 @pytest.mark.parametrize(
     ("member", "value"), [("target", "llama"), ("parent", "sha256:ab"), ("dataset", digest(1).upper())]
 )
-def test_a_record_that_names_something_by_no_digest_is_refused(site: Site, member: str, value: str):
+def test_training_record_with_an_invalid_digest_is_refused(site: Site, member: str, value: str):
     """Nobody could find what it means."""
     source = site.draft(**{member: value})
     with pytest.raises(DraftRefusedError, match=f"{member} is not a digest"):
@@ -151,7 +151,7 @@ def test_a_record_that_names_something_by_no_digest_is_refused(site: Site, membe
     assert not site.directory.exists()
 
 
-def test_a_draft_without_a_record_can_be_registered(site: Site):
+def test_draft_without_a_record_can_be_registered(site: Site):
     """Then nothing is known of how it was made."""
     source = site.draft()
     (source / "training.json").unlink()
@@ -173,7 +173,7 @@ def test_a_draft_without_a_record_can_be_registered(site: Site):
         ("odd\nname.json", b"{}"),
     ],
 )
-def test_what_is_no_whole_draft_is_refused_in_one_line(site: Site, name: str, content: bytes | None):
+def test_incomplete_draft_is_refused_in_one_line(site: Site, name: str, content: bytes | None):
     """And the registry is as it was."""
     source = site.draft()
     if content is None:
@@ -186,14 +186,14 @@ def test_what_is_no_whole_draft_is_refused_in_one_line(site: Site, name: str, co
     assert not site.directory.exists()
 
 
-def test_a_directory_that_is_not_there_is_said_to_be_so(site: Site):
+def test_missing_directory_is_reported(site: Site):
     """A mistyped path is no damaged draft."""
     site.draft()
     with pytest.raises(DraftNotFoundError, match="is not a directory"):
         site.add(site.place / "nowhere")
 
 
-def test_a_source_that_changes_while_it_is_copied_is_refused(site: Site, monkeypatch):
+def test_source_that_changes_while_it_is_copied_is_refused(site: Site, monkeypatch):
     """What was judged is what is kept."""
     source = site.draft()
 
@@ -210,7 +210,7 @@ def test_a_source_that_changes_while_it_is_copied_is_refused(site: Site, monkeyp
 class TestFind:
     """By digest, or by as much of it as is needed."""
 
-    def test_by_digest_by_digits_and_by_a_beginning_that_is_nobody_elses(self, site: Site):
+    def test_draft_is_found_by_digest_digits_or_unique_prefix(self, site: Site):
         """In whatever case."""
         first, second = site.add(site.draft("first")), site.add(site.draft("second"))
         names = (first.digest, first.hex, first.hex.upper(), first.hex[:20], first.digest[:30])
@@ -219,13 +219,13 @@ class TestFind:
         assert site.registry.find(second.hex[:20]) == second
 
     @pytest.mark.parametrize("name", ["", " ", "sha256:", "x", "0" * 65, "../revisions"])
-    def test_what_is_none_is_not_found(self, site: Site, name: str):
+    def test_unknown_name_is_not_found(self, site: Site, name: str):
         """Nothing at all is no beginning."""
         site.add(site.draft())
         with pytest.raises(DraftNotFoundError, match="is registered"):
             site.registry.find(name)
 
-    def test_a_beginning_of_several_is_not_guessed_at(self, site: Site):
+    def test_ambiguous_prefix_is_refused(self, site: Site):
         """It says how many there are."""
         for number in range(17):  # two of them begin with the same digit
             site.add(site.draft(f"draft-{number}"))
@@ -234,7 +234,7 @@ class TestFind:
         with pytest.raises(DraftNotFoundError, match=f"^{firsts.count(several)} drafts begin with"):
             site.registry.find(several)
 
-    def test_an_empty_registry_has_nothing(self, site: Site):
+    def test_empty_registry_has_nothing(self, site: Site):
         """And looking makes nothing."""
         assert site.registry.revisions() == ()
         with pytest.raises(DraftNotFoundError):
@@ -245,7 +245,7 @@ class TestFind:
 class TestTampering:
     """Whatever is changed, the draft is not used; and the others are."""
 
-    def test_no_byte_of_what_is_said_can_be_changed(self, site: Site):
+    def test_no_byte_of_the_revision_can_be_changed(self, site: Site):
         """Of revision.json and of its signature, each byte in turn."""
         bystander, victim = site.add(site.draft("first")), site.add(site.draft("second"))
         registry = site.registry
@@ -283,7 +283,7 @@ class TestTampering:
             rewrite_new(path, content)
         assert site.registry.weights(revision) == weights
 
-    def test_a_cut_or_huge_file_is_refused(self, site: Site):
+    def test_cut_or_huge_file_is_refused(self, site: Site):
         """Before it is read into memory."""
         revision = site.add(site.draft())
         for name in ("revision.json", "revision.sig"):
@@ -295,7 +295,7 @@ class TestTampering:
             rewrite(path, content)
         assert site.registry.revisions() == (revision,)
 
-    def test_what_was_signed_of_one_draft_is_not_said_of_another(self, site: Site):
+    def test_revision_of_another_draft_is_refused(self, site: Site):
         """Both files moved, both properly signed."""
         first, second = site.add(site.draft("first")), site.add(site.draft("second"))
         for name in ("revision.json", "revision.sig"):
@@ -303,7 +303,7 @@ class TestTampering:
         with pytest.raises(DraftRefusedError, match="belongs to sha256:"):
             site.registry.find(second.hex)
 
-    def test_a_missing_directory_of_weights_is_one_line(self, site: Site):
+    def test_missing_directory_of_weights_is_one_line(self, site: Site):
         """And not a traceback."""
         revision = site.add(site.draft())
         (site.home(revision) / "weights").rename(site.place / "away")
@@ -314,7 +314,7 @@ class TestTampering:
 class TestTrust:
     """Whose word counts, and when."""
 
-    def test_a_key_that_is_not_trusted_counts_for_nothing(self, site: Site, tmp_path: Path):
+    def test_untrusted_signature_is_refused(self, site: Site, tmp_path: Path):
         """Though it bears the same name."""
         revision = site.add(site.draft())
         other = new_key(tmp_path / "other.key", site.signer.name)
@@ -323,7 +323,7 @@ class TestTrust:
         with pytest.raises(DraftRefusedError, match="no trusted key signed the draft"):
             registry.find(revision.hex)
 
-    def test_a_key_counts_on_its_days(self, site: Site):
+    def test_signature_is_valid_only_in_the_keys_period(self, site: Site):
         """And says until when it did."""
         revision = site.add(site.draft())
         key = TrustedKey(verifier_key=site.signer.verifier_key, not_after=date(2026, 11, 20))
@@ -333,7 +333,7 @@ class TestTrust:
         with pytest.raises(DraftRefusedError, match="was valid until 2026-11-20"):
             registry.find(revision.hex)
 
-    def test_whoever_adds_is_trusted_by_the_registry_that_was_asked(self, site: Site):
+    def test_signer_is_trusted_by_the_registry_it_writes(self, site: Site):
         """Its key may have been made just now."""
         registry = DraftRegistry(site.directory, trusted=(), clock=lambda: site.now)
         source = site.draft()
@@ -343,7 +343,7 @@ class TestTrust:
         assert registry.find(revision.hex) == revision
 
 
-def test_drafts_are_listed_by_the_day_they_came(site: Site):
+def test_drafts_are_listed_by_registration_time(site: Site):
     """Oldest first; other things that lie there are none."""
     later = site.draft("later")
     site.now += 5

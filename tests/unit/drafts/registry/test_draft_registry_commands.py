@@ -120,7 +120,7 @@ def office(tmp_path: Path) -> Office:
 class TestImport:
     """Somebody answers for every draft, and the audit log says who."""
 
-    def test_a_signed_draft_is_registered_and_recorded(self, office: Office):
+    def test_signed_draft_is_registered_and_recorded(self, office: Office):
         """With whose key; what the maker had said of it is kept beside it."""
         source = office.signed(parent=digest(8), dataset=digest(9))
         page, note = (source / "revision.json").read_bytes(), (source / "revision.sig").read_bytes()
@@ -148,7 +148,7 @@ class TestImport:
         ]
         assert "revision.json" not in {path.name for path in office.registry.weights(revision).iterdir()}
 
-    def test_a_draft_that_nobody_signed_needs_somebody_who_vouches(self, office: Office):
+    def test_unsigned_draft_needs_vouch(self, office: Office):
         """The site signs, and the entry names its key."""
         source = office.maker.draft("first")
         line = office.refused(DraftRefusedError, "import", source)
@@ -159,7 +159,7 @@ class TestImport:
         own = site_signer(office.settings).verifier_key.name
         assert [entry["signer"] for entry in office.entries] == [own]
 
-    def test_a_signature_may_come_apart_from_the_draft(self, office: Office):
+    def test_signature_may_be_a_separate_file(self, office: Office):
         """On paper, or by another courier."""
         source = office.signed()
         note = (source / "revision.sig").rename(office.place / "by-courier.sig")
@@ -167,7 +167,7 @@ class TestImport:
         assert MAKER_KEY in office.said("import", source, "--signature", note)
         assert len(office.entries) == 1
 
-    def test_a_draft_is_handed_over_as_a_registry_has_it(self, office: Office):
+    def test_registered_directory_can_be_imported(self, office: Office):
         """What one site registered, another can import as it is."""
         revision = office.maker.add(office.maker.draft("first"))
         home = office.maker.home(revision)
@@ -185,7 +185,7 @@ class TestImport:
         assert snapshot(office.place / "data" / "drafts") == before
         assert len(office.entries) == 1
 
-    def test_a_damaged_draft_is_put_right_and_that_is_recorded(self, office: Office):
+    def test_repair_of_a_damaged_draft_is_recorded(self, office: Office):
         """It enters the registry once more."""
         source = office.signed()
         office.said("import", source)
@@ -195,7 +195,7 @@ class TestImport:
         assert office.registry.weights(revision)
         assert len(office.entries) == 2
 
-    def test_vouching_is_no_way_around_a_signature(self, office: Office):
+    def test_vouch_does_not_bypass_a_signature(self, office: Office):
         """Wrong or right: what is signed is judged by that."""
         source = office.signed()
         rewrite(source / "revision.sig", (source / "revision.sig").read_bytes()[:-9] + b"AAAAAAAA\n")
@@ -217,33 +217,33 @@ class TestImport:
             (source / name).write_bytes(content)
         office.said("import", source)
 
-    def test_a_stranger_counts_for_nothing(self, office: Office):
+    def test_signature_of_an_unknown_key_is_refused(self, office: Office):
         """Whatever name the key bears."""
         source = office.maker.draft("first")
         sign(source, new_key(office.place / "other.key", MAKER_KEY), office.maker.target)
         assert "no trusted key signed the draft" in office.refused(DraftRefusedError, "import", source)
 
-    def test_a_draft_that_was_signed_for_another_target_is_refused(self, office: Office):
+    def test_draft_that_was_signed_for_another_target_is_refused(self, office: Office):
         """Both are named."""
         source = office.maker.draft("first")
         sign(source, office.maker.signer, digest(5))
         assert digest(5) in office.refused(DraftRefusedError, "import", source)
 
-    def test_a_signature_of_another_draft_is_refused(self, office: Office):
+    def test_signature_of_another_draft_is_refused(self, office: Office):
         """Properly signed, and carried over."""
         source, other = office.signed("first"), office.signed("second")
         for name in ("revision.json", "revision.sig"):
             shutil.copy(other / name, source / name)
         assert "is not the one that" in office.refused(DraftRefusedError, "import", source)
 
-    def test_a_signed_page_that_is_none_is_refused(self, office: Office):
+    def test_signed_malformed_revision_is_refused(self, office: Office):
         """A trusted key may sign nonsense."""
         source = office.maker.draft("first")
         (source / "revision.json").write_bytes(b"{}")
         (source / "revision.sig").write_bytes(SIGNED.sign(b"{}", office.maker.signer))
         assert "another format" in office.refused(DraftRefusedError, "import", source)
 
-    def test_a_draft_that_does_not_fit_is_refused_whoever_signed_it(self, office: Office):
+    def test_signed_draft_with_lint_errors_is_refused(self, office: Office):
         """Each finding is a line, whether warning or error."""
         draft = eagle31()
         draft.drop("fc.weight")
@@ -252,14 +252,14 @@ class TestImport:
         assert "does not fit the target" in office.refused(DraftRefusedError, "import", source)
         assert "error: fc-missing: " in office.run("import", source).stderr
 
-    def test_a_warning_is_shown_and_does_not_stop_it(self, office: Office):
+    def test_warning_is_shown_and_does_not_stop_it(self, office: Office):
         """As at the start of a worker."""
         office.configure(max_model_len=4096)
         result = office.run("import", office.signed())
         assert result.exception is None
         assert "warning: max-position-embeddings: " in result.stderr
 
-    def test_the_target_may_be_named_by_directory_or_digest(self, office: Office):
+    def test_target_may_be_named_by_directory_or_digest(self, office: Office):
         """Without its weights nobody could tell whether the draft fits."""
         office.said("import", office.signed("first"), "--target", office.maker.made["unused"])
         office.said("import", office.signed("second"), "--target", office.maker.target)
@@ -281,7 +281,7 @@ class TestImport:
             office.refused(AuditUnavailableError, "import", source)
         assert office.registry.revisions() == ()
 
-    def test_nothing_is_recorded_of_what_has_no_room(self, office: Office, monkeypatch):
+    def test_draft_without_disk_space_is_not_recorded(self, office: Office, monkeypatch):
         """Room is counted before."""
         source = office.signed()
         with monkeypatch.context() as patch:
@@ -294,13 +294,13 @@ class TestImport:
 class TestList:
     """Which drafts there are, and which of them serve."""
 
-    def test_an_empty_registry_says_so(self, office: Office):
+    def test_empty_registry_says_so(self, office: Office):
         """In words for people, as an empty list for programs."""
         assert office.said("list") == "no draft is registered\n"
         assert json.loads(office.said("list", "--json")) == {"drafts": [], "warnings": []}
         assert not (office.place / "data").exists()
 
-    def test_a_line_for_each_with_what_is_decided_about_it(self, office: Office):
+    def test_list_prints_a_line_per_draft_with_its_status(self, office: Office):
         """Oldest first; every column has a heading, and what is not known is a dash."""
         for name in ("one", "two", "three"):
             office.said("import", office.signed(name, parent=digest(8), expected=EXPECTED))
@@ -346,7 +346,7 @@ class TestList:
             for name, revision in revisions.items()
         }
 
-    def test_what_was_measured_with_another_target_or_not_to_the_end_is_not_shown(self, office: Office):
+    def test_incomplete_or_foreign_measurements_are_not_shown(self, office: Office):
         """And a damaged report is a warning; the draft is listed all the same."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
@@ -361,7 +361,7 @@ class TestList:
         assert len(told["warnings"]) == 1
         assert str(report) in told["warnings"][0]
 
-    def test_a_draft_that_cannot_be_used_is_a_warning(self, office: Office):
+    def test_draft_that_cannot_be_used_is_a_warning(self, office: Office):
         """The others are listed all the same."""
         office.said("import", office.signed("one"))
         office.said("import", office.signed("two"))
@@ -373,7 +373,7 @@ class TestList:
         assert result.stderr.startswith(f"warning: the draft {one.hex[:12]} cannot be used: ")
         assert len(json.loads(office.said("list", "--json"))["warnings"]) == 1
 
-    def test_a_damaged_standing_is_a_warning(self, office: Office):
+    def test_damaged_active_draft_file_is_a_warning(self, office: Office):
         """Nothing is marked then, and it is said why."""
         office.said("import", office.signed())
         (office.registry.directory / "standing").mkdir()
@@ -386,7 +386,7 @@ class TestList:
 class TestShow:
     """All that is known of one draft."""
 
-    def test_it_is_one_object_for_programs(self, office: Office):
+    def test_show_prints_one_json_object(self, office: Office):
         """The names are a promise."""
         office.said("import", office.signed(expected=EXPECTED, dataset=digest(9)))
         (revision,) = office.registry.revisions()
@@ -400,7 +400,7 @@ class TestShow:
         assert told["lint"] == {"target": str(office.model), "findings": []}
         assert told["evaluation"] is None
 
-    def test_it_is_lines_for_people(self, office: Office):
+    def test_show_prints_lines(self, office: Office):
         """Nothing unknown is left out."""
         office.configure(max_model_len=4096)
         office.said("import", office.signed())
@@ -412,7 +412,7 @@ class TestShow:
         assert "evaluation -" in lines
         assert any("warning: max-position-embeddings" in line for line in lines)
 
-    def test_the_verdict_of_its_evaluation_is_shown(self, office: Office):
+    def test_verdict_of_its_evaluation_is_shown(self, office: Office):
         """And why it was refused."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
@@ -421,7 +421,7 @@ class TestShow:
         assert told["evaluation"] == {"verdict": "refused", "reasons": ["it accepts less"]}
         assert "it accepts less" in office.said("show", revision.hex)
 
-    def test_a_report_that_was_altered_is_said_to_be(self, office: Office):
+    def test_altered_report_is_reported(self, office: Office):
         """And never shown as if it were one."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
@@ -430,7 +430,7 @@ class TestShow:
         told = json.loads(office.said("show", revision.hex, "--json"))
         assert told["evaluation"]["verdict"] == "unreadable"
 
-    def test_another_target_in_the_settings_says_nothing_about_it(self, office: Office):
+    def test_draft_of_another_target_is_not_linted(self, office: Office):
         """Lint of another pair would mislead."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
@@ -441,7 +441,7 @@ class TestShow:
             office.configure(model=str(model))
             assert json.loads(office.said("show", revision.hex, "--json"))["lint"] is None
 
-    def test_a_draft_that_is_not_there_or_not_what_it_was_is_refused(self, office: Office):
+    def test_missing_or_altered_draft_is_refused(self, office: Office):
         """With what to do."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
@@ -467,7 +467,7 @@ def _sha256(path: Path) -> str:
 class TestKey:
     """Whoever shall start this site's drafts needs one line."""
 
-    def test_a_worker_that_is_given_the_line_takes_the_drafts(self, office: Office, tmp_path: Path):
+    def test_printed_key_is_accepted_by_another_site(self, office: Office, tmp_path: Path):
         """The key is made the first time and is the same ever after."""
         line = office.said("key")
         assert line == office.said("key")
@@ -481,7 +481,7 @@ class TestKey:
         (revision,) = open_registry(settings, lambda: NOW).revisions()
         assert revision == office.registry.revisions()[0]
 
-    def test_a_key_that_the_settings_place_elsewhere_is_not_made(self, office: Office, tmp_path: Path):
+    def test_key_that_the_settings_place_elsewhere_is_not_made(self, office: Office, tmp_path: Path):
         """A forgotten mount must not become a second key."""
         office.config.write_text(yaml.safe_dump({"drafts": {"signing_key_file": str(tmp_path / "none.key")}}))
         result = office.run("key", "--data", tmp_path / "data")

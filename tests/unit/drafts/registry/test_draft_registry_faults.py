@@ -48,7 +48,7 @@ def source_of(site: Site, name: str) -> Path:
     return site.place / "made" / name / "draft"
 
 
-def test_killed_at_any_point_the_registry_is_as_it_was_and_goes_on(settled: Site):
+def test_kill_at_any_point_leaves_the_registry_intact_and_resumable(settled: Site):
     """`kill -9` before every flush, rename and change of mode in turn."""
     site = settled
     (first,) = site.registry.revisions()
@@ -114,7 +114,7 @@ def test_what_was_copied_before_a_kill_is_not_copied_again(site: Site):
     assert (site.registry.weights(revision) / "model.safetensors").stat().st_ino == inode
 
 
-def test_a_repair_that_is_killed_at_any_point_can_be_made_again(site: Site):
+def test_killed_repair_can_be_repeated(site: Site):
     """The draft stays unusable until it is right, and never becomes another one."""
     source = site.draft()
     revision = site.add(source)
@@ -165,7 +165,7 @@ def what_is_said(act: Callable[[], object]) -> str | None:
     return None
 
 
-def test_a_disk_that_fails_at_any_point_leaves_the_registry_as_it_was(settled: Site, monkeypatch):
+def test_disk_failure_at_any_point_leaves_the_registry_intact(settled: Site, monkeypatch):
     """One line that says so; and it works once there is room."""
     site = settled
     (first,) = site.registry.revisions()
@@ -197,7 +197,7 @@ def test_a_disk_that_fails_at_any_point_leaves_the_registry_as_it_was(settled: S
     assert refused > 10
 
 
-def test_a_full_disk_is_said_to_be_full(site: Site):
+def test_full_disk_is_said_to_be_full(site: Site):
     """A real limit of the kernel on the size of a file, in a process of its own."""
     large = eagle31()
     large.files["vocab.json"] = {"padding": "x" * 200_000}
@@ -268,7 +268,7 @@ def test_processes_that_add_different_drafts_wait_for_each_other(site: Site):
     assert leftovers(site) == []
 
 
-def test_whoever_looks_while_another_adds_sees_a_whole_draft_or_none(site: Site):
+def test_readers_see_a_whole_draft_or_none(site: Site):
     """At every moment."""
     source = site.draft()
     expected = site.add(source)
@@ -283,6 +283,6 @@ def test_whoever_looks_while_another_adds_sees_a_whole_draft_or_none(site: Site)
         assert is_whole(site, expected)
 
 
-def test_the_harness_kills_before_what_makes_things_durable():
+def test_harness_kills_before_durable_steps():
     """Else the tests above would kill nothing."""
     assert {"fsync", "rename", "replace"} <= set(EFFECTS)

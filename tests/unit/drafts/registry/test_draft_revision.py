@@ -36,7 +36,7 @@ SMALL = Revision(
 
 
 @given(REVISIONS)
-def test_a_revision_that_is_written_is_read_as_it_was(revision: Revision):
+def test_revision_round_trips(revision: Revision):
     """To the byte, in both directions."""
     assert Revision.decode(revision.encode()) == revision
     assert Revision.decode(revision.encode()).encode() == revision.encode()
@@ -51,7 +51,7 @@ def test_anything_else_is_refused_in_one_line(content: bytes):
 
 
 @given(st.sampled_from(sorted(json.loads(SMALL.encode()))), JSON)
-def test_no_member_can_be_of_another_kind(member: str, value: Any):
+def test_member_of_another_type_is_refused(member: str, value: Any):
     """Either it means what it says, or it is refused."""
     said = json.loads(SMALL.encode()) | {member: value}
     try:
@@ -77,7 +77,7 @@ def test_no_member_can_be_of_another_kind(member: str, value: Any):
         lambda text: text[:-1],
     ],
 )
-def test_another_spelling_of_the_same_is_refused(change):
+def test_non_canonical_revision_is_refused(change):
     """A byte that was changed without a change of meaning is noticed as well."""
     content = change(SMALL.encode())
     assert content != SMALL.encode()
@@ -85,14 +85,14 @@ def test_another_spelling_of_the_same_is_refused(change):
         Revision.decode(content)
 
 
-def test_a_newer_format_says_that_it_is_one():
+def test_newer_format_is_named_in_the_error():
     """And not that somebody altered it."""
     with pytest.raises(DraftRefusedError, match="newer release"):
         Revision.decode(SMALL.encode().replace(b'"format":1', b'"format":2'))
 
 
 @pytest.mark.parametrize("recipe", [{"rate": float("nan")}, {"rate": float("inf")}, {"name": "\ud800"}])
-def test_a_recipe_that_json_cannot_spell_is_refused(recipe):
+def test_recipe_without_a_json_form_is_refused(recipe):
     """Python reads NaN out of a training.json; nobody else would."""
     revision = Revision(
         digest=digest(1),
@@ -105,7 +105,7 @@ def test_a_recipe_that_json_cannot_spell_is_refused(recipe):
         revision.encode()
 
 
-def test_a_signature_of_a_draft_is_none_of_a_bundle(tmp_path):
+def test_draft_signature_is_not_valid_for_a_bundle(tmp_path):
     """And the other way round: what a key vouched for is part of what it signed."""
     signer = new_key(tmp_path / "a.key", MAKER_KEY)
     content = SMALL.encode()

@@ -31,21 +31,21 @@ def file(tmp_path):
 
 
 @given(STANDINGS)
-def test_what_is_written_is_read_as_it_was(tmp_path_factory, standing: ActiveDraft):
+def test_active_draft_round_trips(tmp_path_factory, standing: ActiveDraft):
     """An absent draft in the list of previous ones stays where it is."""
     directory = tmp_path_factory.mktemp("standing")
     write_active_draft(directory, standing)
     assert read_active_draft(directory, TARGET) == standing
 
 
-def test_where_nothing_was_decided_the_settings_decide(tmp_path):
+def test_without_a_file_the_settings_draft_is_active(tmp_path):
     """And nothing is made by looking."""
     assert read_active_draft(tmp_path, TARGET) == ActiveDraft(target=TARGET)
     assert list(tmp_path.iterdir()) == []
 
 
 @given(JSON)
-def test_a_damaged_file_is_never_taken_for_none(tmp_path_factory, value):
+def test_damaged_file_is_an_error(tmp_path_factory, value):
     """It may have said that another draft serves."""
     directory = tmp_path_factory.mktemp("standing")
     write_active_draft(directory, ActiveDraft(target=TARGET, draft=digest(1)))
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_never_taken_for_none(tmp_path_factory, value):
         read_active_draft(directory, TARGET)
 
 
-def test_every_cut_and_every_other_target_is_noticed(tmp_path, file):
+def test_truncated_or_foreign_file_is_detected(tmp_path, file):
     """A copy half done, and a file that belongs to another target."""
     write_active_draft(tmp_path, ActiveDraft(target=TARGET, draft=digest(1), previous=(None, digest(2))))
     content = file.read_bytes()
@@ -69,7 +69,7 @@ def test_every_cut_and_every_other_target_is_noticed(tmp_path, file):
 
 
 @pytest.mark.parametrize("target", ["", "sha256:ab", "../../etc/passwd", digest(1).upper()])
-def test_what_is_no_digest_names_no_file(tmp_path, target):
+def test_invalid_target_digest_is_refused(tmp_path, target):
     """It could lead anywhere."""
     with pytest.raises(DraftStorageError, match="not a digest"):
         read_active_draft(tmp_path, target)
@@ -77,7 +77,7 @@ def test_what_is_no_digest_names_no_file(tmp_path, target):
         write_active_draft(tmp_path, ActiveDraft(target=target))
 
 
-def test_killed_at_any_point_what_was_said_before_or_now_stands(tmp_path):
+def test_kill_at_any_point_leaves_the_old_or_new_active_draft(tmp_path):
     """`kill -9` right before each flush and rename in turn."""
     before = ActiveDraft(target=TARGET, draft=digest(1))
     after = ActiveDraft(target=TARGET, draft=digest(2), previous=(digest(1),))
@@ -96,7 +96,7 @@ def test_killed_at_any_point_what_was_said_before_or_now_stands(tmp_path):
     assert seen == {digest(1), digest(2)}
 
 
-def test_a_standing_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+def test_failed_write_leaves_the_previous_active_draft(tmp_path, monkeypatch):
     """One line that says so."""
     before = ActiveDraft(target=TARGET, draft=digest(1))
     write_active_draft(tmp_path, before)

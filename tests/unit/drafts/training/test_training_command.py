@@ -81,7 +81,7 @@ def listen(tmp_path, monkeypatch):
     return run
 
 
-def test_each_step_is_heard_and_the_end(listen):
+def test_every_step_and_the_end_are_reported(listen):
     """Whatever else the process prints."""
     heard: list[Point] = []
     assert listen("finish", observe=heard.append) is True
@@ -93,12 +93,12 @@ def test_why_it_failed_is_one_line(listen):
         listen("fail")
 
 
-def test_a_process_that_dies_is_told_with_its_last_words(listen):
+def test_crash_is_reported_with_the_last_log_line(listen):
     with pytest.raises(DraftRefusedError, match=r"status -9 \(the last words\): run the same command"):
         listen("die")
 
 
-def test_the_process_is_told_of_no_way_out(listen):
+def test_training_process_gets_an_offline_environment(listen):
     """Its environment is a worker's: nothing the operator has not meant for it, and offline."""
     with pytest.raises(DraftRefusedError) as refused:
         listen("environment")
@@ -108,7 +108,7 @@ def test_the_process_is_told_of_no_way_out(listen):
     assert "AWS_SECRET" not in environment
 
 
-def test_a_sample_that_is_not_what_it_should_be_ends_it(listen):
+def test_invalid_sample_ends_the_training(listen):
     """What was handed over so far is no data set."""
 
     def lines():
@@ -120,7 +120,7 @@ def test_a_sample_that_is_not_what_it_should_be_ends_it(listen):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_it_with_a_checkpoint(listen, number):
+def test_signal_stops_it_with_a_checkpoint(listen, number):
     """The process is asked, and says when it has; the signals are as they were afterwards."""
     before = signal.getsignal(number)
     steps: list[Point] = []
@@ -134,7 +134,7 @@ def test_a_signal_stops_it_with_a_checkpoint(listen, number):
     assert signal.getsignal(number) is before
 
 
-def test_it_ends_when_its_command_is_killed(tmp_path):
+def test_training_process_ends_when_its_command_is_killed(tmp_path):
     """Nobody hears it any more, and it notices at the next thing it says."""
     code = (
         "import os\nfrom pathlib import Path\n"
@@ -170,7 +170,7 @@ def settings(site: Site, **worker) -> Settings:
     return Settings.model_validate({"data": {"directory": str(site.place)}, "worker": worker})
 
 
-def test_it_starts_from_the_draft_in_service(site):
+def test_training_starts_from_the_active_draft(site):
     """The one that was promoted; before any was, the one of the settings."""
     first, second = site.draft("first"), site.draft("second")
     target = load_weights(site.made["first"])
@@ -182,7 +182,7 @@ def test_it_starts_from_the_draft_in_service(site):
     assert chosen.digest == revision.digest == digest_weights(chosen.path)
 
 
-def test_it_starts_from_the_draft_that_is_named(site):
+def test_training_starts_from_the_named_draft(site):
     """By its directory, or by digits of its digest."""
     path = site.draft("first")
     target = load_weights(site.made["first"])
@@ -194,14 +194,14 @@ def test_it_starts_from_the_draft_that_is_named(site):
 
 
 @pytest.mark.parametrize("worker", [{"draft": None}, {"method": "ngram"}])
-def test_without_a_draft_in_service_nothing_is_guessed(site, worker):
+def test_without_an_active_draft_training_is_refused(site, worker):
     site.draft("first")
     target = load_weights(site.made["first"])
     with pytest.raises(DraftRefusedError, match="--from-scratch"):
         choose_parent(settings(site, **worker), site.registry, target, None)
 
 
-def test_a_parent_that_does_not_fit_is_refused(site):
+def test_parent_that_does_not_fit_is_refused(site):
     """What vLLM would serve wrongly is no start."""
     path = site.draft("first")
     config = json.loads((path / "config.json").read_text())
@@ -235,7 +235,7 @@ def trained(site: Site) -> Path:
     )
 
 
-def test_a_trained_draft_is_recorded_and_registered(site):
+def test_trained_draft_is_recorded_and_registered(site):
     """Where it came from is in the audit log before it can be used."""
     path, journal = trained(site), Journal()
     target = load_weights(site.made["new"])
@@ -266,7 +266,7 @@ def test_what_cannot_be_recorded_is_not_registered(site, fails_at):
     assert len(site.registry.revisions()) == 1
 
 
-def test_a_draft_that_learnt_from_what_was_erased_meanwhile_is_not_registered(tmp_path):
+def test_draft_trained_on_content_erased_meanwhile_is_not_registered(tmp_path):
     """Its record would say what the log says could not be."""
     (tmp_path / "used.txt").write_text("".join(f"req-{number} {number:064x}\n" for number in range(3)))
     refuse_erased(tmp_path, Dataset())

@@ -121,7 +121,7 @@ def served(head: DraftHead, observed: Observed, batch: TokenBatch, row: int, sta
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_what_is_trained_is_what_is_served(name):
+def test_trained_head_equals_vllms_head(name):
     """From each row, each draft token's output is the one that serving row by row computes."""
     head, unroll = made(SHAPES[name]), 3
     batch, observed = seen()
@@ -156,7 +156,7 @@ def test_only_distances_matter_to_a_rotary_embedding():
 
 
 @pytest.mark.parametrize("name", ["EAGLE 3.1", "half the vocabulary"])
-def test_what_is_not_masked_changes_nothing(name):
+def test_tokens_outside_the_mask_change_nothing(name):
     """Other opinions of the target on tokens outside the answer: the same loss and gradient, bit for bit."""
     head = made(SHAPES[name])
     batch, observed = seen()
@@ -178,7 +178,7 @@ def test_what_is_not_masked_changes_nothing(name):
 
 
 @pytest.mark.parametrize("token", [2, 3, 4, 9, 13])
-def test_a_token_is_predicted_from_the_logits_before_it(token):
+def test_token_is_predicted_from_the_logits_before_it(token):
     """Draft token j of row t is text token t+2+j: a masked token is asked for once by each, in its place."""
     head, unroll = made(SHAPE), 3
     batch, observed = seen(batch=1, time=14 + unroll - 1)
@@ -203,7 +203,7 @@ def test_a_token_is_predicted_from_the_logits_before_it(token):
     assert unrolled_loss(head, replace(observed, logits=logits), batch, unroll=unroll, decay=0.9).hits[0] == 0
 
 
-def test_a_draft_is_accepted_up_to_its_first_miss():
+def test_draft_is_accepted_up_to_its_first_miss():
     """As greedy verification does; a later hit after a miss counts for nothing."""
     head = made(SHAPE)
     batch, observed = seen(batch=1, time=10)
@@ -256,7 +256,7 @@ def test_every_answer_token_is_drafted_first_once():
     assert result.counts == (16, 16, 16, 15)
 
 
-def test_a_window_counts_from_its_place_in_the_text():
+def test_window_positions_count_from_the_text():
     """Positions are those the tokens are served at; what stands before the piece is seen, not learnt."""
     long = Text(tuple(range(50)), (False,) * 4 + (True,) * 46)
     batch = collate([long], [TextWindow(0, 20, 44, 26)], unroll=3)
@@ -265,7 +265,7 @@ def test_a_window_counts_from_its_place_in_the_text():
     assert batch.mask[0].tolist() == [False] * 6 + [True] * 18 + [False] * 2
 
 
-def test_batches_stand_side_by_side():
+def test_batches_are_concatenated():
     """The shorter is padded; neither's positions move."""
     first = collate([text(12, 3)], [TextWindow(0, 0, 12, 0)], 3)
     second = collate([text(30, 3)], [TextWindow(0, 5, 30, 5)], 3)
@@ -275,7 +275,7 @@ def test_batches_stand_side_by_side():
     assert int(both.mask.sum()) == int(first.mask.sum()) + int(second.mask.sum())
 
 
-def test_the_target_is_read_where_vllm_reads_it(tmp_path):
+def test_hidden_states_are_captured_where_vllm_captures_them(tmp_path):
     """The states are the inputs of the layers; the embeddings are the tokens'; nothing in it is trained."""
     target = load_target(write_target(tmp_path), "cpu")
     batch = plain_batch(torch.randint(0, VOCABULARY, (2, 9)))
@@ -297,7 +297,7 @@ def test_the_target_is_read_where_vllm_reads_it(tmp_path):
     assert torch.equal(target.observe(batch, (1,), own).embeds[0, 0], own[batch.ids[0, 0]])
 
 
-def test_a_target_that_cannot_be_loaded_is_said_in_one_line(tmp_path):
+def test_target_that_cannot_be_loaded_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DraftRefusedError, match="cannot be loaded") as refused:
         load_target(tmp_path, "cpu")
@@ -310,7 +310,7 @@ def new(tmp_path):
     return target, new_head(target.config, load_target(directory, "cpu").output)
 
 
-def test_what_is_written_fits_its_target_and_reads_back(tmp_path):
+def test_saved_head_fits_its_target_and_round_trips(tmp_path):
     """Lint finds nothing, and the numbers are the same."""
     target, stored = new(tmp_path)
     stored.dtype = torch.float32
@@ -323,14 +323,14 @@ def test_what_is_written_fits_its_target_and_reads_back(tmp_path):
         assert torch.equal(again.head.state_dict()[name], tensor)
 
 
-def test_a_new_head_starts_with_the_targets_own_words(tmp_path):
+def test_new_head_starts_from_the_targets_output(tmp_path):
     target, stored = new(tmp_path)
     output = load_target(target.path, "cpu").output
     assert torch.equal(stored.head.lm_head.weight, output.float())
 
 
 @pytest.mark.parametrize("layout", ["plain", "speculators"])
-def test_a_refresh_changes_numbers_and_nothing_else(tmp_path, layout):
+def test_refresh_changes_only_numbers(tmp_path, layout):
     """Config, names, types, the map of its vocabulary and its own embedding are written as they were read."""
     target, stored = new(tmp_path)
     config = {**stored.config, "draft_vocab_size": 30}
@@ -359,7 +359,7 @@ def test_a_refresh_changes_numbers_and_nothing_else(tmp_path, layout):
 
 
 @pytest.mark.parametrize("broken", ["fc.weight", "midlayer.mlp.up_proj.weight"])
-def test_a_file_that_lacks_a_tensor_is_refused(tmp_path, broken):
+def test_file_that_lacks_a_tensor_is_refused(tmp_path, broken):
     """vLLM would serve it with uninitialised memory; here nothing is trained on it."""
     target, stored = new(tmp_path)
     directory = tmp_path / "draft"
@@ -372,7 +372,7 @@ def test_a_file_that_lacks_a_tensor_is_refused(tmp_path, broken):
         load_head(directory, target.config, torch.zeros(VOCABULARY, WIDTH))
 
 
-def test_a_head_without_an_output_of_its_own_starts_with_the_targets(tmp_path):
+def test_head_without_an_output_starts_from_the_targets(tmp_path):
     """As vLLM serves it."""
     target, stored = new(tmp_path)
     directory = tmp_path / "draft"

@@ -32,7 +32,7 @@ RECORDED = json.loads(RECORDED_AT.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("parent", PARENTS)
-def test_the_library_understands_the_arguments(parent):
+def test_library_accepts_the_arguments(parent):
     """Every flag exists and takes the value it is given."""
     recorded = RECORDED["arguments"][parent]
     arguments = list(train_arguments(replace(SETUP, parent=PARENTS[parent])))
@@ -43,7 +43,7 @@ def test_the_library_understands_the_arguments(parent):
         assert recorded["flags"] == [True, False, True]
 
 
-def test_the_library_computes_what_we_do():
+def test_library_computes_the_same_loss():
     """The demo draft in its class: the same logits at each step."""
     target, batch = demo_target(), a_batch()
     ours = load_head(DEMO_DRAFT, inspect_weights(DEMO_TARGET).config, target.output).head

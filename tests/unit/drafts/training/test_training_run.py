@@ -76,7 +76,7 @@ class Dataset:
                 yield sample
 
 
-def test_samples_arrive_as_they_were_sent():
+def test_samples_round_trip():
     """Tokens, mask, digest, which half, and how many were erased."""
     given = read_samples(sample_lines(Dataset()))
     assert [sample.request_id for sample in given.training] == ["req-0", "req-2"]
@@ -86,24 +86,24 @@ def test_samples_arrive_as_they_were_sent():
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
-def test_a_stream_that_breaks_off_is_no_data_set(kept):
+def test_truncated_stream_is_refused(kept):
     """Otherwise a draft would be trained on a part, and its record would say the whole."""
     lines = list(sample_lines(Dataset()))[:kept]
     with pytest.raises(DraftRefusedError, match="are incomplete"):
         read_samples(lines)
 
 
-def test_a_line_that_is_cut_off_is_no_sample():
+def test_truncated_line_is_refused():
     lines = [sample_line(SAMPLES[0], digest="0" * 64, held_out=False)[:-5], end_line(samples=1, missing=0)]
     with pytest.raises(DraftRefusedError, match="are incomplete"):
         read_samples(lines)
 
 
-def test_a_job_is_read_back_as_it_was():
+def test_job_round_trips():
     assert Job.from_json(json.loads(job_line(JOB))) == JOB
 
 
-def test_a_run_has_the_name_of_what_it_trains(tmp_path):
+def test_unnamed_run_is_named_after_its_identity(tmp_path):
     """The same command finds the same run; another one gets its own."""
     first = run_directory(tmp_path, JOB.identity, None)
     assert first == run_directory(tmp_path, replace(JOB, device="cpu", run="x").identity, None)
@@ -112,7 +112,7 @@ def test_a_run_has_the_name_of_what_it_trains(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "A", "-x", "x" * 65, "ü"])
-def test_a_name_that_is_none_for_a_directory_is_refused(tmp_path, name):
+def test_invalid_run_name_is_refused(tmp_path, name):
     with pytest.raises(ConfigurationError, match="--run"):
         run_directory(tmp_path, JOB.identity, name)
 
@@ -128,7 +128,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_run_is_of_one_training_only(tmp_path, what):
+def test_run_refuses_changed_inputs(tmp_path, what):
     """Whatever changed since it began is named, and nothing goes on."""
     run = run_directory(tmp_path, JOB.identity, "one")
     with run.locked():
@@ -150,7 +150,7 @@ def test_one_process_at_a_time_trains_a_run(tmp_path):
         pass
 
 
-def test_a_directory_that_cannot_be_made_is_said(tmp_path):
+def test_run_directory_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "runs").write_text("no directory")
     with (
         pytest.raises(DraftStorageError, match="cannot write"),
@@ -159,7 +159,7 @@ def test_a_directory_that_cannot_be_made_is_said(tmp_path):
         pass
 
 
-def test_publishing_is_remembered(tmp_path):
+def test_published_run_keeps_its_digest_and_drops_checkpoints(tmp_path):
     """And what was only needed to go on is gone."""
     run = run_directory(tmp_path, JOB.identity, "one")
     with run.locked():
@@ -172,7 +172,7 @@ def test_publishing_is_remembered(tmp_path):
         assert sorted(path.name for path in run.path.iterdir()) == ["draft", "lock", "published.json"]
 
 
-def test_progress_is_read_back_but_for_a_torn_line(tmp_path):
+def test_progress_round_trips_without_torn_lines(tmp_path):
     """A process that is killed leaves half a line at most."""
     file = tmp_path / "progress.jsonl"
     points = [point(1), point(2, held_out=(0.5, 0.25), acceptance_length=1.625)]
@@ -189,7 +189,7 @@ def test_progress_is_read_back_but_for_a_torn_line(tmp_path):
     assert read_points(tmp_path / "none") == []
 
 
-def test_a_terminal_sees_one_line_and_a_pipe_a_few():
+def test_terminal_gets_one_line_and_a_pipe_a_few():
     """Neither is flooded by hundreds of steps."""
 
     class Terminal(io.StringIO):
@@ -209,7 +209,7 @@ def test_a_terminal_sees_one_line_and_a_pipe_a_few():
     assert describe(point(25), steps=50) == "step 25/50, loss 2.500, agreement 0.50 0.25, 50 s left"
 
 
-def test_the_report_stands_alone_and_shows_both_curves():
+def test_report_stands_alone_and_shows_both_curves():
     """No address in it, nothing unescaped, however few points there are."""
     points = [point(step) for step in range(1, 51)]
     points[-1] = point(50, held_out=(0.5, 0.25), acceptance_length=1.625)
@@ -235,7 +235,7 @@ OUTCOME = TrainingOutcome(
 )
 
 
-def test_the_record_names_everything_the_draft_came_from(tmp_path):
+def test_training_record_names_all_inputs(tmp_path):
     """And the list of used samples is the one whose hash is in it."""
     write_outcome(tmp_path, JOB, GIVEN, OUTCOME, [point(1)])
     record = json.loads((tmp_path / "training.json").read_text())

@@ -21,12 +21,12 @@ CPU_ONLY = Hardware(gpus=0, bfloat16=False, openmp=None)
 GPUS = Hardware(gpus=2, bfloat16=True, openmp=None)
 
 
-def test_the_config_of_a_new_head_is_that_of_the_committed_one():
+def test_config_of_a_new_head_is_that_of_the_committed_one():
     """It was made by this; a change of a field is a change of what is served."""
     assert new_config(TARGET) == DRAFT
 
 
-def test_the_committed_head_is_read_as_what_it_is():
+def test_committed_head_is_read_as_what_it_is():
     """EAGLE 3.1 on three layers."""
     shape = head_shape(DRAFT, TARGET)
     assert shape.fc_norm
@@ -37,7 +37,7 @@ def test_the_committed_head_is_read_as_what_it_is():
 
 
 @pytest.mark.parametrize("depth", range(3, 40))
-def test_a_new_head_reads_three_different_layers(depth):
+def test_new_head_reads_three_different_layers(depth):
     """Ascending and within the target, whatever its depth."""
     layers = new_config({**TARGET, "num_hidden_layers": depth})[AUX_IDS]
     assert len(set(layers)) == 3
@@ -48,12 +48,12 @@ def test_a_new_head_reads_three_different_layers(depth):
         assert layers == [2, depth // 2, depth - 3]
 
 
-def test_a_target_of_two_layers_is_refused():
+def test_target_of_two_layers_is_refused():
     with pytest.raises(DraftRefusedError, match="2 layers"):
         new_config({**TARGET, "num_hidden_layers": 2})
 
 
-def test_a_plain_head_keeps_its_kind():
+def test_plain_head_keeps_its_kind():
     """A refresh changes numbers; what EAGLE 3.1 needs cannot be put into a plain head."""
     plain = {**DRAFT, "fc_norm": False, "norm_output": False, "norm_before_residual": True}
     shape = head_shape(plain, TARGET)
@@ -61,7 +61,7 @@ def test_a_plain_head_keeps_its_kind():
     assert shape.norm_before_residual
 
 
-def test_the_target_that_also_sees_pictures_says_it_elsewhere():
+def test_multimodal_target_has_a_text_config():
     """Its text is what is drafted."""
     assert new_config({"text_config": TARGET, "vision_config": {}}) == DRAFT
 
@@ -79,7 +79,7 @@ def test_the_target_that_also_sees_pictures_says_it_elsewhere():
         ({AUX_IDS: [2, 4, 8]}, "not captured"),
     ],
 )
-def test_what_the_loop_has_no_code_for_is_refused(change, why):
+def test_unsupported_head_is_refused(change, why):
     """One line with what can be done instead."""
     with pytest.raises(DraftRefusedError, match=why) as refused:
         head_shape({**DRAFT, **change}, TARGET)
@@ -100,7 +100,7 @@ def test_what_the_loop_has_no_code_for_is_refused(change, why):
         ),
     ],
 )
-def test_a_rotary_embedding_is_read_in_each_way_of_writing_it(rope, expected):
+def test_rotary_embedding_is_read_in_every_notation(rope, expected):
     """Old and new configs mean the same."""
     config = {name: value for name, value in DRAFT.items() if name != "rope_theta"}
     assert head_shape({**config, **rope}, TARGET).rope == expected
@@ -121,17 +121,17 @@ def test_a_rotary_embedding_is_read_in_each_way_of_writing_it(rope, expected):
         {"corpus_share": 1.0},
     ],
 )
-def test_a_recipe_that_makes_no_training_is_refused(numbers):
+def test_impossible_recipe_is_refused(numbers):
     with pytest.raises(ConfigurationError):
         TrainingRecipe(**numbers)
 
 
-def test_a_recipe_is_read_back_as_it_was():
+def test_recipe_round_trips():
     recipe = TrainingRecipe(steps=None, minutes=2.5, window=64, rate=1e-4)
     assert TrainingRecipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
 
 
-def test_the_usual_rate_falls_with_the_width():
+def test_default_rate_falls_with_the_width():
     """From the demo's to that of published recipes, and half of it for what has learnt already."""
     assert default_rate(256, is_refresh=False) == 2e-3
     assert default_rate(4096, is_refresh=False) == pytest.approx(1.25e-4)
@@ -144,7 +144,7 @@ def large(size: int) -> Weights:
     return Weights(path=DEMO_TARGET, config={}, tensors=tensors)
 
 
-def test_the_backend_follows_target_and_machine():
+def test_backend_follows_target_and_machine():
     """A server of its own only where there are GPUs, and a target that needs one."""
     assert choose_backend("auto", "auto", large(LARGE_BYTES), CPU_ONLY) is Backend.SMALL
     assert choose_backend("auto", "auto", large(LARGE_BYTES), GPUS) is Backend.SPECULATORS
@@ -161,6 +161,6 @@ def test_the_backend_follows_target_and_machine():
         ("large", "auto", GPUS, "auto, small or speculators"),
     ],
 )
-def test_a_backend_that_cannot_run_is_refused(asked, device, machine, why):
+def test_backend_that_cannot_run_is_refused(asked, device, machine, why):
     with pytest.raises(ConfigurationError, match=why):
         choose_backend(asked, device, large(2), machine)

@@ -77,7 +77,7 @@ def learnt(target, tmp_path_factory) -> tuple[Path, list[Point]]:
     return run, train(job(run, target, steps=60))
 
 
-def test_it_learns(learnt, target):
+def test_training_lowers_loss_and_raises_agreement(learnt, target):
     """Loss falls, agreement rises, and what comes of it fits its target."""
     run, points = learnt
     assert points[-1].step == 60
@@ -98,7 +98,7 @@ def test_it_learns(learnt, target):
     assert (run / "draft" / "report.html").read_text().count("<svg") == 3
 
 
-def test_only_what_was_learnt_from_is_listed(tmp_path, target):
+def test_only_used_samples_are_listed(tmp_path, target):
     """A short training does not come by everything."""
     train(job(tmp_path / "run", target, steps=1, batch=2))
     draft = inspect_weights(tmp_path / "run" / "draft")
@@ -106,7 +106,7 @@ def test_only_what_was_learnt_from_is_listed(tmp_path, target):
     assert len((tmp_path / "run" / "draft" / "used.txt").read_text().splitlines()) == 2
 
 
-def test_held_out_samples_are_not_learnt_from(tmp_path, target):
+def test_held_out_samples_are_not_trained_on(tmp_path, target):
     """Whatever they hold, the head comes out the same."""
     given = samples()
     other = tuple(
@@ -118,7 +118,7 @@ def test_held_out_samples_are_not_learnt_from(tmp_path, target):
 
 
 @pytest.mark.parametrize("stop_at", [1, 7])
-def test_a_training_that_was_stopped_comes_out_the_same(tmp_path, target, stop_at):
+def test_stopped_training_gives_the_same_draft(tmp_path, target, stop_at):
     """Bit for bit, and nothing was noted twice."""
     train(job(tmp_path / "whole", target))
     asked = job(tmp_path / "parts", target)
@@ -133,7 +133,7 @@ def test_a_training_that_was_stopped_comes_out_the_same(tmp_path, target, stop_a
 
 
 @pytest.mark.parametrize("break_at", [2, 8])
-def test_a_training_that_broke_down_comes_out_the_same(tmp_path, target, monkeypatch, break_at):
+def test_crashed_training_gives_the_same_draft(tmp_path, target, monkeypatch, break_at):
     """It goes on from the last checkpoint, or from the beginning where there is none yet."""
     monkeypatch.setattr(training, "CHECKPOINT_STEPS", 3)
     train(job(tmp_path / "whole", target))
@@ -144,7 +144,7 @@ def test_a_training_that_broke_down_comes_out_the_same(tmp_path, target, monkeyp
     assert weights(tmp_path / "whole") == weights(tmp_path / "parts")
 
 
-def test_a_finished_training_changes_nothing(tmp_path, target):
+def test_finished_training_changes_nothing(tmp_path, target):
     """Asked for again, it does not take a step."""
     asked = job(tmp_path / "run", target)
     train(asked)
@@ -153,7 +153,7 @@ def test_a_finished_training_changes_nothing(tmp_path, target):
     assert weights(tmp_path / "run") == before
 
 
-def test_a_half_written_draft_is_written_anew(tmp_path, target):
+def test_half_written_draft_is_replaced(tmp_path, target):
     """A crash while the result is put together leaves no draft, only the rest of one."""
     partial = tmp_path / "run" / "draft.partial"
     partial.mkdir(parents=True)
@@ -192,7 +192,7 @@ def parent_of(target: Path, directory: Path, **changes) -> Path:
     return directory
 
 
-def test_a_refresh_starts_where_its_parent_ended(tmp_path, target, learnt):
+def test_refresh_starts_where_its_parent_ended(tmp_path, target, learnt):
     """What is learnt already is there from the first step, and the record names the parent."""
     run, before = learnt
     points = train(job(tmp_path / "run", target, parent=run / "draft", steps=3, rate=1e-4))
@@ -202,7 +202,7 @@ def test_a_refresh_starts_where_its_parent_ended(tmp_path, target, learnt):
     assert draft.config == inspect_weights(run / "draft").config
 
 
-def test_a_plain_parent_stays_plain(tmp_path, target):
+def test_plain_parent_stays_plain(tmp_path, target):
     """EAGLE 3.1 is made from nothing; a refresh keeps the kind it finds, and says so in its record."""
     flags = {"fc_norm": False, "norm_output": False}
     parent = parent_of(target, tmp_path / "plain", **flags)
@@ -215,13 +215,13 @@ def test_a_plain_parent_stays_plain(tmp_path, target):
     assert not any(name.startswith("fc_norm") for name in draft.tensors)
 
 
-def test_a_sliding_window_shorter_than_the_windows_is_refused(tmp_path, target):
+def test_sliding_window_shorter_than_the_windows_is_refused(tmp_path, target):
     parent = parent_of(target, tmp_path / "parent", layer_types=["sliding_attention"], sliding_window=8)
     with pytest.raises(DraftRefusedError, match="--window 24"):
         train(job(tmp_path / "run", target, parent=parent))
 
 
-def test_a_training_by_the_clock_ends_by_it(tmp_path, target):
+def test_training_limited_by_time_ends_in_time(tmp_path, target):
     """Time spent before an interruption counts; time between does not."""
     asked = job(tmp_path / "run", target, steps=None, minutes=1.0)
     Path(asked.run).mkdir()
@@ -254,7 +254,7 @@ def test_a_training_by_the_clock_ends_by_it(tmp_path, target):
     assert (tmp_path / "run" / "draft" / "training.json").exists()
 
 
-def test_a_changed_job_does_not_go_on(tmp_path, target):
+def test_changed_job_does_not_resume(tmp_path, target):
     train(job(tmp_path / "run", target), stop_at=2)
     with pytest.raises(DraftRefusedError, match="recipe"):
         train(job(tmp_path / "run", target, rate=1e-3))
@@ -262,7 +262,7 @@ def test_a_changed_job_does_not_go_on(tmp_path, target):
         train(job(tmp_path / "run", target), samples(11))
 
 
-def test_numbers_that_run_away_end_the_training(tmp_path, target):
+def test_divergence_ends_the_training(tmp_path, target):
     """Nothing is written that would be of no use."""
     with pytest.raises(DraftRefusedError, match="diverged"):
         train(job(tmp_path / "run", target, rate=1e30, steps=40))
@@ -277,7 +277,7 @@ def test_tokens_the_target_does_not_know_are_refused(tmp_path, target):
         train(job(tmp_path / "run", target), replace(given, samples=(odd, *given.samples[1:])))
 
 
-def test_a_damaged_checkpoint_is_said(tmp_path, target):
+def test_damaged_checkpoint_is_reported(tmp_path, target):
     """Nothing is trained over it in silence."""
     asked = job(tmp_path / "run", target)
     train(asked, stop_at=3)
@@ -321,7 +321,7 @@ def test_measuring_learns_nothing(target):
     assert 1.0 <= first.acceptance_length <= 4.0
 
 
-def test_a_draft_that_is_the_target_is_accepted_whole(target):
+def test_draft_that_is_the_target_is_accepted_whole(target):
     """The measure at its upper end: 1 + unroll tokens a draft, wherever they fit into the answer."""
     loaded = load_target(target, "cpu")
     stored = new_head(inspect_weights(target).config, loaded.output)
@@ -349,7 +349,7 @@ def test_a_draft_that_is_the_target_is_accepted_whole(target):
     assert measured.acceptance_length == pytest.approx(expected)
 
 
-def test_a_gpu_that_is_not_there_is_said():
+def test_missing_gpu_is_reported():
     if torch.cuda.is_available():
         assert choose_device("auto") == "cuda"
     else:
@@ -358,7 +358,7 @@ def test_a_gpu_that_is_not_there_is_said():
             choose_device("cuda")
 
 
-def test_a_full_disk_ends_it_with_what_to_do(tmp_path, target, monkeypatch):
+def test_full_disk_ends_the_training_with_advice(tmp_path, target, monkeypatch):
     """Whichever file it is that cannot be written; the same command goes on."""
     full = OSError(errno.ENOSPC, "No space left on device")
 

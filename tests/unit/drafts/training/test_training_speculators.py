@@ -69,14 +69,14 @@ def option(command: list[str], name: str) -> str:
     return command[command.index(name) + 1]
 
 
-def test_a_draft_from_nothing_is_eagle31():
+def test_draft_from_scratch_is_eagle31():
     """The library's default is another; both flags and the absence of its own norm are said."""
     arguments = train_arguments(SETUP)
     assert {"--fc-norm", "--no-norm-before-fc", "--norm-output"} <= set(arguments)
     assert "--from-pretrained" not in arguments
 
 
-def test_a_refresh_starts_from_its_parent_and_shapes_nothing():
+def test_refresh_starts_from_its_parent_and_keeps_its_shape():
     """Flags that shape a draft conflict with one that is there."""
     arguments = train_arguments(replace(SETUP, parent=Path("/drafts/runs/one/parent")))
     assert option(arguments, "--from-pretrained") == "/drafts/runs/one/parent"
@@ -109,7 +109,7 @@ def test_no_copy_of_a_sample_is_kept_elsewhere():
     assert all(Path(place).parent == SETUP.scratch for place in places.values())
 
 
-def test_the_server_answers_on_loopback_and_whole_prompts():
+def test_server_answers_on_loopback_and_whole_prompts():
     """Chunked prefill would hand out hidden states in pieces."""
     command = server_command(SETUP)
     assert option(command, "--host") == "127.0.0.1"
@@ -119,7 +119,7 @@ def test_the_server_answers_on_loopback_and_whole_prompts():
 
 
 @pytest.mark.parametrize("gpus", range(1, 9))
-def test_the_gpus_are_divided(gpus):
+def test_gpus_are_divided(gpus):
     """Server and training share one only where there is no other."""
     setup = replace(SETUP, gpus=gpus)
     serving, training = set(setup.serving_gpus), set(setup.training_gpus)
@@ -131,7 +131,7 @@ def test_the_gpus_are_divided(gpus):
     assert ("torch.distributed.run" in train_command(setup)) == (len(training) > 1)
 
 
-def test_there_are_passes_enough_for_the_steps():
+def test_epochs_suffice_for_the_steps():
     """The library ends at whichever comes first."""
     for tokens in (100, 10_000, 10_000_000):
         arguments = train_arguments(replace(SETUP, tokens=tokens))
@@ -139,7 +139,7 @@ def test_there_are_passes_enough_for_the_steps():
         assert option(arguments, "--max-steps") == "500"
 
 
-def test_the_samples_are_packed_as_they_are():
+def test_samples_are_packed_unchanged():
     """Tokens and mask are there already, so no server renders anything."""
     command = prepare_command(SETUP)
     assert "--render-endpoint" not in command
@@ -160,7 +160,7 @@ def tensors_of(file: Path) -> dict[str, tuple[str, list[int], bytes]]:
     }
 
 
-def test_no_number_is_touched_by_the_conversion(tmp_path):
+def test_conversion_changes_no_number(tmp_path):
     """Every tensor has the bytes it had; the target's embedding is added, which would be made up."""
     target = inspect_weights(DEMO_TARGET)
     convert_draft(DEMO_DRAFT, target, tmp_path / "converted")
@@ -175,7 +175,7 @@ def test_no_number_is_touched_by_the_conversion(tmp_path):
     assert speculators_config(config, target) == config
 
 
-def test_a_smaller_vocabulary_is_told_in_both_directions(tmp_path):
+def test_smaller_vocabulary_has_maps_in_both_directions(tmp_path):
     """The library needs to know which of the target's tokens the draft knows; vLLM does not."""
     target = inspect_weights(DEMO_TARGET)
     draft = tmp_path / "draft"
@@ -199,21 +199,21 @@ def test_a_smaller_vocabulary_is_told_in_both_directions(tmp_path):
     assert made["d2t"][2] == body[:32]
 
 
-def test_a_kind_the_library_cannot_train_is_refused(tmp_path):
+def test_kind_the_library_cannot_train_is_refused(tmp_path):
     target, draft = write(eagle31(), tmp_path)
     config = {**draft.config, "architectures": ["Eagle3DeepseekV2ForCausalLM"]}
     with pytest.raises(DraftRefusedError, match="mla"):
         speculators_config(config, target)
 
 
-def test_the_mask_says_what_the_library_takes_it_for(tmp_path):
+def test_row_mask_follows_the_librarys_convention(tmp_path):
     """It predicts from token t+1 what comes after it, under the mask of token t+1."""
     text = Text(tuple(range(8)), (False, False, False, True, True, True, False, True))
     assert row_mask(text, TextWindow(0, 0, 8, 0)) == [0, 0, 1, 1, 1, 0, 1, 0]
     assert row_mask(text, TextWindow(0, 2, 6, 4)) == [0, 1, 1, 0]
 
 
-def test_samples_in_clear_are_private_and_do_not_stay(tmp_path):
+def test_clear_samples_are_private_and_removed(tmp_path):
     """The directory and its files are the owner's alone, and gone when the block ends, whichever way."""
     run = run_directory(tmp_path, JOB.identity, "one")
     with run.locked():
@@ -253,7 +253,7 @@ def test_what_a_killed_training_left_is_removed_by_the_next(tmp_path):
     assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
-def test_only_what_was_made_for_it_is_ever_removed(tmp_path):
+def test_only_scratch_directories_are_removed(tmp_path):
     """A note that names anything else removes nothing."""
     run = run_directory(tmp_path, JOB.identity, "one")
     with run.locked():
@@ -264,7 +264,7 @@ def test_only_what_was_made_for_it_is_ever_removed(tmp_path):
     assert precious.is_dir()
 
 
-def test_the_newest_checkpoint_is_taken(tmp_path):
+def test_newest_checkpoint_is_taken(tmp_path):
     """By number, not by name; links and halves are passed over."""
     for name in ("2", "10", "9"):
         (tmp_path / name).mkdir()
@@ -285,7 +285,7 @@ def begin(python: Path, recipe: TrainingRecipe) -> None:
     )
 
 
-def test_an_environment_without_the_library_is_said_in_one_line(tmp_path):
+def test_environment_without_the_library_is_one_line(tmp_path):
     """Before anything is decrypted or written."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 0.8.1\n")

@@ -48,13 +48,13 @@ def test_each_answer_token_is_trained_on_once(text, window, data):
 
 
 @given(text=texts, window=windows)
-def test_a_piece_has_text_before_it(text, window):
+def test_piece_has_context_before_it(text, window):
     """A quarter of a window, or all there is."""
     for each in cut(text, 0, window=window):
         assert each.start == 0 or each.first - each.start >= window // 4
 
 
-def test_what_comes_after_the_answer_is_left_out():
+def test_tokens_after_the_answer_are_dropped():
     """It is read by nobody."""
     text = Text(tuple(range(30)), (False,) * 5 + (True,) * 5 + (False,) * 20)
     (window,) = cut(text, 0, window=40)
@@ -67,7 +67,7 @@ def test_what_comes_after_the_answer_is_left_out():
     window=windows,
     epoch=st.integers(min_value=0, max_value=3),
 )
-def test_a_pass_is_whole_and_comes_out_the_same_again(some, batch, window, epoch):
+def test_epoch_is_complete_and_deterministic(some, batch, window, epoch):
     """Every answer token of every text, once, in steps of at most a batch."""
     steps = plan_epoch(some, batch=batch, window=window, seed=5, epoch=epoch)
     assert steps == plan_epoch(some, batch=batch, window=window, seed=5, epoch=epoch)
@@ -78,7 +78,7 @@ def test_a_pass_is_whole_and_comes_out_the_same_again(some, batch, window, epoch
         assert trained(text, found) == Counter(answer)
 
 
-def test_passes_differ():
+def test_epochs_differ():
     """Another order, and other cuts."""
     some = [Text(tuple(range(200)), (True,) * 200) for _ in range(8)]
     first, second = (plan_epoch(some, batch=2, window=40, seed=1, epoch=epoch) for epoch in (0, 1))
@@ -87,7 +87,7 @@ def test_passes_differ():
 
 
 @given(taken=st.integers(min_value=0, max_value=40))
-def test_a_feed_goes_on_where_another_stopped(taken):
+def test_feed_resumes_at_a_position(taken):
     """Across passes as well."""
     some = [Text(tuple(range(60)), (False,) * 10 + (True,) * 50) for _ in range(5)]
 
@@ -109,7 +109,7 @@ def test_data_without_an_answer_is_refused():
         Feed([Text((1, 2, 3), (False,) * 3)], batch=2, window=24, seed=3)
 
 
-def test_the_rate_rises_then_falls_to_a_tenth():
+def test_rate_rises_then_falls_to_a_tenth():
     """By steps and by time alike."""
     by_step = [learning_rate(step, 1000, 1e-3) for step in range(1000)]
     by_time = [timed_rate(second, 1000.0, 1e-3) for second in range(1000)]
