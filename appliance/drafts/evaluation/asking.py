@@ -92,8 +92,7 @@ class CompletionClient:
             async with self._session.post(self._url, json=body, allow_redirects=False) as response:
                 status, text = response.status, await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:
-            message = f"the worker did not answer: {type(error).__name__}"
-            raise WorkerFailedError(message) from error
+            raise WorkerFailedError(f"the worker did not answer: {type(error).__name__}") from error
         # The body of an error may repeat the prompt, so only its status is reported.
         if status != OK:
             raise WorkerFailedError(f"the worker answered {status}; its log is in the evaluation's directory")
@@ -153,8 +152,7 @@ def _accepted_at(histogram: object) -> tuple[int, ...]:
     if histogram is None:
         return ()
     if not isinstance(histogram, list):
-        message = "the histogram is not a list"
-        raise TypeError(message)
+        raise TypeError("the histogram is not a list")
     counts = [int(count) for count in histogram]
     return tuple(sum(counts[position:]) for position in range(1, len(counts)))
 
@@ -163,8 +161,7 @@ def _likeliest(row: dict[str, Any]) -> tuple[LikelyToken, ...]:
     """The likeliest tokens of one position, likeliest first."""
     found = {int(name.removeprefix(TOKEN_PREFIX)): float(logarithm) for name, logarithm in row.items()}
     if not found or not all(map(math.isfinite, found.values())):
-        message = "a log probability is not finite"
-        raise ValueError(message)
+        raise ValueError("a log probability is not finite")
     best = max(found.values())
     ordered = sorted(found.items(), key=lambda item: -item[1])
     return tuple(LikelyToken(token_id=token, gap=best - logarithm) for token, logarithm in ordered)

@@ -22,7 +22,6 @@ from appliance.drafts.evaluation.report import (
     Evaluation,
     EvaluationVerdict,
     StepResult,
-    TrafficAspect,
 )
 from appliance.drafts.evaluation.runner import EvaluationOptions, EvaluationRunner
 from appliance.drafts.evaluation.store import (
@@ -31,7 +30,7 @@ from appliance.drafts.evaluation.store import (
     evaluation_lock,
     storage_errors,
 )
-from appliance.drafts.evaluation.verdict import EvaluationMeasurements, judge
+from appliance.drafts.evaluation.verdict import refusal_reasons
 from appliance.drafts.evaluation.worker import Say, WorkerTemplate
 from appliance.errors import DraftRefusedError
 from appliance.infra.files import write_private
@@ -196,22 +195,10 @@ def _report(
     gains = {arm: speed.gains(results, arm) for arm in evidence.drafting}
     speed_ratio = speed.speed_ratio(gains[Arm.CANDIDATE], gains.get(Arm.INCUMBENT))
     complete = len(results) == sum(len(phase.steps) for phase in schedule)
-    verdict, reasons = judge(
-        EvaluationMeasurements(
-            complete=complete,
-            compared=evidence.compared,
-            has_incumbent=comparison.incumbent is not None,
-            acceptance=next((each.ratio for each in ratios if each.aspect is TrafficAspect.ALL), None),
-            speed=speed_ratio,
-            speed_problem=next((result.problem for result in results if result.problem), ""),
-            equalities=equalities,
-            margin=site.margin,
-        )
-    )
-    return Evaluation(
+    measured = Evaluation(
         **header,
-        verdict=verdict,
-        reasons=reasons,
+        verdict=EvaluationVerdict.REFUSED,
+        reasons=(),
         compared=evidence.compared,
         together=any(len(phase.arms) > 1 for phase in schedule),
         complete=complete,
@@ -226,6 +213,10 @@ def _report(
         differences=differences,
         expected=summary.expected(lines),
     )
+    problem = next((result.problem for result in results if result.problem), "")
+    reasons = refusal_reasons(measured, problem)
+    verdict = EvaluationVerdict.REFUSED if reasons else EvaluationVerdict.PASSED
+    return measured.model_copy(update={"verdict": verdict, "reasons": reasons})
 
 
 def _header(

@@ -145,8 +145,7 @@ async def _with_retries(ask: Callable[[], Awaitable[EngineReading]]) -> EngineRe
 def _paces(before: EngineReading, after: EngineReading) -> tuple[StepTotals, ...]:
     """Differences of two readings; raises `WorkerFailedError` if the engine restarted between them."""
     if before.epoch != after.epoch:
-        message = "the worker restarted during the measurement: see its log"
-        raise WorkerFailedError(message)
+        raise WorkerFailedError("the worker restarted during the measurement: see its log")
     counted = since(after.steps, before.steps)
     return tuple(
         StepTotals(

@@ -1,16 +1,15 @@
 """
-Whether a draft may be tried on served traffic: measurements in, a verdict with reasons out.
+Whether a draft may be tried on served traffic: the reasons against it.
 
 Fails closed: a draft passes only if the intervals prove that it loses at most the margin.  Too few prompts to
 tell is a refusal as well, which asks for more.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.intervals import ConfidenceInterval
-from appliance.drafts.evaluation.report import Equality, EvaluationVerdict
+from appliance.drafts.evaluation.report import Evaluation
 from appliance.drafts.lint.rules import Finding, Severity
 from appliance.drafts.training_record import TrainingRecord
 
@@ -21,26 +20,6 @@ TRAINING_RULES = "training-"
 SHOWN_DIGITS = 19
 """Characters of a digest in a reason: `sha256:` and twelve digits."""
 NAMES = {Arm.CANDIDATE: "its", Arm.INCUMBENT: "the incumbent's"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationMeasurements:
-    """What a verdict depends on."""
-
-    complete: bool
-    """Whether every round was measured."""
-    compared: int
-    """Prompts that every arm answered."""
-    has_incumbent: bool
-    acceptance: ConfidenceInterval | None
-    """Acceptance length over the incumbent's; None if it could not be measured or there is no incumbent."""
-    speed: ConfidenceInterval | None
-    """Tokens per engine second over the incumbent's, or over the target's alone."""
-    speed_problem: str
-    """Why speed could not be measured; empty if it was."""
-    equalities: tuple[Equality, ...]
-    margin: float
-    """Allowed loss, as a share."""
 
 
 def objections(
@@ -61,7 +40,8 @@ def objections(
     return tuple(found)
 
 
-def judge(measured: EvaluationMeasurements) -> tuple[EvaluationVerdict, tuple[str, ...]]:
+def refusal_reasons(measured: Evaluation, speed_problem: str) -> tuple[str, ...]:
+    """Reasons to refuse the measured draft, one line each; empty if it passes."""
     reasons = [
         f"{equality.mismatches} of {equality.compared} of {NAMES[equality.arm]} greedy answers differ from "
         "the target's own beyond rounding: a draft may not change what is answered"
@@ -72,18 +52,19 @@ def judge(measured: EvaluationMeasurements) -> tuple[EvaluationVerdict, tuple[st
         reasons.append(
             "the time was over before every round was measured: the same command goes on from there"
         )
-        return EvaluationVerdict.REFUSED, tuple(reasons)
+        return tuple(reasons)
     if measured.compared < MIN_PROMPTS:
         reasons.append(
             f"too few prompts for a decision: {measured.compared} were answered by every arm, and "
             f"{MIN_PROMPTS} are needed; evaluate with more --prompts, or harvest more"
         )
-        return EvaluationVerdict.REFUSED, tuple(reasons)
-    against = "the incumbent's" if measured.has_incumbent else "the target's alone"
-    if measured.has_incumbent:
-        reasons += _weigh("acceptance length", measured.acceptance, against, measured.margin, "")
-    reasons += _weigh("speed", measured.speed, against, measured.margin, measured.speed_problem)
-    return EvaluationVerdict.REFUSED if reasons else EvaluationVerdict.PASSED, tuple(reasons)
+        return tuple(reasons)
+    against = "the target's alone"
+    if measured.incumbent is not None:
+        against = "the incumbent's"
+        reasons += _weigh("acceptance length", measured.acceptance_ratio, against, measured.margin, "")
+    reasons += _weigh("speed", measured.speed_ratio, against, measured.margin, speed_problem)
+    return tuple(reasons)
 
 
 def _weigh(

@@ -76,7 +76,7 @@ class DraftChooser:
             tried = self._load(candidate.draft, problems, candidate.promotion)
             if tried is not None:
                 return replace(tried, is_trial=True)
-        # A candidate counts only while its promotion is under way.
+        # Without a valid candidate, or once its promotion is over, the active draft counts.
         if active.draft is not None:
             active_choice = self._load(active.draft, problems, None)
             if active_choice is not None:
@@ -91,8 +91,7 @@ class DraftChooser:
             registry = self._open_registry()
             revision = registry.find(digest)
             if revision.target != self._target.digest:
-                message = f"draft {digest} was made for the target {revision.target}"
-                raise DraftRefusedError(message)
+                raise DraftRefusedError(f"draft {digest} was made for the target {revision.target}")
             weights = replace(inspect_weights(registry.weights(revision)), digest=digest)
             findings = lint_pair(self._target, weights, context=self._context)
             errors = [finding for finding in findings if finding.severity is Severity.ERROR]
@@ -109,8 +108,8 @@ class DraftChooser:
         with suppress(ApplianceError):
             measured = load_measured(self._directory, draft.digest, self._target.digest)
             if measured:
-                said = {kind: asdict(each) for kind, each in measured.items()}
-                return replace(draft, training={**draft.training, "expected": said})
+                expected = {kind: asdict(each) for kind, each in measured.items()}
+                return replace(draft, training={**draft.training, "expected": expected})
         return draft
 
 

@@ -41,11 +41,9 @@ def target_of(snapshots: Iterable[WorkerSnapshot], model: str | None) -> str:
         return next(iter(known))
     if not known:
         what = "no worker" if model is None else f"no worker of {model}"
-        message = f"{what} reports its target: see `appliance workers list`"
-        raise ControlRefusedError(message)
+        raise ControlRefusedError(f"{what} reports its target: see `appliance workers list`")
     names = ", ".join(sorted({name for names in known.values() for name in names}))
-    message = f"several targets are served: choose one with --model ({names})"
-    raise ControlRefusedError(message)
+    raise ControlRefusedError(f"several targets are served: choose one with --model ({names})")
 
 
 def incumbent_of(active: ActiveDraft, members: Iterable[WorkerSnapshot]) -> str:
@@ -103,8 +101,7 @@ def rollback_draft(active: ActiveDraft, to: str | None) -> str | None:
         DraftNotFoundError: `to` names none of those, or more than one.
     """
     if active.draft is None:
-        message = "the draft of the settings is in service: there is nothing to roll back"
-        raise ControlRefusedError(message)
+        raise ControlRefusedError("the draft of the settings is in service: there is nothing to roll back")
     if to is None:
         return active.previous[0] if active.previous else None
     if to == NONE:

@@ -71,9 +71,8 @@ class Promoter:
         self._has_recovered = self._is_stopped = False
         self._trouble: str | None = None
         for stage in PromotionStage:
-            parts.metrics.draft_promotion_steps.labels(
-                stage
-            )  # Prometheus sees no rise in a new series' first value
+            # A series must exist before its first increase, or Prometheus does not see it.
+            parts.metrics.draft_promotion_steps.labels(stage)
         parts.metrics.draft_promotion_running.set_function(lambda: self._running() is not None)
 
     async def run(self) -> None:
@@ -101,13 +100,9 @@ class Promoter:
         self, name: str, *, actor: str, without_evaluation: str | None, allow_downtime: bool
     ) -> Promotion:
         """
-        Begin a promotion; returns once that is on disk and in the audit log.
+        Begin a promotion of the draft `name` (digest or prefix); returns once on disk and in the audit log.
 
-        Args:
-            name: digest of the draft, or a prefix.
-            actor: key id of the operator.
-            without_evaluation: the reason to try it without a passed evaluation; None to require one.
-            allow_downtime: whether the last worker of a model may be restarted.
+        Without a passed evaluation it needs the reason `without_evaluation`.
 
         Raises:
             ControlRefusedError: no lease here, another promotion is under way, or no worker may restart now.
@@ -164,13 +159,7 @@ class Promoter:
         """
         Begin a rollback of the draft in service, or cancel the promotion under way.
 
-        Args:
-            to: digest of a draft that served before, or a prefix; `none` for that of the settings; None for
-                the last one.
-            reason: why.
-            actor: key id of the operator.
-            model: a model name of the target, if several targets are served.
-            allow_downtime: whether the last worker of a model may be restarted.
+        `to` is as in `rollback_draft`; `model` chooses the target, if several are served.
 
         Raises:
             ControlRefusedError: no lease here, or there is nothing to roll back.
@@ -352,8 +341,7 @@ class Promoter:
 
 def _refuse_needless(revision: Revision, incumbent: str, members: tuple[WorkerSnapshot, ...]) -> None:
     if not members:
-        message = f"no worker reports the target of draft {short(revision.digest)}"
-        raise ControlRefusedError(message)
+        raise ControlRefusedError(f"no worker reports the target of draft {short(revision.digest)}")
     if revision.digest == incumbent:
         raise DraftRefusedError(f"draft {short(revision.digest)} is in service already")
     if not incumbent:

@@ -126,8 +126,7 @@ def decode(text: str) -> Promotion:
     try:
         return _parse(content)
     except (TypeError, KeyError, AttributeError) as error:
-        message = f"not a promotion: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"not a promotion: {error}") from error
 
 
 def _parse(content: Mapping[str, Any]) -> Promotion:
@@ -145,6 +144,5 @@ def _parse(content: Mapping[str, Any]) -> Promotion:
     promotion = Promotion(**known)
     texts = (promotion.promotion_id, promotion.target, promotion.model, promotion.draft, promotion.actor)
     if promotion.kind not in {"promotion", "rollback"} or not all(isinstance(text, str) for text in texts):
-        message = "a field has the wrong type"
-        raise TypeError(message)
+        raise TypeError("a field has the wrong type")
     return promotion

@@ -104,7 +104,7 @@ class Trial:
     handicaps: Mapping[Kind, Estimate] = field(default_factory=lambda: MappingProxyType({}))
     """Logarithm of the canary worker's speed over the others', measured before the change."""
     reference: DraftCounts | None = None
-    """DraftCounts of the incumbent before the change, if no other worker serves it now."""
+    """Counts of the incumbent before the change, if no other worker serves it now."""
     canary: DraftCounts = NOTHING
     others: DraftCounts = NOTHING
     marks: tuple[DraftCounts, DraftCounts] = (NOTHING, NOTHING)
@@ -158,10 +158,10 @@ def follow(trial: Trial, canary: DraftCounts, others: DraftCounts) -> Trial:
     theirs = trial.reference if trial.reference is not None else others.since(trial.marks[1])
     if mine.drafts < trial.rules.window or theirs.drafts < trial.rules.window:
         return trial
-    length = _length_sample(mine, theirs, is_fixed=trial.reference is not None)
+    length = _length_sample(trial, mine, theirs)
     if length is None:
         return trial
-    speed = _speed_sample(mine, theirs, trial.handicaps, is_fixed=trial.reference is not None)
+    speed = _speed_sample(trial, mine, theirs)
     return replace(
         trial,
         marks=(canary, others),
@@ -214,20 +214,15 @@ def interval(samples: Sequence[WindowSample]) -> MeanBounds | None:
     return MeanBounds(lower=mean - half, mean=mean, upper=mean + half)
 
 
-def _length_sample(mine: DraftCounts, theirs: DraftCounts, *, is_fixed: bool) -> WindowSample | None:
-    """Ratio of acceptance lengths at the greatest depth that half of the drafts of both sides reached."""
-    depth = _depth(mine, theirs)
-    lengths = [acceptance_length(counts.drafting, depth) if depth else None for counts in (mine, theirs)]
-    if lengths[0] is None or lengths[1] is None:
+def _length_sample(trial: Trial, mine: DraftCounts, theirs: DraftCounts) -> WindowSample | None:
+    own, other = _lengths(mine, theirs)
+    if own is None or other is None:
         return None
-    spreads = [length.variance / length.mean**2 for length in lengths if length is not None]
-    value = math.log(lengths[0].mean / lengths[1].mean)
-    return _sample(value, spreads[0], spreads[1], 0.0, is_fixed=is_fixed)
+    spreads = own.variance / own.mean**2, other.variance / other.mean**2
+    return _sample(trial, math.log(own.mean / other.mean), *spreads, shared=0.0)
 
 
-def _speed_sample(
-    mine: DraftCounts, theirs: DraftCounts, handicaps: Mapping[Kind, Estimate], *, is_fixed: bool
-) -> WindowSample | None:
+def _speed_sample(trial: Trial, mine: DraftCounts, theirs: DraftCounts) -> WindowSample | None:
     """Ratio of speeds over the kinds of steps that both sides have; None without any."""
     weights = value = own = other = shared = 0.0
     for kind in sorted(mine.cells.keys() & theirs.cells.keys()):
@@ -236,7 +231,7 @@ def _speed_sample(
             continue
         steps = mine.cells[kind].steps, theirs.cells[kind].steps
         weight = steps[0] * steps[1] / (steps[0] + steps[1])
-        handicap = handicaps.get(kind, Estimate(mean=0.0, variance=0.0))
+        handicap = trial.handicaps.get(kind, Estimate(mean=0.0, variance=0.0))
         weights += weight
         value += weight * (paces[0].mean - paces[1].mean - handicap.mean)
         own += weight**2 * paces[0].variance
@@ -244,24 +239,26 @@ def _speed_sample(
         shared += weight * handicap.variance
     if not weights:
         return None
-    return _sample(value / weights, own / weights**2, other / weights**2, shared / weights, is_fixed=is_fixed)
+    return _sample(trial, value / weights, own / weights**2, other / weights**2, shared=shared / weights)
 
 
-def _sample(value: float, own: float, other: float, shared: float, *, is_fixed: bool) -> WindowSample:
-    """A fixed side has the same error in every window, which no number of windows averages away."""
-    if is_fixed:
+def _sample(trial: Trial, value: float, own: float, other: float, *, shared: float) -> WindowSample:
+    """A fixed reference has the same error in every window, which no number of windows averages away."""
+    if trial.reference is not None:
         return WindowSample(value=value, variance=own, shared=shared + other)
     return WindowSample(value=value, variance=own + other, shared=shared)
 
 
-def _depth(mine: DraftCounts, theirs: DraftCounts) -> int:
-    """The greatest depth that at least half of the drafts of both sides reached."""
+def _lengths(mine: DraftCounts, theirs: DraftCounts) -> tuple[Estimate | None, Estimate | None]:
+    """Acceptance lengths at the greatest depth that at least half of the drafts of both sides reached."""
     depth = 0
     for reached, others_reached in zip(mine.drafted, theirs.drafted, strict=False):
         if 2 * reached < mine.drafts or 2 * others_reached < theirs.drafts:
             break
         depth += 1
-    return depth
+    if not depth:
+        return None, None
+    return acceptance_length(mine.drafting, depth), acceptance_length(theirs.drafting, depth)
 
 
 def _pace(cell: StepCounters, draft_tokens: int) -> Estimate | None:
@@ -283,14 +280,11 @@ def _variance_of_mean(cell: StepCounters) -> float:
 
 def _numbers(trial: Trial, speed: MeanBounds | None) -> TrialNumbers:
     others = trial.reference if trial.reference is not None else trial.others
-    depth = _depth(trial.canary, others)
-    lengths = [
-        acceptance_length(counts.drafting, depth) if depth else None for counts in (trial.canary, others)
-    ]
+    own, other = _lengths(trial.canary, others)
     return TrialNumbers(
         drafts=trial.canary.drafts,
-        acceptance_length=lengths[0].mean if lengths[0] is not None else None,
-        previous_acceptance_length=lengths[1].mean if lengths[1] is not None else None,
+        acceptance_length=own.mean if own is not None else None,
+        previous_acceptance_length=other.mean if other is not None else None,
         speed_ratio=math.exp(speed.mean) if speed is not None else None,
     )
 

@@ -4,10 +4,11 @@ import pytest
 
 from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.intervals import ConfidenceInterval
-from appliance.drafts.evaluation.report import Equality, EvaluationVerdict
-from appliance.drafts.evaluation.verdict import MIN_PROMPTS, EvaluationMeasurements, judge, objections
+from appliance.drafts.evaluation.report import Equality, Evaluation, LengthRatio, TrafficAspect
+from appliance.drafts.evaluation.verdict import MIN_PROMPTS, objections, refusal_reasons
 from appliance.drafts.lint.rules import Finding, Rule, Severity
 from appliance.drafts.training_record import TrainingRecord
+from tests.unit.drafts.evaluation.bare_report import bare_report
 from tests.unit.drafts.evaluation.evaluation_parts import digest_of
 
 BETTER = ConfidenceInterval(value=1.1, low=1.05, high=1.15)
@@ -20,18 +21,19 @@ def equality(mismatches: int = 0, arm: Arm = Arm.CANDIDATE) -> Equality:
     return Equality(arm=arm, compared=64, same=60 - mismatches, ties=4, mismatches=mismatches)
 
 
-def measured(**more) -> EvaluationMeasurements:
+def measured(
+    acceptance: ConfidenceInterval | None = BETTER, speed_problem: str = "", **more
+) -> tuple[Evaluation, str]:
+    """A report without a verdict, and why its speed could not be measured."""
+    ratio = {"aspect": TrafficAspect.ALL, "value": "all", "requests": 64}
     values = {
-        "complete": True,
+        "incumbent": digest_of("b"),
         "compared": 64,
-        "has_incumbent": True,
-        "acceptance": BETTER,
-        "speed": BETTER,
-        "speed_problem": "",
+        "comparisons": () if acceptance is None else (LengthRatio(ratio=acceptance, **ratio),),
+        "speed_ratio": BETTER,
         "equalities": (equality(), equality(arm=Arm.INCUMBENT)),
-        "margin": 0.02,
     }
-    return EvaluationMeasurements(**{**values, **more})
+    return bare_report(digest_of("c"), digest_of("a"), **{**values, **more}), speed_problem
 
 
 @pytest.mark.parametrize(
@@ -39,38 +41,38 @@ def measured(**more) -> EvaluationMeasurements:
     [
         measured(),
         measured(acceptance=SLIGHTLY_LESS),
-        measured(speed=SLIGHTLY_LESS),
+        measured(speed_ratio=SLIGHTLY_LESS),
         measured(acceptance=ConfidenceInterval(value=0.99, low=0.98, high=1.0)),
-        measured(acceptance=UNKNOWN, speed=UNKNOWN, margin=0.1),
+        measured(acceptance=UNKNOWN, speed_ratio=UNKNOWN, margin=0.1),
         measured(compared=MIN_PROMPTS),
-        measured(has_incumbent=False, acceptance=None),
+        measured(incumbent=None, acceptance=None),
     ],
 )
 def test_draft_proven_to_lose_at_most_the_margin_passes(found):
     """Without an incumbent only speed counts."""
-    assert judge(found) == (EvaluationVerdict.PASSED, ())
+    assert refusal_reasons(*found) == ()
 
 
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
         (measured(acceptance=WORSE), "its acceptance length is 0.900 times the incumbent's (0.850 to 0.950 "),
-        (measured(speed=WORSE), "its speed is 0.900 times the incumbent's (0.850 to 0.950 with 95 % "),
+        (measured(speed_ratio=WORSE), "its speed is 0.900 times the incumbent's (0.850 to 0.950 with 95 % "),
         (
             measured(acceptance=UNKNOWN),
             "too few prompts for a decision: its acceptance length is 0.900 to 1.100 with 95 % confidence ",
         ),
-        (measured(speed=UNKNOWN), "too few prompts for a decision: its speed is 0.900 to 1.100 "),
+        (measured(speed_ratio=UNKNOWN), "too few prompts for a decision: its speed is 0.900 to 1.100 "),
         (
             measured(acceptance=None),
             "its acceptance length cannot be compared with the incumbent's: too few prompts",
         ),
         (
-            measured(speed=None, speed_problem="the worker runs without the plugin"),
+            measured(speed_ratio=None, speed_problem="the worker runs without the plugin"),
             "its speed cannot be compared with the incumbent's: the worker runs without the plugin",
         ),
         (
-            measured(has_incumbent=False, acceptance=None, speed=WORSE),
+            measured(incumbent=None, acceptance=None, speed_ratio=WORSE),
             "its speed is 0.900 times the target's alone (0.850 to 0.950 with 95 % confidence), less",
         ),
         (
@@ -90,23 +92,21 @@ def test_draft_proven_to_lose_at_most_the_margin_passes(found):
     ],
 )
 def test_any_other_result_is_refused_with_one_reason(found, reason):
-    verdict, reasons = judge(found)
-    assert verdict is EvaluationVerdict.REFUSED
+    reasons = refusal_reasons(*found)
     assert [each for each in reasons if each.startswith(reason)], reasons
     assert len(reasons) == 1
     assert "\n" not in reasons[0]
 
 
 def test_all_reasons_are_given_at_once():
-    _verdict, reasons = judge(measured(acceptance=WORSE, speed=WORSE, equalities=(equality(1),)))
+    reasons = refusal_reasons(*measured(acceptance=WORSE, speed_ratio=WORSE, equalities=(equality(1),)))
     assert len(reasons) == 3
 
 
 def test_mismatch_is_a_reason_even_with_too_few_prompts():
     """Intervals of seven requests are not quoted."""
     found = measured(compared=7, acceptance=WORSE, equalities=(equality(1),))
-    verdict, reasons = judge(found)
-    assert verdict is EvaluationVerdict.REFUSED
+    reasons = refusal_reasons(*found)
     assert [reason.split()[0] for reason in reasons] == ["1", "too"]
 
 
