@@ -4,9 +4,8 @@ Refresh a draft: harvest, train and evaluate, one after the other, as a Job or a
     refresh.py --config FILE --state DIRECTORY --purpose WHY [--run NAME] [--minutes N | --steps N] [--gpu]
 
 Each step is a command of `appliance draft`; further arguments of one are given as `--train=--unroll
---train=5`.  What a step made is written down before the next begins, so a run that was broken off goes on
-where it was, and one that has ended does nothing more.  Nothing here puts a draft into service: that is for
-an operator.
+--train=5`.  The result of a step is stored before the next begins, so an interrupted run resumes,
+and a finished one does nothing more.  An operator puts the draft into service.
 
 Exit codes: 0 for a draft that passed, 3 for one that was refused, 64 for wrong arguments, 75 where a GPU is
 in use; otherwise that of the command that failed, 130 if it was stopped.
@@ -71,7 +70,7 @@ class Runs:
         except FileNotFoundError:
             return Run()
         except (OSError, ValueError, TypeError) as error:
-            raise EndedError(1, f"{path} cannot be read ({error}): remove it to begin anew") from error
+            raise EndedError(1, f"{path} cannot be read ({error}): remove it to start again") from error
 
     def write(self, name: str, run: Run) -> None:
         """Replace the record of a run; after a crash it is the old one or the new one."""
@@ -150,7 +149,7 @@ class Commands:
 
     def _refuse_stopped(self) -> None:
         if self._stopped:
-            raise EndedError(130, "stopped: the same run goes on where it is")
+            raise EndedError(130, "stopped: run the same command again to resume")
 
 
 def refresh(asked: argparse.Namespace, runs: Runs, commands: Commands) -> int:
@@ -178,7 +177,7 @@ def refresh(asked: argparse.Namespace, runs: Runs, commands: Commands) -> int:
     if verdict == "passed":
         say(f"{run.draft} passed; to put it into service: appliance draft promote {run.draft}")
     else:
-        say(f"{run.draft} was refused, and serves nobody")
+        say(f"{run.draft} was refused, and is not in service")
     return ENDS[verdict]
 
 
@@ -207,7 +206,7 @@ def judged(result: tuple[int, str]) -> str:
 
 def refuse_gpu_in_use() -> None:
     """
-    Refuse a GPU that somebody works on: on a worker's, neither would have memory or speed to itself.
+    Refuse a GPU in use: with a worker on it, both would lack memory and speed.
 
     Raises:
         EndedError: one is in use, or there is none.

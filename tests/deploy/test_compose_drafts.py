@@ -195,7 +195,7 @@ def test_unreadable_state_is_an_error_not_an_empty_state(machine):
     (machine.state / "a.json").write_text("{", encoding="utf-8")
     done = machine.refresh("--run", "a")
     assert (done.returncode, len(machine.calls())) == (1, 3)
-    assert "remove it to begin anew" in done.stderr
+    assert "remove it to start again" in done.stderr
 
 
 @pytest.mark.parametrize(

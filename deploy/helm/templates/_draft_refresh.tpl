@@ -90,7 +90,7 @@ spec:
   {{- if and (gt $gpus 0) $model.gpu.runtimeClassName }}
   runtimeClassName: {{ $model.gpu.runtimeClassName }}
   {{- end }}
-  # A pod that ended is looked at, and another made; what a step has finished is in the registry.
+  # A failed pod is evaluated by the policy below, and replaced; finished steps are in the registry.
   restartPolicy: Never
   # A checkpoint is written, and the workers of an evaluation are ended.
   terminationGracePeriodSeconds: 300
@@ -243,11 +243,11 @@ backoffLimit: 6
 activeDeadlineSeconds: {{ mul (int .root.Values.draftRefresh.deadlineMinutes) 60 }}
 podFailurePolicy:
   rules:
-    # Whoever has to go for somebody more important is started again, however often.
+    # An evicted pod is restarted, any number of times.
     - action: Ignore
       onPodConditions:
         - {type: DisruptionTarget, status: "True"}
-    # 3: the draft was judged and refused, and once more would make the same; 64: wrong arguments.
+    # 3: the draft was refused, and a retry would give the same result; 64: wrong arguments.
     - action: FailJob
       onExitCodes:
         containerName: refresh

@@ -12,25 +12,25 @@
 {{- range $name, $used := $images -}}
 {{- $image := get $values.images $name -}}
 {{- if and $used (not $image.digest) (not $values.global.allowTags) }}
-images.{{ $name }}.digest is empty: a tag can come to name another image; take the digest from the bundle's list of images, or set global.allowTags on a test cluster
+images.{{ $name }}.digest is empty: a tag can change its image; take the digest from `appliance bundle emit`, or set global.allowTags on a test cluster
 {{- end -}}
 {{- end -}}
 {{- if and (eq $database.kind "sqlite") (gt $most 1) }}
-database.kind is sqlite with {{ $most }} gateways: its file belongs to one; use PostgreSQL (external or inChart), or gateway.replicas: 1 without autoscaling
+database.kind is sqlite with {{ $most }} gateways: its file supports one; use PostgreSQL (external or inChart), or gateway.replicas: 1 without autoscaling
 {{- end -}}
 {{- if and (eq $database.kind "sqlite") (ne $gateway.kind "StatefulSet") }}
-database.kind is sqlite and gateway.kind is Deployment: the log would be gone with its pod; use gateway.kind: StatefulSet
+database.kind is sqlite and gateway.kind is Deployment: the log would be lost with its pod; use gateway.kind: StatefulSet
 {{- end -}}
 {{- if and (gt $most 1) (not $values.keys.signingKey.existingSecret) }}
 {{ $most }} gateways sign one log: put its key into a Secret and name it in keys.signingKey.existingSecret
 {{- end -}}
 {{- if and (ne $gateway.kind "StatefulSet") (not $values.keys.signingKey.existingSecret) }}
-gateway.kind is Deployment, so a signing key it makes would be gone with its pod: name a Secret in keys.signingKey.existingSecret
+gateway.kind is Deployment, so a signing key it creates would be lost with its pod: name a Secret in keys.signingKey.existingSecret
 {{- end -}}
 {{- $durability := "strict" -}}
 {{- with $values.settings.audit }}{{ $durability = default "strict" .durability }}{{ end -}}
 {{- if and (ne $durability "strict") (ne $gateway.kind "StatefulSet") }}
-settings.audit.durability is {{ $durability }} and gateway.kind is Deployment: the spool would be gone with its pod; use gateway.kind: StatefulSet
+settings.audit.durability is {{ $durability }} and gateway.kind is Deployment: the spool would be lost with its pod; use gateway.kind: StatefulSet
 {{- end -}}
 {{- if and $gateway.autoscaling.enabled (lt (int $gateway.autoscaling.maxReplicas) (int $gateway.autoscaling.minReplicas)) }}
 gateway.autoscaling.maxReplicas is less than minReplicas
@@ -45,7 +45,7 @@ database.external.existingSecret is empty: name the Secret with the password of 
 database.external.sslmode is {{ $database.external.sslmode }} and caBundle.existingConfigMap is empty: name the ConfigMap with the authority of the server's certificate
 {{- end -}}
 {{- if and (eq $database.kind "external") $values.networkPolicy.enabled (not $database.external.to) }}
-database.external.to is empty: say where the server is, or gateways would have to be let out to everywhere
+database.external.to is empty: name the server's address, or gateways would need egress to everywhere
 {{- end -}}
 {{- if and $database.external.owner.user (not $database.external.owner.existingSecret) }}
 database.external.owner.existingSecret is empty: name the Secret with the password of {{ $database.external.owner.user }}
@@ -54,16 +54,16 @@ database.external.owner.existingSecret is empty: name the Secret with the passwo
 database.inChart.existingSecret is empty: name a Secret with owner-password and gateway-password
 {{- end -}}
 {{- if and $values.models (not $values.keys.controlToken.existingSecret) }}
-keys.controlToken.existingSecret is empty: gateways and workers need the same token; make a Secret with any random word
+keys.controlToken.existingSecret is empty: gateways and workers need the same token; create a Secret with any random string
 {{- end -}}
 {{- if and (ne $gateway.service.type "ClusterIP") (not $gateway.tls.existingSecret) }}
-gateway.service.type is {{ $gateway.service.type }} without TLS: keys and prompts would cross the network in clear; name a certificate in gateway.tls.existingSecret
+gateway.service.type is {{ $gateway.service.type }} without TLS: keys and prompts would cross the network in plain text; name a certificate in gateway.tls.existingSecret
 {{- end -}}
 {{- if and $gateway.ingress.enabled (not $gateway.ingress.tlsSecret) }}
-gateway.ingress without tlsSecret: keys and prompts would cross the network in clear
+gateway.ingress without tlsSecret: keys and prompts would cross the network in plain text
 {{- end -}}
 {{- if and $gateway.ingress.enabled (not $gateway.ingress.host) }}
-gateway.ingress.host is empty: without it every host name would lead here
+gateway.ingress.host is empty: without it every host name would reach the gateway
 {{- end -}}
 {{- if and $gateway.route.enabled (ne $gateway.route.termination "edge") (not $gateway.tls.existingSecret) }}
 gateway.route.termination is {{ $gateway.route.termination }} without a certificate: name one in gateway.tls.existingSecret, or use edge
@@ -72,18 +72,18 @@ gateway.route.termination is {{ $gateway.route.termination }} without a certific
 gateway.tls.clientCaConfigMap without gateway.tls.existingSecret: client certificates need TLS
 {{- end -}}
 {{- if and $values.networkPolicy.enabled (not $values.networkPolicy.gateway.clients) (or (ne $gateway.service.type "ClusterIP") $gateway.ingress.enabled $gateway.route.enabled) }}
-networkPolicy.gateway.clients is empty, which lets in pods of this namespace alone, and there is a way in from outside: name those who come by it (a load balancer's clients and the nodes, or the namespace of the ingress controller or router)
+networkPolicy.gateway.clients is empty, which allows only pods of this namespace, but the gateway is exposed outside: name its clients (a load balancer's clients and the nodes, or the namespace of the ingress controller or router)
 {{- end -}}
 {{- $tls := default dict $values.settings.tls -}}
 {{- if and (or $tls.client_tenants $tls.require_client_certificate) (not $gateway.tls.clientCaConfigMap) }}
-settings.tls asks for client certificates and gateway.tls.clientCaConfigMap is empty: name the ConfigMap with the authority that signs them
+settings.tls requires client certificates and gateway.tls.clientCaConfigMap is empty: name the ConfigMap with the authority that signs them
 {{- end -}}
 {{- $oidc := default dict $values.settings.oidc -}}
 {{- if and $values.oidc.jwksConfigMap (not (and $oidc.issuer $oidc.audience)) }}
-oidc.jwksConfigMap without settings.oidc: say issuer and audience, or tokens made for others would be taken
+oidc.jwksConfigMap without settings.oidc: set issuer and audience, or tokens for other services would be accepted
 {{- end -}}
 {{- if and $oidc (not $values.oidc.jwksConfigMap) }}
-settings.oidc without oidc.jwksConfigMap: no token is taken without the provider's public keys; name the ConfigMap with them
+settings.oidc without oidc.jwksConfigMap: no token is accepted without the provider's public keys; name the ConfigMap with them
 {{- end -}}
 {{- range (default dict $values.settings.audit).witnesses -}}
 {{- if and .url $values.networkPolicy.enabled (not $values.networkPolicy.gateway.peers) }}
@@ -99,7 +99,7 @@ workers.urls without networkPolicy.gateway.peers: gateways could not reach them
 {{- $names := list -}}
 {{- range $models -}}
 {{- if has .name $names }}
-models: {{ .name }} is there twice; give each entry a name of its own
+models: {{ .name }} is defined twice; give each entry a unique name
 {{- end -}}
 {{- $names = append $names .name -}}
 {{- $speculates := include "appliance.speculates" . -}}
@@ -113,16 +113,16 @@ models.{{ .name }}: there is a draft, but the method {{ .method }} uses none; se
 models.{{ .name }}: only the task generate speculates; set method: none
 {{- end -}}
 {{- if and (not $speculates) (gt (int .targetOnlyReplicas) 0) }}
-models.{{ .name }}: targetOnlyReplicas beside workers that do not speculate either; use replicas alone
+models.{{ .name }}: targetOnlyReplicas, but its other workers do not speculate either; use replicas only
 {{- end -}}
 {{- if and $values.speculation.optOut $speculates (lt (int .targetOnlyReplicas) 1) }}
-models.{{ .name }}: speculation.optOut is on and nobody serves it without a draft; set targetOnlyReplicas to 1 or more
+models.{{ .name }}: speculation.optOut is on and no worker serves it without a draft; set targetOnlyReplicas to 1 or more
 {{- end -}}
 {{- if and .keda.enabled (lt (int .keda.maxReplicas) (int .keda.minReplicas)) }}
 models.{{ .name }}: keda.maxReplicas is less than keda.minReplicas
 {{- end -}}
 {{- if and .keda.enabled (lt (int .keda.minReplicas) 1) (lt (int .targetOnlyReplicas) 1) }}
-models.{{ .name }}: keda.minReplicas is 0: without any worker requests are refused and do not wait, so that none would ever be started again; set 1
+models.{{ .name }}: keda.minReplicas is 0: without a worker requests are refused and do not queue, so KEDA would never start one; set 1
 {{- end -}}
 {{- $cards := mul (int .tensorParallel) (int .pipelineParallel) -}}
 {{- if and (eq .device "cpu") (gt (int $cards) 1) }}
@@ -135,7 +135,7 @@ models.{{ .name }}: several nodes on device cpu; set nodes to 1
 models.{{ .name }}: {{ $cards }} GPUs do not divide among {{ int .nodes }} nodes
 {{- end -}}
 {{- if and (eq .device "gpu") (gt (int .gpu.count) 0) (lt (mul (int .gpu.count) (int .nodes)) $cards) }}
-models.{{ .name }}: tensorParallel and pipelineParallel ask for {{ $cards }} GPUs, gpu.count gives {{ mul (int .gpu.count) (int .nodes) }}
+models.{{ .name }}: tensorParallel and pipelineParallel need {{ $cards }} GPUs, gpu.count gives {{ mul (int .gpu.count) (int .nodes) }}
 {{- end -}}
 {{- $name := .name -}}
 {{- range $at, $weights := dict "target" .target "draft" .draft -}}
@@ -149,7 +149,7 @@ models.{{ $name }}: {{ $at }}.source is hostPath and {{ $at }}.hostPath is empty
 {{- if not $weights.image.repository }}
 models.{{ $name }}: {{ $at }}.source is {{ $weights.source }} and {{ $at }}.image.repository is empty; name the image with the weights
 {{- else if and (not $weights.image.digest) }}
-models.{{ $name }}: {{ $at }}.image.digest is empty: weights are taken by digest alone
+models.{{ $name }}: {{ $at }}.image.digest is empty: weights need a digest
 {{- end -}}
 {{- end -}}
 {{- if and (eq $weights.source "image") (semverCompare "<1.33.0-0" $.Capabilities.KubeVersion.Version) }}

@@ -35,7 +35,7 @@ enableServiceLinks: false
 dnsPolicy: ClusterFirst
 dnsConfig:
   options:
-    # Names are asked for as they are, so none of ours is tried below somebody else's domain.
+    # Names are resolved as they are, without search domains.
     - name: ndots
       value: "1"
 {{- with include "appliance.pullSecrets" . }}

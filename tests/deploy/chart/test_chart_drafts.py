@@ -46,7 +46,7 @@ CONTRADICTIONS = [
     ),
     (
         refreshing(without("drafts", "existingClaim")),
-        r"draftRefresh without drafts\.existingClaim: gateways and workers would not see what it trains",
+        r"draftRefresh without drafts\.existingClaim: gateways and workers could not read the trained draft",
     ),
     (
         refreshing(without("gateway", "sharedFiles", "existingClaim")),
@@ -54,7 +54,7 @@ CONTRADICTIONS = [
     ),
     (
         refreshing(without("keys", "draftsKey", "existingSecret")),
-        r"draftRefresh without keys\.draftsKey\.existingSecret: .* nobody would trust the draft",
+        r"draftRefresh without keys\.draftsKey\.existingSecret: .* no worker would trust the draft",
     ),
     (
         site(REFRESH, model=DRAFTED),
@@ -62,7 +62,7 @@ CONTRADICTIONS = [
     ),
     (
         refreshing(without("draftRefresh", "purpose")),
-        r"draftRefresh\.purpose is empty: say why content is read",
+        r"draftRefresh\.purpose is empty: give the purpose of reading content",
     ),
     (
         refreshing({"draftRefresh": {"backend": "speculators"}}),
@@ -74,11 +74,11 @@ CONTRADICTIONS = [
     ),
     (
         refreshing({"draftRefresh": {"backend": "speculators", "steps": 9}}),
-        r"draftRefresh\.image\.repository is empty: no image of ours has that library; name one that has it",
+        r"draftRefresh\.image\.repository is empty: none of our images has that library; name an image that has it",
     ),
     (
         refreshing({"draftRefresh": {"image": {"repository": "site/trainer"}}}),
-        r"draftRefresh\.image\.digest is empty: a tag can come to name another image; give its digest",
+        r"draftRefresh\.image\.digest is empty: a tag can change its image; give its digest",
     ),
     (
         refreshing({"draftRefresh": {"model": "ministry-70b"}}),
@@ -86,23 +86,23 @@ CONTRADICTIONS = [
     ),
     (
         refreshing(model={"method": "ngram", "draft": {"source": "none"}}),
-        r"draftRefresh\.model ministry-8b has the method ngram: only drafts of eagle3 are trained",
+        r"draftRefresh\.model ministry-8b has the method ngram: only eagle3 drafts can be trained",
     ),
     (
         refreshing(model={"nodes": 2, "tensorParallel": 2}),
-        r"draftRefresh\.model ministry-8b is on 2 nodes: a draft is trained and judged on one",
+        r"draftRefresh\.model ministry-8b is on 2 nodes: a draft is trained and evaluated on one",
     ),
     (
         refreshing(without("draftRefresh", "gpu", "type")),
-        r"draftRefresh\.gpu\.type is empty: .* in the label nvidia\.com/gpu\.product",
+        r"draftRefresh\.gpu\.type is empty: .* node label nvidia\.com/gpu\.product",
     ),
     (
         refreshing(model={"gpu": {"resource": "nvidia.com/gpu.shared"}}),
-        r"gpu\.resource is nvidia\.com/gpu\.shared: a shared GPU is a serving worker's as well",
+        r"gpu\.resource is nvidia\.com/gpu\.shared: a shared GPU also serves a worker",
     ),
     (
         refreshing({"draftRefresh": {"gpu": {"count": 2}}}, model={"tensorParallel": 4}),
-        r"draftRefresh\.gpu\.count is 2: the target of ministry-8b needs 4 GPUs to be judged with",
+        r"draftRefresh\.gpu\.count is 2: the target of ministry-8b needs 4 GPUs for the evaluation",
     ),
     (
         site(TRACED, {"networkPolicy": {"collector": {"to": []}}}),

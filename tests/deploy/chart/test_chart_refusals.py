@@ -69,11 +69,11 @@ CONTRADICTIONS = [
     ),
     (
         site(SEVERAL, {"gateway": {"replicas": 1}, "keys": {"signingKey": {"existingSecret": ""}}}),
-        r"gateway\.kind is Deployment, so a signing key it makes would be gone",
+        r"gateway\.kind is Deployment, so a signing key it creates would be lost",
     ),
     (
         site(SEVERAL, {"settings": {"audit": {"durability": "spool"}}}),
-        r"the spool would be gone with its pod",
+        r"the spool would be lost with its pod",
     ),
     (
         site(SEVERAL, {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 4, "maxReplicas": 3}}}),
@@ -93,7 +93,7 @@ CONTRADICTIONS = [
     ),
     (
         site(SEVERAL, {"database": {"external": {"to": []}}}),
-        r"database\.external\.to is empty: say where the server is",
+        r"database\.external\.to is empty: name the server's address",
     ),
     (
         site(SEVERAL, {"database": {"external": {"owner": {"user": "owner"}}}}),
@@ -110,11 +110,11 @@ CONTRADICTIONS = [
     ),
     (
         site({"gateway": {"ingress": {"enabled": True, "host": "llm.example"}}}),
-        r"gateway\.ingress without tlsSecret: keys and prompts would cross the network in clear",
+        r"gateway\.ingress without tlsSecret: keys and prompts would cross the network in plain text",
     ),
     (
         site({"gateway": {"ingress": {"enabled": True, "tlsSecret": "certificate"}}}),
-        r"gateway\.ingress\.host is empty: without it every host name would lead here",
+        r"gateway\.ingress\.host is empty: without it every host name would reach the gateway",
     ),
     (
         site({"gateway": {"route": {"enabled": True}}}),
@@ -124,7 +124,7 @@ CONTRADICTIONS = [
     *(
         (
             site({"gateway": {"tls": {"existingSecret": "tls"}, **way_in}}),
-            r"networkPolicy\.gateway\.clients is empty, .* a way in from outside",
+            r"networkPolicy\.gateway\.clients is empty, .* exposed outside",
         )
         for way_in in (
             {"service": {"type": "LoadBalancer"}},
@@ -135,16 +135,16 @@ CONTRADICTIONS = [
     ),
     (
         site({"settings": {"tls": {"require_client_certificate": True}}}),
-        r"settings\.tls asks for client certificates and gateway\.tls\.clientCaConfigMap is empty",
+        r"settings\.tls requires client certificates and gateway\.tls\.clientCaConfigMap is empty",
     ),
     (site({"oidc": {"jwksConfigMap": "jwks"}}), r"oidc\.jwksConfigMap without settings\.oidc"),
     (
         site({"oidc": {"jwksConfigMap": "jwks"}, "settings": {"oidc": {"issuer": "https://idp.example"}}}),
-        r"oidc\.jwksConfigMap without settings\.oidc: say issuer and audience",
+        r"oidc\.jwksConfigMap without settings\.oidc: set issuer and audience",
     ),
     (
         site({"settings": {"oidc": {"issuer": "https://idp.example", "audience": "llm"}}}),
-        r"settings\.oidc without oidc\.jwksConfigMap: no token is taken",
+        r"settings\.oidc without oidc\.jwksConfigMap: no token is accepted",
     ),
     (
         site({"settings": {"audit": {"witnesses": [{"name": "w.example", "key": "k", "url": "http://w"}]}}}),
@@ -158,7 +158,7 @@ CONTRADICTIONS = [
         site({"workers": {"urls": ["http://10.0.0.5:8000"]}}),
         r"workers\.urls without networkPolicy\.gateway\.peers: gateways could not reach them",
     ),
-    (site({"models": [site()["models"][0]] * 2}), r"models: ministry-8b is there twice"),
+    (site({"models": [site()["models"][0]] * 2}), r"models: ministry-8b is defined twice"),
     (site(model={"method": "eagle3"}), r"models\.ministry-8b: method is eagle3 without a draft"),
     (site(model=DRAFTED | {"method": "ngram"}), r"there is a draft, but the method ngram uses none"),
     (
@@ -167,11 +167,11 @@ CONTRADICTIONS = [
     ),
     (
         site(model={"targetOnlyReplicas": 1}),
-        r"targetOnlyReplicas beside workers that do not speculate either",
+        r"targetOnlyReplicas, but its other workers do not speculate either",
     ),
     (
         site({"speculation": {"optOut": True}}, model=DRAFTED),
-        r"speculation\.optOut is on and nobody serves it without",
+        r"speculation\.optOut is on and no worker serves it without",
     ),
     (
         site(model={"keda": {"enabled": True, "minReplicas": 4, "maxReplicas": 3}}),
@@ -179,12 +179,12 @@ CONTRADICTIONS = [
     ),
     (
         site(model={"keda": {"enabled": True, "minReplicas": 0}}),
-        r"keda\.minReplicas is 0: without any worker requests are refused",
+        r"keda\.minReplicas is 0: without a worker requests are refused",
     ),
     (site(model={"device": "cpu", "tensorParallel": 2}), r"2 GPUs on device cpu"),
     (site(model={"device": "cpu", "nodes": 2}), r"several nodes on device cpu; set nodes to 1"),
     (site(model={"tensorParallel": 8, "nodes": 3}), r"8 GPUs do not divide among 3 nodes"),
-    (site(model={"tensorParallel": 8, "gpu": {"count": 4}}), r"ask for 8 GPUs, gpu\.count gives 4"),
+    (site(model={"tensorParallel": 8, "gpu": {"count": 4}}), r"need 8 GPUs, gpu\.count gives 4"),
     (site(model={"target": {"claimName": ""}}), r"target\.source is pvc and target\.claimName is empty"),
     (
         site(model={"target": {"source": "hostPath"}}),
@@ -196,7 +196,7 @@ CONTRADICTIONS = [
     ),
     (
         site(model={"target": {"source": "initCopy", "image": {"repository": "weights"}}}),
-        r"target\.image\.digest is empty: weights are taken by digest alone",
+        r"target\.image\.digest is empty: weights need a digest",
     ),
     (
         site(model=DRAFTED | {"draft": {"source": "pvc"}}),
