@@ -74,7 +74,7 @@ CONTRADICTIONS = [
     ),
     (
         refreshing({"draftRefresh": {"backend": "speculators", "steps": 9}}),
-        r"draftRefresh\.image\.repository is empty: none of our images has that library; name an image that has it",
+        r"draftRefresh\.image\.repository is empty: none of our images has that library; name an image",
     ),
     (
         refreshing({"draftRefresh": {"image": {"repository": "site/trainer"}}}),
