@@ -151,7 +151,7 @@ def _shown_key(tenants: tuple[Tenant, ...], key_id: str, now: float) -> dict[str
         "key_id": key_id,
         "tenant": tenant.name,
         "admin": key.admin,
-        "in_force": key.opens_at(now) and not tenant.disabled,
+        "in_force": key.is_valid_at(now) and not tenant.disabled,
         **describe_key(key),
     }
 

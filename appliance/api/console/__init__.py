@@ -1,6 +1,6 @@
 """
-The operator console: server-rendered pages at `/console` for people with an admin key.
+The operator console: server-rendered pages at `/console` for operators with an admin key.
 
-It shows what the admin API shows and does what the admin API does, by the same functions.  It calls no
-model: the chat box talks to the public API as the tenant whose key it is given.
+It uses the functions of the admin API.  It calls no model: the chat page uses the public API with a tenant's
+key.
 """

@@ -1,54 +1,52 @@
 """
-The acceptance chart as numbers: where lines go in a drawing of a fixed size.  Pure.
+The geometry of the acceptance chart, which `_overview.html` draws.  Pure.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from appliance.api.console.history import KEPT_SECONDS, SAMPLE_SECONDS, Sample
+from appliance.api.console.history import KEPT_SECONDS, SAMPLE_SECONDS, AcceptanceSample
 
 WIDTH, HEIGHT = 720, 170
 LEFT, RIGHT, TOP, BOTTOM = 34, 10, 10, 22
 GAP_SECONDS = 3 * SAMPLE_SECONDS
 """Samples further apart are not joined."""
-MOST_LINES = 6
-"""Workers drawn; more cannot be told apart, and the table has them all."""
+MAX_LINES = 6
+"""Workers drawn; more lines could not be distinguished, and the table has all workers."""
 
 Place = Callable[[float, float], tuple[float, float]]
 """From time and value to a point of the drawing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ChartLine:
     """One worker."""
 
     worker: str
     number: int
-    """Which of the colours."""
+    """Selects the colour."""
     length: str
-    """Path of its acceptance length, with gaps where there was none."""
+    """SVG path of its acceptance length, with gaps."""
     break_even: str
-    """Path of its break-even."""
+    """SVG path of its break-even."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """One line of the grid."""
-
+class GridLine:
     at: float
     label: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """All there is to draw, in units of the drawing."""
+class AcceptanceChart:
+    """The drawing, in its own units."""
 
-    lines: tuple[Line, ...]
-    rows: tuple[Mark, ...]
-    columns: tuple[Mark, ...]
-    left_out: int
-    """Workers there was no room for."""
+    lines: tuple[ChartLine, ...]
+    rows: tuple[GridLine, ...]
+    columns: tuple[GridLine, ...]
+    omitted: int
+    """Number of workers that are not drawn."""
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
@@ -56,18 +54,11 @@ class Chart:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no worker has drafted lately."""
         return not any(line.length for line in self.lines)
 
 
-def draw(samples: Mapping[str, Sequence[Sample]], now: float) -> Chart:
-    """
-    Lay out the chart of the last minutes.
-
-    Args:
-        samples: by worker, oldest first.
-        now: reading of the clock the samples are of; the right edge.
-    """
+def draw(samples: Mapping[str, Sequence[AcceptanceSample]], now: float) -> AcceptanceChart:
+    """Lay out the samples by worker, oldest first; `now`, on their clock, is the right edge."""
     highest = max(
         (value for kept in samples.values() for each in kept for value in _values(each)), default=1.0
     )
@@ -78,9 +69,9 @@ def draw(samples: Mapping[str, Sequence[Sample]], now: float) -> Chart:
         down = HEIGHT - BOTTOM - (value - 1.0) / (top - 1.0) * (HEIGHT - TOP - BOTTOM)
         return round(right, 1), round(down, 1)
 
-    drawn = sorted(samples)[:MOST_LINES]
+    drawn = sorted(samples)[:MAX_LINES]
     lines = tuple(
-        Line(
+        ChartLine(
             worker=worker,
             number=number,
             length=_path([(each.at, each.length) for each in samples[worker]], place),
@@ -90,23 +81,23 @@ def draw(samples: Mapping[str, Sequence[Sample]], now: float) -> Chart:
     )
     step = 0.5 if top <= 3.0 else 1.0  # noqa: PLR2004 - at most five rows
     rows = tuple(
-        Mark(at=place(now, 1.0 + step * number)[1], label=f"{1.0 + step * number:g}")
+        GridLine(at=place(now, 1.0 + step * number)[1], label=f"{1.0 + step * number:g}")
         for number in range(int((top - 1.0) / step) + 1)
     )
     minutes = range(0, int(KEPT_SECONDS // 60) + 1, 2)
     columns = tuple(
-        Mark(at=place(now - 60 * minute, 1.0)[0], label=f"-{minute} min" if minute else "now")
+        GridLine(at=place(now - 60 * minute, 1.0)[0], label=f"-{minute} min" if minute else "now")
         for minute in minutes
     )
-    return Chart(lines=lines, rows=rows, columns=columns, left_out=len(samples) - len(drawn))
+    return AcceptanceChart(lines=lines, rows=rows, columns=columns, omitted=len(samples) - len(drawn))
 
 
-def _values(sample: Sample) -> Iterable[float]:
+def _values(sample: AcceptanceSample) -> Iterable[float]:
     return (value for value in (sample.length, sample.break_even) if value is not None)
 
 
 def _path(points: Sequence[tuple[float, float | None]], place: Place) -> str:
-    """An SVG path through the points that have a value; a gap in time or value lifts the pen."""
+    """An SVG path through the points with a value; a gap in time or value starts a new line."""
     words: list[str] = []
     before: tuple[float, float | None] = (-math.inf, None)
     for at, value in points:

@@ -1,7 +1,7 @@
 """
-What every answer under `/console` tells browsers: run our own files only, be in no frame, keep nothing.
+Security headers of every answer under `/console`: run only our own files, no frames, no caching.
 
-Pure ASGI, like the other middleware; answers elsewhere pass as they are.
+Pure ASGI, like the other middleware; other answers are unchanged.
 """
 
 from starlette.datastructures import MutableHeaders
@@ -16,7 +16,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Not `no-referrer`: browsers then hide the origin of forms, by which we know them to be ours.
+    # Not `no-referrer`: browsers would hide the origin of forms, which we check.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -25,13 +25,12 @@ HEADERS = {
 
 
 class ConsoleHeaders:
-    """Add the headers to all answers of the console, errors included."""
+    """Adds the headers to all answers of the console, errors included."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http" or not is_console(scope["path"]):
             await self._app(scope, receive, send)
             return
@@ -45,5 +44,4 @@ class ConsoleHeaders:
 
 
 def is_console(path: str) -> bool:
-    """Whether a path is one of the console's."""
     return path == PREFIX or path.startswith(f"{PREFIX}/")

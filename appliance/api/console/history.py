@@ -1,8 +1,8 @@
 """
-The last minutes of every worker's acceptance, for the chart.
+The acceptance of every worker over the last minutes, for the chart.
 
-In memory only: Prometheus keeps what should last.  A crash loses the chart and nothing else.  Fails open: a
-defect here is logged, once until it is gone, and leaves a hole in the chart.
+In memory only: Prometheus keeps long histories, and a crash loses only the chart.  Fails open: a defect here
+is logged once until it is gone, and leaves a gap in the chart.
 """
 
 import asyncio
@@ -21,36 +21,36 @@ KEPT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class AcceptanceSample:
     """One worker at one moment."""
 
     at: float
     """Clock reading, in seconds."""
     length: float | None
-    """Mean tokens per draft over the monitor's window; None while it has no drafts."""
+    """Acceptance length over the monitor's window; None without drafts."""
     break_even: float | None
-    """What it has to be for speculation to pay at the present batch size; None where not measured."""
+    """The break-even at the current batch size; None if not measured."""
     mode: SpeculationMode
 
 
 class History:
-    """Looks at all workers now and then, and remembers."""
+    """Samples all workers regularly."""
 
     def __init__(
         self, *, pool: WorkerPool, control: ControlLoop, clock: Callable[[], float], logger: Logger
     ) -> None:
         self._pool, self._control, self._clock, self._logger = pool, control, clock, logger
         self._is_failing = False
-        self.samples: dict[str, deque[Sample]] = {}
+        self.samples: dict[str, deque[AcceptanceSample]] = {}
         """By worker, oldest first."""
 
     async def run(self) -> None:
-        """Look until cancelled, whatever goes wrong with a look."""
+        """Sample until cancelled, also after defects."""
         while True:
             try:
-                self.look()
+                self.sample()
             except Exception as defect:
-                # A chart is no reason for the gateway to end.
+                # A defect of the chart must not end the gateway.
                 if not self._is_failing:
                     self._logger.exception("console_history_failed", error=type(defect).__name__)
                 self._is_failing = True
@@ -58,25 +58,25 @@ class History:
                 self._is_failing = False
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    def look(self) -> None:
-        """Take one sample of each worker, and forget those that left the pool long ago."""
+    def sample(self) -> None:
+        """Take one sample of each worker, and drop old ones."""
         now = self._clock()
-        # First, so that nothing grows while samples fail.
-        self._forget_before(now - KEPT_SECONDS)
+        # First, so that memory stays bounded if sampling fails.
+        self._drop_before(now - KEPT_SECONDS)
         for snapshot in self._pool.snapshots:
             sample = self._sample(snapshot, now)
             self.samples.setdefault(snapshot.worker.worker_id, deque()).append(sample)
 
-    def _forget_before(self, time: float) -> None:
+    def _drop_before(self, time: float) -> None:
         for worker, kept in list(self.samples.items()):
             while kept and kept[0].at < time:
                 kept.popleft()
             if not kept:
                 del self.samples[worker]
 
-    def _sample(self, snapshot: WorkerSnapshot, now: float) -> Sample:
+    def _sample(self, snapshot: WorkerSnapshot, now: float) -> AcceptanceSample:
         window = snapshot.figures.window
-        return Sample(
+        return AcceptanceSample(
             at=now,
             length=window.acceptance_length if window.drafts else None,
             break_even=self.break_even(snapshot),
@@ -84,7 +84,7 @@ class History:
         )
 
     def break_even(self, snapshot: WorkerSnapshot) -> float | None:
-        """The break-even at the batch size the worker has now, or the nearest it was measured at."""
+        """The break-even at the worker's current batch size, or at the nearest measured one."""
         view = self._control.view(snapshot.worker.worker_id)
         known = {bucket.bucket: bucket.break_even for bucket in view.buckets} if view else {}
         measured = {name: value for name, value in known.items() if value is not None}

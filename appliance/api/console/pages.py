@@ -1,14 +1,16 @@
 """
-The console's routes: logging in and out, five pages, and the two things that can be asked for.
+The console's routes: login and logout, five pages, and two actions.
 
-What a page shows of itself again is the same fragment it was rendered with, so that it reads alike with
-and without JavaScript.
+A live update of a page is the fragment the page was rendered with, so that it is the same with and without
+JavaScript.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -18,9 +20,8 @@ from starlette.routing import Route
 from appliance.api.auth import identify
 from appliance.api.console import views
 from appliance.api.console.console import Console
-from appliance.api.console.forms import is_from_here, read_form
 from appliance.api.console.headers import PREFIX
-from appliance.api.console.sessions import Session
+from appliance.api.console.sessions import ConsoleSession
 from appliance.api.services import Services
 from appliance.errors import ApplianceError, ControlRefusedError, InvalidApiKeyError, RouteNotFoundError
 from appliance.tenancy import Caller
@@ -33,7 +34,9 @@ STATIC = {
     "chat.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-SEE_OTHER, UNAUTHORIZED, FORBIDDEN, CONFLICT, TOO_MANY = 303, 401, 403, 409, 429
+MAX_FORM_BYTES = 8192
+"""Maximum size of a form; its longest value is a token of an identity provider."""
+MAX_FORM_FIELDS = 10
 PAGES = ("overview", "tenants", "audit", "egress", "chat")
 
 router = APIRouter()
@@ -41,14 +44,14 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """Who is logged in, for one request."""
+    """The operator of one request."""
 
-    session: Session
+    session: ConsoleSession
     caller: Caller
 
     @property
     def actor(self) -> str:
-        """How the audit log names them."""
+        """The actor in the audit log."""
         return f"console:{self.caller.key.key_id}"
 
 
@@ -56,63 +59,65 @@ Handler = Callable[[Request, Services, Console, Operator], Awaitable[Response]]
 
 
 class ForOperators:
-    """A route that only an operator who is logged in reaches; forms must be of their own session."""
+    """A route for logged-in operators; forms must carry the token of their session."""
 
     def __init__(self, handler: Handler, *, is_live: bool = False) -> None:
-        """Take what answers, and whether a page asks for it by itself."""
+        """Wrap a handler; `is_live` if pages request it by themselves, which does not count as use."""
         self._handler, self._is_live = handler, is_live
 
     async def __call__(self, request: Request) -> Response:
-        """Answer one request."""
         services, console = _parts(request)
         operator = _operator(request, services, console, touches=not self._is_live)
         if operator is None:
             if self._is_live:
-                return Response(status_code=UNAUTHORIZED)
-            return RedirectResponse(f"{LOGIN}?ended=1" if COOKIE in request.cookies else LOGIN, SEE_OTHER)
+                return Response(status_code=HTTPStatus.UNAUTHORIZED)
+            return RedirectResponse(
+                f"{LOGIN}?ended=1" if COOKIE in request.cookies else LOGIN, HTTPStatus.SEE_OTHER
+            )
         if request.method == "POST":
             form = await read_form(request)
             if not is_from_here(request) or not operator.session.vouches_for(form.get("csrf", "")):
                 message = (
                     "This form did not come from a page of this session. Go back, reload, and try again."
                 )
-                return _page(console, "refused", code=FORBIDDEN, operator=operator, problem=message)
+                return _page(
+                    console, "refused", code=HTTPStatus.FORBIDDEN, operator=operator, problem=message
+                )
         return await self._handler(request, services, console, operator)
 
 
 async def show_login(request: Request) -> Response:
-    """Ask for an admin key."""
     _, console = _parts(request)
-    problem = "You were logged out. Log in again to go on." if "ended" in request.query_params else ""
+    problem = "Your session ended. Log in again." if "ended" in request.query_params else ""
     return _page(console, "login", problem=problem)
 
 
 async def log_in(request: Request) -> Response:
-    """Open a session for an admin key or token; a refusal is counted and logged like one of the API."""
+    """Start a session for an admin key or token; a refusal is counted and logged as in the API."""
     services, console = _parts(request)
     address = request.client.host if request.client else ""
     if not is_from_here(request):
         message = "This form did not come from a page of this gateway. Open the console and try again."
-        return _page(console, "login", code=FORBIDDEN, problem=message)
-    # Nothing is waited for from here on, so of forms that are sent at once none gets past the count.
+        return _page(console, "login", code=HTTPStatus.FORBIDDEN, problem=message)
+    # No await from here on, so that concurrent forms cannot bypass the count of failures.
     credential = (await read_form(request)).get("key", "").strip()
-    wait = console.logins.wait_seconds(address)
+    wait = console.attempts.wait_seconds(address)
     if wait:
         message = f"Too many logins failed. Wait {int(wait) + 1} seconds."
-        response = _page(console, "login", code=TOO_MANY, problem=message)
+        response = _page(console, "login", code=HTTPStatus.TOO_MANY_REQUESTS, problem=message)
         response.headers["Retry-After"] = str(int(wait) + 1)
         return response
     caller = _caller(request, services, credential)
     if caller is None:
-        console.logins.failed(address)
+        console.attempts.failed(address)
         services.logger.warning("console_login_refused", request_id=request.scope["state"]["request_id"])
-        message = "This key does not open the console. Use an admin key, as for the admin API."
-        return _page(console, "login", code=UNAUTHORIZED, problem=message)
-    console.logins.succeeded(address)
+        message = "This key has no access to the console. Use a key of the admin API."
+        return _page(console, "login", code=HTTPStatus.UNAUTHORIZED, problem=message)
+    console.attempts.succeeded(address)
     services.logger.info(
         "console_login", key_id=caller.key.key_id, request_id=request.scope["state"]["request_id"]
     )
-    response = RedirectResponse(PREFIX, SEE_OTHER)
+    response = RedirectResponse(PREFIX, HTTPStatus.SEE_OTHER)
     response.set_cookie(
         COOKIE,
         console.sessions.begin(credential),
@@ -125,10 +130,9 @@ async def log_in(request: Request) -> Response:
 
 
 async def log_out(request: Request, services: Services, console: Console, operator: Operator) -> Response:
-    """End the session."""
     console.sessions.end(request.cookies[COOKIE])
     services.logger.info("console_logout", key_id=operator.caller.key.key_id)
-    response = RedirectResponse(LOGIN, SEE_OTHER)
+    response = RedirectResponse(LOGIN, HTTPStatus.SEE_OTHER)
     response.delete_cookie(
         COOKIE, path=PREFIX, httponly=True, samesite="strict", secure=_is_encrypted(request, console)
     )
@@ -136,7 +140,6 @@ async def log_out(request: Request, services: Services, console: Console, operat
 
 
 def show(name: str) -> Handler:
-    """The route of a page."""
 
     async def answer(_request: Request, services: Services, console: Console, operator: Operator) -> Response:
         return _page(console, name, operator=operator, **_view(name, services, console))
@@ -145,7 +148,7 @@ def show(name: str) -> Handler:
 
 
 def show_live(name: str) -> Handler:
-    """The route of what changes on a page."""
+    """The handler of a page's live fragment."""
 
     async def answer(
         _request: Request, services: Services, console: Console, _operator: Operator
@@ -157,35 +160,62 @@ def show_live(name: str) -> Handler:
 
 
 async def verify(_request: Request, services: Services, console: Console, operator: Operator) -> Response:
-    """Begin to verify the whole log; the page tells how far it is."""
+    """Start to verify the whole log; the page shows the progress."""
     if console.verification.start():
         services.logger.info("console_verification", key_id=operator.caller.key.key_id)
-    return RedirectResponse(f"{PREFIX}/audit", SEE_OTHER)
+    return RedirectResponse(f"{PREFIX}/audit", HTTPStatus.SEE_OTHER)
 
 
 async def check_egress(
     _request: Request, services: Services, console: Console, operator: Operator
 ) -> Response:
-    """Try to get out now, recorded as the admin API does."""
+    """Check egress now, recorded as by the admin API."""
     try:
         if services.egress is None:
-            message = "This gateway makes no egress checks."
-            raise ControlRefusedError(message)
+            raise ControlRefusedError("This gateway makes no egress checks.")
         await services.egress.check(operator.actor)
     except ApplianceError as error:
         view = _view("egress", services, console)
-        return _page(console, "egress", code=CONFLICT, operator=operator, problem=str(error), **view)
-    return RedirectResponse(f"{PREFIX}/egress", SEE_OTHER)
+        return _page(
+            console, "egress", code=HTTPStatus.CONFLICT, operator=operator, problem=str(error), **view
+        )
+    return RedirectResponse(f"{PREFIX}/egress", HTTPStatus.SEE_OTHER)
 
 
 async def show_static(request: Request) -> Response:
-    """One of the files of the pages; they hold no secret and ask for no login."""
+    """Serve a listed file; it has no secret and needs no login."""
     name = request.path_params["name"]
     if name not in STATIC:
-        message = f"There is no GET {request.url.path}."
-        raise RouteNotFoundError(message)
+        raise RouteNotFoundError(f"There is no GET {request.url.path}.")
     content = files("appliance.api.console").joinpath("static", name).read_bytes()
     return Response(content, media_type=STATIC[name])
+
+
+def is_from_here(request: Request) -> bool:
+    """
+    Whether the browser says that a page of this origin sent a form; fails closed without such a header.
+
+    The login form has no session and so no token, which is why every form is checked this way as well.
+    """
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin, host = request.headers.get("origin"), request.headers.get("host")
+    # The scheme is not compared: a proxy may have terminated TLS.
+    return origin is not None and host is not None and urlsplit(origin).netloc == host
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a small form; none if it is malformed or too large."""
+    length = request.headers.get("content-length", "")
+    is_number = length.isascii() and length.isdigit() and len(length) <= len(str(MAX_FORM_BYTES))
+    if not is_number or int(length) > MAX_FORM_BYTES:
+        return {}
+    try:
+        text = (await request.body()).decode()
+        return dict(parse_qsl(text, max_num_fields=MAX_FORM_FIELDS))
+    except ValueError:
+        return {}
 
 
 def _page(console: Console, name: str, *, code: int = 200, **values: object) -> Response:
@@ -207,12 +237,12 @@ def _view(name: str, services: Services, console: Console) -> dict[str, Any]:
 
 def _parts(request: Request) -> tuple[Services, Console]:
     services: Services = request.app.state.services
-    assert services.console is not None  # noqa: S101 - the routes are there only with it
+    assert services.console is not None  # noqa: S101 - the routes exist only with it
     return services, services.console
 
 
 def _operator(request: Request, services: Services, console: Console, *, touches: bool) -> Operator | None:
-    """Who is logged in; a key that is no longer in force ends its sessions."""
+    """The logged-in operator; a revoked key ends its sessions."""
     session_id = request.cookies.get(COOKIE, "")
     session = console.sessions.find(session_id, touches=touches)
     if session is None:
@@ -225,7 +255,7 @@ def _operator(request: Request, services: Services, console: Console, *, touches
 
 
 def _caller(request: Request, services: Services, credential: str) -> Caller | None:
-    """The admin of a key or token, judged as if it had come with a request to the admin API."""
+    """The admin of a key or token, authenticated as in a request to the admin API."""
     headers = [(b"authorization", b"Bearer " + credential.encode())]
     try:
         caller = identify(services, {**request.scope, "headers": headers})

@@ -1,5 +1,5 @@
 """
-What the pages show, as values for their templates: the same figures the admin API gives.
+The values of the page templates: the figures of the admin API.
 """
 
 from collections.abc import Iterable
@@ -10,15 +10,33 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from appliance.api.console.chart import draw
 from appliance.api.console.console import Console
-from appliance.api.console.words import MODES, REASONS
 from appliance.api.services import Services
 from appliance.serving.worker import WorkerSnapshot
-from appliance.speculation.values import draft_tokens_at
+from appliance.speculation.values import Reason, SpeculationMode, draft_tokens_at
 from appliance.tenancy import Tenant
 from appliance.tenancy.allowances import BOUNDS
 
+MODES: dict[SpeculationMode, str] = {
+    SpeculationMode.SPECULATIVE: "speculative",
+    SpeculationMode.PROBING: "probing",
+    SpeculationMode.TARGET_ONLY: "target-only",
+}
+REASONS: dict[Reason, str] = {
+    Reason.HEALTHY: "Drafts pay: more tokens a second with them than without.",
+    Reason.TOO_FEW_DRAFTS: "Too few drafts lately to decide; the mode stays.",
+    Reason.BELOW_BREAK_EVEN: "Drafts cost more than they gain on this traffic, so they are off.",
+    Reason.COLLAPSED: "Almost no draft token is accepted: check draft, chat template and weights.",
+    Reason.PROBING: "A short probe measures whether drafts pay again.",
+    Reason.PROBE_FAILED: "The last probe showed that drafts do not pay yet; the next one follows.",
+    Reason.RECOVERED: "A probe showed that drafts pay again.",
+    Reason.COUNTER_RESET: "The engine restarted, and its counters with it.",
+    Reason.SCRAPE_FAILED: "The worker could not be scraped.",
+    Reason.NOT_CONTROLLABLE: "Its drafting cannot be stopped; other workers are preferred.",
+    Reason.OPERATOR_OVERRIDE: "An operator set an override.",
+    Reason.DRAFT_LINT_FAILED: "The draft does not fit the model, so it was started without.",
+}
 CHANGES = 8
-"""Latest changes shown."""
+"""Maximum latest changes shown."""
 LIMIT_NAMES = {
     "requests_per_minute": "requests/min",
     "tokens_per_minute": "tokens/min",
@@ -29,30 +47,29 @@ LIMIT_NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class TenantBound:
     """One limit of a tenant."""
 
     name: str
     most: int
     used: float | None
-    """Share that is used or held, 0..1; None until this gateway has had a request under it."""
+    """Share in use, 0 to 1; None until this gateway has had a request under it."""
 
 
 def overview(services: Services, console: Console) -> dict[str, Any]:
-    """Workers and their modes, what is under way, and the last minutes of acceptance."""
     now = console.clock()
     snapshots = services.pool.snapshots
     workers = [_worker(services, console, snapshot) for snapshot in snapshots]
     waiting = int(sum(_values(services.metrics.queue_requests)))
-    under_way = sum(services.pool.in_flight.values())
+    in_flight = sum(services.pool.in_flight.values())
     counts = {word: sum(worker["mode"] == word for worker in workers) for word in MODES.values()}
-    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    modes = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     number = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
     return {
         "workers": workers,
         "chart": draw(console.history.samples, now),
         "waiting": waiting,
-        "under_way": under_way,
+        "in_flight": in_flight,
         "tokens_per_second": sum(snapshot.tokens_per_second for snapshot in snapshots if snapshot.healthy),
         "entries": services.audit.state().size,
         "egress": services.egress_status(),
@@ -66,12 +83,11 @@ def overview(services: Services, console: Console) -> dict[str, Any]:
             for change in reversed(services.control.events(0)[-CHANGES:])
         ],
         "warnings": warnings(services),
-        "status": f"{number}{': ' + told if told else ''}. {under_way} under way, {waiting} waiting.",
+        "status": f"{number}{': ' + modes if modes else ''}. {in_flight} in flight, {waiting} waiting.",
     }
 
 
 def tenants(services: Services, now: float) -> dict[str, Any]:
-    """Every tenant with its policy, its limits, and what it has used at this gateway."""
     used = {
         (sample.labels["tenant"], sample.labels["limit"]): sample.value
         for family in services.metrics.limit_used.collect()
@@ -87,7 +103,7 @@ def tenants(services: Services, now: float) -> dict[str, Any]:
                 "models": tenant.models,
                 "speculation": str(tenant.speculation),
                 "content": str(tenant.content),
-                "open_keys": sum(key.opens_at(now) for key in tenant.keys),
+                "open_keys": sum(key.is_valid_at(now) for key in tenant.keys),
                 "bounds": list(_bounds(tenant, used)),
                 "by_model": len(tenant.limits.by_model),
                 "requests": int(requests.get(tenant.name, 0)),
@@ -100,14 +116,13 @@ def tenants(services: Services, now: float) -> dict[str, Any]:
 
 
 def audit(services: Services, console: Console) -> dict[str, Any]:
-    """The head of the log, how it is kept, and the verification on request."""
     state, health, progress = services.audit.state(), services.audit_health(), console.verification.progress
-    told = {
+    texts = {
         "never": "Not verified from here yet.",
         "copying": f"Verifying: {progress.copied} of {progress.entries} entries read.",
         "checking": f"Verifying: {progress.entries} entries read, checking every hash and signature.",
         "done": f"Verified: {progress.meaning}.",
-        "failed": "The log could not be verified: there is no verdict, only the reason.",
+        "failed": "The log could not be verified; the reason is below.",
     }
     return {
         "state": state,
@@ -115,12 +130,11 @@ def audit(services: Services, console: Console) -> dict[str, Any]:
         "witnesses": console.witnesses(),
         "progress": progress,
         "elapsed": services.clock() - progress.began if progress.is_running else progress.seconds,
-        "status": told[progress.stage],
+        "status": texts[progress.stage],
     }
 
 
 def egress(services: Services) -> dict[str, Any]:
-    """How the last check ended, attempt by attempt."""
     standing = services.egress_status()
     last = standing.last
     verdict = str(last.verdict) if last else "not checked yet"
@@ -134,7 +148,7 @@ def egress(services: Services) -> dict[str, Any]:
 
 
 def warnings(services: Services) -> list[str]:
-    """What somebody should look at, one line each."""
+    """Problems that need an operator, one line each."""
     health, late = services.audit_health(), services.tenants_warning()
     problem = health.problem(services.audit.state().failure)
     standing = services.egress_status()
@@ -146,7 +160,7 @@ def _worker(services: Services, console: Console, snapshot: WorkerSnapshot) -> d
     window, metrics, reading = snapshot.figures.window, snapshot.metrics, snapshot.reading
     mode, reason = MODES[snapshot.decision.mode], REASONS[snapshot.decision.reason]
     if not snapshot.speculates:
-        mode, reason = MODES[snapshot.worker.mode.TARGET_ONLY], "It was started without a draft."
+        mode, reason = MODES[snapshot.worker.mode.TARGET_ONLY], "The worker was started without a draft."
     return {
         "name": snapshot.worker.worker_id,
         "models": ", ".join(served.name for served in snapshot.models),
@@ -168,11 +182,11 @@ def _worker(services: Services, console: Console, snapshot: WorkerSnapshot) -> d
     }
 
 
-def _bounds(tenant: Tenant, used: dict[tuple[str, str], float]) -> Iterable[Bound]:
+def _bounds(tenant: Tenant, used: dict[tuple[str, str], float]) -> Iterable[TenantBound]:
     for name in BOUNDS:
         most = getattr(tenant.limits, name)
         if most is not None:
-            yield Bound(name=LIMIT_NAMES[name], most=most, used=used.get((tenant.name, name)))
+            yield TenantBound(name=LIMIT_NAMES[name], most=most, used=used.get((tenant.name, name)))
 
 
 def _values(family: MetricWrapperBase) -> Iterable[float]:

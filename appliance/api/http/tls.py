@@ -186,7 +186,7 @@ def _check_key(file: Path, password: bytes | None, certificate: Certificate) -> 
         message = f"tls.key_file {file} is encrypted: set tls.key_password_file"
         raise ConfigurationError(message) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        message = f"tls.key_file {file} has no PEM private key of a supported kind, or tls.key_password_file is wrong"
+        message = f"tls.key_file {file} has no PEM private key we support, or its password is wrong"
         raise ConfigurationError(message) from error
     if not fits:
         message = f"tls.key_file {file} is not the key of the certificate in tls.certificate_file"

@@ -1,4 +1,4 @@
-"""It shows what control does, and an order is recorded before it is in force."""
+"""The admin API shows control, and records an override before it is in force."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ ROUTES = [
 
 @dataclass(kw_only=True)
 class Admin:
-    """The admin API with everything behind it, and a client that has the key."""
+    """The admin API with its services, and a client with the key."""
 
     client: httpx.AsyncClient
     pool: WorkerPool
@@ -65,7 +65,7 @@ class Admin:
         assert response.status_code == 200, response.text
         return response.json()
 
-    async def order(self, **body: Any) -> httpx.Response:
+    async def override(self, **body: Any) -> httpx.Response:
         return await self.client.put("/admin/v1/speculation/override", json=body)
 
     def recorded(self) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
 
 
 def seen(admin: Admin) -> None:
-    """Let control have looked at w1."""
+    """Store a scrape of w1."""
     counters = SpecDecodeCounters(
         drafts=100, draft_tokens=300, accepted_tokens=167, accepted_per_position=(80, 57, 30)
     )
@@ -173,7 +173,7 @@ def change(sequence: int) -> SpeculationChange:
 
 
 @pytest.mark.parametrize("key", ["", KEY, "nonsense"], ids=["none", "tenant", "nonsense"])
-async def test_nothing_is_shown_or_done_without_an_admin_key(admin: Admin, key):
+async def test_every_route_needs_an_admin_key(admin: Admin, key):
     headers = {"Authorization": f"Bearer {key}"}
     for method, path in ROUTES:
         response = await admin.client.request(method, path, headers=headers, json={})
@@ -181,7 +181,7 @@ async def test_nothing_is_shown_or_done_without_an_admin_key(admin: Admin, key):
     assert not admin.recorded()
 
 
-async def test_a_worker_is_shown_with_what_it_does_and_why(admin: Admin):
+async def test_a_worker_is_shown_with_its_mode_and_reason(admin: Admin):
     seen(admin)
     shown = await admin.get("speculation")
     assert [worker["worker"] for worker in shown["workers"]] == ["w1", "w2"]
@@ -229,12 +229,12 @@ async def test_a_worker_is_shown_with_what_it_does_and_why(admin: Admin):
     }
 
 
-async def test_a_worker_nobody_has_looked_at_is_shown_with_what_is_known(admin: Admin):
+async def test_a_worker_that_was_never_scraped_is_shown(admin: Admin):
     worker = (await admin.get("speculation"))["workers"][1]
     assert (worker["controllable"], worker["acceptance_length"], worker["buckets"]) == (False, None, [])
 
 
-async def test_a_number_json_cannot_hold_is_none(admin: Admin):
+async def test_an_infinite_number_is_shown_as_null(admin: Admin):
     seen(admin)
     admin.control.views["w1"] = FakeView(since=float("-inf"), next_probe_in_seconds=float("inf"))
     worker = (await admin.get("speculation"))["workers"][0]
@@ -251,7 +251,7 @@ async def test_why_a_worker_cannot_be_controlled_is_shown(admin: Admin):
     assert worker["probes"] == {"failed": 2, "next_in_seconds": 7.25}
 
 
-async def test_whose_traffic_wastes_drafts_is_shown(admin: Admin):
+async def test_the_traffic_that_wastes_draft_tokens_is_shown(admin: Admin):
     for number in range(12):
         admin.attribution.record(
             tenant=f"t{number}", model="demo", template="tpl", context="0-1k",
@@ -265,8 +265,8 @@ async def test_whose_traffic_wastes_drafts_is_shown(admin: Admin):
     assert [row["requests"] for row in shown["by_context"]] == [12]
 
 
-async def test_an_order_is_in_force_and_on_record_when_it_is_answered(admin: Admin):
-    response = await admin.order(worker="w1", mode="target_only", seconds=120, note="drift, ticket 7")
+async def test_an_override_is_recorded_and_in_force_when_it_is_answered(admin: Admin):
+    response = await admin.override(worker="w1", mode="target_only", seconds=120, note="drift, ticket 7")
     assert response.status_code == 200
     ordered = {
         "worker": "w1",
@@ -290,9 +290,9 @@ async def test_an_order_is_in_force_and_on_record_when_it_is_answered(admin: Adm
     ]
 
 
-async def test_an_order_is_shown_at_the_workers_it_is_for_until_it_expires(admin: Admin):
-    await admin.order(worker="*", mode="target_only", seconds=60)
-    await admin.order(worker="w2", mode="speculative", seconds=120)
+async def test_an_override_is_shown_at_its_workers_until_it_expires(admin: Admin):
+    await admin.override(worker="*", mode="target_only", seconds=60)
+    await admin.override(worker="w2", mode="speculative", seconds=120)
 
     async def modes() -> list[str | None]:
         workers = (await admin.get("speculation"))["workers"]
@@ -304,23 +304,23 @@ async def test_an_order_is_shown_at_the_workers_it_is_for_until_it_expires(admin
     assert [order["worker"] for order in (await admin.get("speculation"))["overrides"]] == ["w2"]
 
 
-async def test_auto_ends_an_order_and_is_on_record_too(admin: Admin):
-    await admin.order(worker="w1", mode="target_only")
-    response = await admin.order(worker="w1", mode="auto")
+async def test_auto_removes_an_override_and_is_recorded(admin: Admin):
+    await admin.override(worker="w1", mode="target_only")
+    response = await admin.override(worker="w1", mode="auto")
     assert response.json() == {"worker": "w1", "override": None}
     assert await admin.overrides.list() == ()
     assert admin.recorded()[-1] == {"actor": STORED_ADMIN_KEY.key_id, "worker": "w1", "mode": "auto"}
 
 
-async def test_an_order_for_a_worker_that_has_left_can_still_be_ended(admin: Admin):
+async def test_an_override_of_a_worker_that_left_can_be_removed(admin: Admin):
     await admin.overrides.put(
         Override(
             worker="gone", mode=SpeculationMode.TARGET_ONLY, actor="k", note="", since=NOW, expires_at=NOW + 9
         )
     )
-    assert (await admin.order(worker="gone", mode="target_only")).status_code == 404
-    assert (await admin.order(worker="gone", mode="auto")).status_code == 200
-    assert (await admin.order(worker="gone", mode="auto")).status_code == 404
+    assert (await admin.override(worker="gone", mode="target_only")).status_code == 404
+    assert (await admin.override(worker="gone", mode="auto")).status_code == 200
+    assert (await admin.override(worker="gone", mode="auto")).status_code == 404
     assert await admin.overrides.list() == ()
 
 
@@ -335,7 +335,7 @@ async def test_an_order_for_a_worker_that_has_left_can_still_be_ended(admin: Adm
         (b'{"worker": "w9", "mode": "target_only"}', "worker_not_found"),
     ],
 )
-async def test_an_order_that_is_wrong_changes_and_records_nothing(admin: Admin, body, code):
+async def test_an_invalid_override_changes_and_records_nothing(admin: Admin, body, code):
     response = await admin.client.put("/admin/v1/speculation/override", content=body)
     assert response.status_code in {400, 404}
     assert response.json()["error"]["code"] == code
@@ -344,16 +344,16 @@ async def test_an_order_that_is_wrong_changes_and_records_nothing(admin: Admin, 
     assert not admin.recorded()
 
 
-async def test_an_order_that_cannot_be_recorded_is_not_in_force(admin: Admin):
+async def test_an_override_that_cannot_be_recorded_is_not_in_force(admin: Admin):
     admin.audit_store.refused.add("speculation.overridden")
-    response = await admin.order(worker="*", mode="target_only")
+    response = await admin.override(worker="*", mode="target_only")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "audit_unavailable")
     assert await admin.overrides.list() == ()
 
 
-async def test_an_order_is_not_in_force_before_it_is_on_record(admin: Admin):
+async def test_an_override_is_not_in_force_before_it_is_recorded(admin: Admin):
     admin.audit_store.held.add("speculation.overridden")
-    asking = asyncio.create_task(admin.order(worker="*", mode="target_only"))
+    asking = asyncio.create_task(admin.override(worker="*", mode="target_only"))
     await asyncio.sleep(0.05)
     assert await admin.overrides.list() == ()
     admin.audit_store.release()
@@ -361,9 +361,9 @@ async def test_an_order_is_not_in_force_before_it_is_on_record(admin: Admin):
     assert len(await admin.overrides.list()) == 1
 
 
-async def test_without_the_database_of_orders_workers_are_still_shown(admin: Admin, tmp_path: Path):
+async def test_workers_are_shown_if_the_overrides_cannot_be_read(admin: Admin, tmp_path: Path):
     seen(admin)
-    await admin.order(worker="*", mode="target_only")
+    await admin.override(worker="*", mode="target_only")
     with closing(sqlite3.connect(tmp_path / "audit.db")) as connection:
         connection.execute("DROP TABLE speculation_override")
     shown = await admin.get("speculation")
@@ -371,19 +371,19 @@ async def test_without_the_database_of_orders_workers_are_still_shown(admin: Adm
     assert (shown["workers"][0]["mode"], shown["workers"][0]["override"]) == ("speculative", None)
 
 
-async def test_an_order_that_cannot_be_kept_says_so_and_can_be_sent_again(admin: Admin, tmp_path: Path):
-    await admin.order(worker="*", mode="target_only")
+async def test_an_override_that_cannot_be_stored_is_an_error_and_can_be_retried(admin: Admin, tmp_path: Path):
+    await admin.override(worker="*", mode="target_only")
     with closing(sqlite3.connect(tmp_path / "audit.db")) as connection:
         connection.execute("ALTER TABLE speculation_override RENAME TO lost")
-    response = await admin.order(worker="*", mode="speculative")
+    response = await admin.override(worker="*", mode="speculative")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "control_unavailable")
     assert response.headers["x-should-retry"] == "true"
     with closing(sqlite3.connect(tmp_path / "audit.db")) as connection:
         connection.execute("ALTER TABLE lost RENAME TO speculation_override")
-    assert (await admin.order(worker="*", mode="speculative")).status_code == 200
+    assert (await admin.override(worker="*", mode="speculative")).status_code == 200
 
 
-async def test_a_probe_is_asked_for(admin: Admin):
+async def test_a_probe_is_requested(admin: Admin):
     response = await admin.client.post("/admin/v1/speculation/probe", json={"worker": "w1"})
     assert (response.status_code, admin.control.probes) == (202, ["w1"])
 
@@ -391,7 +391,7 @@ async def test_a_probe_is_asked_for(admin: Admin):
 @pytest.mark.parametrize(
     ("body", "status"), [({}, 400), ({"worker": 1}, 400), ({"worker": "w9"}, 404), ({"w": "w1"}, 400)]
 )
-async def test_a_probe_of_no_worker_is_refused(admin: Admin, body, status):
+async def test_a_probe_of_an_unknown_worker_is_refused(admin: Admin, body, status):
     response = await admin.client.post("/admin/v1/speculation/probe", json=body)
     assert (response.status_code, admin.control.probes) == (status, [])
 
@@ -404,7 +404,7 @@ async def test_a_probe_of_no_worker_is_refused(admin: Admin, body, status):
         (b'{"with_draft": false, "note": "free its memory"}', False, "free its memory"),
     ],
 )
-async def test_a_recycle_begins_in_the_name_of_who_asked(admin: Admin, body, with_draft, note):
+async def test_a_recycle_names_the_actor(admin: Admin, body, with_draft, note):
     response = await admin.client.post("/admin/v1/workers/w1/recycle", content=body)
     assert response.status_code == 202
     asked = {"worker": "w1", "with_draft": with_draft, "note": note, "actor": STORED_ADMIN_KEY.key_id}
@@ -420,7 +420,7 @@ async def test_a_recycle_begins_in_the_name_of_who_asked(admin: Admin, body, wit
         ("w1", {"draft": True}, 400),
     ],
 )
-async def test_a_recycle_that_is_wrong_is_not_begun(admin: Admin, worker, body, status):
+async def test_an_invalid_recycle_is_not_started(admin: Admin, worker, body, status):
     response = await admin.client.post(f"/admin/v1/workers/{worker}/recycle", json=body)
     assert (response.status_code, admin.control.recycles) == (status, [])
 
@@ -428,7 +428,7 @@ async def test_a_recycle_that_is_wrong_is_not_begun(admin: Admin, worker, body, 
 @pytest.mark.parametrize(
     ("path", "body"), [("speculation/probe", {"worker": "w1"}), ("workers/w1/recycle", {})]
 )
-async def test_what_control_refuses_is_a_conflict_with_its_reason(admin: Admin, path, body):
+async def test_a_refusal_of_the_control_loop_is_a_conflict_with_its_reason(admin: Admin, path, body):
     admin.control.refusal = "It is the last worker of its model."
     response = await admin.client.post(f"/admin/v1/{path}", json=body)
     error = response.json()["error"]
@@ -439,7 +439,7 @@ async def test_what_control_refuses_is_a_conflict_with_its_reason(admin: Admin, 
     )
 
 
-async def test_events_are_those_after_a_number_and_the_newest_256_at_most(admin: Admin):
+async def test_events_are_the_newest_256_after_a_sequence_number(admin: Admin):
     admin.control.changes = [change(number) for number in range(1, 401)]
     events = (await admin.get("speculation/events"))["events"]
     assert [event["sequence"] for event in events] == list(range(145, 401))
@@ -462,7 +462,7 @@ async def test_events_are_those_after_a_number_and_the_newest_256_at_most(admin:
     ]
 
 
-async def test_events_after_no_number_are_refused(admin: Admin):
+async def test_events_after_an_invalid_number_are_refused(admin: Admin):
     for after in ("-1", "x", "1.5", "", "9" * 40, "٣"):
         response = await admin.client.get("/admin/v1/speculation/events", params={"after": after})
         assert response.status_code == 400, after
@@ -472,7 +472,7 @@ async def test_events_after_no_number_are_refused(admin: Admin):
 READ = {"account": "alice", "operation": "tail", "start": 0, "end": 1}
 
 
-async def test_a_reading_is_durable_before_it_is_answered(admin: Admin):
+async def test_a_read_is_durable_before_it_is_answered(admin: Admin):
     response = await admin.client.post("/admin/v1/audit/reads", json={**READ, "purpose": "review"})
     assert response.status_code == 201
     (leaf,) = admin.audit_store.leaves(response.json()["index"], response.json()["index"] + 1)
@@ -503,7 +503,7 @@ MALFORMED = [
 ]
 
 
-async def test_a_malformed_reading_is_refused(admin: Admin):
+async def test_a_malformed_read_is_refused(admin: Admin):
     for wrong in MALFORMED:
         response = await admin.client.post("/admin/v1/audit/reads", json={**READ, **wrong})
         assert response.status_code == 400, wrong

@@ -1,4 +1,4 @@
-"""Who gets in, what forms must carry, and what browsers are told."""
+"""Logins, forms and security headers of the console."""
 
 import asyncio
 import io
@@ -19,8 +19,7 @@ from prometheus_client import CollectorRegistry
 from appliance.api.console.console import Console
 from appliance.api.console.headers import HEADERS
 from appliance.api.console.history import History
-from appliance.api.console.logins import Logins
-from appliance.api.console.sessions import Sessions
+from appliance.api.console.sessions import LoginAttempts, Sessions
 from appliance.api.services import Services
 from appliance.app.http_app import create_app
 from appliance.audit.keys import create_signing_key, load_signing_key
@@ -49,9 +48,9 @@ LIVE = ("/overview/live", "/tenants/live", "/audit/live", "/egress/live")
 
 
 class FakeEgress:
-    """Remembers who asked for a check."""
+    """Records who requested a check."""
 
-    standing = EgressStatus(mode="warn")
+    status = EgressStatus(mode="warn")
 
     def __init__(self) -> None:
         self.actors: list[str] = []
@@ -61,7 +60,7 @@ class FakeEgress:
 
 
 class FakeVerification:
-    """Remembers that it was asked."""
+    """Records its start."""
 
     def __init__(self) -> None:
         self.progress = Progress()
@@ -74,7 +73,7 @@ class FakeVerification:
 
 @dataclass(kw_only=True)
 class Site:
-    """The console with a browser that has no cookie yet."""
+    """The console and a browser without a cookie."""
 
     client: httpx.AsyncClient
     console: Console
@@ -135,7 +134,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         console = Console(
             settings=ConsoleSettings(),
             sessions=Sessions(idle_seconds=60, longest_seconds=300, clock=lambda: now[0]),
-            logins=Logins(attempts=3, seconds=60, clock=lambda: now[0]),
+            attempts=LoginAttempts(attempts=3, seconds=60, clock=lambda: now[0]),
             history=History(pool=pool, control=control, clock=lambda: now[0], logger=logger),
             verification=verification,
             witnesses=lambda: WitnessLevel(known=0, cosigned=0, size=0, time=0),
@@ -181,8 +180,8 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         )
 
 
-async def test_nothing_is_shown_without_a_login(site):
-    """Pages lead to the login, what pages ask for is refused, and nothing can be asked for."""
+async def test_every_page_needs_a_login(site):
+    """Pages redirect to the login, live fragments and forms are refused."""
     for path in PAGES:
         answer = await site.client.get(f"/console{path}")
         assert (answer.status_code, answer.headers["location"]) == (303, "/console/login")
@@ -194,7 +193,7 @@ async def test_nothing_is_shown_without_a_login(site):
     assert site.egress.actors == []
 
 
-async def test_an_admin_key_opens_every_page(site):
+async def test_an_admin_key_gives_access_to_every_page(site):
     answer = await site.log_in()
     assert (answer.status_code, answer.headers["location"]) == (303, "/console")
     cookie = answer.headers["set-cookie"]
@@ -207,13 +206,13 @@ async def test_an_admin_key_opens_every_page(site):
         assert (await site.client.get(f"/console{path}")).status_code == 200, path
 
 
-async def test_the_cookie_is_for_encrypted_connections_only_where_there_are_some(site):
+async def test_the_cookie_is_secure_if_connections_are_encrypted(site):
     answer = await site.client.post("https://appliance/console/login", data={"key": ADMIN_KEY})
     assert "Secure" in answer.headers["set-cookie"]
 
 
-async def test_no_other_key_opens_it_and_each_try_is_counted_and_logged(site):
-    """A tenant's is answered like one nobody knows; what was sent is written nowhere."""
+async def test_a_wrong_key_is_refused_counted_and_logged(site):
+    """A tenant's key is answered like an unknown one; the credential is written nowhere."""
     wrong, tenants = await site.log_in("sk-wrong"), await site.log_in(KEY)
     assert wrong.status_code == tenants.status_code == 401
     assert wrong.text == tenants.text
@@ -225,8 +224,8 @@ async def test_no_other_key_opens_it_and_each_try_is_counted_and_logged(site):
     assert "sk-wrong" not in written
 
 
-async def test_forms_that_are_sent_at_once_are_counted_like_any_others(site):
-    """None of them gets in by having begun before the others had failed."""
+async def test_concurrent_logins_are_counted(site):
+    """None is accepted because it began before the others had failed."""
     begun, go_on = [], asyncio.Event()
     body = b"key=sk-wrong"
 
@@ -246,8 +245,8 @@ async def test_forms_that_are_sent_at_once_are_counted_like_any_others(site):
     assert (codes.count(401), codes.count(429)) == (3, 5)
 
 
-async def test_who_fails_too_often_has_to_wait(site):
-    """Even with the right key, and no longer than is said."""
+async def test_too_many_failed_logins_cause_a_wait(site):
+    """Even with the right key, and no longer than `Retry-After`."""
     for _ in range(3):
         await site.log_in("sk-wrong")
     refused = await site.log_in()
@@ -256,8 +255,8 @@ async def test_who_fails_too_often_has_to_wait(site):
     assert (await site.log_in()).status_code == 303
 
 
-async def test_forms_of_other_sites_do_nothing(site):
-    """Neither the login nor anything else, cookie or not."""
+async def test_forms_of_other_sites_are_refused(site):
+    """With or without a cookie, the login included."""
     assert (await site.log_in(Origin="http://evil")).status_code == 403
     await site.log_in()
     csrf = await site.csrf()
@@ -272,8 +271,8 @@ async def test_forms_of_other_sites_do_nothing(site):
     assert site.egress.actors == []
 
 
-async def test_what_is_asked_for_names_who_asked(site):
-    """The log learns of the console and the key, as the admin API's actor."""
+async def test_an_action_names_the_operator(site):
+    """The audit log names the console and the key, as the admin API does."""
     await site.log_in()
     csrf = await site.csrf()
     assert (await site.client.post("/console/egress/check", data={"csrf": csrf})).status_code == 303
@@ -282,7 +281,7 @@ async def test_what_is_asked_for_names_who_asked(site):
     assert site.verification.started == 1
 
 
-async def test_a_session_ends_with_its_time_its_key_and_its_owner(site):
+async def test_a_session_ends_by_time_revocation_and_logout(site):
     await site.log_in()
     site.now[0] += 60
     assert (await site.client.get("/console")).headers["location"] == "/console/login?ended=1"
@@ -295,8 +294,8 @@ async def test_a_session_ends_with_its_time_its_key_and_its_owner(site):
     assert (await site.client.get("/console/overview/live")).status_code == 401
 
 
-async def test_names_are_text_and_never_markup(site):
-    """Whatever a tenant, a model or a worker is called."""
+async def test_names_are_escaped(site):
+    """Of tenants, models and workers."""
     await site.log_in()
     for path in (*PAGES, *LIVE):
         text = (await site.client.get(f"/console{path}")).text
@@ -305,8 +304,8 @@ async def test_names_are_text_and_never_markup(site):
             assert "&lt;script&gt;" in text, path
 
 
-async def test_browsers_are_told_to_run_nothing_but_our_files(site):
-    """With every answer, errors included; and no page holds a script, a style or an address elsewhere."""
+async def test_headers_let_browsers_run_only_our_files(site):
+    """On every answer, errors included; no page has an inline script, style or external address."""
     await site.log_in()
     paths = (*PAGES, *LIVE, "/login", "/static/console.css", "/static/console.js", "/nothing")
     for path in paths:
@@ -321,13 +320,13 @@ async def test_browsers_are_told_to_run_nothing_but_our_files(site):
     assert "content-security-policy" not in (await site.client.get("/healthz")).headers
 
 
-async def test_static_files_are_those_of_the_list(site):
+async def test_only_listed_static_files_are_served(site):
     for name in ("../pages.py", "..%2fpages.py", "pages.py", ""):
         assert (await site.client.get(f"/console/static/{name}")).status_code == 404
     assert (await site.client.get("/console/static/console.js")).headers["content-type"].startswith("text/j")
 
 
-async def test_every_state_of_a_verification_is_told(site):
+async def test_every_state_of_a_verification_is_shown(site):
     await site.log_in()
     at = 990.0
     for progress, words in (
@@ -348,7 +347,7 @@ async def test_every_state_of_a_verification_is_told(site):
         assert words in (await site.client.get("/console/audit")).text
 
 
-async def test_without_the_console_its_paths_are_not_there(site):
+async def test_without_the_console_its_paths_do_not_exist(site):
     app = create_app(
         SimpleNamespace(  # type: ignore[arg-type]
             console=None, metrics=Metrics(CollectorRegistry()), settings=ApiSettings(), files=None,

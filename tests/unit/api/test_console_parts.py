@@ -1,4 +1,4 @@
-"""Sessions end, logins are limited, forms are ours, charts have gaps."""
+"""Sessions, login limits, forms, history and chart of the console."""
 
 import asyncio
 import re
@@ -10,12 +10,11 @@ import pytest
 import structlog
 from starlette.requests import Request
 
-from appliance.api.console.chart import HEIGHT, MOST_LINES, WIDTH, draw
-from appliance.api.console.forms import MOST_BYTES, is_from_here, read_form
-from appliance.api.console.history import KEPT_SECONDS, SAMPLE_SECONDS, History, Sample
-from appliance.api.console.logins import MOST_ADDRESSES, Logins
-from appliance.api.console.sessions import MOST_SESSIONS, Sessions
-from appliance.api.console.words import MODES, REASONS
+from appliance.api.console.chart import HEIGHT, MAX_LINES, WIDTH, draw
+from appliance.api.console.history import KEPT_SECONDS, SAMPLE_SECONDS, AcceptanceSample, History
+from appliance.api.console.pages import MAX_FORM_BYTES, is_from_here, read_form
+from appliance.api.console.sessions import MAX_ADDRESSES, MAX_SESSIONS, LoginAttempts, Sessions
+from appliance.api.console.views import MODES, REASONS
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import Worker, WorkerId
 from appliance.speculation.values import Reason, SpeculationMode
@@ -33,8 +32,8 @@ def sessions(clock: Clock) -> Sessions:
     return Sessions(idle_seconds=60, longest_seconds=300, clock=clock)
 
 
-def test_a_session_is_found_by_its_id_alone(sessions):
-    """Ids and tokens are long, and no two alike."""
+def test_a_session_is_found_only_by_its_id(sessions):
+    """Ids and tokens are long and random."""
     first, second = sessions.begin("key 1"), sessions.begin("key 2")
     assert sessions.find(first).credential == "key 1"
     assert sessions.find(first[:-1]) is None
@@ -44,8 +43,8 @@ def test_a_session_is_found_by_its_id_alone(sessions):
     assert all(len(token) >= 43 for token in tokens)
 
 
-def test_a_session_nobody_uses_ends(sessions, clock):
-    """What a page asks for by itself is no use."""
+def test_an_idle_session_ends(sessions, clock):
+    """Live fragments do not count as use."""
     session_id = sessions.begin("key")
     clock.now += 59
     assert sessions.find(session_id)
@@ -55,7 +54,7 @@ def test_a_session_nobody_uses_ends(sessions, clock):
     assert sessions.find(session_id) is None
 
 
-def test_a_session_ends_however_much_it_is_used(sessions, clock):
+def test_a_session_ends_at_its_maximum_age(sessions, clock):
     session_id = sessions.begin("key")
     for _ in range(9):
         clock.now += 30
@@ -73,16 +72,16 @@ def test_logging_out_ends_one_session(sessions):
 
 
 def test_sessions_are_bounded(sessions):
-    """The one unused for longest goes."""
+    """The least recently used one is dropped."""
     first, second = sessions.begin("key"), sessions.begin("key")
     sessions.find(first)
-    for _ in range(MOST_SESSIONS - 1):
+    for _ in range(MAX_SESSIONS - 1):
         sessions.begin("key")
     assert sessions.find(second) is None
     assert sessions.find(first)
 
 
-def test_a_session_shows_no_secret_when_it_is_printed(sessions):
+def test_the_repr_of_a_session_has_no_secret(sessions):
     session = sessions.find(sessions.begin("sk-secret"))
     assert "sk-secret" not in repr(session)
     assert session.csrf not in repr(session)
@@ -96,8 +95,8 @@ def test_a_form_needs_the_token_of_its_session(sessions):
 
 
 def test_an_address_waits_after_too_many_failures(clock):
-    """Only that address, and not for ever."""
-    logins = Logins(attempts=3, seconds=60, clock=clock)
+    """Only that address, and for a limited time."""
+    logins = LoginAttempts(attempts=3, seconds=60, clock=clock)
     for _ in range(3):
         assert logins.wait_seconds("10.0.0.1") == 0
         logins.failed("10.0.0.1")
@@ -108,16 +107,16 @@ def test_an_address_waits_after_too_many_failures(clock):
     assert logins.wait_seconds("10.0.0.1") == 0
 
 
-def test_a_login_that_succeeds_forgives(clock):
-    logins = Logins(attempts=1, seconds=60, clock=clock)
+def test_a_successful_login_resets_the_count(clock):
+    logins = LoginAttempts(attempts=1, seconds=60, clock=clock)
     logins.failed("10.0.0.1")
     logins.succeeded("10.0.0.1")
     assert logins.wait_seconds("10.0.0.1") == 0
 
 
 def test_addresses_are_bounded(clock):
-    logins = Logins(attempts=1, seconds=60, clock=clock)
-    for number in range(MOST_ADDRESSES + 1):
+    logins = LoginAttempts(attempts=1, seconds=60, clock=clock)
+    for number in range(MAX_ADDRESSES + 1):
         logins.failed(str(number))
     assert logins.wait_seconds("0") == 0
     assert logins.wait_seconds("1") > 0
@@ -136,7 +135,7 @@ def test_addresses_are_bounded(clock):
         ({"host": "here:1"}, False),
     ],
 )
-def test_a_form_is_taken_from_our_own_pages_only(headers, expected):
+def test_only_forms_of_our_own_pages_are_accepted(headers, expected):
     assert is_from_here(request(headers)) is expected
 
 
@@ -144,7 +143,7 @@ async def test_forms_are_read_within_bounds():
     assert await read_form(request({"content-length": "9"}, b"key=a%26b")) == {"key": "a&b"}
     for headers, body in (
         ({}, b"key=a"),
-        ({"content-length": str(MOST_BYTES + 1)}, b"key=a"),
+        ({"content-length": str(MAX_FORM_BYTES + 1)}, b"key=a"),
         ({"content-length": "x"}, b"key=a"),
         ({"content-length": "5"}, b"\xff\xfe=1"),
         ({"content-length": "30"}, b"&".join([b"a=1"] * 11)),
@@ -160,19 +159,19 @@ def request(headers: dict[str, str], body: bytes = b"") -> Request:
     return Request({"type": "http", "method": "POST", "headers": raw}, receive)
 
 
-def sample(at: float, length: float | None, break_even: float | None = 1.3) -> Sample:
-    return Sample(at=at, length=length, break_even=break_even, mode=SpeculationMode.SPECULATIVE)
+def sample(at: float, length: float | None, break_even: float | None = 1.3) -> AcceptanceSample:
+    return AcceptanceSample(at=at, length=length, break_even=break_even, mode=SpeculationMode.SPECULATIVE)
 
 
-def test_a_chart_has_gaps_where_there_was_nothing():
-    """A line is not drawn across silence, nor across a missing value."""
+def test_a_chart_has_gaps_where_samples_are_missing():
+    """A line is not drawn across a long gap, nor across a missing value."""
     kept = [sample(2, 2.0), sample(4, 2.0), sample(6, None), sample(8, 2.0), sample(40, 2.0), sample(42, 2.0)]
     chart = draw({"w1": kept}, now=60)
     assert re.findall("[ML]", chart.lines[0].length) == ["M", "L", "M", "M", "L"]
     assert re.findall("[ML]", chart.lines[0].break_even) == ["M", "L", "L", "L", "M", "L"]
 
 
-def test_a_chart_stays_in_its_drawing():
+def test_a_chart_stays_inside_the_drawing():
     chart = draw({"w1": [sample(2 * step, 1.0 + step % 5) for step in range(300)]}, now=KEPT_SECONDS)
     points = re.findall(r"[ML]([\d.]+) ([\d.]+)", chart.lines[0].length)
     assert len(points) == 300
@@ -180,34 +179,34 @@ def test_a_chart_stays_in_its_drawing():
     assert [row.label for row in chart.rows] == ["1", "2", "3", "4", "5"]
 
 
-def test_a_chart_says_whom_it_leaves_out():
-    chart = draw({f"w{number}": [sample(0, 2.0)] for number in range(MOST_LINES + 2)}, now=1)
-    assert len(chart.lines) == MOST_LINES
-    assert chart.left_out == 2
+def test_a_chart_counts_the_workers_it_omits():
+    chart = draw({f"w{number}": [sample(0, 2.0)] for number in range(MAX_LINES + 2)}, now=1)
+    assert len(chart.lines) == MAX_LINES
+    assert chart.omitted == 2
     assert not chart.is_empty
     assert draw({"w": [sample(0, None)]}, now=1).is_empty
     assert draw({}, now=1).is_empty
 
 
-def test_history_remembers_ten_minutes_and_forgets_who_left(clock):
+def test_the_history_keeps_ten_minutes_and_drops_workers_that_left(clock):
     pool, control = WorkerPool(), FakeControl()
     history = History(pool=pool, control=control, clock=clock, logger=structlog.get_logger())
     pool.add(Worker(worker_id=WorkerId("w1"), url="http://w1"))
     control.views["w1"] = FakeView()
     for _ in range(3):
-        history.look()
+        history.sample()
         clock.now += KEPT_SECONDS / 2
     assert [each.at for each in history.samples["w1"]] == [1000.0, 1300.0, 1600.0]
     assert {each.break_even for each in history.samples["w1"]} == {1.31}
     pool.leave(WorkerId("w1"))
     clock.now += KEPT_SECONDS
-    history.look()
+    history.sample()
     assert history.samples == {}
 
 
-async def test_a_defect_in_a_look_is_logged_once_and_the_history_goes_on(clock, monkeypatch):
-    """Whatever a view raises: the gateway does not end, and what is old is forgotten all the same."""
-    logged, looks = [], 0
+async def test_a_defect_in_a_sample_is_logged_once_and_sampling_continues(clock, monkeypatch):
+    """Whatever a view raises, the gateway continues and old samples are dropped."""
+    logged, ticks = [], 0
     logger = structlog.wrap_logger(
         structlog.ReturnLogger(),
         processors=[lambda _logger, _level, event: logged.append((event["event"], event["error"])) or ""],
@@ -218,16 +217,16 @@ async def test_a_defect_in_a_look_is_logged_once_and_the_history_goes_on(clock, 
     history = History(pool=pool, control=control, clock=clock, logger=logger)
 
     def view(_worker):
-        if 2 <= looks <= 5 or looks == 8:
+        if 2 <= ticks <= 5 or ticks == 8:
             message = "no view"
             raise ZeroDivisionError(message)
 
     async def sleep(seconds):
-        nonlocal looks
+        nonlocal ticks
         assert seconds == SAMPLE_SECONDS
-        looks += 1
+        ticks += 1
         clock.now += 200
-        if looks == 10:
+        if ticks == 10:
             raise asyncio.CancelledError
 
     monkeypatch.setattr(control, "view", view)
@@ -238,7 +237,7 @@ async def test_a_defect_in_a_look_is_logged_once_and_the_history_goes_on(clock, 
     assert [each.at for each in history.samples["w1"]] == [2200.0, 2400.0, 2800.0]
 
 
-def test_break_even_is_that_of_the_nearest_batch_it_was_measured_at(clock):
+def test_break_even_is_that_of_the_nearest_measured_batch(clock):
     pool, control = WorkerPool(), FakeControl()
     history = History(pool=pool, control=control, clock=clock, logger=structlog.get_logger())
     pool.add(Worker(worker_id=WorkerId("w1"), url="http://w1"))
@@ -251,6 +250,6 @@ def test_break_even_is_that_of_the_nearest_batch_it_was_measured_at(clock):
         assert history.break_even(replace(snapshot, reading=reading)) == expected
 
 
-def test_every_mode_and_reason_has_words():
+def test_every_mode_and_reason_has_a_text():
     assert set(MODES) == set(SpeculationMode)
     assert set(REASONS) == set(Reason)

@@ -1,4 +1,4 @@
-"""What is read of a request, and what is refused."""
+"""Which members and headers of a request are read, and which are refused."""
 
 import json
 
@@ -23,7 +23,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 def request(host: str | None = "127.0.0.1", *headers: tuple[str, str]) -> Request:
-    """Return a request as the middleware hands it on."""
+    """A request as the middleware passes it on."""
     return Request(
         {
             "type": "http",
@@ -50,8 +50,8 @@ def parsed(
     return parse_call(request("127.0.0.1", *headers), caller, data, ROUTES[path])
 
 
-def test_what_the_gateway_acts_on_is_read():
-    """Ids, caller, route, model, stream and whether usage was asked for."""
+def test_the_members_that_the_gateway_uses_are_read():
+    """Ids, caller, route, model, stream and whether usage was requested."""
     call = parsed(b'{"model":"demo","messages":[],"stream":true,"stream_options":{"include_usage":true}}')
     assert (call.request_id, call.client_request_id, call.caller) == ("ours", "theirs", CALLER)
     assert (call.route, call.model, call.client) == ("/v1/chat/completions", "demo", "loopback")
@@ -63,7 +63,7 @@ def test_what_the_gateway_acts_on_is_read():
         st.text(max_size=8), st.recursive(st.none() | st.text() | st.integers(), st.lists), max_size=5
     )
 )
-def test_the_body_is_kept_as_it_came(extra: dict):
+def test_the_body_is_kept_byte_for_byte(extra: dict):
     """Members the gateway does not know are neither read nor changed."""
     body = json.dumps({**extra, "model": "demo", "messages": [], "stream": False, "stream_options": None})
     assert parsed(body.encode()).text == body
@@ -82,7 +82,7 @@ def test_the_body_is_kept_as_it_came(extra: dict):
         ({"stream": True, "stream_options": {"include_usage": True}}, True, True),
     ],
 )
-def test_a_stream_is_a_stream_only_when_asked_for(more: dict, is_stream: bool, wants_usage: bool):
+def test_an_answer_streams_only_if_requested(more: dict, is_stream: bool, wants_usage: bool):
     """Absent, null and false mean the same."""
     call = parsed({"model": "demo", "messages": [], **more})
     assert (call.is_stream, call.wants_usage) == (is_stream, wants_usage)
@@ -99,8 +99,7 @@ def test_a_stream_is_a_stream_only_when_asked_for(more: dict, is_stream: bool, w
         (b'{"model":"demo","messages":[],"stream_options":true}', "stream_options", None),
     ],
 )
-def test_what_is_wrong_is_named(body: bytes, param: str | None, code: str | None):
-    """The parameter and a code that programs can act on."""
+def test_an_invalid_request_names_parameter_and_code(body: bytes, param: str | None, code: str | None):
     with pytest.raises(InvalidRequestError) as caught:
         parsed(body).check_policy()
     assert (caught.value.param, caught.value.code) == (param, code)
@@ -118,8 +117,8 @@ def test_what_is_wrong_is_named(body: bytes, param: str | None, code: str | None
         ("/detokenize", {}, "tokens"),
     ],
 )
-def test_a_route_may_be_asked_in_more_ways_than_one(path: str, body: dict, missing: str | None):
-    """One of them has to be whole; what is missing of the first is named."""
+def test_a_route_may_have_alternative_members(path: str, body: dict, missing: str | None):
+    """One alternative must be complete; the error names what the first one lacks."""
     if missing is None:
         assert parsed({"model": "demo", **body}, path=path).route == path
         return
@@ -127,15 +126,14 @@ def test_a_route_may_be_asked_in_more_ways_than_one(path: str, body: dict, missi
         parsed({"model": "demo", **body}, path=path)
 
 
-def test_a_route_that_does_not_stream_does_not_read_whether_to():
-    """The worker does not either."""
+def test_a_route_without_streams_ignores_stream():
+    """The worker does too."""
     call = parsed({"model": "demo", "input": "x", "stream": True}, path="/v1/embeddings")
     assert (call.is_stream, "stream_options" in call.worker_body()) == (False, False)
 
 
 @given(st.binary(max_size=60) | st.text('{}[]":,\\model smg', max_size=40).map(str.encode))
-def test_no_body_raises_anything_else(body: bytes):
-    """Any bytes at all are a call or an invalid request."""
+def test_any_bytes_are_a_call_or_an_invalid_request(body: bytes):
     try:
         call = parsed(body)
     except InvalidRequestError:
@@ -155,12 +153,12 @@ def test_no_body_raises_anything_else(body: bytes):
         ("", "unknown"), ("localhost", "unknown"), ("1.2.3", "unknown"), ("/run/socket", "unknown"),
     ],
 )  # fmt: skip
-def test_an_address_is_told_by_its_class_only(host: str, expected: str):
-    """The log gets one of four words, never the address; one mapped into IPv6 is what it maps."""
+def test_an_address_is_recorded_by_class(host: str, expected: str):
+    """One of four values, never the address; an IPv4-mapped address counts as IPv4."""
     assert address_class(host) == expected
 
 
-def test_a_request_without_an_address_is_of_unknown_origin():
+def test_a_request_without_an_address_has_class_unknown():
     """A Unix socket has none."""
     body = b'{"model":"m","messages":[]}'
     assert parse_call(request(None), CALLER, body, ROUTES["/v1/chat/completions"]).client == "unknown"
@@ -200,7 +198,7 @@ def test_tenant_header_and_parameters_can_forbid_to_speculate(
         (CALLER, (), {"min_p": 0.1}, ("`min_p`", "`demo`", "Leave it out")),
     ],
 )
-def test_a_refusal_says_which_of_the_three_it_was_and_what_to_do(
+def test_a_refusal_names_the_reason_and_the_remedy(
     caller: Caller, headers: Headers, more: dict, words: tuple[str, ...]
 ):
     """One line that a client can act on."""
@@ -213,15 +211,14 @@ def test_a_refusal_says_which_of_the_three_it_was_and_what_to_do(
     ("headers", "expected"),
     [((), False), (((METRICS, "off"),), False), (((METRICS, "on"),), True), (((METRICS, "On"),), True)],
 )
-def test_metrics_are_kept_for_whoever_asks(headers: Headers, expected: bool):
-    """Off unless asked for."""
+def test_metrics_are_kept_if_requested(headers: Headers, expected: bool):
     assert parsed(PLAIN, headers=headers).wants_metrics is expected
 
 
 @pytest.mark.parametrize("name", [SPECULATION, METRICS])
 @pytest.mark.parametrize("values", [("",), ("yes",), ("off, off",), ("off", "auto"), ("on", "off")])
-def test_a_header_of_ours_that_is_not_understood_is_refused_by_its_name(name: str, values: tuple[str, ...]):
-    """A slip must not be taken for consent."""
+def test_an_unknown_value_of_our_headers_is_refused(name: str, values: tuple[str, ...]):
+    """A typo must not change the behaviour silently."""
     with pytest.raises(InvalidRequestError) as caught:
         parsed(PLAIN, headers=tuple((name, value) for value in values))
     assert caught.value.param == name
@@ -230,7 +227,7 @@ def test_a_header_of_ours_that_is_not_understood_is_refused_by_its_name(name: st
 
 @pytest.mark.parametrize("own", PriorityClass)
 @pytest.mark.parametrize("asked", [None, *PriorityClass])
-def test_a_request_may_ask_for_less_urgency_than_its_tenant_has_and_not_for_more(own, asked):
+def test_a_request_may_lower_its_priority_but_not_raise_it(own, asked):
     """`X-Appliance-Priority`; without it, the tenant's class."""
     caller = Caller(tenant=Tenant(name="acme", priority=own), key=CALLER.key)
     headers = (("X-Appliance-Priority", asked.upper()),) if asked else ()
@@ -240,8 +237,8 @@ def test_a_request_may_ask_for_less_urgency_than_its_tenant_has_and_not_for_more
 
 
 @pytest.mark.parametrize("values", [("urgent",), ("",), ("batch", "interactive")])
-def test_a_priority_we_do_not_know_is_refused(values):
-    """A slip must not make a request wait longer, or shorter, than was meant."""
+def test_an_unknown_priority_is_refused(values):
+    """A typo must not change how long a request waits."""
     with pytest.raises(InvalidRequestError, match="`interactive`") as caught:
         parsed(PLAIN, headers=tuple(("X-Appliance-Priority", value) for value in values))
     assert caught.value.param == "X-Appliance-Priority"
@@ -263,6 +260,6 @@ def test_a_priority_we_do_not_know_is_refused(values):
         ),
     ],
 )
-def test_what_a_worker_may_have_seen_before_is_what_was_said(body, path, expected):
-    """Byte for byte, without the members around it, which differ from turn to turn."""
+def test_the_prefix_text_is_the_conversation(body, path, expected):
+    """Byte for byte, without the other members, which differ from turn to turn."""
     assert parsed(body, path=path).prefix_text() == expected

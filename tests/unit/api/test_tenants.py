@@ -1,4 +1,4 @@
-"""Recorded, in force when answered, and nothing told."""
+"""Changes of tenants are recorded, in force when answered, and reveal no secret."""
 
 import json
 from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ TENANTS = (Tenant(name="acme", keys=(STORED,)), Tenant(name="operator", models=(
 
 @dataclass(kw_only=True)
 class Admin:
-    """The admin API, its database and log, and a client that has the admin key."""
+    """The admin API, its database and log, and a client with the admin key."""
 
     client: httpx.AsyncClient
     directory: TenantDirectory
@@ -56,8 +56,8 @@ class Admin:
     failures: list[Exception]
     now: list[float]
 
-    async def ask(self, method: str, path: str, status: int = 200, **body: Any) -> dict[str, Any]:
-        """Ask, and return what was answered; errors have the shape clients know."""
+    async def send(self, method: str, path: str, status: int = 200, **body: Any) -> dict[str, Any]:
+        """Send a request and return the answer; errors have OpenAI's shape."""
         content = json.dumps(body) if body else None
         response = await self.client.request(method, f"/admin/v1/{path}", content=content)
         assert response.status_code == status, response.text
@@ -121,7 +121,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
 
 
 @pytest.mark.parametrize("key", ["", KEY, "nonsense"], ids=["none", "tenant", "nonsense"])
-async def test_nothing_is_shown_or_done_without_an_admin_key(admin: Admin, key):
+async def test_every_route_needs_an_admin_key(admin: Admin, key):
     headers = {"Authorization": f"Bearer {key}"}
     for method, path in ROUTES:
         response = await admin.client.request(method, path, headers=headers, json={})
@@ -131,7 +131,7 @@ async def test_nothing_is_shown_or_done_without_an_admin_key(admin: Admin, key):
 
 async def test_a_tenant_is_created_shown_changed_and_deleted(admin: Admin):
     limits = {"requests_per_minute": 60, "by_model": {"demo": {"concurrent_requests": 2}}}
-    created = await admin.ask("POST", "tenants", 201, name="new", models=["demo"], limits=limits)
+    created = await admin.send("POST", "tenants", 201, name="new", models=["demo"], limits=limits)
     assert created == {
         "name": "new",
         "models": ["demo"],
@@ -143,13 +143,13 @@ async def test_a_tenant_is_created_shown_changed_and_deleted(admin: Admin):
         "disabled": False,
         "keys": [],
     }
-    assert await admin.ask("GET", "tenants/new") == created
-    listed = await admin.ask("GET", "tenants")
+    assert await admin.send("GET", "tenants/new") == created
+    listed = await admin.send("GET", "tenants")
     assert [tenant["name"] for tenant in listed["tenants"]] == ["acme", "new", "operator"]
-    changed = await admin.ask("PATCH", "tenants/new", limits={"requests_per_minute": None}, priority="batch")
+    changed = await admin.send("PATCH", "tenants/new", limits={"requests_per_minute": None}, priority="batch")
     assert changed == {**created, "priority": "batch", "limits": {"by_model": limits["by_model"]}}
-    assert await admin.ask("DELETE", "tenants/new") == {"name": "new", "deleted": True}
-    assert (await admin.ask("GET", "tenants/new", 404))["code"] == "tenant_not_found"
+    assert await admin.send("DELETE", "tenants/new") == {"name": "new", "deleted": True}
+    assert (await admin.send("GET", "tenants/new", 404))["code"] == "tenant_not_found"
     assert admin.recorded == [
         {"type": "tenant.created", "tenant": "new", "models": ["demo"], "actor": ADMIN.key_id},
         {"type": "tenant.changed", "tenant": "new", "changes": ["priority", "limits"], "actor": ADMIN.key_id},
@@ -157,8 +157,8 @@ async def test_a_tenant_is_created_shown_changed_and_deleted(admin: Admin):
     ]
 
 
-async def test_a_key_is_shown_once_works_at_once_and_is_nowhere_else(admin: Admin):
-    made = await admin.ask(
+async def test_a_new_key_is_shown_once_and_works_at_once(admin: Admin):
+    made = await admin.send(
         "POST", "tenants/acme/keys", 201, models=["demo"], expires_at="2027-12-31T00:00:00Z"
     )
     key = made.pop("key")
@@ -173,13 +173,13 @@ async def test_a_key_is_shown_once_works_at_once_and_is_nowhere_else(admin: Admi
     }
     caller = admin.directory.authenticate(key)
     assert (caller.may_use("demo"), caller.may_use("other")) == (True, False)
-    said = json.dumps([await admin.ask("GET", "tenants"), admin.recorded])
+    said = json.dumps([await admin.send("GET", "tenants"), admin.recorded])
     for secret in (key, key[12:], digest_key(key), STORED.digest, ADMIN.digest):
         assert secret not in said
 
 
-async def test_a_rotated_key_and_its_successor_work_side_by_side_for_a_while(admin: Admin):
-    made = await admin.ask("POST", f"keys/{STORED.key_id}/rotate", 201, overlap_seconds=60)
+async def test_a_rotated_key_and_its_successor_overlap(admin: Admin):
+    made = await admin.send("POST", f"keys/{STORED.key_id}/rotate", 201, overlap_seconds=60)
     assert made["replaces"] == STORED.key_id
     for key in (KEY, made["key"]):
         assert admin.directory.authenticate(key).tenant.name == "acme"
@@ -187,13 +187,13 @@ async def test_a_rotated_key_and_its_successor_work_side_by_side_for_a_while(adm
     assert admin.directory.authenticate(made["key"]).tenant.name == "acme"
     with pytest.raises(InvalidApiKeyError):
         admin.directory.authenticate(KEY)
-    again = await admin.ask("POST", f"keys/{STORED.key_id}/rotate", 409)
+    again = await admin.send("POST", f"keys/{STORED.key_id}/rotate", 409)
     assert (again["code"], "rotated already" in again["message"]) == ("tenant_conflict", True)
     assert [entry["type"] for entry in admin.recorded] == ["key.rotated"]
 
 
-async def test_a_revoked_key_opens_nothing_once_it_is_answered(admin: Admin):
-    revoked = await admin.ask("POST", f"keys/{STORED.key_id}/revoke", reason="lost")
+async def test_a_revoked_key_is_refused_once_the_answer_is_sent(admin: Admin):
+    revoked = await admin.send("POST", f"keys/{STORED.key_id}/revoke", reason="lost")
     assert (revoked["in_force"], revoked["revoked_at"]) == (False, "2027-01-15T08:00:00Z")
     with pytest.raises(InvalidApiKeyError):
         admin.directory.authenticate(KEY)
@@ -209,15 +209,15 @@ async def test_a_revoked_key_opens_nothing_once_it_is_answered(admin: Admin):
 
 
 async def test_the_keys_of_a_disabled_tenant_are_not_in_force(admin: Admin):
-    shown = await admin.ask("PATCH", "tenants/acme", disabled=True)
+    shown = await admin.send("PATCH", "tenants/acme", disabled=True)
     assert [key["in_force"] for key in shown["keys"]] == [False]
     with pytest.raises(InvalidApiKeyError):
         admin.directory.authenticate(KEY)
 
 
-async def test_what_cannot_be_recorded_is_refused_and_not_done(admin: Admin):
+async def test_a_change_that_cannot_be_recorded_is_not_made(admin: Admin):
     admin.failures.append(AuditUnavailableError("the disk is full"))
-    error = await admin.ask("POST", f"keys/{STORED.key_id}/revoke", 503)
+    error = await admin.send("POST", f"keys/{STORED.key_id}/revoke", 503)
     assert error["code"] == "audit_unavailable"
     assert admin.directory.authenticate(KEY)
     assert admin.store.generation() == 1
@@ -227,7 +227,7 @@ SLIPS = [
     ("POST", "tenants", {"name": "acme"}, 409, "already"),
     ("POST", "tenants", {"name": 5}, 400, "name"),
     ("POST", "tenants", {"name": "A b"}, 400, "tenant name 'A b'"),
-    ("POST", "tenants", {"name": "x", "keys": []}, 400, "keys is not known here"),
+    ("POST", "tenants", {"name": "x", "keys": []}, 400, "keys is not a known member"),
     ("POST", "tenants", {"name": "x", "limits": {"tokens_per_day": -1}}, 400, "tokens_per_day"),
     ("POST", "tenants", {"name": "x", "models": ["\ud800"]}, 400, "models must be a list of names"),
     ("PATCH", "tenants/nobody", {"disabled": True}, 404, "no tenant 'nobody'"),
@@ -247,9 +247,9 @@ SLIPS = [
 ]
 
 
-async def test_a_slip_is_answered_with_what_is_wrong_and_changes_nothing(admin: Admin):
+async def test_an_invalid_request_names_the_error_and_changes_nothing(admin: Admin):
     for method, path, body, status, words in SLIPS:
-        error = await admin.ask(method, path, status, **body)
+        error = await admin.send(method, path, status, **body)
         assert words in error["message"]
         assert KEY[12:] not in error["message"]
         assert (admin.recorded, admin.store.generation()) == ([], 1), body
@@ -265,7 +265,7 @@ MEMBERS = st.sampled_from(
 )
 
 
-async def test_no_body_is_an_internal_error(admin: Admin):
+async def test_no_body_causes_an_internal_error(admin: Admin):
     @given(st.sampled_from(ROUTES), st.dictionaries(MEMBERS | st.text(max_size=5), JSON, max_size=3))
     def look(route: tuple[str, str], body: dict[str, Any]) -> None:
         method, path = route
