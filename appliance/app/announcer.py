@@ -1,7 +1,7 @@
 """
-What a start prints for the person watching: keys, progress, the ready line.
+What a start prints on standard output: keys, progress, the ready line.
 
-Operator logs go to standard error as events; this goes to standard output, for people.
+The operator log goes to standard error, as events.
 """
 
 import json
@@ -15,7 +15,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class Announcer:
-    """Writes to one stream; on a terminal, progress rewrites its own line."""
+    """Prints to one stream; on a terminal, progress rewrites its own line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -23,16 +23,15 @@ class Announcer:
         self._progress_at = 0.0
 
     def say(self, text: str) -> None:
-        """Print a line at once, also into a pipe."""
+        """Print a line and flush."""
         self._stream.write((CLEAR_LINE if self._terminal else "") + text + "\n")
         self._stream.flush()
 
     def started(self, version: str, installation: Installation) -> None:
-        """Show the version, and where everything is."""
         self.say(f"sovereign serving appliance {version}, data in {installation.directory}")
 
     def show_keys(self, installation: Installation, shown: dict[str, str]) -> None:
-        """Show the keys a first start made, if it made any."""
+        """Print the keys that a first start made, if any."""
         if not shown:
             return
         self.say("First start: API keys were made, and are shown only now.")
@@ -42,12 +41,10 @@ class Announcer:
             self.say(f"The admin key is also in {installation.admin_key}.")
 
     def worker_event(self, event: WorkerEvent) -> None:
-        """Show one change in a worker's life."""
         self._progress_at = 0.0
         self.say(f"{event.worker}: {event.kind.replace('_', ' ')}, {event.detail}")
 
     def worker_progress(self, progress: StartProgress) -> None:
-        """Show how far loading a model is."""
         text = f"worker: {progress.phase}, {progress.seconds:.0f} s"
         if self._terminal:
             self._stream.write(CLEAR_LINE + text)
@@ -59,7 +56,7 @@ class Announcer:
     def ready(
         self, installation: Installation, url: str, models: list[str], key: str, *, console: bool
     ) -> None:
-        """Show where to send the first request, and where to look."""
+        """Print the first request to send, and where to find the rest."""
         body = {
             "model": models[0] if models else "MODEL",
             "messages": [{"role": "user", "content": "Write a Python function `add`."}],
@@ -80,5 +77,4 @@ class Announcer:
         self.say("Ctrl-C drains and stops.")
 
     def stopping(self, failure: BaseException | None) -> None:
-        """Show that the process is on its way out."""
         self.say("stopping: " + ("a part failed" if failure else "letting running requests finish"))

@@ -1,8 +1,8 @@
 """
-The gateway of a process: every part of it, built from the settings in the order they need each other.
+The gateway of a process: every part, built from the settings in the order they need each other.
 
-First what is opened and has to be closed again (`_opened`), then what is made of it.  Nothing runs yet
-when `open_gateway` yields; `run` starts the parts, and stops them before this closes what they use.
+First the parts that have to be closed again (`app.opened`), then those made of them.  Nothing runs yet when
+`GatewayRole.open` yields; `run` starts the parts, and stops them before this closes what they use.
 """
 
 import asyncio
@@ -17,8 +17,7 @@ from functools import partial
 from appliance.api.batches import render_line
 from appliance.api.console.console import Console
 from appliance.api.console.history import History
-from appliance.api.console.logins import Logins
-from appliance.api.console.sessions import Sessions
+from appliance.api.console.sessions import LoginAttempts, Sessions
 from appliance.api.middleware import CLIENT_ID
 from appliance.api.services import Services
 from appliance.app.announcer import Announcer
@@ -66,7 +65,7 @@ from appliance.tenancy.watch import TenantWatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayParts:
-    """What a process with a gateway is made of."""
+    """The parts of a process with a gateway."""
 
     services: Services
     pool: WorkerPool
@@ -79,29 +78,29 @@ class GatewayParts:
     console: Console | None
     tenants: TenantWatch
     shown: dict[str, str]
-    """Keys made just now, by what they are for."""
+    """Keys made by this start, by purpose."""
     metrics: Metrics
     batches: BatchRunner
     limits: Limiter
     costs: CostMeter
     renewable: tuple[Renewable, ...]
-    """What is read from files that may change."""
+    """Parts that read files which may change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayRole:
-    """A gateway, and what is known of it before any part is opened."""
+    """A gateway before any part is opened."""
 
     settings: Settings
     read_settings: Callable[[], Settings]
-    """Reads them anew, when somebody asks for the list of workers."""
+    """Reads file and environment again, for a reload of the worker list."""
     installation: Installation
     logger: Logger
     version: str
     announcer: Announcer
     wall: Wall
     prober: Prober | None
-    """Tries to get out, where there are egress checks; closed with the gateway."""
+    """Makes the egress checks, if there are any; closed with the gateway."""
     own: Mapping[WorkerId, Restarter]
     """Workers of this process."""
     local: LocalTarget | None
@@ -208,7 +207,7 @@ class GatewayRole:
         return watch
 
     async def _enrol(self, opened: OpenedParts, watch: TenantWatch) -> tuple[Registrar, dict[str, str]]:
-        """Read who there is; keys that had to be made are shown."""
+        """Import the tenants, and show new keys."""
         registrar = Registrar(store=opened.tenant_store, record=opened.audit.log.append, adopt=watch.adopt)
         roster, shown = await enrol(
             registrar,
@@ -217,8 +216,8 @@ class GatewayRole:
             actor=f"cli:{account_name()}",
             clock=WALL_CLOCK,
         )
-        watch.adopt(roster)
-        # Before anything else can fail: they are not made a second time.
+        watch.apply(roster)
+        # Shown before anything else can fail: the next start makes no others.
         self.announcer.show_keys(self.installation, shown)
         return registrar, shown
 
@@ -360,7 +359,6 @@ class GatewayRole:
         )
 
     def _make_console(self, opened: OpenedParts, control: ControlLoop) -> Console | None:
-        """The operator console, where there is to be one."""
         chosen, clock = self.settings.console, time.monotonic
         if not chosen.enabled:
             return None
@@ -370,7 +368,7 @@ class GatewayRole:
             sessions=Sessions(
                 idle_seconds=chosen.idle_seconds, longest_seconds=chosen.session_seconds, clock=clock
             ),
-            logins=Logins(clock=clock),
+            attempts=LoginAttempts(clock=clock),
             history=History(pool=opened.pool, control=control, clock=clock, logger=self.logger),
             verification=LogVerification(
                 database_url=installation.database_url,
@@ -385,7 +383,7 @@ class GatewayRole:
         )
 
     def _payload_keys(self) -> PayloadKeys:
-        """The keys to content once more, for files: each thread that uses them has its own view of them."""
+        """Another view of the content keys, for files: each thread that uses them needs its own."""
         audit = self.settings.audit
         master = audit.payload_master_key_file
         return PayloadKeys(

@@ -1,5 +1,5 @@
 """
-Builds the web application around services that somebody else owns.
+Builds the web application around services that the caller owns.
 """
 
 from http import HTTPStatus
@@ -28,13 +28,13 @@ from appliance.infra.metrics import Metrics
 from appliance.tenancy import Tenant
 
 ROUTERS = (ops.router, openai.router, files.router, batches.router, admin.router)
-"""Every route of the API; `appliance.api.document` describes them.  The console's are for people."""
+"""Every route of the API; `docs.openapi` describes them.  The console's are for people."""
 CLIENT_GONE = 499
-"""What other servers log for a client that left; no client ever sees it."""
+"""The status that nginx logs for a client that left; no client receives it."""
 
 
 def create_app(services: Services) -> FastAPI:
-    """The gateway's HTTP surface; starting and stopping the services is the caller's business."""
+    """The gateway's HTTP application; the caller starts and stops the services."""
     # No schema, so no documentation pages either: those load scripts from outside in the browser.
     app = FastAPI(title="Sovereign serving appliance", openapi_url=None, redirect_slashes=False)
     app.state.services = services
@@ -72,12 +72,12 @@ def create_app(services: Services) -> FastAPI:
         services.logger.error("request_crashed", **ids, error=type(error).__name__, exc_info=error)
         count(UNEXPECTED)
         response = error_response(UNEXPECTED, UNEXPECTED_MESSAGE, request.url.path)
-        # Starlette calls this outside of every middleware, so nobody else adds the id.
+        # Starlette calls this outside of every middleware, so no middleware adds the id.
         response.headers["x-request-id"] = ids["client_request_id"] or ids["request_id"]
         return response
 
     async def on_client_gone(_request: Request, _error: Exception) -> Response:
-        # Nobody reads it: the client left in the middle of its request, or was too slow and told so.
+        # The client left in the middle of its request, or was too slow and has been told so.
         return Response(status_code=CLIENT_GONE)
 
     app.add_exception_handler(ApplianceError, on_error)
@@ -114,6 +114,6 @@ def _methods(app: FastAPI, request: Request) -> str:
 
 
 def _know_errors(metrics: Metrics) -> None:
-    """Export an error that never came as 0: the first one of a new series would not be seen as a rise."""
+    """Export every error code from 0 on: the first increase of a new series would not show as a rise."""
     for known in (*ERROR_TABLE.values(), UNEXPECTED, WRONG_METHOD):
         metrics.errors.labels(known.code)

@@ -232,7 +232,7 @@ class GatewayOpener:
 
 
 def new_request_id() -> str:
-    """An id no other request has: 48 bits of time, 80 of randomness."""
+    """A unique id: 48 bits of time, 80 of randomness."""
     return new_entry_id(int(WALL_CLOCK() * 1000), os.urandom(10))
 
 

@@ -1,9 +1,8 @@
 """
 Composition root of processes: builds the parts a role needs, runs them, and stops them in order.
 
-One function owns every part.  When any of them ends, for whatever reason, the rest is stopped the
-way a signal would: requests drain, then the worker, then the audit log.  A process in which one
-part has quietly died never goes on serving.
+One function owns every part.  When any of them ends, for any reason, the rest stops as on a signal: requests
+drain, then the worker, then the audit log.  A process in which one part has died never continues to serve.
 """
 
 import asyncio
@@ -28,8 +27,8 @@ from appliance.app.http_app import create_app
 from appliance.app.worker import Listeners, WorkerRole
 from appliance.audit.keys import create_signing_key
 from appliance.control.recycle import Restarter
-from appliance.drafts.promotion.passage import LocalTarget
-from appliance.drafts.registry.opening import open_registry
+from appliance.drafts.promotion.run import LocalTarget
+from appliance.drafts.registry.site_registry import open_registry
 from appliance.errors import ApplianceError, ConfigurationError
 from appliance.gateway.tracing.endpoint import refuse_public
 from appliance.infra.data_directory import Installation, locate, prepare
@@ -39,41 +38,35 @@ from appliance.infra.settings import Settings, WorkerSettings, process_environme
 from appliance.serving.worker import WorkerId
 from appliance.sovereignty.egress.plan import plan_egress
 from appliance.sovereignty.egress.prober import Prober
-from appliance.sovereignty.environment import refuse_ways_out
+from appliance.sovereignty.environment import refuse_egress_variables
 from appliance.sovereignty.ports import gateway_ports
 from appliance.sovereignty.wall import Wall, raise_wall
 from appliance.tenancy.identity.files import keep_renewed
 
 DISTRIBUTION = "sovereign-appliance"
 COLLECT_AFTER = (10_000, 20, 20)
-"""Objects made and not gone after which the collector looks at the youngest, and how often it looks at older
-ones; the interpreter's own numbers are for programs with far fewer."""
+"""Thresholds of the garbage collector's three generations; the interpreter's own are for programs with far
+fewer objects."""
 
 
 class Role(StrEnum):
-    """A part of the appliance that a process can play."""
-
     GATEWAY = "gateway"
     WORKER = "worker"
 
 
 def run_roles(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> None:
     """
-    Run until a signal or a failure.
-
-    Args:
-        read_settings: reads the settings, now and whenever somebody asks for the list of workers anew.
-        roles: what this process is.
+    Run until a signal or a failure; `read_settings` is called at start and at each reload of the worker list.
 
     Raises:
-        ApplianceError: one line that says why the process could not start or go on.
+        ApplianceError: one line that says why the process could not start or continue.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(read_settings, roles))
 
 
 async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> None:
-    refuse_ways_out(process_environment())
+    refuse_egress_variables(process_environment())
     settings = read_settings()
     refuse_public(settings.tracing)
     version = installed_version(DISTRIBUTION)
@@ -87,7 +80,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     worker = _plan_worker(settings, installation, logger, announcer) if Role.WORKER in roles else None
-    # Before the wall, which its children inherit: what it finds is said of the network, not of the wall.
+    # Before the wall, which its children inherit: the check is of the network, not of the wall.
     prober = _start_prober(settings) if Role.GATEWAY in roles else None
     wall = _raise_wall(settings, roles, worker, logger, announcer)
     if Role.GATEWAY not in roles:
@@ -122,9 +115,9 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
 
         async def drain() -> None:
             server.should_exit = True
-            # Before the worker goes: its end would pass for the death of whoever tries a draft.
+            # Before the worker stops: its end would pass for a failure of a draft on trial.
             await parts.promoter.stop()
-            # Before the worker goes: lines that were broken off are run again at the next start.
+            # Before the worker stops: interrupted lines run again at the next start.
             await parts.batches.stop()
             with suppress(ApplianceError):
                 await serving
@@ -158,7 +151,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             running.append(
                 worker.run(Listeners(pool=parts.pool, audit=parts.audit.sink, metrics=parts.metrics))
             )
-        _leave_alone_what_a_start_made()
+        _freeze_gc()
         await _until_stopped(stop, announcer, *running, drain=drain)
 
 
@@ -171,7 +164,7 @@ def _plan_worker(
 
 
 def _local(settings: WorkerSettings, worker: WorkerRole | None) -> LocalTarget | None:
-    """The target's weights, where this process serves them."""
+    """The target's weights, if this process serves them."""
     if worker is None:
         return None
     return LocalTarget(digest=worker.worker.weights, path=settings.model, context=settings.max_model_len)
@@ -179,7 +172,7 @@ def _local(settings: WorkerSettings, worker: WorkerRole | None) -> LocalTarget |
 
 def _start_prober(settings: Settings) -> Prober | None:
     """
-    The process that will try to get out, unless there are no checks; it ends with this one at the latest.
+    The process that makes the egress checks, if there are any; it ends with this one at the latest.
 
     Raises:
         ConfigurationError: it cannot be started.
@@ -201,10 +194,10 @@ def _raise_wall(
     announcer: Announcer,
 ) -> Wall:
     """
-    Shut this process and all it will start in with the ports they need.
+    Restrict this process and its future children to the ports they need.
 
     Raises:
-        ConfigurationError: the settings insist on a wall that this kernel cannot raise.
+        ConfigurationError: the settings require a wall that this kernel cannot raise.
     """
     ports = frozenset(settings.sovereignty.connect_ports)
     if Role.GATEWAY in roles:
@@ -220,12 +213,12 @@ def _raise_wall(
     return wall
 
 
-def _leave_alone_what_a_start_made() -> None:
+def _freeze_gc() -> None:
     """
-    Keep the garbage collector to what requests make.
+    Exclude everything imported and built so far from garbage collection.
 
-    Looking through everything that was imported and built takes it long enough to be most of what the
-    slowest requests wait for; `benchmarks.gateway_overhead` shows it at 64 requests at a time.
+    Scanning it takes most of the time that the slowest requests wait; `benchmarks.gateway_overhead` shows it
+    at 64 concurrent requests.
     """
     gc.collect()
     gc.freeze()
@@ -238,7 +231,7 @@ async def _until_stopped(
     *parts: Coroutine[Any, Any, None],
     drain: Callable[[], Awaitable[None]],
 ) -> None:
-    """Run the parts until one of them fails or a signal comes; drain; raise what failed."""
+    """Run the parts until one of them fails or a signal comes; drain; raise the failure."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     waiting = asyncio.ensure_future(stop.wait())
     failed: BaseException | None = None

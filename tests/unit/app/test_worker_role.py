@@ -1,4 +1,4 @@
-"""What runs is what pool and audit log say, draft or no draft."""
+"""Pool and audit log show what the worker runs, with and without its draft."""
 
 import io
 import json
@@ -10,18 +10,18 @@ from prometheus_client import CollectorRegistry
 from appliance.app.announcer import Announcer
 from appliance.app.worker import WORKER_ID, Listeners, WorkerRole
 from appliance.audit.registry import EntryType
-from appliance.drafts.evaluation.report import Expected
+from appliance.drafts.evaluation.report import ExpectedAcceptance
 from appliance.drafts.evaluation.store import save_evaluation
-from appliance.drafts.registry.standing import Standing, write_standing
+from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft
 from appliance.errors import ControlRefusedError
 from appliance.infra.data_directory import locate
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import DataSettings, LogSettings, Settings, WorkerSettings
 from appliance.serving.launch import LaunchPlan
-from appliance.serving.plans import Chosen
+from appliance.serving.plans import ChosenPlan
 from appliance.serving.pool import WorkerPool
-from appliance.serving.restart_request import WITH_DRAFT, Candidate, Wish
+from appliance.serving.restart_request import WITH_DRAFT, CandidateDraft, RestartRequest
 from appliance.serving.supervise import WorkerEvent, WorkerEventKind
 from appliance.serving.weights import digest_weights
 from appliance.serving.worker import Admission, Worker, WorkerId
@@ -34,7 +34,7 @@ from tests.unit.drafts.registry.site import Site, rewrite
 
 
 class Recorder:
-    """Takes audit entries that fit their schema, and keeps them."""
+    """Keeps audit entries that fit their schema."""
 
     def __init__(self) -> None:
         self.entries = []
@@ -44,14 +44,14 @@ class Recorder:
 
 
 class StandIn:
-    """A supervisor that only remembers what it was told."""
+    """A supervisor that only records its calls."""
 
     def __init__(self) -> None:
-        self.restarts, self.wishes = [], []
+        self.restarts, self.requests = [], []
 
-    def restart(self, wish):
-        self.restarts.append(wish.with_draft)
-        self.wishes.append(wish)
+    def restart(self, request):
+        self.restarts.append(request.with_draft)
+        self.requests.append(request)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def site(tmp_path) -> Site:
 
 @pytest.fixture
 def plan(tmp_path, site):
-    """A worker that is planned and told of, and never started."""
+    """A worker that is planned, reports events, and is never started."""
     target, draft = write(eagle31(), tmp_path)
 
     def run(**fields) -> tuple[WorkerRole, WorkerPool, Recorder]:
@@ -88,7 +88,7 @@ def saw(
     exit_code: int | None = None,
     draft: str | None = None,
 ):
-    """Tell what a supervisor would: by default with the draft of the settings."""
+    """Send a supervisor's event; by default with the draft of the settings."""
     planned = "" if hard_off else role._planned.draft
     for kind in kinds:
         event = WorkerEvent(
@@ -99,22 +99,22 @@ def saw(
             exit_code=exit_code,
             draft=planned if draft is None else draft,
         )
-        role.saw(event)
+        role.on_event(event)
 
 
 UP = (WorkerEventKind.STARTING, WorkerEventKind.HEALTHY)
-WITHOUT = Wish(with_draft=False)
+WITHOUT = RestartRequest(with_draft=False)
 
 
 @pytest.mark.parametrize("task", ["embed", "score"])
-def test_a_worker_that_generates_nothing_is_planned_without_a_draft(plan, tmp_path, task):
-    """The draft of the settings is neither judged nor read: it may be for another model."""
+def test_a_worker_that_does_not_generate_is_planned_without_draft(plan, tmp_path, task):
+    """The settings' draft is not read: it may be for another model."""
     role, _, _ = plan(task=task, draft=tmp_path / "nowhere")
     assert (role.worker.draft, role.worker.mode) == ("", SpeculationMode.TARGET_ONLY)
     assert role._supervisor._plans._target_only is None
 
 
-def test_both_plans_differ_in_the_draft_alone(plan):
+def test_both_plans_differ_only_in_the_draft(plan):
     """Same port, same environment, same target: a hard-off changes nothing else."""
     role, _, _ = plan()
     plans = role._supervisor._plans
@@ -126,8 +126,8 @@ def test_both_plans_differ_in_the_draft_alone(plan):
     assert set(alone.argv) < set(both.argv)
 
 
-def test_the_worker_is_told_what_it_was_started_with(plan):
-    """Its plugin repeats it: a gateway elsewhere has no other way to know."""
+def test_the_worker_receives_the_digests_it_was_started_with(plan):
+    """Its plugin reports them to gateways elsewhere."""
     role, _, _ = plan()
     plans = role._supervisor._plans
     told = plans._plan.environment[TARGET_DIGEST], plans._plan.environment[DRAFT_DIGEST]
@@ -137,39 +137,37 @@ def test_the_worker_is_told_what_it_was_started_with(plan):
 
 
 @pytest.mark.parametrize("method", ["ngram", "mtp"])
-def test_a_method_without_weights_can_be_left_out_as_well(plan, method):
-    """What costs is drafting, whoever drafts."""
+def test_a_method_without_weights_can_be_switched_off(plan, method):
     role, _, _ = plan(method=method, draft=None)
     assert role._supervisor._plans._target_only is not None
 
 
 def test_a_target_alone_has_one_plan(plan):
-    """There is nothing to leave out."""
     role, _, _ = plan(method="none", draft=None)
     assert role._supervisor._plans._target_only is None
     assert role.worker.mode is SpeculationMode.TARGET_ONLY
 
 
-def test_worker_and_supervisor_agree_on_where_the_wish_is_left(plan, tmp_path):
-    """In the data directory, where only we can write."""
+def test_worker_and_supervisor_agree_on_the_restart_file(plan, tmp_path):
+    """In the data directory, where only the appliance can write."""
     role, _, _ = plan()
-    plans, wish = role._supervisor._plans, tmp_path / "data" / "worker-1.restart"
-    assert plans._restart_file == wish
-    assert {each.environment[RESTART_FILE] for each in (plans._plan, plans._target_only)} == {str(wish)}
+    plans, request = role._supervisor._plans, tmp_path / "data" / "worker-1.restart"
+    assert plans._restart_file == request
+    assert {each.environment[RESTART_FILE] for each in (plans._plan, plans._target_only)} == {str(request)}
 
 
-async def test_without_its_draft_pool_and_audit_log_say_so(plan):
-    """And with it again: mode, digest and method follow what runs."""
+async def test_pool_and_audit_log_show_a_start_without_draft(plan):
+    """And with it again: mode, digest and method."""
     role, pool, recorder = plan()
     role._supervisor = StandIn()
     digest = role.worker.draft
     saw(role, *UP)
-    await role.restart(pool.snapshot(WORKER_ID).worker, wish=WITHOUT, reason=Reason.COLLAPSED)
+    await role.restart(pool.snapshot(WORKER_ID).worker, request=WITHOUT, reason=Reason.COLLAPSED)
     saw(role, *UP, hard_off=True)
     worker = pool.snapshot(WORKER_ID).worker
     assert (worker.mode, worker.draft) == (SpeculationMode.TARGET_ONLY, "")
     assert worker.reason is role.worker.reason is Reason.COLLAPSED
-    await role.restart(worker, wish=WITH_DRAFT, reason=Reason.PROBING)
+    await role.restart(worker, request=WITH_DRAFT, reason=Reason.PROBING)
     saw(role, *UP)
     worker = pool.snapshot(WORKER_ID).worker
     assert (worker.mode, worker.draft) == (SpeculationMode.SPECULATIVE, digest)
@@ -180,8 +178,8 @@ async def test_without_its_draft_pool_and_audit_log_say_so(plan):
     assert methods == [("eagle3", digest), ("none", None), ("eagle3", digest)]
 
 
-def test_a_crash_later_changes_nothing_of_that(plan):
-    """The supervisor starts the same plan, and the pool hears the same."""
+def test_a_crash_after_a_hard_off_keeps_it(plan):
+    """The supervisor starts the same plan, and the pool gets the same mode."""
     role, pool, _ = plan()
     saw(role, *UP, hard_off=True)
     before = pool.snapshot(WORKER_ID).worker
@@ -191,8 +189,8 @@ def test_a_crash_later_changes_nothing_of_that(plan):
     assert after is not before
 
 
-def test_what_was_found_about_a_draft_is_not_said_of_a_worker_without(plan):
-    """The entry binds what is served, not what was asked for."""
+def test_a_start_without_draft_records_no_lint_findings(plan):
+    """The entry records what is served, not what was requested."""
     role, _, recorder = plan(max_model_len=2048)
     saw(role, *UP)
     saw(role, *UP, hard_off=True)
@@ -202,8 +200,8 @@ def test_what_was_found_about_a_draft_is_not_said_of_a_worker_without(plan):
     ]
 
 
-def test_a_wanted_end_is_no_failure_in_the_audit_log(plan):
-    """It stopped because it was told to, and takes nothing until it is looked at again."""
+def test_a_recycle_is_not_recorded_as_a_failure(plan):
+    """It gets no requests until the next poll."""
     role, pool, recorder = plan()
     saw(role, *UP)
     saw(role, WorkerEventKind.RECYCLING, exit_code=-15)
@@ -214,8 +212,8 @@ def test_a_wanted_end_is_no_failure_in_the_audit_log(plan):
     assert not pool.any_healthy()
 
 
-def test_a_start_admits_nobody(plan):
-    """Whoever recycles decides when it gets requests."""
+def test_a_start_does_not_change_the_admission(plan):
+    """The recycler decides when it gets requests."""
     role, pool, _ = plan()
     saw(role, *UP)
     pool.set_admission(WORKER_ID, Admission.CANARY)
@@ -223,7 +221,7 @@ def test_a_start_admits_nobody(plan):
     assert pool.snapshot(WORKER_ID).admission is Admission.CANARY
 
 
-def test_the_worker_knows_how_it_runs_also_where_nobody_listens(plan):
+def test_the_worker_tracks_its_mode_without_a_gateway(plan):
     """`appliance worker` has no pool."""
     role, _, _ = plan()
     role._listeners = None
@@ -231,19 +229,19 @@ def test_the_worker_knows_how_it_runs_also_where_nobody_listens(plan):
     assert role.worker.mode is SpeculationMode.TARGET_ONLY
 
 
-async def test_a_worker_that_cannot_be_restarted_as_asked_refuses(plan):
-    """Another one, one without a draft to come back with, one that does not run."""
+async def test_an_impossible_restart_request_is_refused(plan):
+    """Of another worker, with a draft it lacks, or while it does not run."""
     role, _, _ = plan()
     other = Worker(worker_id=WorkerId("other"), url="http://127.0.0.1:9")
     with pytest.raises(ControlRefusedError, match="worker other was not started by this process"):
-        await role.restart(other, wish=WITH_DRAFT, reason=Reason.COLLAPSED)
+        await role.restart(other, request=WITH_DRAFT, reason=Reason.COLLAPSED)
     with pytest.raises(ControlRefusedError, match="not kept running"):
-        await role.restart(role.worker, wish=WITH_DRAFT, reason=Reason.COLLAPSED)
+        await role.restart(role.worker, request=WITH_DRAFT, reason=Reason.COLLAPSED)
     alone, _, _ = plan(method="none", draft=None)
     alone._supervisor = StandIn()
     with pytest.raises(ControlRefusedError, match="planned without a draft"):
-        await alone.restart(alone.worker, wish=WITH_DRAFT, reason=Reason.COLLAPSED)
-    await alone.restart(alone.worker, wish=WITHOUT, reason=Reason.OPERATOR_OVERRIDE)
+        await alone.restart(alone.worker, request=WITH_DRAFT, reason=Reason.COLLAPSED)
+    await alone.restart(alone.worker, request=WITHOUT, reason=Reason.OPERATOR_OVERRIDE)
     assert alone._supervisor.restarts == [False]
 
 
@@ -257,11 +255,11 @@ def registered(site: Site, tmp_path, name: str = "new", draft=None) -> str:
 
 
 def stand(site: Site, role: WorkerRole, **fields) -> None:
-    write_standing(site.directory, Standing(target=role.worker.weights, **fields))
+    write_active_draft(site.directory, ActiveDraft(target=role.worker.weights, **fields))
 
 
-def chosen(role: WorkerRole, candidate: Candidate | None = None) -> Chosen:
-    return role._choose(Wish(with_draft=True, candidate=candidate))
+def chosen(role: WorkerRole, candidate: CandidateDraft | None = None) -> ChosenPlan:
+    return role._choose(RestartRequest(with_draft=True, candidate=candidate))
 
 
 def drafts_with(plan: LaunchPlan) -> str:
@@ -269,8 +267,8 @@ def drafts_with(plan: LaunchPlan) -> str:
     return json.loads(plan.argv[plan.argv.index("--speculative-config") + 1])["model"]
 
 
-async def test_a_draft_in_service_is_started_instead_of_that_of_the_settings(plan, site, tmp_path):
-    """With everything else as it was, and pool, plugin and audit log are told which."""
+async def test_the_active_draft_replaces_that_of_the_settings(plan, site, tmp_path):
+    """And pool, plugin and audit log show it; all else is the same."""
     role, pool, recorder = plan()
     new = registered(site, tmp_path)
     stand(site, role, draft=new)
@@ -297,15 +295,13 @@ async def test_a_draft_in_service_is_started_instead_of_that_of_the_settings(pla
     ],
     ids=["measured", "half measured", "on another target", "measured nothing", "damaged"],
 )
-async def test_a_draft_is_expected_to_accept_what_its_evaluation_measured(
-    plan, site, tmp_path, report, promised
-):
-    """The monitor compares with it; without a measurement the training's word stands, and here is none."""
+async def test_the_expectation_of_a_draft_is_its_evaluations(plan, site, tmp_path, report, promised):
+    """Without an evaluation it is the training's, and here is none."""
     role, _, _ = plan()
     new = registered(site, tmp_path)
     stand(site, role, draft=new)
     assert EXPECTATION not in chosen(role).plan.environment
-    measured = {"all": Expected(acceptance_length=2.6, draft_tokens=3)}
+    measured = {"all": ExpectedAcceptance(acceptance_length=2.6, draft_tokens=3)}
     said = {"target": role.worker.weights, "expected": measured, **(report or {})}
     path = save_evaluation(site.directory, bare_report(new, **said), "<p>")
     if report is None:
@@ -314,19 +310,19 @@ async def test_a_draft_is_expected_to_accept_what_its_evaluation_measured(
     assert told == (promised and f'{{"acceptance_length":{promised},"draft_tokens":3}}')
 
 
-async def test_a_draft_on_trial_is_started_for_as_long_as_its_promotion_goes_on(plan, site, tmp_path):
-    """Not for another promotion, and not once it is over."""
+async def test_a_draft_on_trial_is_started_only_during_its_promotion(plan, site, tmp_path):
+    """Not for another promotion, and not after its end."""
     role, _, _ = plan()
     new = registered(site, tmp_path)
     stand(site, role, promotion="P1", candidate=new)
-    tried = chosen(role, Candidate(draft=new, promotion="P1"))
+    tried = chosen(role, CandidateDraft(draft=new, promotion="P1"))
     assert (tried.plan.draft, tried.is_trial) == (new, True)
-    for promotion, wished in (("P2", "P1"), (None, "P1")):
+    for promotion, requested in (("P2", "P1"), (None, "P1")):
         stand(site, role, promotion=promotion, candidate=new if promotion else None)
-        start = chosen(role, Candidate(draft=new, promotion=wished))
+        start = chosen(role, CandidateDraft(draft=new, promotion=requested))
         assert (start.plan, start.is_trial) == (role._supervisor._plans._plan, False)
     stand(site, role, draft=new)
-    start = chosen(role, Candidate(draft=new, promotion="P1"))
+    start = chosen(role, CandidateDraft(draft=new, promotion="P1"))
     assert (start.plan.draft, start.is_trial) == (new, False)
 
 
@@ -340,8 +336,8 @@ def damaged(site: Site, digest: str) -> None:
 
 @pytest.mark.parametrize("in_service", [True, False])
 @pytest.mark.parametrize("fault", ["damaged", "gone", "does not fit", "for another target"])
-async def test_a_draft_that_is_no_good_gives_way_to_the_next(plan, site, tmp_path, fault, in_service):
-    """It is never started; person, log and audit log hear of it, once for each start."""
+async def test_an_unusable_draft_gives_way_to_the_next(plan, site, tmp_path, fault, in_service):
+    """It is never started; output, log and audit log report it once per start."""
     role, _, recorder = plan()
     broken = eagle31()
     broken.drop("fc.weight")
@@ -354,7 +350,7 @@ async def test_a_draft_that_is_no_good_gives_way_to_the_next(plan, site, tmp_pat
     if fault == "gone":
         shutil.move(site.directory / "revisions" / new[7:], tmp_path / "gone")
     stand(site, role, **({"draft": new} if in_service else {"promotion": "P1", "candidate": new}))
-    start = chosen(role, None if in_service else Candidate(draft=new, promotion="P1"))
+    start = chosen(role, None if in_service else CandidateDraft(draft=new, promotion="P1"))
     assert (start.plan, start.is_trial) == (role._supervisor._plans._plan, False)
     saw(role, WorkerEventKind.STARTING)
     assert f"the draft {new} is not started: " in role.said.getvalue()
@@ -369,18 +365,18 @@ async def test_a_draft_that_is_no_good_gives_way_to_the_next(plan, site, tmp_pat
     assert len(recorder.entries) == 2
 
 
-async def test_a_draft_on_trial_that_is_no_good_gives_way_to_the_one_in_service(plan, site, tmp_path):
-    """Not to that of the settings: that may have been replaced long ago."""
+async def test_an_unusable_draft_on_trial_gives_way_to_the_active_one(plan, site, tmp_path):
+    """Not to that of the settings, which may be outdated."""
     role, _, _ = plan()
     old, new = registered(site, tmp_path, "old"), registered(site, tmp_path, "new")
     damaged(site, new)
     stand(site, role, draft=old, promotion="P1", candidate=new)
-    start = chosen(role, Candidate(draft=new, promotion="P1"))
+    start = chosen(role, CandidateDraft(draft=new, promotion="P1"))
     assert (start.plan.draft, start.is_trial) == (old, False)
 
 
-async def test_a_standing_that_cannot_be_read_is_no_standing(plan, site):
-    """The draft of the settings serves, and somebody is told."""
+async def test_an_unreadable_record_of_the_active_draft_is_ignored(plan, site):
+    """The draft of the settings serves, and the failure is reported."""
     role, _, recorder = plan()
     stand(site, role, draft=f"sha256:{'5' * 64}")
     (file,) = (site.directory / "standing").iterdir()
@@ -392,7 +388,7 @@ async def test_a_standing_that_cannot_be_read_is_no_standing(plan, site):
 
 
 async def test_the_draft_of_the_settings_needs_no_registry(plan, site, tmp_path):
-    """Also where the standing names it by its digest."""
+    """Also if the active draft is the same by digest."""
     role, _, _ = plan()
     stand(site, role, draft=role.worker.draft)
     start = chosen(role)
@@ -401,14 +397,13 @@ async def test_the_draft_of_the_settings_needs_no_registry(plan, site, tmp_path)
 
 
 async def test_a_defect_in_choosing_starts_the_worker_as_the_settings_say(plan):
-    """A worker with a draft that was good enough yesterday is worth more than none."""
     role, _, _ = plan()
     role._choice.choose = lambda _candidate: 1 / 0
-    assert chosen(role) == Chosen(plan=role._supervisor._plans._plan)
+    assert chosen(role) == ChosenPlan(plan=role._supervisor._plans._plan)
 
 
-async def test_a_worker_whose_settings_draft_was_refused_may_get_another(plan, site, tmp_path):
-    """It is served alone until one is in service that fits."""
+async def test_a_worker_with_a_refused_settings_draft_may_get_another(plan, site, tmp_path):
+    """It runs target-only until a draft that fits is active."""
     broken = eagle31()
     broken.drop("fc.weight")
     _, refused = write(broken, tmp_path / "refused")
@@ -422,11 +417,12 @@ async def test_a_worker_whose_settings_draft_was_refused_may_get_another(plan, s
     assert (worker.draft, worker.mode, worker.reason) == (new, SpeculationMode.SPECULATIVE, None)
 
 
-async def test_no_draft_is_tried_on_a_worker_that_drafts_otherwise(plan):
-    """It has no place for one."""
+async def test_no_draft_is_tried_on_a_worker_with_another_method(plan):
     role, _, _ = plan(method="ngram", draft=None)
     role._supervisor = StandIn()
-    wish = Wish(with_draft=True, candidate=Candidate(draft=f"sha256:{'a' * 64}", promotion="P1"))
+    request = RestartRequest(
+        with_draft=True, candidate=CandidateDraft(draft=f"sha256:{'a' * 64}", promotion="P1")
+    )
     with pytest.raises(ControlRefusedError, match="makes drafts by ngram"):
-        await role.restart(role.worker, wish=wish, reason=Reason.OPERATOR_OVERRIDE)
-    assert role._supervisor.wishes == []
+        await role.restart(role.worker, request=request, reason=Reason.OPERATOR_OVERRIDE)
+    assert role._supervisor.requests == []
