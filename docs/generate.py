@@ -22,7 +22,7 @@ from appliance import errors
 from appliance.app.http_app import ROUTERS
 from appliance.app.worker import PLUGIN
 from appliance.cli import cli
-from appliance.cli.preflight.report import Report
+from appliance.cli.preflight.report import PreflightReport
 from appliance.drafts.lint.rules import Rule
 from appliance.gateway.cost.report import CostReport
 from appliance.infra.metrics import Metrics
@@ -140,7 +140,7 @@ def openapi_page() -> str:
 
 def preflight_schema() -> str:
     """What `appliance preflight --json` prints, as a JSON Schema."""
-    return json.dumps(Report.model_json_schema(mode="serialization"), indent=2) + "\n"
+    return json.dumps(PreflightReport.model_json_schema(mode="serialization"), indent=2) + "\n"
 
 
 def cost_report_schema() -> str:
