@@ -17,7 +17,7 @@ from typing import Any
 
 from appliance.audit.content.payload_keys import PayloadKeys, Purpose, TenantKey, load_master_key
 from appliance.audit.content.payloads import Payload
-from appliance.audit.content.samples import Beside, SqlSampleStore
+from appliance.audit.content.samples import SampleOutcome, SqlSampleStore
 from appliance.audit.content.sealing import Part, open_sealed, open_unlogged, place, seal, unwrap
 from appliance.audit.entry import format_time
 from appliance.audit.registry import EntryType
@@ -111,13 +111,13 @@ class ContentVault:
             salted = replace(sample, salt=self._random_bytes(SALT_BYTES).hex())
             sealed = self._sealed(salted, key)
             done = self.store.add_sample(sealed, instead_of=old)
-            if done is Beside.GONE:
+            if done is SampleOutcome.GONE:
                 return Skipped.ERASED
             # A crash before the next lines may leave a sample under a destroyed key: unreadable, erased
             # with its request, and replaced by the next harvest.
-            if done is Beside.KEPT and self._keys.is_in_use(key.key_id, Purpose.WRAPPING):
+            if done is SampleOutcome.KEPT and self._keys.is_in_use(key.key_id, Purpose.WRAPPING):
                 return salted
-            if done is Beside.KEPT:
+            if done is SampleOutcome.KEPT:
                 self.store.remove_sample(sealed)
         return Skipped.ERASED
 

@@ -13,13 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from appliance.audit.content.samples import Answered
 from appliance.audit.entry import JSON, format_time
 from appliance.audit.registry import EntryType
 from appliance.drafts.harvest.candidate import POLICY, ROUTES, HarvestCandidate, HarvestFilter, classify
-from appliance.drafts.harvest.content_vault import KeptContent
+from appliance.drafts.harvest.content_vault import ContentVault
 from appliance.drafts.harvest.conversation import Conversation, Skipped, UnusableError
 from appliance.drafts.harvest.dataset import save_manifest
 from appliance.drafts.harvest.dataset_manifest import DatasetManifest, ManifestEntry, is_held_out
@@ -27,7 +26,7 @@ from appliance.drafts.harvest.request_body import read_body
 from appliance.drafts.harvest.response_body import read_answer
 from appliance.drafts.harvest.sample import TrainingSample
 from appliance.drafts.harvest.selection import SampleSelection
-from appliance.drafts.harvest.tokenizer import Tokens
+from appliance.drafts.harvest.tokenizer import TargetTokenizer
 from appliance.errors import AuditError, DraftRefusedError
 
 MAX_CANDIDATES = 200_000
@@ -39,18 +38,6 @@ TENANTS_PER_ENTRY = 40
 
 Journal = Callable[[EntryType, dict[str, JSON | None]], int]
 """Writes one audit entry, durable on return; raises AuditError."""
-
-
-class Samples(Protocol):
-    def open_content(self, request_id: str, tenant: str) -> KeptContent | Skipped: ...
-
-    def keep(self, sample: TrainingSample) -> TrainingSample | Skipped: ...
-
-
-class ConversationTokenizer(Protocol):
-    def tokenize(
-        self, conversation: Conversation, *, prompt_tokens: int, completion_tokens: int
-    ) -> Tokens | Skipped: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +56,8 @@ class HarvestResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarvestTools:
-    samples: Samples
-    tokenizer: ConversationTokenizer
+    samples: ContentVault
+    tokenizer: TargetTokenizer
     journal: Journal
     permitted: Callable[[], Collection[str]]
     """Names of the tenants that allow harvesting now."""

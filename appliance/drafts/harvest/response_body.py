@@ -6,6 +6,7 @@ Follows what vLLM 0.32 sends on the four routes.  Pure.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -98,22 +99,6 @@ def _streamed_choice(
         for choice in map(object_of, list_of(event.get("choices"))):
             found.add(choice, object_of(choice.get(part)) if part else choice, name)
     return found.answer()
-
-
-def _chat(body: Mapping[str, Any]) -> SampledAnswer:
-    return _whole_choice(body, "message", "content")
-
-
-def _chat_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> SampledAnswer:
-    return _streamed_choice(events, "delta", "content")
-
-
-def _text(body: Mapping[str, Any]) -> SampledAnswer:
-    return _whole_choice(body, None, "text")
-
-
-def _text_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> SampledAnswer:
-    return _streamed_choice(events, None, "text")
 
 
 def _messages(body: Mapping[str, Any]) -> SampledAnswer:
@@ -220,8 +205,14 @@ _READERS: Mapping[
     ],
 ] = MappingProxyType(
     {
-        "chat": (_chat, _chat_stream),
-        "text": (_text, _text_stream),
+        "chat": (
+            partial(_whole_choice, part="message", name="content"),
+            partial(_streamed_choice, part="delta", name="content"),
+        ),
+        "text": (
+            partial(_whole_choice, part=None, name="text"),
+            partial(_streamed_choice, part=None, name="text"),
+        ),
         "messages": (_messages, _messages_stream),
         "responses": (_responses, _responses_stream),
     }

@@ -54,13 +54,11 @@ MEMBERS = (
 
 @given(RECORDS)
 def test_training_record_round_trips(record: TrainingRecord):
-    """Nothing is lost on the way, and nothing is called wrong."""
     assert parse_record(encode_record(record)) == (record, ())
 
 
 @given(st.dictionaries(st.sampled_from(MEMBERS), JSON))
 def test_every_field_is_parsed_or_named_as_malformed(content: dict[str, Any]):
-    """What is wrong counts as not said; what comes out can be written again."""
     record, wrong = parse_record(content)
     assert set(wrong) <= set(content)
     for name in wrong:
@@ -88,14 +86,12 @@ def test_every_field_is_parsed_or_named_as_malformed(content: dict[str, Any]):
     ],
 )
 def test_impossible_expectation_is_malformed(length: Any, tokens: Any):
-    """A record that promises the impossible promises nothing, and is called malformed."""
     said = {"all": {"acceptance_length": length, "draft_tokens": tokens}}
     record, wrong = parse_record({"expected": said})
     assert (record.expected, wrong) == ({}, ("expected",))
 
 
 def test_possible_expectation_is_kept():
-    """The least and the most there is, as a whole number too."""
     for length, tokens in ((1, 1), (4, 3), (2.7, 3)):
         record, wrong = parse_record(
             {"expected": {"all": {"acceptance_length": length, "draft_tokens": tokens}}}
@@ -109,7 +105,6 @@ def test_possible_expectation_is_kept():
     st.data(),
 )
 def test_expectation_for_fewer_draft_tokens_is_never_too_high(rates: list[float], data: st.DataObject):
-    """Whatever the draft accepts at each position: no later one more often than an earlier one."""
     tokens = len(rates)
     expectation = Expectation(acceptance_length=1.0 + sum(rates), draft_tokens=tokens)
     k = data.draw(st.integers(0, tokens))

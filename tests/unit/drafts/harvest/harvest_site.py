@@ -261,7 +261,7 @@ class HarvestSite:
         return [json.loads(leaf.leaf) for leaf in leaves if not types or leaf.type in types]
 
     def parts(self, request_id: str) -> set[Part]:
-        """What is kept of a request."""
+        """The stored parts of a request."""
         return {part for part in Part if self.store.get(request_id, part) is not None}
 
     def opens(self, request_id: str, part: Part = Part.SAMPLE) -> bool:

@@ -32,7 +32,6 @@ def judged(wanted=WANTED, **outcome):
 
 
 def test_only_permitted_tenants_with_kept_content_are_harvested():
-    """Each of the three counts."""
     tenant = allowing("acme")
     assert allows(tenant)
     assert not allows(replace(tenant, may=frozenset(set(Permission) - {Permission.TRAIN_DRAFTS})))
@@ -42,14 +41,12 @@ def test_only_permitted_tenants_with_kept_content_are_harvested():
 
 
 def test_samples_are_trained_on_only_while_the_tenant_permits_it():
-    """Whatever else changed since."""
     tenant = replace(allowing("acme"), content=ContentPolicy.NONE)
     assert still_allows(tenant)
     assert not still_allows(replace(tenant, may=frozenset()))
 
 
 def test_matching_request_becomes_a_candidate_with_its_logged_members():
-    """Nothing of its content."""
     assert judged() == HarvestCandidate(
         request_id="r",
         tenant="acme",
@@ -84,12 +81,11 @@ def test_matching_request_becomes_a_candidate_with_its_logged_members():
     ],
 )
 def test_other_request_has_one_skip_reason(outcome, why):
-    """Known before anything is read."""
     assert judged(**outcome) is why
 
 
 def test_unrecorded_weights_are_accepted():
-    """A gateway knows the weights of workers it started; of others the name has to do."""
+    """Gateways know only the weights of workers they started; for others the model name decides."""
     assert isinstance(judged(weights=None), HarvestCandidate)
     other = {"weights": f"sha256:{'8' * 64}"}
     assert isinstance(judged(replace(WANTED, any_weights=True), **other), HarvestCandidate)

@@ -1,4 +1,6 @@
-"""What is typed, what is shown, what is refused."""
+"""
+Commands of harvest and provenance: arguments, output, refusals.
+"""
 
 import hashlib
 import json
@@ -134,7 +136,6 @@ def office(site, monkeypatch):
 
 
 def test_harvest_reports_samples_per_tenant_and_skip_reasons(office):
-    """And makes a data set for the target that is served here."""
     for number in range(6):
         office.talk("acme", number, template=f"chat-{number % 2}")
     office.talk("clinic", 1)
@@ -155,7 +156,6 @@ def test_harvest_reports_samples_per_tenant_and_skip_reasons(office):
 
 
 def test_dry_run_reads_nothing_and_records_nothing(office):
-    """It shows what would be taken."""
     requests = [office.talk(tenant, number) for tenant in ("acme", "clinic") for number in range(3)]
     before = len(office.site.entries())
     said = office.done("harvest", "--dry-run", "--max-samples", 4)
@@ -169,7 +169,6 @@ def test_dry_run_reads_nothing_and_records_nothing(office):
 
 
 def test_limits_names_and_times_are_respected(office):
-    """Each option does what it says."""
     for tenant in ("acme", "clinic"):
         for number in range(4):
             office.talk(tenant, number, template=f"chat-{number}")
@@ -185,7 +184,6 @@ def test_limits_names_and_times_are_respected(office):
 
 
 def test_other_weights_or_names_are_harvested_only_on_request(office):
-    """An adapter answers under a name of its own."""
     office.talk("acme", 1, weights=f"sha256:{'8' * 64}")
     assert "other_weights" in office.refused("harvest", kind=DraftRefusedError)
     assert len(office.harvest("--other-weights").samples) == 1
@@ -194,7 +192,7 @@ def test_other_weights_or_names_are_harvested_only_on_request(office):
 
 
 def test_tenant_without_permission_is_not_harvested(office):
-    """Not by name either, and not while it is disabled."""
+    """Neither by name, nor while it is disabled."""
     office.talk("silent", 1)
     assert "acme" not in office.refused("harvest", "--tenant", "silent", kind=DraftRefusedError)
     office.site.tenants(allowing("acme", disabled=True), Tenant(name="silent"))
@@ -204,7 +202,6 @@ def test_tenant_without_permission_is_not_harvested(office):
 
 
 def test_purpose_is_one_line(office):
-    """It goes into the log."""
     office.talk("acme", 1)
     for purpose in ("two\nlines", "x" * 201):
         office.refused("harvest", "--purpose", purpose, kind=ConfigurationError)
@@ -212,7 +209,6 @@ def test_purpose_is_one_line(office):
 
 
 def test_opening_a_request_never_shows_its_sample(office):
-    """Nobody takes it for something that was said."""
     request = office.talk("acme", 1)
     office.harvest()
     assert len(office.site.parts(request)) == 3
@@ -243,7 +239,6 @@ def provenance(office, revision):
 
 
 def test_provenance_counts_used_requests_per_tenant(office, trained):
-    """Those it used, by tenant, with the data set and the entry that says so."""
     manifest, revision = trained
     code, found = provenance(office, revision)
     used = [entry for entry in manifest.samples if not entry.held_out]
@@ -257,7 +252,6 @@ def test_provenance_counts_used_requests_per_tenant(office, trained):
 
 
 def test_later_erasure_is_reported_with_advice(office, trained):
-    """It is no fault of the training."""
     manifest, revision = trained
     office.site.erase("clinic")
     code, found = provenance(office, revision)
@@ -270,7 +264,6 @@ def test_later_erasure_is_reported_with_advice(office, trained):
 
 
 def test_draft_trained_on_erased_requests_is_not_sound(office):
-    """The exit code says so."""
     for number in range(10):
         office.talk("acme", number)
     manifest = office.harvest()
@@ -286,7 +279,6 @@ def test_draft_trained_on_erased_requests_is_not_sound(office):
 
 
 def test_used_request_outside_the_data_set_is_not_sound(office):
-    """A list that names more than the data set."""
     office.talk("acme", 1)
     manifest = office.harvest()
     code, found = provenance(office, office.train(manifest, used={"0" * 26: "f" * 64}))
@@ -294,7 +286,6 @@ def test_used_request_outside_the_data_set_is_not_sound(office):
 
 
 def test_training_record_must_match_the_log(office, trained):
-    """Whoever writes another list has to write another record, and the log names the first."""
     _, revision = trained
     real = office.site.record
     office.site.record = lambda kind, **fields: real(kind, **{**fields, "record": "0" * 64})
@@ -304,7 +295,6 @@ def test_training_record_must_match_the_log(office, trained):
 
 
 def test_imported_draft_has_no_provenance(office):
-    """And is told apart from one that is not there."""
     registry = open_registry(office.settings, office.site.clock)
     revision = registry.register(
         read_source(office.parent),
@@ -312,5 +302,5 @@ def test_imported_draft_has_no_provenance(office):
         how="imported",
         signer=site_signer(office.settings),
     )
-    assert "no training data on record" in office.refused("provenance", revision.digest, kind=DraftNotFoundError)
+    assert "no training data" in office.refused("provenance", revision.digest, kind=DraftNotFoundError)
     assert "registered" in office.refused("provenance", "ffff", kind=DraftNotFoundError)

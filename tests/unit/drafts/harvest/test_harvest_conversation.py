@@ -1,4 +1,6 @@
-"""What the worker read, or a reason why that cannot be told."""
+"""
+Bodies and answers are parsed as the worker parsed them, or refused with a reason.
+"""
 
 import json
 from contextlib import suppress
@@ -37,7 +39,7 @@ def frames(*events, names=False, end=b"data: [DONE]\n\n"):
 
 
 def test_chat_body_is_parsed_like_the_worker():
-    """Text parts joined or kept apart, nothing of the rest lost."""
+    """Text parts are joined or kept apart; no other member is lost."""
     system = {"role": "system", "content": [{"type": "text", "text": "be kind"}]}
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, "b"], "name": "eve"}
     nobody = {"role": "assistant", "content": None}
@@ -52,7 +54,6 @@ def test_chat_body_is_parsed_like_the_worker():
 
 
 def test_earlier_tool_calls_have_object_arguments():
-    """As templates expect them; what is no object becomes an empty one, as in the worker."""
     calls = [
         {"id": "1", "type": "function", "function": {"name": "look", "arguments": text}}
         for text in ('{"x": 1}', "nonsense", "[]", "", None)
@@ -66,7 +67,6 @@ def test_earlier_tool_calls_have_object_arguments():
 
 
 def test_tools_and_arguments_of_the_template_are_kept():
-    """In the worker's order, with what it adds for an effort."""
     tool = {"function": {"parameters": {}, "name": "look", "odd": 1}, "type": "function"}
     body = {"messages": [USER], "tools": [tool], "reasoning_effort": "low", "documents": [{"a": 1}]}
     asked = read("chat", body | {"chat_template_kwargs": {"flavour": "x"}})
@@ -91,12 +91,10 @@ def test_tools_and_arguments_of_the_template_are_kept():
     ],
 )
 def test_text_prompt_is_a_text_or_its_tokens(prompt, asked):
-    """One of them."""
     assert read("text", {"prompt": prompt}) == asked
 
 
 def test_messages_and_responses_become_a_chat():
-    """With what stands beside the messages first."""
     chat = ({"role": "system", "content": "be kind"}, USER)
     system = [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]
     body = {"system": system, "messages": [USER], "max_tokens": 5}
@@ -142,13 +140,11 @@ def test_messages_and_responses_become_a_chat():
     ],
 )
 def test_unusable_body_has_a_reason(kind, body, why):
-    """It is counted under one reason."""
     assert reason(read, kind, body) is why
 
 
 @given(st.sampled_from(["chat", "text", "messages", "responses"]), st.binary(max_size=60))
 def test_bytes_without_a_json_object_are_unreadable(kind, content):
-    """No error of a library gets out, with the text in it."""
     with suppress(UnusableError):
         read_body(kind, content)
 
@@ -166,7 +162,6 @@ OBJECTS = st.dictionaries(st.sampled_from(MEMBERS), JSON | PIECES | st.lists(PIE
 
 @given(st.sampled_from(["chat", "text", "messages", "responses"]), OBJECTS)
 def test_any_json_is_parsed_or_refused(kind, content):
-    """As a body, as an answer, and as the frame of one."""
     text = json.dumps(content).encode()
     for call in (
         lambda: read_body(kind, text),
@@ -189,7 +184,7 @@ def whole(*choices):
 
 
 def test_whole_chat_answer_is_its_text_and_how_it_ended():
-    """By the tokenizer's last token, by another one, by a text, or by its length."""
+    """By EOS, by another token, by a stop text, or by its length."""
     assert read_answer("chat", whole(choice("hi"))) == SampledAnswer(text="hi", end=EOS)
     assert read_answer("chat", whole(choice("hi", stop_reason=7))) == SampledAnswer(text="hi", end=7)
     stopped = SampledAnswer(text="hi", end=None, stop="\n")
@@ -199,7 +194,6 @@ def test_whole_chat_answer_is_its_text_and_how_it_ended():
 
 
 def test_streamed_chat_answer_is_the_same():
-    """Pieces joined, counts and comments left out."""
     deltas = [{"role": "assistant", "content": ""}, {"content": "h\n\ni"}, {"content": "!"}, {}]
     events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
     events[-1]["choices"][0] |= {"finish_reason": "stop", "stop_reason": None}
@@ -208,7 +202,6 @@ def test_streamed_chat_answer_is_the_same():
 
 
 def test_completion_is_read_both_ways():
-    """Its text stands in the choice itself."""
     body = {"choices": [{"index": 0, "text": "x", "finish_reason": "length"}]}
     assert read_answer("text", json.dumps(body).encode()) == SampledAnswer(text="x", end=None)
     events = [{"choices": [{"index": 0, "text": text, "finish_reason": None}]} for text in "xy"]
@@ -217,7 +210,6 @@ def test_completion_is_read_both_ways():
 
 
 def test_messages_are_read_both_ways():
-    """From blocks of text."""
     body = {"content": [{"type": "text", "text": "hi"}], "stop_reason": "end_turn"}
     assert read_answer("messages", json.dumps(body).encode()) == SampledAnswer(text="hi", end=EOS)
     events = [
@@ -234,7 +226,7 @@ def test_messages_are_read_both_ways():
 
 
 def test_responses_are_read_both_ways():
-    """A stream's last event carries all of it."""
+    """The last event of a stream carries the whole response."""
     message = {"type": "message", "content": [{"type": "output_text", "text": "hi"}]}
     response = {"output": [message], "status": "completed"}
     assert read_answer("responses", json.dumps(response).encode()) == SampledAnswer(text="hi", end=EOS)
@@ -275,5 +267,4 @@ def test_responses_are_read_both_ways():
     ],
 )
 def test_unusable_answer_has_a_reason(kind, content, why):
-    """It is counted under one reason."""
     assert reason(read_answer, kind, content) is why

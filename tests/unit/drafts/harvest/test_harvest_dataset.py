@@ -1,4 +1,6 @@
-"""What is read is what was taken and may still be read."""
+"""
+A data set reads only permitted, unerased and unaltered samples.
+"""
 
 import stat
 from dataclasses import replace
@@ -51,7 +53,6 @@ def read(dataset):
 
 
 def test_dataset_reads_training_and_held_out_samples(site, taken):
-    """One to train on, one to judge by, each sample in one of them."""
     dataset = opened(site, taken)
     train, held = list(dataset.read(False)), list(dataset.read(True))
     assert sorted(each.request_id for each in (*train, *held)) == [each.request_id for each in taken]
@@ -63,7 +64,6 @@ def test_dataset_reads_training_and_held_out_samples(site, taken):
 
 
 def test_erased_samples_are_skipped_and_counted_once(site, taken):
-    """However often it is read."""
     dataset = opened(site, taken)
     site.erase("acme", taken[1].request_id, taken[3].request_id)
     for _ in range(2):
@@ -77,7 +77,6 @@ def test_erased_samples_are_skipped_and_counted_once(site, taken):
 
 
 def test_samples_of_a_tenant_without_permission_are_withheld(site, taken):
-    """And so is one that is gone; what it keeps from now on does not matter."""
     dataset = opened(site, taken)
     site.tenants(replace(allowing("acme"), content=ContentPolicy.NONE), allowing("clinic", may=frozenset()))
     assert {each.tenant for each in read(dataset)} == {"acme"}
@@ -88,7 +87,6 @@ def test_samples_of_a_tenant_without_permission_are_withheld(site, taken):
 
 
 def test_replaced_sample_stops_the_reading(site, taken):
-    """Nobody trains on what the manifest does not name."""
     dataset = opened(site, taken)
     site.vault.keep(replace(taken[0], salt="", token_ids=(9, 9, 9, 9)))
     with pytest.raises(DraftRefusedError, match="manifest"):
@@ -96,7 +94,6 @@ def test_replaced_sample_stops_the_reading(site, taken):
 
 
 def test_sample_of_another_tokenizer_is_refused(site, taken):
-    """It is a data set of yesterday, not an attack."""
     dataset = opened(site, taken)
     site.vault.keep(replace(taken[0], salt="", tokenizer="sha256:other"))
     with pytest.raises(DraftRefusedError, match="another tokenizer"):
@@ -104,7 +101,6 @@ def test_sample_of_another_tokenizer_is_refused(site, taken):
 
 
 def test_data_set_is_found_by_digest_or_prefix(site, taken):
-    """Where only one does."""
     drafts = site.directory / "drafts"
     first, second = (manifest_of(*taken, made=made) for made in ("a", "b"))
     for manifest in (first, second):
@@ -120,7 +116,6 @@ def test_data_set_is_found_by_digest_or_prefix(site, taken):
 
 
 def test_manifest_file_is_private_and_holds_no_content(site, taken):
-    """Its directory too."""
     path = save_manifest(site.directory / "drafts", manifest_of(*taken))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -129,7 +124,6 @@ def test_manifest_file_is_private_and_holds_no_content(site, taken):
 
 
 def test_manifest_that_was_altered_is_refused(site, taken):
-    """Under the digest it no longer has."""
     drafts = site.directory / "drafts"
     manifest = manifest_of(*taken)
     path = save_manifest(drafts, manifest)
@@ -139,7 +133,6 @@ def test_manifest_that_was_altered_is_refused(site, taken):
 
 
 def test_data_set_that_cannot_be_written_is_a_storage_error(tmp_path, taken):
-    """With what is wrong."""
     (tmp_path / "file").write_text("")
     with pytest.raises(DraftStorageError, match="cannot write"):
         save_manifest(tmp_path / "file", manifest_of(*taken))

@@ -42,7 +42,6 @@ USED = {entry.request_id: entry.digest for entry in manifest_of().samples}
 
 
 def test_used_requests_are_counted_per_tenant():
-    """Of those it learnt from, not of the whole data set."""
     used = {request(number): f"{number:064x}" for number in (0, 1, 3)}
     found = trace(used, manifest_of(), [], trained=7)
     assert (found.used, found.tenants, found.is_sound) == (3, {"acme": 2, "clinic": 1}, True)
@@ -51,7 +50,7 @@ def test_used_requests_are_counted_per_tenant():
 
 
 def test_request_erased_before_the_training_is_not_sound():
-    """By its name, or by the time it came; of its own tenant only."""
+    """By request or by time, for its own tenant only."""
     by_name = {"tenant": "acme", "requests": [request(1)]}
     others = {"tenant": "clinic", "requests": [request(3)]}
     by_time = {"tenant": "clinic", "before": format_time(DAY_MS + 1)}
@@ -64,7 +63,6 @@ def test_request_erased_before_the_training_is_not_sound():
 
 
 def test_request_erased_after_the_training_is_reported():
-    """The first entry that covers it counts."""
     everything = {"tenant": "acme", "before": format_time(DAY_MS + 10**9)}
     found = trace(USED, manifest_of(), [(9, everything), (11, everything)], trained=7)
     assert [each.request_id for each in found.erased_since] == [request(1), request(3)]
@@ -73,14 +71,12 @@ def test_request_erased_after_the_training_is_reported():
 
 
 def test_without_a_training_entry_every_erasure_counts_as_earlier():
-    """Nobody can say when it was trained."""
     found = trace(USED, manifest_of(), [(3, {"tenant": "acme", "requests": [request(1)]})], trained=None)
     assert len(found.erased_before) == 1
     assert not found.is_sound
 
 
 def test_used_request_missing_in_the_data_set_is_unknown():
-    """Another request, or another sample of the same."""
     used = {**USED, "elsewhere": "0" * 64, request(2): "f" * 64}
     found = trace(used, manifest_of(), [], trained=7)
     assert found.unknown == tuple(sorted(("elsewhere", request(2))))
@@ -88,14 +84,12 @@ def test_used_request_missing_in_the_data_set_is_unknown():
 
 
 def test_first_training_entry_counts():
-    """After a crash there are two."""
     entries = [(2, {"draft": "b"}), (4, {"draft": "a"}), (6, {"draft": "a"})]
     assert first_training("a", entries) == 4
     assert first_training("c", entries) is None
 
 
 def test_used_list_must_match_the_training_record():
-    """Byte for byte."""
     content = b"r1 aa\nr2 bb\n"
     digest = hashlib.sha256(content).hexdigest()
     assert parse_used(content, digest) == {"r1": "aa", "r2": "bb"}
@@ -107,6 +101,5 @@ def test_used_list_must_match_the_training_record():
 
 @pytest.mark.parametrize("content", [b"r1\n", b"r1 aa bb\n", b"r1 aa\nr1 bb\n", b"\n", b"\xff\n"])
 def test_malformed_used_list_is_refused(content):
-    """Whatever the record says."""
     with pytest.raises(DraftRefusedError, match="line"):
         parse_used(content, hashlib.sha256(content).hexdigest())

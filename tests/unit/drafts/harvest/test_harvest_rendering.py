@@ -38,7 +38,6 @@ def text_of(token_ids):
 
 
 def test_prompt_and_answer_are_tokenized_with_the_template():
-    """With the token that ended it."""
     prompt, answer = tokens(user("hi"), SampledAnswer(text="yo", end=EOS), 6, 3)
     assert text_of(prompt) == "<|begin|><|user|>hi<|end|><|assistant|>"
     assert text_of(answer) == "yo<|end|>"
@@ -47,7 +46,6 @@ def test_prompt_and_answer_are_tokenized_with_the_template():
 
 
 def test_different_token_count_is_a_reason():
-    """Of the prompt, or of the answer."""
     ended = SampledAnswer(text="yo", end=EOS)
     assert tokens(user("hi"), ended, 7, 3) is Skipped.PROMPT_DIFFERS
     assert tokens(user("hi"), ended, 6, 4) is Skipped.ANSWER_DIFFERS
@@ -55,7 +53,6 @@ def test_different_token_count_is_a_reason():
 
 
 def test_answer_tokenized_differently_is_skipped():
-    """The text alone does not say with which tokens it was made."""
     merging = LetterTokenizer(merges=True)
     assert tokens(user("hi"), SampledAnswer(text="abc", end=EOS), 6, 3, merging) == (
         tuple(merging.encode("<|begin|><|user|>hi<|end|><|assistant|>", add_special_tokens=False)),
@@ -65,8 +62,6 @@ def test_answer_tokenized_differently_is_skipped():
 
 
 def test_answer_that_does_not_round_trip_is_skipped():
-    """However many tokens it has."""
-
     class Lowering(LetterTokenizer):
         def encode(self, text, *, add_special_tokens):
             return super().encode(text.lower(), add_special_tokens=add_special_tokens)
@@ -76,7 +71,7 @@ def test_answer_that_does_not_round_trip_is_skipped():
 
 
 def test_several_texts_in_a_message_are_tried_both_ways():
-    """A template for lists, and one for texts: the one that counts as the worker did is right."""
+    """With a template for lists and one for texts; the one with the worker's count is right."""
     asked = user(["a", "b"])
     ended = SampledAnswer(text="yo", end=EOS)
     assert text_of(tokens(asked, ended, 7, 3)[0]) == "<|begin|><|user|>a\nb<|end|><|assistant|>"
@@ -85,7 +80,6 @@ def test_several_texts_in_a_message_are_tried_both_ways():
 
 
 def test_stop_text_and_tokens_overlapping_it_are_removed():
-    """Only what is sure is learnt from."""
     asked = PromptSource(text="x")
     stopped = SampledAnswer(text="yo", end=None, stop="..")
     assert text_of(tokens(asked, stopped, 2, 4)[1]) == "yo"
@@ -94,14 +88,13 @@ def test_stop_text_and_tokens_overlapping_it_are_removed():
 
 
 def test_tokens_and_texts_are_prompts_too():
-    """The first as they are, the second with the tokenizer's own beginning."""
+    """Tokens unchanged, text with the tokenizer's prefix."""
     ended = SampledAnswer(text="yo", end=EOS)
     assert tokens(PromptSource(tokens=(5, 6)), ended, 2, 3)[0] == (5, 6)
     assert tokens(PromptSource(text="x"), ended, 2, 3)[0] == (0, ord("x") + 10)
 
 
 def test_request_arguments_reach_the_template_except_fixed_ones():
-    """Nobody turns tokenizing off by a request."""
     ended = SampledAnswer(text="yo", end=EOS)
     more = {"flavour": "zz", "tokenize": False, "add_generation_prompt": False, "chat_template": "x"}
     prompt, _ = tokens(user("hi", arguments=more), ended, 8, 3)
@@ -110,7 +103,6 @@ def test_request_arguments_reach_the_template_except_fixed_ones():
 
 
 def test_tokenizer_without_a_last_token_ends_nothing():
-    """An answer that ended by it cannot be told."""
     endless = LetterTokenizer()
     endless.eos_token_id = None
     assert tokens(user("hi"), SampledAnswer(text="yo", end=EOS), 6, 3, endless) is Skipped.ANSWER_DIFFERS
@@ -118,7 +110,6 @@ def test_tokenizer_without_a_last_token_ends_nothing():
 
 @given(st.text("abxyz<|end>", max_size=12), st.text("abxyz<|end>", min_size=1, max_size=12), st.booleans())
 def test_accepted_tokens_decode_to_the_answer(prompt, answer, merges):
-    """Special words that somebody typed included: they are tokens, or the request is left out."""
     tokenizer = LetterTokenizer(merges=merges)
     spelt = tokenizer.encode(answer, add_special_tokens=False)
     found = tokens(
@@ -134,7 +125,7 @@ def test_accepted_tokens_decode_to_the_answer(prompt, answer, merges):
 
 
 def test_no_job_ends_the_child_or_returns_content():
-    """What a library raises may quote the text."""
+    """Library errors may quote the text."""
 
     class Raising(LetterTokenizer):
         def encode(self, text, *, add_special_tokens):
@@ -147,8 +138,6 @@ def test_no_job_ends_the_child_or_returns_content():
 
 
 def test_template_that_raises_is_a_prompt_that_differs():
-    """Roles in an order it does not like, for instance."""
-
     class Picky(LetterTokenizer):
         def apply_chat_template(self, conversation, **more):
             raise RuntimeError(conversation)
@@ -178,7 +167,6 @@ def end(child):
     "code", ["raise SystemExit", "print('nonsense', flush=True)", "import time; time.sleep(60)"]
 )
 def test_dead_or_silent_child_is_a_storage_error(code):
-    """Within the time it is given."""
     child = child_of(code)
     try:
         with pytest.raises(DraftStorageError, match="tokenizer"):
@@ -188,7 +176,7 @@ def test_dead_or_silent_child_is_a_storage_error(code):
 
 
 def test_digest_of_a_tokenizer_is_of_its_files_and_of_no_others(tmp_path):
-    """Weights and the model's own config may change without it."""
+    """Weights and the model's config may change without it."""
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "config.json").write_text("{}")
     before = digest_tokenizer(tmp_path)
@@ -200,7 +188,6 @@ def test_digest_of_a_tokenizer_is_of_its_files_and_of_no_others(tmp_path):
 
 
 def test_render_says_what_it_made_as_json_can():
-    """It goes over a pipe."""
     job = {
         "messages": None,
         "tools": [],

@@ -83,7 +83,6 @@ def run(site):
 
 
 def test_requests_and_answers_become_readable_samples(run):
-    """Prompt and answer apart, each tenant's under its name."""
     requests = [run.site.talk(tenant, f"hello {tenant}", "good day") for tenant in ("acme", "clinic")]
     manifest, skipped = run()
     assert skipped == Counter()
@@ -105,7 +104,7 @@ def test_requests_and_answers_become_readable_samples(run):
 
 
 def test_harvest_is_logged_before_reading_and_after(run):
-    """Who, why, by what right; and how much it was, of which data set."""
+    """With actor, purpose, policy, and the resulting data set."""
     for tenant in ("acme", "clinic"):
         run.site.talk(tenant, f"hello {tenant}", "good day")
     manifest, _ = run()
@@ -120,7 +119,6 @@ def test_harvest_is_logged_before_reading_and_after(run):
 
 
 def test_nothing_is_read_if_it_cannot_be_recorded(run):
-    """No content, no sample, no manifest."""
     request = run.site.talk("acme", "hello", "good day")
     run.refuse = 1
     with pytest.raises(AuditUnavailableError):
@@ -130,7 +128,6 @@ def test_nothing_is_read_if_it_cannot_be_recorded(run):
 
 
 def test_unrecorded_data_set_is_removed_and_its_samples_reused(run):
-    """Nothing is trained on that the log does not know of."""
     request = run.site.talk("acme", "hello", "good day")
     run.refuse = 2
     with pytest.raises(AuditUnavailableError):
@@ -143,7 +140,6 @@ def test_unrecorded_data_set_is_removed_and_its_samples_reused(run):
 
 
 def test_same_harvest_again_takes_the_same_samples(run):
-    """Byte for byte, however many there are."""
     for number in range(20):
         run.site.talk("acme", f"question {number}", "answer", template=f"chat-{number % 3}")
     first, second = (run(samples=7)[0] for _ in range(2))
@@ -152,7 +148,6 @@ def test_same_harvest_again_takes_the_same_samples(run):
 
 
 def test_same_prompt_is_taken_once(run):
-    """Whoever asked it, and whatever was answered."""
     for tenant, answer in (("acme", "one"), ("acme", "two"), ("clinic", "one"), ("clinic", "three")):
         run.site.talk(tenant, "the same", answer)
     run.site.talk("clinic", "another", "one")
@@ -162,7 +157,6 @@ def test_same_prompt_is_taken_once(run):
 
 
 def test_limits_count_taken_samples_only(run):
-    """For what turns out useless the next in line is read."""
     for number in range(10):
         run.site.talk("acme", f"good {number}", "yes")
         run.site.talk("acme", f"bad {number}", "no", completion_tokens=77)
@@ -175,7 +169,6 @@ def test_limits_count_taken_samples_only(run):
 
 
 def test_every_reason_is_counted(run):
-    """Of the log, of the content, and of the tokens."""
     run.site.talk("acme", "hello", "good day")
     run.site.talk("acme", "failed", "x", outcome="worker_failed")
     run.site.talk("acme", "foreign", "x", weights=f"sha256:{'8' * 64}")
@@ -197,7 +190,6 @@ def test_every_reason_is_counted(run):
 
 
 def test_tenant_that_withdraws_during_the_harvest_is_excluded(run, monkeypatch):
-    """Not what is read later, and not what was read before."""
     monkeypatch.setattr("appliance.drafts.harvest.harvest.RECHECK_AFTER", 10)
     for number in range(20):
         for tenant in ("acme", "clinic"):
@@ -218,7 +210,6 @@ def test_tenant_that_withdraws_during_the_harvest_is_excluded(run, monkeypatch):
 
 
 def test_harvest_without_candidates_is_refused_and_not_logged(run):
-    """There was nothing to say."""
     run.site.talk("acme", "failed", "x", outcome="worker_failed")
     with pytest.raises(DraftRefusedError, match="1 not_completed"):
         run()
@@ -226,7 +217,6 @@ def test_harvest_without_candidates_is_refused_and_not_logged(run):
 
 
 def test_harvest_without_a_result_is_logged(run):
-    """Without a data set."""
     run.site.talk("acme", "counted otherwise", "x", prompt_tokens=5)
     with pytest.raises(DraftRefusedError, match="1 prompt_differs"):
         run()
@@ -237,7 +227,7 @@ def test_harvest_without_a_result_is_logged(run):
 
 
 def test_tenants_that_do_not_fit_into_one_entry_are_named_in_several(run):
-    """With the longest names there are; counts stand in the first, so that sums are right."""
+    """With the longest names; only the first entry has the counts."""
     names = sorted(f"{number:02d}" + "t" * 61 for number in range(TENANTS_PER_ENTRY + 1))
     run.allowed = set(names)
     for name in names:
@@ -254,7 +244,6 @@ def test_tenants_that_do_not_fit_into_one_entry_are_named_in_several(run):
 
 
 def test_only_named_tenants_are_surveyed(run):
-    """And a rehearsal reads nothing at all."""
     for tenant in ("acme", "clinic", "court"):
         run.site.talk(tenant, f"hello {tenant}", "good day")
     assert {each.tenant for each in run.survey(("acme", "court")).candidates} == {"acme", "court"}
@@ -265,7 +254,7 @@ def test_only_named_tenants_are_surveyed(run):
 
 
 def test_tenant_under_a_legal_hold_can_be_harvested(run):
-    """A hold forbids erasing; it does not forbid reading."""
+    """A hold forbids erasure, not reading."""
     run.site.talk("acme", "hello", "good day")
     run.site.record(EntryType.HOLD_PLACED, tenant="acme", reason="case 7", actor="admin")
     manifest, _ = run()
@@ -273,7 +262,6 @@ def test_tenant_under_a_legal_hold_can_be_harvested(run):
 
 
 def test_survey_is_newest_first_and_starts_at_the_given_time(run):
-    """In pages, whatever their number."""
     requests = [run.site.talk("acme", f"question {number}", "x") for number in range(5)]
     seen = [each.request_id for each in run.site.store.answered(("acme",))]
     assert seen == requests[::-1]
@@ -282,6 +270,5 @@ def test_survey_is_newest_first_and_starts_at_the_given_time(run):
 
 
 def test_policy_is_what_the_permission_says(run):
-    """One word of it everywhere."""
     assert allows(allowing("acme"))
     assert POLICY == "may train_drafts, content encrypted"

@@ -40,7 +40,6 @@ def samples(draw):
 
 @given(samples())
 def test_sample_round_trips(sample):
-    """Whatever the order of prompt and answer."""
     assert decode_sample(encode_sample(sample)) == sample
 
 
@@ -58,7 +57,6 @@ def test_sample_round_trips(sample):
     ],
 )
 def test_malformed_sample_is_refused_without_quoting_it(change):
-    """A form of tomorrow, or a damaged one."""
     content = json.loads(encode_sample(sample_of("r"))) | change
     spelt = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     if change == {"runs": [4]}:
@@ -71,27 +69,23 @@ def test_malformed_sample_is_refused_without_quoting_it(change):
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"[" * 5000, b"null", b'{"v":1}', b"\xff"])
 def test_arbitrary_json_is_refused(content):
-    """With our error and no other."""
     with pytest.raises(DraftRefusedError):
         decode_sample(content)
 
 
 def test_non_canonical_sample_is_refused():
-    """Its digest would be another."""
     content = encode_sample(sample_of("r"))
     with pytest.raises(DraftRefusedError):
         decode_sample(json.dumps(json.loads(content)).encode())
 
 
 def test_digest_depends_on_the_salt():
-    """Whoever guesses the text cannot tell by the digest that it was the one."""
     sample = sample_of("r", salt="00")
     assert sample.digest != replace(sample, salt="01").digest
     assert len(sample.digest) == 64
 
 
 def test_prompt_ends_where_the_answer_begins():
-    """By the mask."""
     assert sample_of("r").prompt == (3, 77)
     assert sample_of("r", loss_mask=(False,) * 4).prompt == (3, 77, 88, 1)
 
@@ -120,13 +114,11 @@ MANIFESTS = st.builds(
 
 @given(MANIFESTS)
 def test_manifest_round_trips(manifest):
-    """Under its own digest."""
     assert decode_manifest(encode_manifest(manifest), manifest.digest) == manifest
 
 
 @given(MANIFESTS, st.data())
 def test_manifest_with_one_changed_byte_is_refused(manifest, data):
-    """Its name is its hash."""
     content = bytearray(encode_manifest(manifest))
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1
     with pytest.raises(DraftRefusedError, match="altered"):
@@ -154,13 +146,11 @@ def manifest_of(*entries):
     ],
 )
 def test_malformed_manifest_with_a_valid_digest_is_refused(manifest):
-    """Out of order, twice, or of another form, under its own digest."""
     with pytest.raises(DraftRefusedError):
         decode_manifest(encode_manifest(manifest), manifest.digest)
 
 
 def test_tenth_is_held_out_and_always_the_same_tenth():
-    """By the request's id and nothing else."""
     ids = [f"{number:026d}" for number in range(5000)]
     held = [each for each in ids if is_held_out(each)]
     assert 400 < len(held) < 600

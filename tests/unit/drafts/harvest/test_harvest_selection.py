@@ -50,7 +50,7 @@ BOUNDS = st.builds(
 
 
 def choose(given_, bounds, *, seed="1", useless=frozenset()):
-    """What is taken when some turn out to be useless."""
+    """The selection if some candidates are unusable."""
     selection, chosen = SampleSelection(given_, bounds, seed=seed), []
     while (found := selection.next()) is not None:
         if found.request_id not in useless and selection.take(found):
@@ -60,7 +60,6 @@ def choose(given_, bounds, *, seed="1", useless=frozenset()):
 
 @given(candidates(), BOUNDS, st.sets(st.integers(0, 59)))
 def test_selection_respects_limits_and_takes_nothing_twice(given_, bounds, useless):
-    """In samples, in tokens, and of one stratum, whatever turns out to be useless."""
     chosen, selection = choose(given_, bounds, useless={f"{number:026d}" for number in useless})
     assert len({each.request_id for each in chosen}) == len(chosen) <= bounds.samples
     tokens = sum(each.tokens for each in chosen)
@@ -73,7 +72,6 @@ def test_selection_respects_limits_and_takes_nothing_twice(given_, bounds, usele
 
 @given(candidates(), st.integers(0, 40), st.sets(st.integers(0, 59)))
 def test_every_usable_stratum_is_sampled_if_limits_allow(given_, more, useless):
-    """However much there is of the others."""
     useless = {f"{number:026d}" for number in useless}
     wanted = {each.stratum for each in given_ if each.request_id not in useless}
     chosen, _ = choose(given_, SelectionLimits(samples=max(1, len(wanted) + more)), useless=useless)
@@ -82,7 +80,6 @@ def test_every_usable_stratum_is_sampled_if_limits_allow(given_, more, useless):
 
 @given(candidates(), st.integers(1, 60))
 def test_no_tenant_exceeds_its_fair_share(given_, samples):
-    """Beyond one sample of each stratum, nobody is ahead of a tenant that still has something to give."""
     chosen, _ = choose(given_, SelectionLimits(samples=samples))
     counts = Counter(each.tenant for each in chosen)
     there = Counter(each.tenant for each in given_)
@@ -95,7 +92,6 @@ def test_no_tenant_exceeds_its_fair_share(given_, samples):
 
 
 def test_rare_stratum_is_kept_beside_a_single_stratum_tenant():
-    """One of each comes first, then the shares."""
     given_ = [candidate(number, "acme", template="common") for number in range(50)]
     given_ += [candidate(100 + number, "clinic", template=f"rare-{number}") for number in range(9)]
     chosen, _ = choose(given_, SelectionLimits(samples=10))
@@ -103,7 +99,6 @@ def test_rare_stratum_is_kept_beside_a_single_stratum_tenant():
 
 
 def test_two_equal_tenants_get_equal_shares():
-    """And one with little gets all of it."""
     given_ = [candidate(number, "acme") for number in range(100)]
     given_ += [candidate(1000 + number, "clinic") for number in range(100)]
     given_ += [candidate(2000 + number, "court") for number in range(3)]
@@ -112,7 +107,6 @@ def test_two_equal_tenants_get_equal_shares():
 
 
 def test_strata_of_a_tenant_are_filled_evenly():
-    """Rare ones whole, the rest shared by the others."""
     given_ = [candidate(number, template="chat-1") for number in range(50)]
     given_ += [candidate(100 + number, template="chat-2") for number in range(50)]
     given_ += [candidate(200 + number, template="raw-plain") for number in range(2)]
@@ -121,7 +115,6 @@ def test_strata_of_a_tenant_are_filled_evenly():
 
 
 def test_tenant_with_many_templates_does_not_crowd_out_others():
-    """Where there is no room for every stratum, the tenants take turns."""
     given_ = [candidate(number, "acme", template=f"chat-{number}") for number in range(500)]
     given_ += [candidate(1000 + number, "clinic", template=f"mine-{number}") for number in range(500)]
     chosen, _ = choose(given_, SelectionLimits(samples=40))
@@ -130,14 +123,12 @@ def test_tenant_with_many_templates_does_not_crowd_out_others():
 
 @given(candidates(), BOUNDS, st.randoms())
 def test_same_candidates_and_seed_give_the_same_choice(given_, bounds, chance):
-    """In whatever order they come."""
     shuffled = list(given_)
     chance.shuffle(shuffled)
     assert choose(given_, bounds)[0] == choose(shuffled, bounds)[0]
 
 
 def test_another_seed_gives_another_choice():
-    """Of the same size."""
     given_ = [candidate(number) for number in range(200)]
     first, second = (choose(given_, SelectionLimits(samples=20), seed=seed)[0] for seed in "ab")
     assert len(first) == len(second) == 20
@@ -146,13 +137,12 @@ def test_another_seed_gives_another_choice():
 
 @given(candidates(), BOUNDS)
 def test_every_candidate_is_taken_left_or_over_the_limit(given_, bounds):
-    """Nobody is lost from the counts."""
     chosen, selection = choose(given_, bounds)
     assert len(chosen) + selection.left + selection.without_room == len(given_)
 
 
 def test_sample_over_the_token_limit_is_not_taken():
-    """The worker's count is believed for the choice, and checked again."""
+    """The worker's count is used for the choice, and the real count is checked."""
     selection = SampleSelection([candidate(1, tokens=10)], SelectionLimits(samples=5, tokens=12), seed="1")
     found = selection.next()
     assert not selection.take(found, 13)
@@ -160,7 +150,6 @@ def test_sample_over_the_token_limit_is_not_taken():
 
 
 def test_selection_stops_at_the_sample_limit():
-    """No more is asked for once all samples are there."""
     selection = SampleSelection(
         [candidate(number) for number in range(5)], SelectionLimits(samples=2), seed="1"
     )

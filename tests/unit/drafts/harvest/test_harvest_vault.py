@@ -10,7 +10,7 @@ import pytest
 
 from appliance.audit.content.payload_keys import PayloadKeys, Purpose
 from appliance.audit.content.payloads import Selection, export_payloads
-from appliance.audit.content.samples import Beside, SqlSampleStore
+from appliance.audit.content.samples import SampleOutcome, SqlSampleStore
 from appliance.audit.content.sealing import LOGGED, Part
 from appliance.audit.registry import EntryType
 from appliance.drafts.harvest.content_vault import TRIES, KeptContent
@@ -22,19 +22,18 @@ KEPT = set(LOGGED)
 
 
 def execute(site, statement, *values):
-    """What somebody with the database file does."""
+    """Write to the database file directly."""
     with closing(sqlite3.connect(site.directory / "audit.db")) as database, database:
         database.execute(statement, values)
 
 
 def test_body_and_answer_are_opened_and_checked(site):
-    """Byte for byte, as the log names them."""
     request = site.keep("acme", b"body", b"answer")
     assert site.vault.open_content(request, "acme") == KeptContent(body=b"body", answer=b"answer")
 
 
 def test_content_that_differs_from_the_log_is_skipped(site):
-    """Altered, exchanged for another's, or of a tenant that never agreed."""
+    """Altered, swapped, or of a tenant without permission."""
     altered, exchanged, others = (site.keep("acme", b"body", b"answer") for _ in range(3))
     execute(site, "UPDATE audit_payloads SET nonce = zeroblob(12) WHERE request_id = ?", altered)
     change = "UPDATE audit_payloads SET part = ? WHERE request_id = ? AND part = ?"
@@ -47,7 +46,7 @@ def test_content_that_differs_from_the_log_is_skipped(site):
 
 
 def test_sample_is_kept_sealed_and_read_back(site):
-    """With a salt, under the key of its request's body, and nowhere in the clear."""
+    """With a salt, under the key of its request's body, never in clear."""
     request = site.keep("acme")
     kept = site.vault.keep(sample_of(request))
     assert replace(kept, salt="") == sample_of(request)
@@ -61,7 +60,7 @@ def test_sample_is_kept_sealed_and_read_back(site):
 
 
 def test_body_wrapped_by_an_older_key_gives_its_sample_that_key(site):
-    """Not the tenant's newest: the two must go together."""
+    """Not the tenant's newest key: both must be destroyed together."""
     request = site.keep("acme")
     site.clock.now += 8 * 86400
     site.keep("acme")
@@ -71,7 +70,7 @@ def test_body_wrapped_by_an_older_key_gives_its_sample_that_key(site):
 
 
 def test_same_sample_again_changes_nothing(site):
-    """So a harvest that was killed is done again."""
+    """So a killed harvest can be repeated."""
     request = site.keep("acme")
     first = site.vault.keep(sample_of(request))
     row = site.store.get(request, Part.SAMPLE)
@@ -80,7 +79,7 @@ def test_same_sample_again_changes_nothing(site):
 
 
 def test_sample_with_other_tokens_is_replaced(site):
-    """Of another tokenizer, for instance; and what cannot be read any more is replaced as well."""
+    """Also if it cannot be read."""
     request = site.keep("acme")
     site.vault.keep(sample_of(request))
     other = site.vault.keep(sample_of(request, tokenizer="sha256:other", token_ids=(1, 2, 3, 4)))
@@ -92,7 +91,6 @@ def test_sample_with_other_tokens_is_replaced(site):
 
 
 def test_sample_moved_to_another_request_is_refused(site):
-    """It is bound to its place."""
     first, second = site.keep("acme"), site.keep("acme")
     site.vault.keep(sample_of(first))
     execute(site, "UPDATE audit_payloads SET request_id = ? WHERE part = 'sample'", second)
@@ -121,7 +119,6 @@ def test_erasing_a_request_erases_its_sample_and_the_entry_counts_content_only(s
 
 
 def test_erasing_a_tenant_or_a_time_takes_samples_along(site):
-    """All of its keys go."""
     requests = [site.keep("acme") for _ in range(3)]
     for request in requests:
         site.vault.keep(sample_of(request))
@@ -136,7 +133,6 @@ def test_erasing_a_tenant_or_a_time_takes_samples_along(site):
 
 
 def test_copy_of_the_database_from_before_opens_no_sample(site, tmp_path):
-    """The key that wrapped it was destroyed."""
     request = site.keep("acme")
     site.vault.keep(sample_of(request))
     with closing(sqlite3.connect(site.directory / "audit.db")) as live:
@@ -149,7 +145,6 @@ def test_copy_of_the_database_from_before_opens_no_sample(site, tmp_path):
 
 @pytest.mark.parametrize("step", ["delete", "wrapped_with", "scrub"])
 def test_erasure_that_was_killed_takes_the_sample_at_the_next_start(site, step, monkeypatch):
-    """Until then nothing of it is read."""
     request, stays = site.keep("acme"), site.keep("acme")
     for each in (request, stays):
         site.vault.keep(sample_of(each))
@@ -173,7 +168,6 @@ def test_erasure_that_was_killed_takes_the_sample_at_the_next_start(site, step, 
 
 
 def test_many_requests_with_samples_make_entries_whose_sum_is_right(site):
-    """Samples are in no count."""
     requests = [site.keep("acme") for _ in range(65)]
     for request in requests:
         site.vault.keep(sample_of(request))
@@ -184,7 +178,7 @@ def test_many_requests_with_samples_make_entries_whose_sum_is_right(site):
 
 
 def test_orphaned_sample_is_erased(site):
-    """As after a hand in the database: its key goes, and the entry names the request."""
+    """Its key is destroyed, and the entry names the request."""
     request = site.keep("acme")
     site.vault.keep(sample_of(request))
     execute(site, "DELETE FROM audit_payloads WHERE part <> 'sample'")
@@ -195,7 +189,6 @@ def test_orphaned_sample_is_erased(site):
 
 
 def test_export_for_an_auditor_holds_no_sample(site, tmp_path):
-    """No leaf names one."""
     request = site.keep("acme")
     site.vault.keep(sample_of(request))
     (tmp_path / "export").mkdir()
@@ -230,7 +223,6 @@ def interfere(site, monkeypatch, method, act, *, after):
 
 @pytest.mark.parametrize("after", [False, True])
 def test_request_erased_in_the_middle_leaves_no_sample(site, monkeypatch, after):
-    """Whichever of the two is first at the database."""
     request = site.keep("acme")
     other = open_site(site.directory, seed=99)
     other.clock.now = site.clock.now
@@ -246,7 +238,6 @@ def test_request_erased_in_the_middle_leaves_no_sample(site, monkeypatch, after)
 
 @pytest.mark.parametrize("after", [False, True])
 def test_neighbour_erased_in_the_middle_does_not_cost_the_sample(site, monkeypatch, after):
-    """The body is wrapped anew, and so its sample is, or it is kept under the new key."""
     neighbour, request = site.keep("acme"), site.keep("acme")
     other = open_site(site.directory, seed=99)
     other.clock.now = site.clock.now
@@ -261,7 +252,6 @@ def test_neighbour_erased_in_the_middle_does_not_cost_the_sample(site, monkeypat
 
 
 def test_sample_is_removed_if_its_key_retires_while_it_is_stored(site, monkeypatch):
-    """An erasure that has looked for rows already would not see it."""
     request = site.keep("acme")
     (name,) = site.keys.names("acme")
     interfere(site, monkeypatch, "add_sample", lambda: site.keys.retire(name), after=True)
@@ -271,7 +261,6 @@ def test_sample_is_removed_if_its_key_retires_while_it_is_stored(site, monkeypat
 
 
 def test_nothing_is_opened_with_a_key_whose_destruction_has_begun(site):
-    """What it wraps may be what is being erased; and it is waited for once, not at every request."""
     requests = [site.keep("acme") for _ in range(3)]
     (name,) = site.keys.names("acme")
     site.keys.retire(name)
@@ -280,7 +269,6 @@ def test_nothing_is_opened_with_a_key_whose_destruction_has_begun(site):
 
 
 def test_key_that_is_not_on_this_machine_opens_nothing(site):
-    """And is not waited for."""
     request = site.keep("acme")
     site.keys.destroy(site.keys.names("acme")[0])
     assert site.vault.open_content(request, "acme") is Skipped.ERASED
@@ -288,7 +276,6 @@ def test_key_that_is_not_on_this_machine_opens_nothing(site):
 
 
 def test_two_harvests_of_one_request_agree_on_one_sample(site, monkeypatch):
-    """The second keeps what the first has put there meanwhile."""
     request = site.keep("acme")
     other = open_site(site.directory, seed=99)
     theirs = interfere(
@@ -300,7 +287,6 @@ def test_two_harvests_of_one_request_agree_on_one_sample(site, monkeypatch):
 
 
 def test_sample_with_a_lost_key_is_replaced(site):
-    """A crash between storing it and looking at its key leaves such a one."""
     request, neighbour = site.keep("acme"), site.keep("acme")
     site.vault.keep(sample_of(request))
     row = site.store.get(request, Part.SAMPLE)
@@ -317,17 +303,15 @@ def test_sample_with_a_lost_key_is_replaced(site):
 
 
 def test_sample_without_its_answer_is_not_stored(site):
-    """Nor for another tenant than the body's."""
     request = site.keep("acme")
     assert site.vault.keep(sample_of(request, "clinic")) is Skipped.ERASED
     sealed = replace(site.store.get(request, Part.REQUEST), part=Part.SAMPLE)
     execute(site, "DELETE FROM audit_payloads WHERE part = 'response'")
-    assert site.store.add_sample(sealed) is Beside.GONE
+    assert site.store.add_sample(sealed) is SampleOutcome.GONE
     assert site.vault.open_content(request, "acme") is Skipped.ERASED
 
 
 def test_key_changes_of_another_process_apply_immediately(site):
-    """No key is remembered past its destruction."""
     request = site.keep("acme")
     site.vault.keep(sample_of(request))
     others = PayloadKeys(

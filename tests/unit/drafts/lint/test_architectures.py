@@ -42,7 +42,7 @@ def registry(root) -> dict[str, dict[str, tuple[str, str]]]:
 
 
 def test_every_draft_has_the_class_vllm_loads_it_with(registry):
-    """Names that `method: eagle3` can lead to: others get `Eagle3` put before them."""
+    """Names that `method: eagle3` can lead to: vLLM adds the prefix `Eagle3` to others."""
     reachable = {
         name: CLASSES[entry]
         for name, entry in registry["_SPECULATIVE_DECODING_MODELS"].items()
@@ -52,7 +52,7 @@ def test_every_draft_has_the_class_vllm_loads_it_with(registry):
 
 
 def test_every_target_supports_eagle3_in_vllm(root, registry):
-    """A class does when `SupportsEagle3` is among its ancestors."""
+    """A class does if `SupportsEagle3` is among its ancestors."""
     bases = {}
     for folder in (root / "model_executor" / "models", root / "models"):
         for file in folder.rglob("*.py"):

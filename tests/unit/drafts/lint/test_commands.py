@@ -27,13 +27,12 @@ def damaged() -> Draft:
 
 
 def test_draft_that_fits_is_one_line(lint):
-    """Nothing to do is said in a word."""
     result = lint(eagle31())
     assert (result.exit_code, result.stdout) == (0, "verdict  fits\n")
 
 
 def test_warnings_keep_the_exit_code_at_zero(lint):
-    """A script stops at what cannot be served, not at what might be slow."""
+    """A script stops at errors, not at warnings."""
     result = lint(eagle31(), "--context", "4096")
     first, verdict = result.stdout.splitlines()
     assert result.exit_code == 0
@@ -43,7 +42,6 @@ def test_warnings_keep_the_exit_code_at_zero(lint):
 
 
 def test_errors_are_printed_with_advice(lint):
-    """Rule, what is wrong, what to do: one line each, then the verdict."""
     result = lint(damaged())
     assert result.exit_code == 1
     error, warning, verdict = result.stdout.splitlines()
@@ -54,7 +52,7 @@ def test_errors_are_printed_with_advice(lint):
 
 
 def test_json_is_one_object_with_the_same_keys_always(lint, tmp_path):
-    """Programs read this; its names are a promise."""
+    """Programs read it: the names are stable."""
     result = lint(damaged(), "--json")
     report = json.loads(result.stdout)
     assert result.exit_code == 1
@@ -72,5 +70,4 @@ def test_json_is_one_object_with_the_same_keys_always(lint, tmp_path):
 
 
 def test_rule_values_match_their_names():
-    """Whoever reads a name in an audit log finds it in the source."""
     assert all(rule == rule.name.lower().replace("_", "-") for rule in Rule)

@@ -22,13 +22,11 @@ FACTS = yaml.safe_load((Path(__file__).parents[4] / "docs" / "draft_lint.yaml").
 
 @pytest.mark.parametrize("name", GOOD)
 def test_draft_that_fits_has_no_findings(tmp_path, name):
-    """Every format and shape that vLLM serves well passes without a word."""
     assert lint_pair(*write(GOOD[name](), tmp_path)) == ()
 
 
 @pytest.mark.parametrize(("rule", "make"), BROKEN, ids=[str(rule) for rule, _ in BROKEN])
 def test_broken_draft_has_exactly_its_finding(tmp_path, rule, make):
-    """Each draft is broken in one way, and exactly the rule for it speaks."""
     draft = make()
     findings = lint_pair(*write(draft, tmp_path), context=draft.context)
     assert [finding.rule for finding in findings] == [rule], findings
@@ -36,12 +34,11 @@ def test_broken_draft_has_exactly_its_finding(tmp_path, rule, make):
 
 
 def test_every_rule_has_a_draft_that_breaks_it():
-    """A rule without a fixture could be dead."""
+    """A rule without a fixture could be dead code."""
     assert {rule for rule, _ in BROKEN} == set(Rule)
 
 
 def test_committed_pair_fits():
-    """The demo is served as it was trained, and its record proves it."""
     target, draft = inspect_weights(DEMO_TARGET), inspect_weights(DEMO_DRAFT)
     assert lint_pair(target, draft) == ()
     assert set(draft.training) == set(RECORD)
@@ -56,14 +53,12 @@ def test_sliding_window_is_not_warned_of_long_contexts(tmp_path):
 
 
 def test_training_record_confirms_a_draft_without_norm_output(tmp_path):
-    """What looks like a mistake may be how it was trained."""
     draft = recorded(norm_output=False)
     del draft.config["norm_output"]
     assert lint_pair(*write(draft, tmp_path)) == ()
 
 
 def test_several_tensors_of_one_kind_are_one_finding(tmp_path):
-    """Twenty lines that say one thing hide the others."""
     draft = eagle31()
     for part in "qkv":
         draft.tensors[f"midlayer.self_attn.{part}_proj.weight"] = (4, HIDDEN)
@@ -72,7 +67,6 @@ def test_several_tensors_of_one_kind_are_one_finding(tmp_path):
 
 
 def test_raises_the_first_error_and_counts_the_others(tmp_path):
-    """One line for a terminal; the list is there for who wants it."""
     draft = changed(vocab_size=2 * VOCABULARY)()
     draft.drop("fc.weight")
     pair = write(draft, tmp_path)
@@ -84,7 +78,6 @@ def test_raises_the_first_error_and_counts_the_others(tmp_path):
 
 
 def test_warnings_refuse_nothing(tmp_path):
-    """What does not keep a worker from starting is for the log."""
     pair = write(changed(norm_output=None)(), tmp_path)
     findings = lint_pair(*pair)
     refuse_errors(findings, pair[1].path)
@@ -94,7 +87,6 @@ def test_warnings_refuse_nothing(tmp_path):
 
 @pytest.mark.parametrize("rule", Rule)
 def test_every_rule_is_explained_with_a_file_of_vllm(rule):
-    """A rule follows what vLLM does, and says where that can be read."""
     facts = FACTS[rule]
     named = re.findall(r"`([\w/]+/(?:[\w]+\.py)?)`", facts["why"])
     assert named
@@ -117,7 +109,6 @@ SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 
 @given(data=st.data())
 def test_foreign_configs_give_findings_and_never_an_exception(data):
-    """Nobody promised that a download is well-formed."""
     make = data.draw(st.sampled_from([*GOOD.values()]))
     draft = make()
     for fields in (draft.config, draft.target, draft.config.get("transformer_layer_config", {})):

@@ -1,4 +1,6 @@
-"""A draft that does not fit is never served, and everybody who must know is told."""
+"""
+A draft that does not fit is never served; output and audit log say so.
+"""
 
 import io
 
@@ -19,7 +21,7 @@ from tests.unit.drafts.lint.builder import Draft, eagle31, write
 
 @pytest.fixture
 def load(tmp_path):
-    """What is loaded of a draft, and what was said."""
+    """The loaded pair, and the output."""
 
     def run(draft: Draft, **fields) -> tuple[LoadedPair, str]:
         target, weights = write(draft, tmp_path)
@@ -41,7 +43,6 @@ def without_fc() -> Draft:
 
 
 def test_draft_that_fits_is_loaded_and_digested(load):
-    """The audit log binds what is served to these bytes."""
     pair, said = load(eagle31())
     assert pair.draft is not None
     assert pair.draft.digest.startswith("sha256:")
@@ -50,7 +51,6 @@ def test_draft_that_fits_is_loaded_and_digested(load):
 
 
 def test_warnings_are_printed_and_kept_for_the_audit_log(load):
-    """They do not keep the draft from being served."""
     pair, said = load(eagle31(), max_model_len=2048)
     assert pair.draft is not None
     assert not pair.draft_refused
@@ -59,14 +59,12 @@ def test_warnings_are_printed_and_kept_for_the_audit_log(load):
 
 
 def test_error_refuses_to_start(load):
-    """Nothing is served until somebody has looked."""
     with pytest.raises(ConfigurationError, match=r"does not fit: it has no fc\.weight") as refusal:
         load(without_fc())
     assert refusal.value.__notes__[0].startswith("error: fc-missing: it has no fc.weight")
 
 
 def test_error_serves_the_target_alone_if_configured(load):
-    """Service goes on without the draft, and says so."""
     pair, said = load(without_fc(), bad_draft="target_only")
     assert (pair.draft, pair.draft_refused) == (None, True)
     assert pair.target.digest.startswith("sha256:")
@@ -76,7 +74,6 @@ def test_error_serves_the_target_alone_if_configured(load):
 
 @pytest.mark.parametrize("fields", [{"method": "ngram"}, {"draft": None}])
 def test_without_a_draft_nothing_is_linted(load, tmp_path, fields):
-    """Other methods draft without weights."""
     if "draft" in fields:
         target, _ = write(without_fc(), tmp_path)
         pair = load_pair(WorkerSettings(model=target.path, draft=None), Announcer(io.StringIO()))
@@ -113,11 +110,10 @@ def plan(tmp_path):
 
 
 def test_worker_without_its_draft_says_why(plan):
-    """Its mode, the reason for it, and the entry that binds what it serves all agree."""
     role, recorder = plan(without_fc(), bad_draft="target_only")
     assert (role.worker.mode, role.worker.reason) == (SpeculationMode.TARGET_ONLY, Reason.DRAFT_LINT_FAILED)
     assert role.worker.draft == ""
-    role.saw(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))
+    role.on_event(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))
     ((_, fields),) = recorder.entries
     assert fields["speculation_method"] == "none"
     assert "draft" not in fields
@@ -125,15 +121,13 @@ def test_worker_without_its_draft_says_why(plan):
 
 
 def test_audit_log_has_the_lint_warnings(plan):
-    """Whoever looks for the cause of slow answers later finds it there."""
     role, recorder = plan(eagle31(), max_model_len=2048)
     assert (role.worker.mode, role.worker.reason) == (SpeculationMode.SPECULATIVE, None)
-    role.saw(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))
+    role.on_event(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))
     assert recorder.entries[0][1]["draft_lint"] == ["max-position-embeddings"]
 
 
 def test_clean_draft_has_no_lint_member(plan):
-    """An absent field means a clean pair."""
     role, recorder = plan(eagle31())
-    role.saw(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))
+    role.on_event(WorkerEvent(kind=WorkerEventKind.HEALTHY, worker="worker-1", detail="up"))
     assert "draft_lint" not in recorder.entries[0][1]

@@ -85,7 +85,7 @@ class Site:
 
 
 def sign(source: Path, signer: Signer, target: str, **changes: Any) -> Revision:
-    """Put revision.json and revision.sig of a maker beside a draft."""
+    """Write a maker's revision.json and revision.sig into a draft's directory."""
     found = read_source(source)
     revision = Revision(
         **{
@@ -105,7 +105,7 @@ def sign(source: Path, signer: Signer, target: str, **changes: Any) -> Revision:
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    """Change a file though it is read-only, as somebody with a disk in hand would."""
+    """Change a read-only file, as an attacker with the disk would."""
     path.chmod(0o644)
     path.write_bytes(content)
     path.chmod(0o444)

@@ -27,14 +27,12 @@ def inside(directory: Path) -> list[str]:
 
 
 def test_reading_the_registry_makes_no_key(tmp_path):
-    """A status command on a fresh machine leaves it fresh."""
     registry = open_registry(settings(tmp_path / "data"), lambda: NOW)
     assert (registry.trusted, registry.revisions()) == ((), ())
     assert not (tmp_path / "data").exists()
 
 
 def test_key_is_made_when_it_is_first_needed_and_then_kept(tmp_path):
-    """Readable by its owner alone, in a directory that is as well."""
     chosen = settings(tmp_path / "data")
     key = site_signer(chosen).verifier_key
     assert key.name == "site.example/audit/drafts"
@@ -60,7 +58,6 @@ def test_concurrent_processes_get_the_same_key(tmp_path):
 
 
 def test_half_made_key_of_a_crash_is_replaced(tmp_path):
-    """It has the number of a process that is no more, and may be ours."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / f".drafts.key.{os.getpid()}").write_text("half")
     assert site_signer(settings(tmp_path / "data"))
@@ -68,7 +65,7 @@ def test_half_made_key_of_a_crash_is_replaced(tmp_path):
 
 
 def test_key_at_a_configured_path_is_never_made(tmp_path):
-    """A forgotten mount must not become a second key."""
+    """A forgotten mount must not create a second key."""
     chosen = settings(tmp_path / "data", signing_key_file=tmp_path / "vault" / "drafts.key")
     with pytest.raises(AuditKeyError, match="there is no signing key"):
         site_signer(chosen)
@@ -76,7 +73,6 @@ def test_key_at_a_configured_path_is_never_made(tmp_path):
 
 
 def test_key_that_others_can_read_is_refused(tmp_path):
-    """Whoever has it can put drafts into service."""
     chosen = settings(tmp_path / "data")
     site_signer(chosen)
     (tmp_path / "data" / "drafts.key").chmod(0o644)
@@ -85,14 +81,12 @@ def test_key_that_others_can_read_is_refused(tmp_path):
 
 
 def test_data_directory_that_cannot_be_made_is_one_line(tmp_path):
-    """With its name."""
     (tmp_path / "data").write_text("a file")
     with pytest.raises(ConfigurationError, match="cannot write the drafts key"):
         site_signer(settings(tmp_path / "data"))
 
 
 def test_keys_of_the_file_and_the_site_are_trusted(tmp_path):
-    """And only these."""
     maker, stranger = new_key(tmp_path / "maker.key", MAKER_KEY), new_key(tmp_path / "other.key", "x.example")
     keys = tmp_path / "keys.txt"
     keys.write_text(f"# drafts\n{maker.verifier_key.encode()} not-after=2030-12-31\n")
@@ -108,6 +102,5 @@ def test_keys_of_the_file_and_the_site_are_trusted(tmp_path):
 
 
 def test_file_of_keys_that_is_not_there_stops_everything(tmp_path):
-    """Silence would mean that nobody is trusted, or everybody."""
     with pytest.raises(ConfigurationError, match="cannot read the trusted keys"):
         open_registry(settings(tmp_path / "data", trusted_keys_file=tmp_path / "none"), lambda: NOW)

@@ -17,7 +17,6 @@ EXPECTED = {"all": {"acceptance_length": 2.5, "draft_tokens": 3}}
 
 
 def test_registered_draft_is_found_with_its_revision(site: Site):
-    """By a process that starts later."""
     source = site.draft(parent=digest(8), dataset=digest(9), expected=EXPECTED)
     added = site.add(source)
     found = site.registry.find(added.digest)
@@ -31,7 +30,6 @@ def test_registered_draft_is_found_with_its_revision(site: Site):
 
 
 def test_what_is_registered_is_a_copy_that_can_be_read_and_not_written(site: Site):
-    """Workers have accounts of their own, whatever the umask of whoever imports."""
     source = site.draft()
     before = os.umask(0o077)
     try:
@@ -47,7 +45,6 @@ def test_what_is_registered_is_a_copy_that_can_be_read_and_not_written(site: Sit
 
 
 def test_only_digested_files_are_registered(site: Site):
-    """Code and pickles beside the weights stay outside, and so does what nobody signed."""
     source = site.draft()
     for name in ("modeling.py", "pytorch_model.bin", "report.html"):
         (source / name).write_text("anything")
@@ -62,7 +59,6 @@ def test_only_digested_files_are_registered(site: Site):
 
 
 def test_links_are_followed_into_what_they_point_to(site: Site, tmp_path: Path):
-    """A hub's cache is made of links; the registry stands alone."""
     source = site.draft()
     kept = tmp_path / "blob"
     (source / "model.safetensors").rename(kept)
@@ -74,7 +70,7 @@ def test_links_are_followed_into_what_they_point_to(site: Site, tmp_path: Path):
 
 
 def test_adding_again_changes_nothing(site: Site):
-    """Not even a file's inode, nor the day it was registered."""
+    """Not even an inode, nor the registration time."""
     source = site.draft()
     first = site.add(source)
     before = snapshot(site.directory)
@@ -84,7 +80,7 @@ def test_adding_again_changes_nothing(site: Site):
 
 
 def test_lost_files_are_repaired_by_registering_again(site: Site):
-    """File by file; what was said of the draft, and when, stays."""
+    """File by file; the revision stays."""
     source = site.draft()
     revision = site.add(source)
     weights = site.registry.weights(revision)
@@ -102,7 +98,6 @@ def test_lost_files_are_repaired_by_registering_again(site: Site):
 
 
 def test_revision_without_a_trusted_signature_is_replaced(site: Site):
-    """Whoever adds the draft answers for it now."""
     source = site.draft()
     revision = site.add(source)
     (site.home(revision) / "revision.sig").unlink()
@@ -114,7 +109,6 @@ def test_revision_without_a_trusted_signature_is_replaced(site: Site):
 
 
 def test_strange_file_among_the_weights_is_not_served(site: Site):
-    """A second tokenizer would change what a draft says; nobody's file is removed, either."""
     source = site.draft()
     revision = site.add(source)
     stranger = site.registry.weights(revision) / "tokenizer.json"
@@ -127,7 +121,7 @@ def test_strange_file_among_the_weights_is_not_served(site: Site):
 
 
 def test_draft_has_one_target(site: Site):
-    """The one it was registered for, and the one its trainer named."""
+    """The one it was registered for, and the one in its training record."""
     source = site.draft()
     site.add(source)
     before = snapshot(site.directory)
@@ -144,7 +138,6 @@ def test_draft_has_one_target(site: Site):
     ("member", "value"), [("target", "llama"), ("parent", "sha256:ab"), ("dataset", digest(1).upper())]
 )
 def test_training_record_with_an_invalid_digest_is_refused(site: Site, member: str, value: str):
-    """Nobody could find what it means."""
     source = site.draft(**{member: value})
     with pytest.raises(DraftRefusedError, match=f"{member} is not a digest"):
         site.add(source)
@@ -152,7 +145,6 @@ def test_training_record_with_an_invalid_digest_is_refused(site: Site, member: s
 
 
 def test_draft_without_a_record_can_be_registered(site: Site):
-    """Then nothing is known of how it was made."""
     source = site.draft()
     (source / "training.json").unlink()
     revision = site.add(source)
@@ -174,7 +166,6 @@ def test_draft_without_a_record_can_be_registered(site: Site):
     ],
 )
 def test_incomplete_draft_is_refused_in_one_line(site: Site, name: str, content: bytes | None):
-    """And the registry is as it was."""
     source = site.draft()
     if content is None:
         (source / name).unlink()
@@ -187,14 +178,12 @@ def test_incomplete_draft_is_refused_in_one_line(site: Site, name: str, content:
 
 
 def test_missing_directory_is_reported(site: Site):
-    """A mistyped path is no damaged draft."""
     site.draft()
     with pytest.raises(DraftNotFoundError, match="is not a directory"):
         site.add(site.place / "nowhere")
 
 
 def test_source_that_changes_while_it_is_copied_is_refused(site: Site, monkeypatch):
-    """What was judged is what is kept."""
     source = site.draft()
 
     def change(_placements: object) -> None:
@@ -211,7 +200,6 @@ class TestFind:
     """By digest, or by as much of it as is needed."""
 
     def test_draft_is_found_by_digest_digits_or_unique_prefix(self, site: Site):
-        """In whatever case."""
         first, second = site.add(site.draft("first")), site.add(site.draft("second"))
         names = (first.digest, first.hex, first.hex.upper(), first.hex[:20], first.digest[:30])
         for name in names:
@@ -220,13 +208,11 @@ class TestFind:
 
     @pytest.mark.parametrize("name", ["", " ", "sha256:", "x", "0" * 65, "../revisions"])
     def test_unknown_name_is_not_found(self, site: Site, name: str):
-        """Nothing at all is no beginning."""
         site.add(site.draft())
         with pytest.raises(DraftNotFoundError, match="is registered"):
             site.registry.find(name)
 
     def test_ambiguous_prefix_is_refused(self, site: Site):
-        """It says how many there are."""
         for number in range(17):  # two of them begin with the same digit
             site.add(site.draft(f"draft-{number}"))
         firsts = [revision.hex[0] for revision in site.registry.revisions()]
@@ -235,7 +221,6 @@ class TestFind:
             site.registry.find(several)
 
     def test_empty_registry_has_nothing(self, site: Site):
-        """And looking makes nothing."""
         assert site.registry.revisions() == ()
         with pytest.raises(DraftNotFoundError):
             site.registry.find("ab")
@@ -243,10 +228,10 @@ class TestFind:
 
 
 class TestTampering:
-    """Whatever is changed, the draft is not used; and the others are."""
+    """An altered draft is refused; the others stay usable."""
 
     def test_no_byte_of_the_revision_can_be_changed(self, site: Site):
-        """Of revision.json and of its signature, each byte in turn."""
+        """Each byte of revision.json and of its signature in turn."""
         bystander, victim = site.add(site.draft("first")), site.add(site.draft("second"))
         registry = site.registry
         for name in ("revision.json", "revision.sig"):
@@ -266,7 +251,7 @@ class TestTampering:
         assert registry.find(victim.digest) == victim
 
     def test_no_byte_of_the_weights_can_be_changed(self, site: Site):
-        """The first, the last and some between, of every file; nor a file left out or put in."""
+        """The first, the last and some between, of every file; nor a file added or removed."""
         revision = site.add(site.draft())
         weights = site.registry.weights(revision)
         for path in sorted(weights.iterdir()):
@@ -284,7 +269,6 @@ class TestTampering:
         assert site.registry.weights(revision) == weights
 
     def test_cut_or_huge_file_is_refused(self, site: Site):
-        """Before it is read into memory."""
         revision = site.add(site.draft())
         for name in ("revision.json", "revision.sig"):
             path = site.home(revision) / name
@@ -296,7 +280,6 @@ class TestTampering:
         assert site.registry.revisions() == (revision,)
 
     def test_revision_of_another_draft_is_refused(self, site: Site):
-        """Both files moved, both properly signed."""
         first, second = site.add(site.draft("first")), site.add(site.draft("second"))
         for name in ("revision.json", "revision.sig"):
             rewrite(site.home(second) / name, (site.home(first) / name).read_bytes())
@@ -304,7 +287,6 @@ class TestTampering:
             site.registry.find(second.hex)
 
     def test_missing_directory_of_weights_is_one_line(self, site: Site):
-        """And not a traceback."""
         revision = site.add(site.draft())
         (site.home(revision) / "weights").rename(site.place / "away")
         with pytest.raises(DraftRefusedError, match="import it again"):
@@ -315,7 +297,6 @@ class TestTrust:
     """Whose word counts, and when."""
 
     def test_untrusted_signature_is_refused(self, site: Site, tmp_path: Path):
-        """Though it bears the same name."""
         revision = site.add(site.draft())
         other = new_key(tmp_path / "other.key", site.signer.name)
         registry = DraftRegistry(site.directory, trusted=trust(other), clock=lambda: site.now)
@@ -324,7 +305,6 @@ class TestTrust:
             registry.find(revision.hex)
 
     def test_signature_is_valid_only_in_the_keys_period(self, site: Site):
-        """And says until when it did."""
         revision = site.add(site.draft())
         key = TrustedKey(verifier_key=site.signer.verifier_key, not_after=date(2026, 11, 20))
         registry = DraftRegistry(site.directory, trusted=(key,), clock=lambda: site.now)
@@ -334,7 +314,6 @@ class TestTrust:
             registry.find(revision.hex)
 
     def test_signer_is_trusted_by_the_registry_it_writes(self, site: Site):
-        """Its key may have been made just now."""
         registry = DraftRegistry(site.directory, trusted=(), clock=lambda: site.now)
         source = site.draft()
         revision = registry.register(
@@ -344,7 +323,6 @@ class TestTrust:
 
 
 def test_drafts_are_listed_by_registration_time(site: Site):
-    """Oldest first; other things that lie there are none."""
     later = site.draft("later")
     site.now += 5
     second = site.add(later)

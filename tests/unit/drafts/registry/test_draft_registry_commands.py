@@ -1,4 +1,6 @@
-"""Who answers for a draft, what is said of it."""
+"""
+The commands list, show, import and key.
+"""
 
 import hashlib
 import json
@@ -118,10 +120,9 @@ def office(tmp_path: Path) -> Office:
 
 
 class TestImport:
-    """Somebody answers for every draft, and the audit log says who."""
+    """Every draft is signed or vouched for, and the audit log says by whom."""
 
     def test_signed_draft_is_registered_and_recorded(self, office: Office):
-        """With whose key; what the maker had said of it is kept beside it."""
         source = office.signed(parent=digest(8), dataset=digest(9))
         page, note = (source / "revision.json").read_bytes(), (source / "revision.sig").read_bytes()
         assert f"signed by {MAKER_KEY}" in office.said("import", source)
@@ -149,7 +150,6 @@ class TestImport:
         assert "revision.json" not in {path.name for path in office.registry.weights(revision).iterdir()}
 
     def test_unsigned_draft_needs_vouch(self, office: Office):
-        """The site signs, and the entry names its key."""
         source = office.maker.draft("first")
         line = office.refused(DraftRefusedError, "import", source)
         assert line.endswith("or --vouch")
@@ -160,7 +160,6 @@ class TestImport:
         assert [entry["signer"] for entry in office.entries] == [own]
 
     def test_signature_may_be_a_separate_file(self, office: Office):
-        """On paper, or by another courier."""
         source = office.signed()
         note = (source / "revision.sig").rename(office.place / "by-courier.sig")
         office.refused(DraftRefusedError, "import", source)
@@ -168,14 +167,12 @@ class TestImport:
         assert len(office.entries) == 1
 
     def test_registered_directory_can_be_imported(self, office: Office):
-        """What one site registered, another can import as it is."""
         revision = office.maker.add(office.maker.draft("first"))
         home = office.maker.home(revision)
         assert MAKER_KEY in office.said("import", home)
         assert office.registry.find(revision.digest).source == "imported"
 
     def test_importing_again_changes_and_records_nothing(self, office: Office):
-        """Also under another signature."""
         source = office.signed()
         office.said("import", source)
         before = snapshot(office.place / "data" / "drafts")
@@ -186,7 +183,6 @@ class TestImport:
         assert len(office.entries) == 1
 
     def test_repair_of_a_damaged_draft_is_recorded(self, office: Office):
-        """It enters the registry once more."""
         source = office.signed()
         office.said("import", source)
         (revision,) = office.registry.revisions()
@@ -196,7 +192,6 @@ class TestImport:
         assert len(office.entries) == 2
 
     def test_vouch_does_not_bypass_a_signature(self, office: Office):
-        """Wrong or right: what is signed is judged by that."""
         source = office.signed()
         rewrite(source / "revision.sig", (source / "revision.sig").read_bytes()[:-9] + b"AAAAAAAA\n")
         assert "is signed" in office.refused(DraftRefusedError, "import", source, "--vouch")
@@ -205,7 +200,6 @@ class TestImport:
         assert "is signed" in line
 
     def test_no_byte_of_what_was_signed_can_be_changed(self, office: Office):
-        """Some of each file; the registry stays as it was."""
         source = office.signed()
         for name in ("revision.json", "revision.sig", "config.json", "model.safetensors", "training.json"):
             content = (source / name).read_bytes()
@@ -218,33 +212,28 @@ class TestImport:
         office.said("import", source)
 
     def test_signature_of_an_unknown_key_is_refused(self, office: Office):
-        """Whatever name the key bears."""
         source = office.maker.draft("first")
         sign(source, new_key(office.place / "other.key", MAKER_KEY), office.maker.target)
         assert "no trusted key signed the draft" in office.refused(DraftRefusedError, "import", source)
 
     def test_draft_that_was_signed_for_another_target_is_refused(self, office: Office):
-        """Both are named."""
         source = office.maker.draft("first")
         sign(source, office.maker.signer, digest(5))
         assert digest(5) in office.refused(DraftRefusedError, "import", source)
 
     def test_signature_of_another_draft_is_refused(self, office: Office):
-        """Properly signed, and carried over."""
         source, other = office.signed("first"), office.signed("second")
         for name in ("revision.json", "revision.sig"):
             shutil.copy(other / name, source / name)
         assert "is not the one that" in office.refused(DraftRefusedError, "import", source)
 
     def test_signed_malformed_revision_is_refused(self, office: Office):
-        """A trusted key may sign nonsense."""
         source = office.maker.draft("first")
         (source / "revision.json").write_bytes(b"{}")
         (source / "revision.sig").write_bytes(SIGNED.sign(b"{}", office.maker.signer))
         assert "another format" in office.refused(DraftRefusedError, "import", source)
 
     def test_signed_draft_with_lint_errors_is_refused(self, office: Office):
-        """Each finding is a line, whether warning or error."""
         draft = eagle31()
         draft.drop("fc.weight")
         source = office.maker.draft("broken", draft)
@@ -253,14 +242,12 @@ class TestImport:
         assert "error: fc-missing: " in office.run("import", source).stderr
 
     def test_warning_is_shown_and_does_not_stop_it(self, office: Office):
-        """As at the start of a worker."""
         office.configure(max_model_len=4096)
         result = office.run("import", office.signed())
         assert result.exception is None
         assert "warning: max-position-embeddings: " in result.stderr
 
     def test_target_may_be_named_by_directory_or_digest(self, office: Office):
-        """Without its weights nobody could tell whether the draft fits."""
         office.said("import", office.signed("first"), "--target", office.maker.made["unused"])
         office.said("import", office.signed("second"), "--target", office.maker.target)
         third = office.signed("third")
@@ -270,8 +257,6 @@ class TestImport:
         assert len(office.registry.revisions()) == 2
 
     def test_what_cannot_be_recorded_is_not_registered(self, office: Office, monkeypatch):
-        """The audit log comes first."""
-
         def unavailable(*_: object, **__: object) -> int:
             raise AuditUnavailableError("the database is away")
 
@@ -282,7 +267,6 @@ class TestImport:
         assert office.registry.revisions() == ()
 
     def test_draft_without_disk_space_is_not_recorded(self, office: Office, monkeypatch):
-        """Room is counted before."""
         source = office.signed()
         with monkeypatch.context() as patch:
             patch.setattr("appliance.sovereignty.bundle.placing.room", lambda _: [(office.place, 2, 1)])
@@ -295,13 +279,11 @@ class TestList:
     """Which drafts there are, and which of them serve."""
 
     def test_empty_registry_says_so(self, office: Office):
-        """In words for people, as an empty list for programs."""
         assert office.said("list") == "no draft is registered\n"
         assert json.loads(office.said("list", "--json")) == {"drafts": [], "warnings": []}
         assert not (office.place / "data").exists()
 
     def test_list_prints_a_line_per_draft_with_its_status(self, office: Office):
-        """Oldest first; every column has a heading, and what is not known is a dash."""
         for name in ("one", "two", "three"):
             office.said("import", office.signed(name, parent=digest(8), expected=EXPECTED))
         office.said("import", office.maker.draft("four"), "--vouch")
@@ -347,7 +329,6 @@ class TestList:
         }
 
     def test_incomplete_or_foreign_measurements_are_not_shown(self, office: Office):
-        """And a damaged report is a warning; the draft is listed all the same."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
         directory = office.registry.directory
@@ -362,7 +343,6 @@ class TestList:
         assert str(report) in told["warnings"][0]
 
     def test_draft_that_cannot_be_used_is_a_warning(self, office: Office):
-        """The others are listed all the same."""
         office.said("import", office.signed("one"))
         office.said("import", office.signed("two"))
         one, two = office.registry.revisions()
@@ -374,7 +354,6 @@ class TestList:
         assert len(json.loads(office.said("list", "--json"))["warnings"]) == 1
 
     def test_damaged_active_draft_file_is_a_warning(self, office: Office):
-        """Nothing is marked then, and it is said why."""
         office.said("import", office.signed())
         (office.registry.directory / "standing").mkdir()
         (office.registry.directory / "standing" / f"{office.maker.target[7:]}.json").write_text("{")
@@ -387,7 +366,6 @@ class TestShow:
     """All that is known of one draft."""
 
     def test_show_prints_one_json_object(self, office: Office):
-        """The names are a promise."""
         office.said("import", office.signed(expected=EXPECTED, dataset=digest(9)))
         (revision,) = office.registry.revisions()
         told = json.loads(office.said("show", revision.hex[:9], "--json"))
@@ -401,7 +379,6 @@ class TestShow:
         assert told["evaluation"] is None
 
     def test_show_prints_lines(self, office: Office):
-        """Nothing unknown is left out."""
         office.configure(max_model_len=4096)
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
@@ -413,7 +390,6 @@ class TestShow:
         assert any("warning: max-position-embeddings" in line for line in lines)
 
     def test_verdict_of_its_evaluation_is_shown(self, office: Office):
-        """And why it was refused."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
         save_evaluation(office.registry.directory, refused_report(revision), "<html></html>")
@@ -422,7 +398,6 @@ class TestShow:
         assert "it accepts less" in office.said("show", revision.hex)
 
     def test_altered_report_is_reported(self, office: Office):
-        """And never shown as if it were one."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
         report = save_evaluation(office.registry.directory, refused_report(revision), "<html></html>")
@@ -431,7 +406,6 @@ class TestShow:
         assert told["evaluation"]["verdict"] == "unreadable"
 
     def test_draft_of_another_target_is_not_linted(self, office: Office):
-        """Lint of another pair would mislead."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
         other = office.place / "other"
@@ -442,7 +416,6 @@ class TestShow:
             assert json.loads(office.said("show", revision.hex, "--json"))["lint"] is None
 
     def test_missing_or_altered_draft_is_refused(self, office: Office):
-        """With what to do."""
         office.said("import", office.signed())
         (revision,) = office.registry.revisions()
         assert "draft list" in office.refused(DraftNotFoundError, "show", "ff" * 32)
@@ -465,10 +438,9 @@ def _sha256(path: Path) -> str:
 
 
 class TestKey:
-    """Whoever shall start this site's drafts needs one line."""
+    """The line that other sites trust."""
 
     def test_printed_key_is_accepted_by_another_site(self, office: Office, tmp_path: Path):
-        """The key is made the first time and is the same ever after."""
         line = office.said("key")
         assert line == office.said("key")
         office.said("import", office.maker.draft("first"), "--vouch")
@@ -482,7 +454,7 @@ class TestKey:
         assert revision == office.registry.revisions()[0]
 
     def test_key_that_the_settings_place_elsewhere_is_not_made(self, office: Office, tmp_path: Path):
-        """A forgotten mount must not become a second key."""
+        """A forgotten mount must not create a second key."""
         office.config.write_text(yaml.safe_dump({"drafts": {"signing_key_file": str(tmp_path / "none.key")}}))
         result = office.run("key", "--data", tmp_path / "data")
         assert type(result.exception) is AuditKeyError

@@ -1,4 +1,6 @@
-"""A draft is in it whole or not at all, whatever ends an import."""
+"""
+A draft is registered whole or not at all, however an import ends.
+"""
 
 import errno
 import os
@@ -81,7 +83,7 @@ def test_kill_at_any_point_leaves_the_registry_intact_and_resumable(settled: Sit
 
 
 def test_killed_at_any_point_a_first_draft_can_be_added_again(site: Site):
-    """When not even the directory of the registry is there."""
+    """Even if the registry's directory does not exist yet."""
     source = site.draft()
     expected = site.add(source)
     point = 0
@@ -98,7 +100,7 @@ def test_killed_at_any_point_a_first_draft_can_be_added_again(site: Site):
 
 
 def test_what_was_copied_before_a_kill_is_not_copied_again(site: Site):
-    """Weights may be gigabytes; the files that are whole stay the same files."""
+    """Weights may be gigabytes: complete files are kept."""
     source = site.draft()
     expected = site.add(source)
     shutil.rmtree(site.directory)
@@ -115,7 +117,7 @@ def test_what_was_copied_before_a_kill_is_not_copied_again(site: Site):
 
 
 def test_killed_repair_can_be_repeated(site: Site):
-    """The draft stays unusable until it is right, and never becomes another one."""
+    """The draft stays unusable until it is repaired."""
     source = site.draft()
     revision = site.add(source)
     weights = site.registry.weights(revision)
@@ -166,7 +168,7 @@ def what_is_said(act: Callable[[], object]) -> str | None:
 
 
 def test_disk_failure_at_any_point_leaves_the_registry_intact(settled: Site, monkeypatch):
-    """One line that says so; and it works once there is room."""
+    """With a one-line error; it works once there is space."""
     site = settled
     (first,) = site.registry.revisions()
     before = snapshot(site.directory)
@@ -198,7 +200,7 @@ def test_disk_failure_at_any_point_leaves_the_registry_intact(settled: Site, mon
 
 
 def test_full_disk_is_said_to_be_full(site: Site):
-    """A real limit of the kernel on the size of a file, in a process of its own."""
+    """With a real kernel limit on file size, in its own process."""
     large = eagle31()
     large.files["vocab.json"] = {"padding": "x" * 200_000}
     source = site.draft(draft=large)
@@ -233,7 +235,7 @@ def wait_for(children: list[int]) -> list[int]:
 
 
 def start(act: Callable[[], object]) -> int:
-    """Run something in a process of its own, beside this one; its id."""
+    """Run a function in a process of its own; its id."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -246,7 +248,6 @@ def start(act: Callable[[], object]) -> int:
 
 
 def test_two_processes_that_add_the_same_draft_register_it_once(site: Site):
-    """Whichever was first; over and over."""
     source = site.draft()
     for _ in range(10):
         shutil.rmtree(site.directory, ignore_errors=True)
@@ -258,7 +259,6 @@ def test_two_processes_that_add_the_same_draft_register_it_once(site: Site):
 
 
 def test_processes_that_add_different_drafts_wait_for_each_other(site: Site):
-    """None sweeps what another is filling."""
     sources = [site.draft(f"draft-{number}") for number in range(4)]
     children = [start(lambda source=source: site.add(source)) for source in sources]
     assert wait_for(children) == [0, 0, 0, 0]
@@ -269,7 +269,6 @@ def test_processes_that_add_different_drafts_wait_for_each_other(site: Site):
 
 
 def test_readers_see_a_whole_draft_or_none(site: Site):
-    """At every moment."""
     source = site.draft()
     expected = site.add(source)
     for _ in range(5):
@@ -284,5 +283,4 @@ def test_readers_see_a_whole_draft_or_none(site: Site):
 
 
 def test_harness_kills_before_durable_steps():
-    """Else the tests above would kill nothing."""
     assert {"fsync", "rename", "replace"} <= set(EFFECTS)

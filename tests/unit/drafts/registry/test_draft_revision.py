@@ -37,14 +37,12 @@ SMALL = Revision(
 
 @given(REVISIONS)
 def test_revision_round_trips(revision: Revision):
-    """To the byte, in both directions."""
     assert Revision.decode(revision.encode()) == revision
     assert Revision.decode(revision.encode()).encode() == revision.encode()
 
 
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_anything_else_is_refused_in_one_line(content: bytes):
-    """No other error comes out of it."""
     with pytest.raises(DraftRefusedError) as caught:
         Revision.decode(content)
     assert "\n" not in str(caught.value)
@@ -52,7 +50,6 @@ def test_anything_else_is_refused_in_one_line(content: bytes):
 
 @given(st.sampled_from(sorted(json.loads(SMALL.encode()))), JSON)
 def test_member_of_another_type_is_refused(member: str, value: Any):
-    """Either it means what it says, or it is refused."""
     said = json.loads(SMALL.encode()) | {member: value}
     try:
         content = canonical(said)
@@ -78,7 +75,7 @@ def test_member_of_another_type_is_refused(member: str, value: Any):
     ],
 )
 def test_non_canonical_revision_is_refused(change):
-    """A byte that was changed without a change of meaning is noticed as well."""
+    """Even if the meaning is the same."""
     content = change(SMALL.encode())
     assert content != SMALL.encode()
     with pytest.raises(DraftRefusedError):
@@ -86,14 +83,12 @@ def test_non_canonical_revision_is_refused(change):
 
 
 def test_newer_format_is_named_in_the_error():
-    """And not that somebody altered it."""
     with pytest.raises(DraftRefusedError, match="newer release"):
         Revision.decode(SMALL.encode().replace(b'"format":1', b'"format":2'))
 
 
 @pytest.mark.parametrize("recipe", [{"rate": float("nan")}, {"rate": float("inf")}, {"name": "\ud800"}])
 def test_recipe_without_a_json_form_is_refused(recipe):
-    """Python reads NaN out of a training.json; nobody else would."""
     revision = Revision(
         digest=digest(1),
         target=digest(2),
@@ -106,7 +101,7 @@ def test_recipe_without_a_json_form_is_refused(recipe):
 
 
 def test_draft_signature_is_not_valid_for_a_bundle(tmp_path):
-    """And the other way round: what a key vouched for is part of what it signed."""
+    """And the other way round: the signature covers the kind."""
     signer = new_key(tmp_path / "a.key", MAKER_KEY)
     content = SMALL.encode()
     assert SIGNED.verify(content, SIGNED.sign(content, signer), trust(signer), 0.0) == MAKER_KEY
@@ -119,6 +114,5 @@ def test_draft_signature_is_not_valid_for_a_bundle(tmp_path):
     "value", ["sha256:", digest(1)[:-1], digest(1) + "0", digest(1).upper(), 1, None, b""]
 )
 def test_only_a_whole_digest_is_one(value):
-    """Lower-case, all of it."""
     assert not is_digest(value)
     assert is_digest(digest(1))

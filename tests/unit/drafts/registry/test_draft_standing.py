@@ -26,27 +26,26 @@ STANDINGS = st.builds(
 
 @pytest.fixture
 def file(tmp_path):
-    """Where what is decided about the target stands."""
+    """The active-draft file of the target."""
     return tmp_path / "standing" / f"{7:064x}.json"
 
 
 @given(STANDINGS)
 def test_active_draft_round_trips(tmp_path_factory, standing: ActiveDraft):
-    """An absent draft in the list of previous ones stays where it is."""
+    """An absent draft in the list of previous ones keeps its place."""
     directory = tmp_path_factory.mktemp("standing")
     write_active_draft(directory, standing)
     assert read_active_draft(directory, TARGET) == standing
 
 
 def test_without_a_file_the_settings_draft_is_active(tmp_path):
-    """And nothing is made by looking."""
     assert read_active_draft(tmp_path, TARGET) == ActiveDraft(target=TARGET)
     assert list(tmp_path.iterdir()) == []
 
 
 @given(JSON)
 def test_damaged_file_is_an_error(tmp_path_factory, value):
-    """It may have said that another draft serves."""
+    """It may name another draft."""
     directory = tmp_path_factory.mktemp("standing")
     write_active_draft(directory, ActiveDraft(target=TARGET, draft=digest(1)))
     (file,) = (directory / "standing").iterdir()
@@ -56,7 +55,6 @@ def test_damaged_file_is_an_error(tmp_path_factory, value):
 
 
 def test_truncated_or_foreign_file_is_detected(tmp_path, file):
-    """A copy half done, and a file that belongs to another target."""
     write_active_draft(tmp_path, ActiveDraft(target=TARGET, draft=digest(1), previous=(None, digest(2))))
     content = file.read_bytes()
     for end in range(len(content)):
@@ -70,7 +68,6 @@ def test_truncated_or_foreign_file_is_detected(tmp_path, file):
 
 @pytest.mark.parametrize("target", ["", "sha256:ab", "../../etc/passwd", digest(1).upper()])
 def test_invalid_target_digest_is_refused(tmp_path, target):
-    """It could lead anywhere."""
     with pytest.raises(DraftStorageError, match="not a digest"):
         read_active_draft(tmp_path, target)
     with pytest.raises(DraftStorageError, match="not a digest"):
@@ -97,7 +94,6 @@ def test_kill_at_any_point_leaves_the_old_or_new_active_draft(tmp_path):
 
 
 def test_failed_write_leaves_the_previous_active_draft(tmp_path, monkeypatch):
-    """One line that says so."""
     before = ActiveDraft(target=TARGET, draft=digest(1))
     write_active_draft(tmp_path, before)
 

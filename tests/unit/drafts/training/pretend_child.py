@@ -1,5 +1,5 @@
 """
-Stands in for the process that trains: reads what that one reads, and behaves as the job's corpus says.
+Stands in for the training process: reads its input and behaves as the job's corpus says.
 """
 
 import json

@@ -1,7 +1,7 @@
 """
-What it starts from, how it is heard and ended, what is recorded.
+Commands of a training: parent, progress, signals, records.
 
-The process that trains is one that only says what it would have said.
+The training process is a stand-in.
 """
 
 import json
@@ -82,7 +82,6 @@ def listen(tmp_path, monkeypatch):
 
 
 def test_every_step_and_the_end_are_reported(listen):
-    """Whatever else the process prints."""
     heard: list[Point] = []
     assert listen("finish", observe=heard.append) is True
     assert [point.step for point in heard] == [1, 2]
@@ -99,7 +98,7 @@ def test_crash_is_reported_with_the_last_log_line(listen):
 
 
 def test_training_process_gets_an_offline_environment(listen):
-    """Its environment is a worker's: nothing the operator has not meant for it, and offline."""
+    """Only the variables of a worker's environment, and offline."""
     with pytest.raises(DraftRefusedError) as refused:
         listen("environment")
     environment = json.loads(str(refused.value))
@@ -109,8 +108,6 @@ def test_training_process_gets_an_offline_environment(listen):
 
 
 def test_invalid_sample_ends_the_training(listen):
-    """What was handed over so far is no data set."""
-
     def lines():
         yield from list(sample_lines(Dataset()))[:2]
         raise DraftRefusedError("the sample is not the one the manifest names")
@@ -121,7 +118,7 @@ def test_invalid_sample_ends_the_training(listen):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_stops_it_with_a_checkpoint(listen, number):
-    """The process is asked, and says when it has; the signals are as they were afterwards."""
+    """The process writes a checkpoint and exits; signal handlers are restored."""
     before = signal.getsignal(number)
     steps: list[Point] = []
 
@@ -135,7 +132,6 @@ def test_signal_stops_it_with_a_checkpoint(listen, number):
 
 
 def test_training_process_ends_when_its_command_is_killed(tmp_path):
-    """Nobody hears it any more, and it notices at the next thing it says."""
     code = (
         "import os\nfrom pathlib import Path\n"
         "from appliance.drafts.training import trainer_process\n"
@@ -171,7 +167,6 @@ def settings(site: Site, **worker) -> Settings:
 
 
 def test_training_starts_from_the_active_draft(site):
-    """The one that was promoted; before any was, the one of the settings."""
     first, second = site.draft("first"), site.draft("second")
     target = load_weights(site.made["first"])
     chosen = choose_parent(settings(site, draft=str(first)), site.registry, target, None)
@@ -183,7 +178,6 @@ def test_training_starts_from_the_active_draft(site):
 
 
 def test_training_starts_from_the_named_draft(site):
-    """By its directory, or by digits of its digest."""
     path = site.draft("first")
     target = load_weights(site.made["first"])
     assert choose_parent(settings(site), site.registry, target, str(path)).path == path
@@ -202,7 +196,6 @@ def test_without_an_active_draft_training_is_refused(site, worker):
 
 
 def test_parent_that_does_not_fit_is_refused(site):
-    """What vLLM would serve wrongly is no start."""
     path = site.draft("first")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "fc_norm": False}))
@@ -236,7 +229,6 @@ def trained(site: Site) -> Path:
 
 
 def test_trained_draft_is_recorded_and_registered(site):
-    """Where it came from is in the audit log before it can be used."""
     path, journal = trained(site), Journal()
     target = load_weights(site.made["new"])
     name = publish(path, target, registry=site.registry, signer=lambda: site.signer, journal=journal)
@@ -256,7 +248,6 @@ def test_trained_draft_is_recorded_and_registered(site):
 
 @pytest.mark.parametrize("fails_at", [0, 1])
 def test_what_cannot_be_recorded_is_not_registered(site, fails_at):
-    """Tried again, it is."""
     path = trained(site)
     target = load_weights(site.made["new"])
     with pytest.raises(AuditUnavailableError):
@@ -267,7 +258,6 @@ def test_what_cannot_be_recorded_is_not_registered(site, fails_at):
 
 
 def test_draft_trained_on_content_erased_meanwhile_is_not_registered(tmp_path):
-    """Its record would say what the log says could not be."""
     (tmp_path / "used.txt").write_text("".join(f"req-{number} {number:064x}\n" for number in range(3)))
     refuse_erased(tmp_path, Dataset())
     refuse_erased(tmp_path, Dataset("req-3"))

@@ -1,7 +1,7 @@
 """
-What is trained is what is served.
+The trained head is the served head.
 
-The reference here is not the training's own unrolling: it serves one row after the other, as vLLM does.
+The reference is not the training's own unrolling: it serves one row after the other, as vLLM does.
 """
 
 import json
@@ -122,7 +122,7 @@ def served(head: DraftHead, observed: Observed, batch: TokenBatch, row: int, sta
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_trained_head_equals_vllms_head(name):
-    """From each row, each draft token's output is the one that serving row by row computes."""
+    """For each row, every draft token's output equals that of serving row by row."""
     head, unroll = made(SHAPES[name]), 3
     batch, observed = seen()
     rows = batch.ids.shape[1] - 1 - unroll
@@ -144,7 +144,6 @@ def test_trained_head_equals_vllms_head(name):
 
 
 def test_only_distances_matter_to_a_rotary_embedding():
-    """So a window may be taken anywhere in a text; what a head learns is how far it looks back."""
     head = made(SHAPE)
     batch, observed = seen()
     far = TokenBatch(ids=batch.ids, positions=batch.positions + 300, mask=batch.mask)
@@ -157,7 +156,7 @@ def test_only_distances_matter_to_a_rotary_embedding():
 
 @pytest.mark.parametrize("name", ["EAGLE 3.1", "half the vocabulary"])
 def test_tokens_outside_the_mask_change_nothing(name):
-    """Other opinions of the target on tokens outside the answer: the same loss and gradient, bit for bit."""
+    """Other target logits outside the answer: the same loss and gradient, bit for bit."""
     head = made(SHAPES[name])
     batch, observed = seen()
     # Logits at t are about token t+1; those of the last are about a token that is not there.
@@ -179,7 +178,7 @@ def test_tokens_outside_the_mask_change_nothing(name):
 
 @pytest.mark.parametrize("token", [2, 3, 4, 9, 13])
 def test_token_is_predicted_from_the_logits_before_it(token):
-    """Draft token j of row t is text token t+2+j: a masked token is asked for once by each, in its place."""
+    """Draft token j of row t is text token t+2+j: each masked token is predicted once per draft position."""
     head, unroll = made(SHAPE), 3
     batch, observed = seen(batch=1, time=14 + unroll - 1)
     mask = torch.zeros_like(batch.mask)
@@ -204,7 +203,7 @@ def test_token_is_predicted_from_the_logits_before_it(token):
 
 
 def test_draft_is_accepted_up_to_its_first_miss():
-    """As greedy verification does; a later hit after a miss counts for nothing."""
+    """As in greedy verification: a hit after a miss does not count."""
     head = made(SHAPE)
     batch, observed = seen(batch=1, time=10)
     batch = replace(batch, mask=torch.ones_like(batch.mask))
@@ -215,7 +214,6 @@ def test_draft_is_accepted_up_to_its_first_miss():
 
 
 def test_padding_and_neighbours_change_nothing():
-    """A window gives the same loss alone as beside a longer one."""
     head = made(SHAPE)
     target_logits = torch.randn(1, 40, VOCABULARY)
     texts = [text(12, 3, seed=1), text(30, 3, seed=2)]
@@ -242,7 +240,7 @@ def test_padding_and_neighbours_change_nothing():
 
 
 def test_every_answer_token_is_drafted_first_once():
-    """The last of a text, which ends it, among them."""
+    """The last token of a text included."""
     one = text(20, 4)
     batch = collate([one], cut(one, 0, window=32), unroll=4)
     head = made(SHAPE)
@@ -257,7 +255,6 @@ def test_every_answer_token_is_drafted_first_once():
 
 
 def test_window_positions_count_from_the_text():
-    """Positions are those the tokens are served at; what stands before the piece is seen, not learnt."""
     long = Text(tuple(range(50)), (False,) * 4 + (True,) * 46)
     batch = collate([long], [TextWindow(0, 20, 44, 26)], unroll=3)
     assert batch.positions[0, 0] == 20
@@ -266,7 +263,6 @@ def test_window_positions_count_from_the_text():
 
 
 def test_batches_are_concatenated():
-    """The shorter is padded; neither's positions move."""
     first = collate([text(12, 3)], [TextWindow(0, 0, 12, 0)], 3)
     second = collate([text(30, 3)], [TextWindow(0, 5, 30, 5)], 3)
     both = concatenate(first, second)
@@ -276,7 +272,7 @@ def test_batches_are_concatenated():
 
 
 def test_hidden_states_are_captured_where_vllm_captures_them(tmp_path):
-    """The states are the inputs of the layers; the embeddings are the tokens'; nothing in it is trained."""
+    """Captured states are the layers' inputs; nothing in the target is trained."""
     target = load_target(write_target(tmp_path), "cpu")
     batch = plain_batch(torch.randint(0, VOCABULARY, (2, 9)))
     caught = {}
@@ -311,7 +307,6 @@ def new(tmp_path):
 
 
 def test_saved_head_fits_its_target_and_round_trips(tmp_path):
-    """Lint finds nothing, and the numbers are the same."""
     target, stored = new(tmp_path)
     stored.dtype = torch.float32
     draft = tmp_path / "draft"
@@ -331,7 +326,7 @@ def test_new_head_starts_from_the_targets_output(tmp_path):
 
 @pytest.mark.parametrize("layout", ["plain", "speculators"])
 def test_refresh_changes_only_numbers(tmp_path, layout):
-    """Config, names, types, the map of its vocabulary and its own embedding are written as they were read."""
+    """Config, names, types, vocabulary map and embedding are written as read."""
     target, stored = new(tmp_path)
     config = {**stored.config, "draft_vocab_size": 30}
     tensors = {
@@ -360,7 +355,7 @@ def test_refresh_changes_only_numbers(tmp_path, layout):
 
 @pytest.mark.parametrize("broken", ["fc.weight", "midlayer.mlp.up_proj.weight"])
 def test_file_that_lacks_a_tensor_is_refused(tmp_path, broken):
-    """vLLM would serve it with uninitialised memory; here nothing is trained on it."""
+    """vLLM would serve it with uninitialised memory."""
     target, stored = new(tmp_path)
     directory = tmp_path / "draft"
     directory.mkdir()
@@ -373,7 +368,6 @@ def test_file_that_lacks_a_tensor_is_refused(tmp_path, broken):
 
 
 def test_head_without_an_output_starts_from_the_targets(tmp_path):
-    """As vLLM serves it."""
     target, stored = new(tmp_path)
     directory = tmp_path / "draft"
     directory.mkdir()

@@ -33,7 +33,7 @@ RECORDED = json.loads(RECORDED_AT.read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("parent", PARENTS)
 def test_library_accepts_the_arguments(parent):
-    """Every flag exists and takes the value it is given."""
+    """Every flag exists and accepts its value."""
     recorded = RECORDED["arguments"][parent]
     arguments = list(train_arguments(replace(SETUP, parent=PARENTS[parent])))
     assert arguments == recorded["arguments"], "ask the library again: see library.py"
@@ -44,7 +44,7 @@ def test_library_accepts_the_arguments(parent):
 
 
 def test_library_computes_the_same_loss():
-    """The demo draft in its class: the same logits at each step."""
+    """The demo draft in the library's class: the same logits at each step."""
     target, batch = demo_target(), a_batch()
     ours = load_head(DEMO_DRAFT, inspect_weights(DEMO_TARGET).config, target.output).head
     seen = target.observe(batch, ours.shape.aux_layers)
@@ -59,7 +59,6 @@ def test_library_computes_the_same_loss():
 
 
 def test_what_the_library_writes_can_be_served_and_refreshed(tmp_path):
-    """Its config and the names of its tensors, with the demo draft's numbers in them."""
     target, saved = inspect_weights(DEMO_TARGET), tmp_path / "saved"
     convert_draft(DEMO_DRAFT, target, saved)
     assert sorted(inspect_weights(saved).tensors) == RECORDED["saved"]["tensors"]

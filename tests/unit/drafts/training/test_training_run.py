@@ -77,7 +77,6 @@ class Dataset:
 
 
 def test_samples_round_trip():
-    """Tokens, mask, digest, which half, and how many were erased."""
     given = read_samples(sample_lines(Dataset()))
     assert [sample.request_id for sample in given.training] == ["req-0", "req-2"]
     assert given.held_out == (SAMPLES[3],)
@@ -87,7 +86,6 @@ def test_samples_round_trip():
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
 def test_truncated_stream_is_refused(kept):
-    """Otherwise a draft would be trained on a part, and its record would say the whole."""
     lines = list(sample_lines(Dataset()))[:kept]
     with pytest.raises(DraftRefusedError, match="are incomplete"):
         read_samples(lines)
@@ -104,7 +102,6 @@ def test_job_round_trips():
 
 
 def test_unnamed_run_is_named_after_its_identity(tmp_path):
-    """The same command finds the same run; another one gets its own."""
     first = run_directory(tmp_path, JOB.identity, None)
     assert first == run_directory(tmp_path, replace(JOB, device="cpu", run="x").identity, None)
     assert first != run_directory(tmp_path, replace(JOB, recipe=TrainingRecipe(steps=51)).identity, None)
@@ -129,7 +126,6 @@ CHANGES = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_run_refuses_changed_inputs(tmp_path, what):
-    """Whatever changed since it began is named, and nothing goes on."""
     run = run_directory(tmp_path, JOB.identity, "one")
     with run.locked():
         run.claim(JOB, GIVEN)
@@ -142,7 +138,6 @@ def test_run_refuses_changed_inputs(tmp_path, what):
 
 
 def test_one_process_at_a_time_trains_a_run(tmp_path):
-    """The second hears why; once the first is gone, it may."""
     run = run_directory(tmp_path, JOB.identity, "one")
     with run.locked(), pytest.raises(DraftRefusedError, match="in use"), run.locked():
         pass
@@ -160,7 +155,6 @@ def test_run_directory_that_cannot_be_made_is_reported(tmp_path):
 
 
 def test_published_run_keeps_its_digest_and_drops_checkpoints(tmp_path):
-    """And what was only needed to go on is gone."""
     run = run_directory(tmp_path, JOB.identity, "one")
     with run.locked():
         assert run.published is None
@@ -173,7 +167,6 @@ def test_published_run_keeps_its_digest_and_drops_checkpoints(tmp_path):
 
 
 def test_progress_round_trips_without_torn_lines(tmp_path):
-    """A process that is killed leaves half a line at most."""
     file = tmp_path / "progress.jsonl"
     points = [point(1), point(2, held_out=(0.5, 0.25), acceptance_length=1.625)]
     for each in points:
@@ -190,8 +183,6 @@ def test_progress_round_trips_without_torn_lines(tmp_path):
 
 
 def test_terminal_gets_one_line_and_a_pipe_a_few():
-    """Neither is flooded by hundreds of steps."""
-
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -210,7 +201,6 @@ def test_terminal_gets_one_line_and_a_pipe_a_few():
 
 
 def test_report_stands_alone_and_shows_both_curves():
-    """No address in it, nothing unescaped, however few points there are."""
     points = [point(step) for step in range(1, 51)]
     points[-1] = point(50, held_out=(0.5, 0.25), acceptance_length=1.625)
     page = render_page("Training <of> a draft", {"Tool": "a & b"}, points)
@@ -236,7 +226,6 @@ OUTCOME = TrainingOutcome(
 
 
 def test_training_record_names_all_inputs(tmp_path):
-    """And the list of used samples is the one whose hash is in it."""
     write_outcome(tmp_path, JOB, GIVEN, OUTCOME, [point(1)])
     record = json.loads((tmp_path / "training.json").read_text())
     assert record == training_record(JOB, GIVEN, OUTCOME)

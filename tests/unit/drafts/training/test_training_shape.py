@@ -22,12 +22,10 @@ GPUS = Hardware(gpus=2, bfloat16=True, openmp=None)
 
 
 def test_config_of_a_new_head_is_that_of_the_committed_one():
-    """It was made by this; a change of a field is a change of what is served."""
     assert new_config(TARGET) == DRAFT
 
 
 def test_committed_head_is_read_as_what_it_is():
-    """EAGLE 3.1 on three layers."""
     shape = head_shape(DRAFT, TARGET)
     assert shape.fc_norm
     assert shape.norm_output
@@ -38,7 +36,6 @@ def test_committed_head_is_read_as_what_it_is():
 
 @pytest.mark.parametrize("depth", range(3, 40))
 def test_new_head_reads_three_different_layers(depth):
-    """Ascending and within the target, whatever its depth."""
     layers = new_config({**TARGET, "num_hidden_layers": depth})[AUX_IDS]
     assert len(set(layers)) == 3
     assert layers == sorted(layers)
@@ -54,7 +51,7 @@ def test_target_of_two_layers_is_refused():
 
 
 def test_plain_head_keeps_its_kind():
-    """A refresh changes numbers; what EAGLE 3.1 needs cannot be put into a plain head."""
+    """A plain head cannot take EAGLE 3.1's weights."""
     plain = {**DRAFT, "fc_norm": False, "norm_output": False, "norm_before_residual": True}
     shape = head_shape(plain, TARGET)
     assert not (shape.fc_norm and shape.norm_output)
@@ -62,7 +59,6 @@ def test_plain_head_keeps_its_kind():
 
 
 def test_multimodal_target_has_a_text_config():
-    """Its text is what is drafted."""
     assert new_config({"text_config": TARGET, "vision_config": {}}) == DRAFT
 
 
@@ -80,7 +76,7 @@ def test_multimodal_target_has_a_text_config():
     ],
 )
 def test_unsupported_head_is_refused(change, why):
-    """One line with what can be done instead."""
+    """One line with the alternative."""
     with pytest.raises(DraftRefusedError, match=why) as refused:
         head_shape({**DRAFT, **change}, TARGET)
     assert "--from-scratch" in str(refused.value)
@@ -101,7 +97,6 @@ def test_unsupported_head_is_refused(change, why):
     ],
 )
 def test_rotary_embedding_is_read_in_every_notation(rope, expected):
-    """Old and new configs mean the same."""
     config = {name: value for name, value in DRAFT.items() if name != "rope_theta"}
     assert head_shape({**config, **rope}, TARGET).rope == expected
 
@@ -132,7 +127,7 @@ def test_recipe_round_trips():
 
 
 def test_default_rate_falls_with_the_width():
-    """From the demo's to that of published recipes, and half of it for what has learnt already."""
+    """From the demo's rate to that of published recipes; a refresh gets half."""
     assert default_rate(256, is_refresh=False) == 2e-3
     assert default_rate(4096, is_refresh=False) == pytest.approx(1.25e-4)
     assert default_rate(64, is_refresh=False) == 2e-3
@@ -145,7 +140,6 @@ def large(size: int) -> Weights:
 
 
 def test_backend_follows_target_and_machine():
-    """A server of its own only where there are GPUs, and a target that needs one."""
     assert choose_backend("auto", "auto", large(LARGE_BYTES), CPU_ONLY) is Backend.SMALL
     assert choose_backend("auto", "auto", large(LARGE_BYTES), GPUS) is Backend.SPECULATORS
     assert choose_backend("auto", "cpu", large(LARGE_BYTES), GPUS) is Backend.SMALL

@@ -78,7 +78,6 @@ def learnt(target, tmp_path_factory) -> tuple[Path, list[Point]]:
 
 
 def test_training_lowers_loss_and_raises_agreement(learnt, target):
-    """Loss falls, agreement rises, and what comes of it fits its target."""
     run, points = learnt
     assert points[-1].step == 60
     assert points[-1].loss < 0.8 * points[0].loss
@@ -99,7 +98,6 @@ def test_training_lowers_loss_and_raises_agreement(learnt, target):
 
 
 def test_only_used_samples_are_listed(tmp_path, target):
-    """A short training does not come by everything."""
     train(job(tmp_path / "run", target, steps=1, batch=2))
     draft = inspect_weights(tmp_path / "run" / "draft")
     assert draft.training["samples"] == 2
@@ -107,7 +105,6 @@ def test_only_used_samples_are_listed(tmp_path, target):
 
 
 def test_held_out_samples_are_not_trained_on(tmp_path, target):
-    """Whatever they hold, the head comes out the same."""
     given = samples()
     other = tuple(
         replace(each, token_ids=each.token_ids[::-1]) if each.held_out else each for each in given.samples
@@ -119,7 +116,6 @@ def test_held_out_samples_are_not_trained_on(tmp_path, target):
 
 @pytest.mark.parametrize("stop_at", [1, 7])
 def test_stopped_training_gives_the_same_draft(tmp_path, target, stop_at):
-    """Bit for bit, and nothing was noted twice."""
     train(job(tmp_path / "whole", target))
     asked = job(tmp_path / "parts", target)
     train(asked, stop_at=stop_at)
@@ -134,7 +130,6 @@ def test_stopped_training_gives_the_same_draft(tmp_path, target, stop_at):
 
 @pytest.mark.parametrize("break_at", [2, 8])
 def test_crashed_training_gives_the_same_draft(tmp_path, target, monkeypatch, break_at):
-    """It goes on from the last checkpoint, or from the beginning where there is none yet."""
     monkeypatch.setattr(training, "CHECKPOINT_STEPS", 3)
     train(job(tmp_path / "whole", target))
     asked = job(tmp_path / "parts", target)
@@ -145,7 +140,6 @@ def test_crashed_training_gives_the_same_draft(tmp_path, target, monkeypatch, br
 
 
 def test_finished_training_changes_nothing(tmp_path, target):
-    """Asked for again, it does not take a step."""
     asked = job(tmp_path / "run", target)
     train(asked)
     before = weights(tmp_path / "run")
@@ -154,7 +148,7 @@ def test_finished_training_changes_nothing(tmp_path, target):
 
 
 def test_half_written_draft_is_replaced(tmp_path, target):
-    """A crash while the result is put together leaves no draft, only the rest of one."""
+    """A crash during assembly leaves no draft."""
     partial = tmp_path / "run" / "draft.partial"
     partial.mkdir(parents=True)
     (partial / "model.safetensors").write_bytes(b"half")
@@ -164,7 +158,7 @@ def test_half_written_draft_is_replaced(tmp_path, target):
 
 
 def test_no_content_is_left_in_the_run(tmp_path, target):
-    """Checkpoint, progress, record and report name samples; none of them holds a token of one."""
+    """Checkpoint, progress, record and report name samples, but hold no token of them."""
     given = samples()
     marked = tuple(
         replace(each, token_ids=tuple([37, 41] * len(each.token_ids))[: len(each.token_ids)])
@@ -193,7 +187,6 @@ def parent_of(target: Path, directory: Path, **changes) -> Path:
 
 
 def test_refresh_starts_where_its_parent_ended(tmp_path, target, learnt):
-    """What is learnt already is there from the first step, and the record names the parent."""
     run, before = learnt
     points = train(job(tmp_path / "run", target, parent=run / "draft", steps=3, rate=1e-4))
     assert points[0].loss < 0.9 * before[0].loss
@@ -203,7 +196,7 @@ def test_refresh_starts_where_its_parent_ended(tmp_path, target, learnt):
 
 
 def test_plain_parent_stays_plain(tmp_path, target):
-    """EAGLE 3.1 is made from nothing; a refresh keeps the kind it finds, and says so in its record."""
+    """A refresh keeps the kind of its parent and records it."""
     flags = {"fc_norm": False, "norm_output": False}
     parent = parent_of(target, tmp_path / "plain", **flags)
     tensors = load_file(parent / "model.safetensors")
@@ -222,7 +215,7 @@ def test_sliding_window_shorter_than_the_windows_is_refused(tmp_path, target):
 
 
 def test_training_limited_by_time_ends_in_time(tmp_path, target):
-    """Time spent before an interruption counts; time between does not."""
+    """Time before an interruption counts; time between does not."""
     asked = job(tmp_path / "run", target, steps=None, minutes=1.0)
     Path(asked.run).mkdir()
     now = 0.0
@@ -263,14 +256,12 @@ def test_changed_job_does_not_resume(tmp_path, target):
 
 
 def test_divergence_ends_the_training(tmp_path, target):
-    """Nothing is written that would be of no use."""
     with pytest.raises(DraftRefusedError, match="diverged"):
         train(job(tmp_path / "run", target, rate=1e30, steps=40))
     assert not (tmp_path / "run" / "draft").exists()
 
 
 def test_tokens_the_target_does_not_know_are_refused(tmp_path, target):
-    """A data set of another tokenizer would only show as nonsense, or as a crash."""
     given = samples()
     odd = replace(given.samples[0], token_ids=(VOCABULARY, *given.samples[0].token_ids[1:]))
     with pytest.raises(DraftRefusedError, match="vocabulary"):
@@ -278,7 +269,6 @@ def test_tokens_the_target_does_not_know_are_refused(tmp_path, target):
 
 
 def test_damaged_checkpoint_is_reported(tmp_path, target):
-    """Nothing is trained over it in silence."""
     asked = job(tmp_path / "run", target)
     train(asked, stop_at=3)
     file = tmp_path / "run" / "checkpoint.pt"
@@ -291,7 +281,7 @@ def test_damaged_checkpoint_is_reported(tmp_path, target):
 
 
 def test_general_text_takes_its_share(tmp_path, target, monkeypatch):
-    """Half of each step; the samples' windows come in their own order all the same."""
+    """Half of each step; the samples' windows keep their order."""
     monkeypatch.setattr(training, "read_corpus", lambda *_: [Document(list(range(2, 50)))] * 4)
     sizes = []
     monkeypatch.setattr(
@@ -308,7 +298,6 @@ def test_general_text_takes_its_share(tmp_path, target, monkeypatch):
 
 
 def test_measuring_learns_nothing(target):
-    """And gives the same twice."""
     loaded = load_target(target, "cpu")
     stored = new_head(inspect_weights(target).config, loaded.output)
     trainer = Trainer(stored.head, loaded, job(Path("x"), target).recipe, "cpu")
@@ -322,7 +311,7 @@ def test_measuring_learns_nothing(target):
 
 
 def test_draft_that_is_the_target_is_accepted_whole(target):
-    """The measure at its upper end: 1 + unroll tokens a draft, wherever they fit into the answer."""
+    """The upper bound: 1 + unroll tokens per draft, within the answer."""
     loaded = load_target(target, "cpu")
     stored = new_head(inspect_weights(target).config, loaded.output)
     recipe = job(Path("x"), target).recipe
@@ -359,7 +348,6 @@ def test_missing_gpu_is_reported():
 
 
 def test_full_disk_ends_the_training_with_advice(tmp_path, target, monkeypatch):
-    """Whichever file it is that cannot be written; the same command goes on."""
     full = OSError(errno.ENOSPC, "No space left on device")
 
     def refuse(*_: object) -> None:

@@ -20,7 +20,6 @@ import pytest
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.lint.rules import Rule
 from appliance.drafts.training.run_directory import RunDirectory, run_directory
-from appliance.drafts.training.speculators.speculators_run import last_checkpoint, row_mask, train_with_speculators
 from appliance.drafts.training.speculators.commands import (
     VERSION,
     prepare_command,
@@ -37,6 +36,11 @@ from appliance.drafts.training.speculators.scratch import (
     scratch_directory,
     sweep_scratch,
     write_samples,
+)
+from appliance.drafts.training.speculators.speculators_run import (
+    last_checkpoint,
+    row_mask,
+    train_with_speculators,
 )
 from appliance.drafts.training.training_job import Job
 from appliance.drafts.training.training_recipe import TrainingRecipe
@@ -70,21 +74,21 @@ def option(command: list[str], name: str) -> str:
 
 
 def test_draft_from_scratch_is_eagle31():
-    """The library's default is another; both flags and the absence of its own norm are said."""
+    """Both flags are passed, because the library's default differs."""
     arguments = train_arguments(SETUP)
     assert {"--fc-norm", "--no-norm-before-fc", "--norm-output"} <= set(arguments)
     assert "--from-pretrained" not in arguments
 
 
 def test_refresh_starts_from_its_parent_and_keeps_its_shape():
-    """Flags that shape a draft conflict with one that is there."""
+    """Flags that shape a draft conflict with an existing one."""
     arguments = train_arguments(replace(SETUP, parent=Path("/drafts/runs/one/parent")))
     assert option(arguments, "--from-pretrained") == "/drafts/runs/one/parent"
     assert "--fc-norm" not in arguments
 
 
 def test_server_and_training_agree_on_layers():
-    """The server adds the last one, which the training takes for the target's output."""
+    """The server adds the last layer, which the training uses as the target's output."""
     speculation = json.loads(option(server_command(SETUP), "--speculative-config"))
     layers = speculation["draft_model_config"]["hf_config"]["eagle_aux_hidden_state_layer_ids"]
     assert layers == [2, 16, 29, 32]
@@ -103,14 +107,14 @@ def test_hidden_states_pass_through_the_private_directory():
 
 
 def test_no_copy_of_a_sample_is_kept_elsewhere():
-    """The library that packs them has a cache; it is in the private directory as well."""
+    """The packing library's cache is in the private directory as well."""
     places = private_places(SETUP.scratch)
     assert set(places) == {"HF_DATASETS_CACHE", "TMPDIR"}
     assert all(Path(place).parent == SETUP.scratch for place in places.values())
 
 
 def test_server_answers_on_loopback_and_whole_prompts():
-    """Chunked prefill would hand out hidden states in pieces."""
+    """Chunked prefill would return hidden states in pieces."""
     command = server_command(SETUP)
     assert option(command, "--host") == "127.0.0.1"
     assert option(train_arguments(SETUP), "--vllm-endpoint") == "http://127.0.0.1:8123/v1"
@@ -120,7 +124,7 @@ def test_server_answers_on_loopback_and_whole_prompts():
 
 @pytest.mark.parametrize("gpus", range(1, 9))
 def test_gpus_are_divided(gpus):
-    """Server and training share one only where there is no other."""
+    """Server and training share a GPU only if there is one."""
     setup = replace(SETUP, gpus=gpus)
     serving, training = set(setup.serving_gpus), set(setup.training_gpus)
     assert serving | training == set(range(gpus))
@@ -132,7 +136,6 @@ def test_gpus_are_divided(gpus):
 
 
 def test_epochs_suffice_for_the_steps():
-    """The library ends at whichever comes first."""
     for tokens in (100, 10_000, 10_000_000):
         arguments = train_arguments(replace(SETUP, tokens=tokens))
         assert int(option(arguments, "--epochs")) * tokens >= 500 * 8 * 1024
@@ -140,7 +143,7 @@ def test_epochs_suffice_for_the_steps():
 
 
 def test_samples_are_packed_unchanged():
-    """Tokens and mask are there already, so no server renders anything."""
+    """Tokens and mask exist already, so no server renders anything."""
     command = prepare_command(SETUP)
     assert "--render-endpoint" not in command
     assert option(command, "--seq-length") == "1024"
@@ -161,7 +164,7 @@ def tensors_of(file: Path) -> dict[str, tuple[str, list[int], bytes]]:
 
 
 def test_conversion_changes_no_number(tmp_path):
-    """Every tensor has the bytes it had; the target's embedding is added, which would be made up."""
+    """Every tensor keeps its bytes; the target's embedding is added."""
     target = inspect_weights(DEMO_TARGET)
     convert_draft(DEMO_DRAFT, target, tmp_path / "converted")
     before = tensors_of(DEMO_DRAFT / "model.safetensors")
@@ -176,7 +179,7 @@ def test_conversion_changes_no_number(tmp_path):
 
 
 def test_smaller_vocabulary_has_maps_in_both_directions(tmp_path):
-    """The library needs to know which of the target's tokens the draft knows; vLLM does not."""
+    """The library needs to know which target tokens the draft knows; vLLM does not."""
     target = inspect_weights(DEMO_TARGET)
     draft = tmp_path / "draft"
     draft.mkdir()
@@ -207,14 +210,14 @@ def test_kind_the_library_cannot_train_is_refused(tmp_path):
 
 
 def test_row_mask_follows_the_librarys_convention(tmp_path):
-    """It predicts from token t+1 what comes after it, under the mask of token t+1."""
+    """It predicts the token after t+1 from token t+1, under the mask of token t+1."""
     text = Text(tuple(range(8)), (False, False, False, True, True, True, False, True))
     assert row_mask(text, TextWindow(0, 0, 8, 0)) == [0, 0, 1, 1, 1, 0, 1, 0]
     assert row_mask(text, TextWindow(0, 2, 6, 4)) == [0, 1, 1, 0]
 
 
 def test_clear_samples_are_private_and_removed(tmp_path):
-    """The directory and its files are the owner's alone, and gone when the block ends, whichever way."""
+    """Directory and files are the owner's alone, and removed when the block ends."""
     run = run_directory(tmp_path, JOB.identity, "one")
     with run.locked():
         with suppress(RuntimeError), scratch_directory(run, tmp_path) as scratch:
@@ -230,7 +233,6 @@ def test_clear_samples_are_private_and_removed(tmp_path):
 
 
 def test_what_a_killed_training_left_is_removed_by_the_next(tmp_path):
-    """By any, of whatever run; one that is under way keeps what is its own."""
     killed, alive = (run_directory(tmp_path, JOB.identity, name) for name in ("killed", "alive"))
     code = (
         "import os, signal\n"
@@ -254,7 +256,7 @@ def test_what_a_killed_training_left_is_removed_by_the_next(tmp_path):
 
 
 def test_only_scratch_directories_are_removed(tmp_path):
-    """A note that names anything else removes nothing."""
+    """A note that names another directory removes nothing."""
     run = run_directory(tmp_path, JOB.identity, "one")
     with run.locked():
         precious = tmp_path / "precious"
@@ -265,7 +267,7 @@ def test_only_scratch_directories_are_removed(tmp_path):
 
 
 def test_newest_checkpoint_is_taken(tmp_path):
-    """By number, not by name; links and halves are passed over."""
+    """By number, not by name; links and incomplete ones are skipped."""
     for name in ("2", "10", "9"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").touch()
@@ -286,7 +288,6 @@ def begin(python: Path, recipe: TrainingRecipe) -> None:
 
 
 def test_environment_without_the_library_is_one_line(tmp_path):
-    """Before anything is decrypted or written."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 0.8.1\n")
     python.chmod(0o755)
@@ -302,7 +303,6 @@ def test_environment_without_the_library_is_one_line(tmp_path):
 
 
 def test_its_processes_end_with_the_block(tmp_path):
-    """And what they started with them; a failure is told by its kind, and by nothing that was printed."""
     with (tmp_path / "log").open("w") as log, processes_of(log, {"PATH": os.environ["PATH"]}) as processes:
         sleeper = processes.start(
             ["/bin/sh", "-c", "sleep 300 & echo $! > " + str(tmp_path / "pid") + "; wait"], ()

@@ -38,7 +38,7 @@ def trained(text: Text, found: list) -> Counter[int]:
 
 @given(text=texts, window=windows, data=st.data())
 def test_each_answer_token_is_trained_on_once(text, window, data):
-    """Wherever the cuts fall; only the first two tokens of a text can never be predicted."""
+    """Wherever the cuts are; only the first two tokens of a text cannot be predicted."""
     shift = data.draw(st.integers(min_value=0, max_value=window - window // 4 - 1))
     found = cut(text, 7, window=window, shift=shift)
     answer = [at for at, counts in enumerate(text.loss_mask) if counts and at >= FIRST_PREDICTED]
@@ -55,7 +55,6 @@ def test_piece_has_context_before_it(text, window):
 
 
 def test_tokens_after_the_answer_are_dropped():
-    """It is read by nobody."""
     text = Text(tuple(range(30)), (False,) * 5 + (True,) * 5 + (False,) * 20)
     (window,) = cut(text, 0, window=40)
     assert (window.start, window.stop) == (0, 10)
@@ -79,7 +78,6 @@ def test_epoch_is_complete_and_deterministic(some, batch, window, epoch):
 
 
 def test_epochs_differ():
-    """Another order, and other cuts."""
     some = [Text(tuple(range(200)), (True,) * 200) for _ in range(8)]
     first, second = (plan_epoch(some, batch=2, window=40, seed=1, epoch=epoch) for epoch in (0, 1))
     assert first != second
@@ -88,7 +86,6 @@ def test_epochs_differ():
 
 @given(taken=st.integers(min_value=0, max_value=40))
 def test_feed_resumes_at_a_position(taken):
-    """Across passes as well."""
     some = [Text(tuple(range(60)), (False,) * 10 + (True,) * 50) for _ in range(5)]
 
     def feed(place: FeedPosition | None = None) -> Feed:
@@ -104,13 +101,11 @@ def test_feed_resumes_at_a_position(taken):
 
 
 def test_data_without_an_answer_is_refused():
-    """There is nothing to learn, and no step to give."""
     with pytest.raises(DraftRefusedError, match="harvest more"):
         Feed([Text((1, 2, 3), (False,) * 3)], batch=2, window=24, seed=3)
 
 
 def test_rate_rises_then_falls_to_a_tenth():
-    """By steps and by time alike."""
     by_step = [learning_rate(step, 1000, 1e-3) for step in range(1000)]
     by_time = [timed_rate(second, 1000.0, 1e-3) for second in range(1000)]
     for rates in (by_step, by_time):
