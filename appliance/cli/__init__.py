@@ -1,5 +1,5 @@
 """
-The `appliance` command: reads settings, and turns deliberate errors into one line and exit code 1.
+The `appliance` command: reads settings, and reports deliberate errors as one line and exit code 1.
 
 A command's module is imported when the command is called: importing all of them takes seconds.
 """
@@ -26,7 +26,7 @@ _COMMANDS = {
     "status": "appliance.cli.status",
 }
 _GROUPS = {
-    "audit": "appliance.cli.audit_commands",
+    "audit": "appliance.cli.audit",
     "bundle": "appliance.cli.bundle",
     "cost": "appliance.cli.cost",
     "draft": "appliance.cli.draft",
@@ -39,7 +39,7 @@ _GROUPS = {
 
 
 class _Commands(UserDict[str, Any]):
-    """Commands and groups by name; a value that is still a module's name is imported when it is read."""
+    """Commands and groups by name; a value that is a module's name is imported when it is read."""
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - typer's command or group
         found = super().__getitem__(name)

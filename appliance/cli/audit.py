@@ -1,9 +1,9 @@
 """
 `appliance audit`: read, export and verify the audit log of this machine.
 
-Verification exports the log and runs the auditor's own verifier on the export, so that an operator
-sees what an auditor will see.  It shows no entry; the commands that do are recorded in the log
-(`appliance.cli.reading`).
+Verification exports the log and runs the auditor's own verifier on the export, so that an operator sees
+what an auditor will see.  It shows no entry; the commands that do are recorded in the log
+(`appliance.cli.common.audit_log`).
 """
 
 import json
@@ -20,24 +20,34 @@ from appliance.audit import verify as verifier
 from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.export import export_log, export_receipt
 from appliance.audit.keys import load_signing_key
-from appliance.audit.store import SqlAuditStore
+from appliance.cli.audit_maintenance import COMMANDS as MAINTENANCE_COMMANDS
+from appliance.cli.common.audit_log import (
+    PAGE,
+    PurposeOption,
+    RecorderOption,
+    UnrecordedOption,
+    open_reader,
+    open_store,
+)
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
-from appliance.cli.reading import PurposeOption, Reader, RecorderOption, UnrecordedOption
+from appliance.cli.erase import COMMANDS as CONTENT_COMMANDS
+from appliance.cli.witness import commands as witness_commands
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings
 
 commands = typer.Typer(help="Read, export and verify the audit log.", no_args_is_help=True)
-PAGE = 1000
+for _name, _command in {**CONTENT_COMMANDS, **MAINTENANCE_COMMANDS}.items():
+    commands.command(name=_name)(_command)
+commands.add_typer(witness_commands, name="witness")
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="How many of the newest entries.")]
+CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="Number of newest entries.")]
 HeldOption = Annotated[
-    Path | None, typer.Option("--held", help="A checkpoint kept from before; the log must agree with it.")
+    Path | None, typer.Option("--held", help="An earlier checkpoint; the log must extend it.")
 ]
 
-PayloadsOption = Annotated[
-    bool, typer.Option("--payloads/--no-payloads", help="Whether encrypted content comes along.")
-]
+PayloadsOption = Annotated[bool, typer.Option("--payloads/--no-payloads", help="Include encrypted content.")]
 NeededOption = Annotated[
     int,
     typer.Option("--witnesses-needed", min=0, help="How many of `audit.witnesses` must have cosigned."),
@@ -56,8 +66,8 @@ def verify(
     """
     Verify the whole log; the exit code is the verdict.
 
-    0 valid, 10 valid with erased payloads, 2 invalid, 3 diverged from --held or a witness, 4 incomplete,
-    5 fewer witnesses than needed.
+    0 valid, 10 valid with erased payloads, 2 invalid, 3 diverged from --held or a witness, 4 incomplete, 5
+    fewer witnesses than needed.
     """
     settings = settings_from(config, data)
     with open_store(settings) as store, tempfile.TemporaryDirectory() as scratch:
@@ -81,7 +91,7 @@ def verify(
         for request_id in still_open:
             typer.echo(f"{'':<20} {request_id}")
     if code == verifier.ExitCode.VALID and unsigned and still_open:
-        typer.echo(f"{'verdict':<20} incomplete: a request began and has not ended (exit code 4)")
+        typer.echo(f"{'verdict':<20} incomplete: a request has no outcome yet (exit code 4)")
         code = verifier.ExitCode.INCOMPLETE
     sys.exit(code)
 
@@ -111,16 +121,14 @@ def tail(
 @commands.command()
 def receipt(
     index: Annotated[int, typer.Argument(min=0, help="Index of the entry.")],
-    leaf: Annotated[
-        Path | None, typer.Option("--leaf", help="Also write the entry itself to this file.")
-    ] = None,
+    leaf: Annotated[Path | None, typer.Option("--leaf", help="Also write the entry to this file.")] = None,
     purpose: PurposeOption = "",
     unrecorded: UnrecordedOption = False,  # noqa: FBT002
     url: RecorderOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Print the receipt of one entry (a .tlog-proof), to be verified offline with the entry."""
+    """Print the receipt of one entry (a .tlog-proof), which can be verified offline with the entry."""
     with open_reader(settings_from(config, data), url, purpose, unrecorded=unrecorded) as reader:
         content, proof = export_receipt(reader.store, index)
         reader.record("receipt", index, index + 1)
@@ -142,15 +150,14 @@ def show(
     with open_reader(settings_from(config, data), url, purpose, unrecorded=unrecorded) as reader:
         found = reader.store.leaves(index, index + 1)
         if not found:
-            message = f"the log has no entry {index}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"the log has no entry {index}")
         reader.record("show", index, index + 1)
     typer.echo(json.dumps(json.loads(found[0].leaf), indent=2, ensure_ascii=False))
 
 
 @commands.command()
 def export(
-    directory: Annotated[Path, typer.Argument(help="Directory to make.")],
+    directory: Annotated[Path, typer.Argument(help="Directory to create.")],
     purpose: PurposeOption = "",
     unrecorded: UnrecordedOption = False,  # noqa: FBT002
     payloads: PayloadsOption = True,  # noqa: FBT002
@@ -158,16 +165,15 @@ def export(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Write the log up to its newest checkpoint, for an auditor."""
+    """Export the log up to its newest checkpoint, for an auditor."""
     settings = settings_from(config, data)
     if directory.exists():
-        message = f"{directory} exists already; export into a new directory"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{directory} exists already; export into a new directory")
     with open_reader(settings, url, purpose, unrecorded=unrecorded) as reader, _beside(directory) as hidden:
         size = export_log(reader.store, hidden, vkey=_vkey(settings))
         if payloads:
             _add_payloads(settings, hidden)
-        # What was written becomes visible once it is recorded, and under this name only then.
+        # The export gets its name only after the reading is recorded.
         reader.record("export", 0, size)
         hidden.rename(directory)
     typer.echo(f"wrote {size} entries to {directory}")
@@ -179,47 +185,20 @@ def key(config: ConfigOption = None, data: DataOption = None) -> None:
     typer.echo(_vkey(settings_from(config, data)))
 
 
-@contextmanager
-def open_reader(settings: Settings, url: str | None, purpose: str, *, unrecorded: bool) -> Iterator[Reader]:
-    """The log's database as `open_store` gives it, for a command whose reading is recorded."""
-    with open_store(settings) as store:
-        yield Reader(settings=settings, store=store, url=url, purpose=purpose, insists=unrecorded)
-
-
 def _add_payloads(settings: Settings, export: Path) -> None:
-    """Add kept content, still encrypted, to an export."""
+    """Add stored content, still encrypted, to an export."""
     with closing(SqlPayloadStore(locate(settings).database_url)) as payloads:
         export_payloads(payloads, export)
 
 
 @contextmanager
 def _beside(directory: Path) -> Iterator[Path]:
-    """A path on the same disk as `directory`, whatever is left there is removed."""
+    """A temporary path on the same disk as `directory`; anything left there is removed."""
     try:
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
             yield Path(scratch) / "log"
     except OSError as error:
-        message = f"cannot write the export {directory}: {error.strerror}"
-        raise ConfigurationError(message) from error
-
-
-@contextmanager
-def open_store(settings: Settings) -> Iterator[SqlAuditStore]:
-    """
-    The audit log's database, to be read for as long as the context lasts.
-
-    Raises:
-        ConfigurationError: there is no audit log where the settings say.
-    """
-    installation = locate(settings)
-    if settings.audit.database_url is None and not (installation.directory / "audit.db").exists():
-        message = f"there is no audit log in {installation.directory}: name its directory with --data"
-        raise ConfigurationError(message)
-    store = SqlAuditStore(installation.database_url)
-    try:
-        yield store
-    finally:
-        store.close()
+        raise ConfigurationError(f"cannot write the export {directory}: {error.strerror}") from error
 
 
 def _vkey(settings: Settings) -> str:

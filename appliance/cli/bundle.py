@@ -1,13 +1,12 @@
 """
-`appliance bundle`: carry everything an installation needs into a building without internet.
+`appliance bundle`: everything an installation needs, for sites without internet.
 
-`build`, `diff`, `split` and `emit` run where there is internet; `verify`, `plan`, `join` and `load` in the
-enclave, and use no network but the registry that `load` is told.
+`build`, `diff`, `split` and `emit` run on a connected machine; `verify`, `plan`, `join` and `load` at the
+site, and use no network except the registry of `load`.
 """
 
 import shutil
 import subprocess
-import time
 from collections.abc import Sequence
 from datetime import date
 from functools import partial
@@ -19,47 +18,48 @@ import typer
 from appliance.audit.keys import create_signing_key, load_keys, mldsa_path
 from appliance.cli.bundle_load import COMMANDS as LOAD_COMMANDS
 from appliance.cli.bundle_load import BaseOption, SourceArgument, TrustedOption, trusted_keys
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.errors import ConfigurationError
-from appliance.sovereignty.bundle.build import Stamp, build_bundle
-from appliance.sovereignty.bundle.carry import make_difference, make_whole
+from appliance.sovereignty.bundle.build import Stamp, build_bundle, join_difference, make_difference
 from appliance.sovereignty.bundle.emit import Form, emit
-from appliance.sovereignty.bundle.manifest import Manifest
+from appliance.sovereignty.bundle.manifest import BundleManifest
 from appliance.sovereignty.bundle.parts import FAT32_BYTES, split
 from appliance.sovereignty.bundle.recipe import load_recipe
-from appliance.sovereignty.bundle.trust import end_of
+from appliance.sovereignty.bundle.signature import end_of
 from appliance.sovereignty.bundle.verify import Bundle, open_bundle, verify_bundle
 
 KUBERNETES = "1.34.0"
-"""What charts are rendered for; Helm's own answer is as old as it is, and charts refuse what is too old."""
+"""Kubernetes version for rendering; Helm's own default may be too old for a chart."""
 
-commands = typer.Typer(help="Bundles for buildings without internet.", no_args_is_help=True)
+commands = typer.Typer(help="Bundles for sites without internet.", no_args_is_help=True)
 for _name, _command in LOAD_COMMANDS.items():
     commands.command(name=_name)(_command)
 
-DirectoryArgument = Annotated[Path, typer.Argument(help="Directory to make; must not exist.")]
-KeyOption = Annotated[Path, typer.Option("--key", help="Private key that signs, in its file.")]
-KeyNameOption = Annotated[str, typer.Option("--key-name", help="Name it signs under: example.com/releases.")]
+DirectoryArgument = Annotated[Path, typer.Argument(help="Directory to create; must not exist.")]
+KeyOption = Annotated[Path, typer.Option("--key", help="File with the private key that signs.")]
+KeyNameOption = Annotated[
+    str, typer.Option("--key-name", help="Name of the key, such as example.com/releases.")
+]
 
 
 @commands.command(name="new-key")
 def new_key(
-    path: Annotated[Path, typer.Argument(help="File to make, mode 0600; never replaced.")],
+    path: Annotated[Path, typer.Argument(help="File to create, mode 0600; never replaced.")],
     key_name: KeyNameOption,
 ) -> None:
-    """Make a key that signs bundles, and print the line that sites put among their trusted keys."""
+    """Create a key that signs bundles, and print the line for the trusted keys of sites."""
     create_signing_key(path)
     typer.echo(load_keys(path, mldsa_path(path), key_name).vkey)
 
 
 @commands.command()
 def build(
-    recipe: Annotated[Path, typer.Argument(help="Recipe (YAML) of what goes in.")],
+    recipe: Annotated[Path, typer.Argument(help="Recipe (YAML) of the bundle.")],
     directory: DirectoryArgument,
     key: KeyOption,
     key_name: KeyNameOption,
     key_not_after: Annotated[
-        str, typer.Option("--key-not-after", help="Last day on which sites may take what this key signed.")
+        str, typer.Option("--key-not-after", help="Last day on which sites accept signatures of this key.")
     ],
     created: Annotated[
         int,
@@ -70,7 +70,7 @@ def build(
     try:
         last_day = date.fromisoformat(key_not_after)
     except ValueError as error:
-        raise ConfigurationError("--key-not-after takes a date such as 2027-12-31") from error
+        raise ConfigurationError("--key-not-after must be a date such as 2027-12-31") from error
     stamp = Stamp(
         created=created,
         key_not_after=end_of(last_day),
@@ -90,14 +90,14 @@ def build(
 
 @commands.command()
 def diff(
-    older: Annotated[Path, typer.Argument(help="Bundle that the other side has.")],
-    newer: Annotated[Path, typer.Argument(help="Bundle it is to get.")],
+    older: Annotated[Path, typer.Argument(help="Bundle that the site has.")],
+    newer: Annotated[Path, typer.Argument(help="Bundle that it will receive.")],
     directory: DirectoryArgument,
 ) -> None:
-    """Make a bundle without what an older one holds already; needs no key."""
+    """Create a difference: a bundle without the blobs of an older one; needs no key."""
     difference = make_difference(_unsigned(older), _unsigned(newer), directory)
     typer.echo(
-        f"{directory}: {len(difference.manifest.files)} files less {len(difference.omitted())} that "
+        f"{directory}: {len(difference.manifest.files)} files without {len(difference.omitted())} that "
         f"{older} has, {sum(file.size for file in difference.omitted())} bytes saved"
     )
 
@@ -107,10 +107,10 @@ def split_bundle(
     source: SourceArgument,
     directory: DirectoryArgument,
     part_bytes: Annotated[
-        int, typer.Option("--part-bytes", help="Largest part, in bytes; the default suits FAT32.", min=1)
+        int, typer.Option("--part-bytes", min=1, help="Maximum bytes of a part; the default suits FAT32.")
     ] = FAT32_BYTES,
 ) -> None:
-    """Cut a bundle into parts for a carrier medium; `cat bundle.tar.*` makes one tar file of them."""
+    """Split a bundle into parts for a transport medium; `cat bundle.tar.*` joins them to one tar file."""
     bundle = _unsigned(source)
     index = split(bundle.head, bundle.contents, directory, part_bytes)
     typer.echo(f"{directory}: {len(index.parts)} parts, {sum(part.size for part in index.parts)} bytes")
@@ -125,25 +125,25 @@ def join(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Make one whole directory of parts, or of a difference and its base, verified on the way."""
+    """Join parts, or a difference and its base, to one directory; everything is verified."""
     keys = trusted_keys(settings_from(config, data), trusted)
-    bundle = open_bundle(source, trusted=keys, now=_now(), base=base)
+    bundle = open_bundle(source, trusted=keys, now=wall_clock(), base=base)
     verify_bundle(bundle)
-    make_whole(bundle, directory)
-    typer.echo(f"{_title(bundle.manifest)}, whole, in {directory}")
+    join_difference(bundle, directory)
+    typer.echo(f"{_title(bundle.manifest)}, complete, in {directory}")
 
 
 @commands.command(name="emit")
 def emit_form(
     source: SourceArgument,
-    form: Annotated[Form, typer.Option("--as", help="What for.")] = Form.IMAGES,
+    form: Annotated[Form, typer.Option("--as", help="Format.")] = Form.IMAGES,
 ) -> None:
     """Describe a bundle for other tools: a list of images, Helm values, oc-mirror, Zarf."""
     typer.echo(emit(_unsigned(source).manifest, form), nl=False)
 
 
 def _unsigned(path: Path) -> Bundle:
-    """A bundle whose signature is not asked for: on the machine that builds nobody needs to trust it yet."""
+    """A bundle whose signature is not checked: the machine that builds has no trusted keys."""
     return open_bundle(path, trusted=None, now=0)
 
 
@@ -161,9 +161,5 @@ def _render(helm: str, chart: Path, values: Sequence[Path], more: str) -> str:
     return done.stdout
 
 
-def _title(manifest: Manifest) -> str:
+def _title(manifest: BundleManifest) -> str:
     return f"{manifest.name} {manifest.version}"
-
-
-def _now() -> float:
-    return time.time()  # noqa: TID251 - a command is a composition root

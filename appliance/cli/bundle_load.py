@@ -1,11 +1,10 @@
 """
-`appliance bundle verify | plan | load`: what happens to a bundle in the enclave.
+`appliance bundle verify | plan | load`: the commands for the site.
 """
 
 import platform
 import shlex
 import ssl
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -14,20 +13,19 @@ import typer
 
 from appliance.audit.append import append_entry
 from appliance.audit.registry import EntryType
-from appliance.cli.audit import open_store
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.audit_log import open_store
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
 from appliance.sovereignty.bundle.engine import Engine
+from appliance.sovereignty.bundle.installed import check_order, make_plan, read_installed
 from appliance.sovereignty.bundle.load import Home, Targets, load_bundle
-from appliance.sovereignty.bundle.manifest import Manifest
-from appliance.sovereignty.bundle.memory import check_order, read_memory
+from appliance.sovereignty.bundle.manifest import BundleManifest
 from appliance.sovereignty.bundle.placing import room
-from appliance.sovereignty.bundle.plan import make_plan
 from appliance.sovereignty.bundle.registry import Registry
-from appliance.sovereignty.bundle.trust import TrustedKey, load_trusted_keys
+from appliance.sovereignty.bundle.signature import TrustedKey, load_trusted_keys
 from appliance.sovereignty.bundle.verify import Bundle, open_bundle, verify_bundle
 
 SourceArgument = Annotated[Path, typer.Argument(help="A directory, a directory of parts, or a tar file.")]
@@ -50,7 +48,7 @@ CredentialsOption = Annotated[
     Path | None, typer.Option("--registry-credentials", help="File with `name:password` of the registry.")
 ]
 AuthorityOption = Annotated[
-    Path | None, typer.Option("--registry-ca", help="Certificates (PEM) the registry's is checked with.")
+    Path | None, typer.Option("--registry-ca", help="CA certificates (PEM) that verify the registry's.")
 ]
 
 
@@ -61,11 +59,11 @@ def verify(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Check every byte of a bundle against the signature of a trusted key; writes nothing."""
+    """Verify every byte of a bundle against the signature of a trusted key; writes nothing."""
     bundle = _open(settings_from(config, data), source, trusted, base)
     verify_bundle(bundle, _say)
     typer.echo(
-        f"{bundle.manifest.name} {bundle.manifest.version} is whole and signed by {bundle.signer}: "
+        f"{bundle.manifest.name} {bundle.manifest.version} is complete and signed by {bundle.signer}: "
         f"{len(bundle.manifest.items)} items, {bundle.manifest.size} bytes"
     )
     typer.echo(bundle.manifest.digest)
@@ -80,10 +78,10 @@ def plan(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Show what loading a bundle would change here, and the room it needs; checks the signature only."""
+    """Show what loading a bundle would change, and the disk space it needs; checks the signature only."""
     settings = settings_from(config, data)
     bundle = _open(settings, source, trusted, base)
-    loaded = read_memory(_home(settings).memory).find(bundle.manifest.name)
+    loaded = read_installed(_home(settings).installed).find(bundle.manifest.name)
     typer.echo(f"{bundle.manifest.name} {loaded.version if loaded else 'none'} -> {bundle.manifest.version}")
     for step in make_plan(bundle.manifest, loaded):
         before = f"{step.before} -> " if step.before not in {None, step.item.version} else ""
@@ -107,9 +105,9 @@ def load(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Load a bundle; run again after a failure, it goes on where it stopped."""
+    """Load a bundle; after a failure run it again, and it resumes."""
     if models is None and files is None and engine is None and registry is None:
-        raise ConfigurationError("say where to: --models, --files, --engine or --registry")
+        raise ConfigurationError("pass a destination: --models, --files, --engine or --registry")
     settings = settings_from(config, data)
     bundle = _open(settings, source, trusted, base)
     targets = Targets(
@@ -126,7 +124,7 @@ def load(
         _say,
     )
     title = f"{bundle.manifest.name} {bundle.manifest.version}"
-    typer.echo(f"{title} is loaded" if changed else f"{title} was loaded already, nothing was changed")
+    typer.echo(f"{title} is loaded" if changed else f"{title} is already loaded; nothing changed")
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"verify": verify, "plan": plan, "load": load}
@@ -134,13 +132,12 @@ COMMANDS: dict[str, Callable[..., None]] = {"verify": verify, "plan": plan, "loa
 
 
 def trusted_keys(settings: Settings, path: Path | None) -> Sequence[TrustedKey]:
-    """The keys the site trusts; raises ConfigurationError when there are none."""
+    """The keys the site trusts; raises ConfigurationError if there are none."""
     return load_trusted_keys(path or _home(settings).trusted)
 
 
 def _open(settings: Settings, source: Path, trusted: Path | None, base: Path | None) -> Bundle:
-    now = time.time()  # noqa: TID251 - a command is a composition root
-    return open_bundle(source, trusted=trusted_keys(settings, trusted), now=now, base=base)
+    return open_bundle(source, trusted=trusted_keys(settings, trusted), now=wall_clock(), base=base)
 
 
 def _say(line: str) -> None:
@@ -153,13 +150,13 @@ def _home(settings: Settings) -> Home:
 
 def _registry(url: str, credentials: Path | None, authority: Path | None) -> Registry:
     if not url.startswith(("http://", "https://")):
-        raise ConfigurationError("--registry takes an address such as https://registry.example/prefix")
+        raise ConfigurationError("--registry must be a URL such as https://registry.example/prefix")
     pair: tuple[str, str] | None = None
     try:
         if credentials is not None:
             name, colon, password = credentials.read_text(encoding="utf-8").strip().partition(":")
             if not colon:
-                raise ConfigurationError(f"{credentials} must hold `name:password`")
+                raise ConfigurationError(f"{credentials} must contain `name:password`")
             pair = (name, password)
         tls = ssl.create_default_context(cafile=authority) if url.startswith("https://") else None
     except (OSError, UnicodeDecodeError) as error:
@@ -167,10 +164,12 @@ def _registry(url: str, credentials: Path | None, authority: Path | None) -> Reg
     return Registry(url=url, credentials=pair, tls=tls)
 
 
-def _record(settings: Settings, manifest: Manifest, signer: str) -> None:
-    """Write `bundle.installed`; an installation that was never started has no log to write to yet."""
+def _record(settings: Settings, manifest: BundleManifest, signer: str) -> None:
+    """Append `bundle.installed`; an installation that was never started has no log yet."""
     if settings.audit.database_url is None and not (locate(settings).directory / "audit.db").exists():
-        typer.echo("appliance: there is no audit log here yet, so this load is in bundle.json only", err=True)
+        typer.echo(
+            "appliance: there is no audit log yet: this load is recorded in bundle.json only", err=True
+        )
         return
     fields = {
         "bundle": manifest.name,
@@ -185,5 +184,5 @@ def _record(settings: Settings, manifest: Manifest, signer: str) -> None:
             EntryType.BUNDLE_INSTALLED,
             fields,
             origin=settings.audit.origin,
-            clock=time.time,  # noqa: TID251 - a command is a composition root
+            clock=wall_clock,
         )

@@ -1,10 +1,9 @@
 """
-`appliance egress`: try to get out from where this command runs, or have a gateway do it.
+`appliance egress`: check egress from this machine, or have a gateway do it.
 
-Exit codes: 0 closed, 1 open, 2 inconclusive, which includes that it could not be tried.
+Exit codes: 0 closed, 1 open, 2 inconclusive, also if the check could not run.
 """
 
-import asyncio
 import json
 import socket
 import time
@@ -16,22 +15,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from appliance.cli.common.admin import TIMEOUT_SECONDS, open_admin
-from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
+from appliance.cli.common.admin import TIMEOUT_SECONDS
+from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, ask_gateway, settings_from
 from appliance.errors import ApplianceError
 from appliance.infra.settings import Settings, process_environment
 from appliance.sovereignty.egress.plan import digest_of, plan_egress
 from appliance.sovereignty.egress.prober import PATIENCE_SECONDS
 from appliance.sovereignty.egress.probing import is_walled, run_probes
-from appliance.sovereignty.egress.report import Report, Trigger
-from appliance.sovereignty.egress.verdict import Verdict
+from appliance.sovereignty.egress.report import EgressReport, Trigger
+from appliance.sovereignty.egress.verdict import EgressVerdict
 
-commands = typer.Typer(help="Try to get out, and prove that it fails.", no_args_is_help=True)
+commands = typer.Typer(help="Check that egress is blocked.", no_args_is_help=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
-EXIT_CODES = {Verdict.CLOSED: 0, Verdict.OPEN: 1, Verdict.INCONCLUSIVE: 2}
-COLOURS = {Verdict.CLOSED: "green", Verdict.OPEN: "red", Verdict.INCONCLUSIVE: "yellow"}
+EXIT_CODES = {EgressVerdict.CLOSED: 0, EgressVerdict.OPEN: 1, EgressVerdict.INCONCLUSIVE: 2}
+COLOURS = {EgressVerdict.CLOSED: "green", EgressVerdict.OPEN: "red", EgressVerdict.INCONCLUSIVE: "yellow"}
 
 
 @commands.command()
@@ -40,12 +39,12 @@ def check(
     data: DataOption = None,
     as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
 ) -> None:
-    """Try to get out from here; nothing is recorded. Exit 0: closed, 1: open, 2: inconclusive."""
+    """Check egress from this machine; not recorded. Exit code 0: closed, 1: open, 2: inconclusive."""
     try:
-        report = look(settings_from(config, data))
+        report = check_here(settings_from(config, data))
     except ApplianceError as error:
-        _give_up(error)
-    _tell(report.to_json(), as_json=as_json)
+        _fail(error)
+    _print(report.to_json(), as_json=as_json)
 
 
 @commands.command()
@@ -55,19 +54,22 @@ def attest(
     data: DataOption = None,
     as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
 ) -> None:
-    """Have a running gateway try now, and record it in the audit log; exit codes as for `check`."""
+    """Have a running gateway check egress and record it in the audit log; exit codes as for `check`."""
     try:
-        report = _ask(settings_from(config, data), url)
+        settings = settings_from(config, data)
+        # The gateway answers after all attempts have ended.
+        patience = TIMEOUT_SECONDS + settings.egress.timeout_seconds + PATIENCE_SECONDS
+        report = ask_gateway(settings, url, "POST", "egress/check", timeout_seconds=patience)
     except ApplianceError as error:
-        _give_up(error)
-    _tell(report, as_json=as_json)
+        _fail(error)
+    _print(report, as_json=as_json)
 
 
-def look(settings: Settings) -> Report:
-    """Make one check in this process, under the settings' `egress` section."""
+def check_here(settings: Settings) -> EgressReport:
+    """Run one check in this process, under the settings' `egress` section."""
     began = time.monotonic()
     observation = run_probes(plan_egress(settings, process_environment()))
-    return Report.of(
+    return EgressReport.of(
         observation,
         time=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         host=socket.gethostname(),
@@ -78,29 +80,19 @@ def look(settings: Settings) -> Report:
     )
 
 
-def _ask(settings: Settings, url: str | None) -> dict[str, Any]:
-    patience = TIMEOUT_SECONDS + settings.egress.timeout_seconds + PATIENCE_SECONDS
-
-    async def ask() -> dict[str, Any]:
-        async with open_admin(settings, url, timeout_seconds=patience) as gateway:
-            return await gateway.request("POST", "egress/check")
-
-    return asyncio.run(ask())
-
-
-def _give_up(error: ApplianceError) -> NoReturn:
-    """Not the exit code of other commands' errors, which would say `open` here."""
+def _fail(error: ApplianceError) -> NoReturn:
+    """Exit with 2: the exit code of other commands' errors would mean `open` here."""
     typer.echo(f"appliance: {error}", err=True)
-    raise typer.Exit(EXIT_CODES[Verdict.INCONCLUSIVE])
+    raise typer.Exit(EXIT_CODES[EgressVerdict.INCONCLUSIVE])
 
 
-def _tell(report: dict[str, Any], *, as_json: bool) -> None:
-    verdict = Verdict(report["verdict"])
+def _print(report: dict[str, Any], *, as_json: bool) -> None:
+    verdict = EgressVerdict(report["verdict"])
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     else:
         table = Table(title=f"Egress from {escape(report['host'])}")
-        for column in ("way out", "target", "outcome", "detail"):
+        for column in ("kind", "target", "outcome", "detail"):
             table.add_column(column, overflow="fold")
         for result in ([report["control"]] if report["control"] else []) + report["probes"]:
             table.add_row(*(escape(result[name]) for name in ("kind", "target", "outcome", "detail")))

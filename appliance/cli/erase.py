@@ -1,19 +1,18 @@
 """
-`appliance audit erase | prune | hold | release | holds | open | check`: content that was kept.
+`appliance audit erase | prune | hold | release | holds | open | check`: stored content.
 
-A running gateway erases, because only it knows what is being sealed at that moment; the commands
-ask it.  `open` and `check` read the database and the keys of this machine themselves, so that no
-gateway ever answers with somebody's content, and they say so in the log first.  All fail closed.
+A running gateway erases, because only the gateway knows which content is being sealed at that moment; the
+commands send it a request.  `open` and `check` read the database and the keys of this machine themselves,
+so that no gateway ever returns a tenant's content, and record that in the log first.  All fail closed.
 """
 
-import asyncio
 import base64
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,20 +23,27 @@ from appliance.audit.content.payloads import Payload, SqlPayloadStore
 from appliance.audit.content.sealing import LOGGED, Part, commit, commit_under, open_sealed, place, unwrap
 from appliance.audit.entry import format_time
 from appliance.audit.store import AuditStore
-from appliance.cli.audit import open_reader
-from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
-from appliance.cli.reading import PurposeOption, RecorderOption
+from appliance.cli.common.audit_log import PurposeOption, RecorderOption, open_reader
+from appliance.cli.common.options import (
+    ConfigOption,
+    DataOption,
+    UrlOption,
+    ask_gateway,
+    settings_from,
+    wall_clock,
+)
 from appliance.errors import AuditVerificationError, ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.files import write_private
 from appliance.infra.settings import Settings
 
 PATIENCE_SECONDS = 600.0
-"""A large erasure takes its time, and a gateway that was left alone with it finishes it."""
+"""A large erasure takes long; the gateway completes it even if the command is interrupted."""
+_ask = partial(ask_gateway, timeout_seconds=PATIENCE_SECONDS)
 
 
 class Logged(StrEnum):
-    """A part that the log names; the samples beside them are neither shown nor compared."""
+    """A part that the log names; samples are neither shown nor compared."""
 
     REQUEST = Part.REQUEST.value
     RESPONSE = Part.RESPONSE.value
@@ -45,28 +51,28 @@ class Logged(StrEnum):
 
 TenantOption = Annotated[str, typer.Option("--tenant", help="Name of the tenant.")]
 BeforeOption = Annotated[
-    str | None, typer.Option("--before", help="Of requests before this time (RFC 3339) or date (UTC).")
+    str | None, typer.Option("--before", help="Only requests before this time (RFC 3339) or date (UTC).")
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; goes into the audit log.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Reason; recorded in the audit log.")]
 
 
 def erase(
     tenant: TenantOption,
-    basis: Annotated[str, typer.Option("--basis", help="Duty or request it answers; goes into the log.")],
+    basis: Annotated[str, typer.Option("--basis", help="Legal basis or request; recorded in the audit log.")],
     before: BeforeOption = None,
     request: Annotated[
-        list[str] | None, typer.Option("--request", help="Id of a request; can be given again.")
+        list[str] | None, typer.Option("--request", help="Id of a request; repeatable.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,  # noqa: FBT002
     url: UrlOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Erase kept content for good: of some requests, from before a time, or all of a tenant."""
+    """Erase stored content permanently: of some requests, from before a time, or all of a tenant."""
     settings = settings_from(config, data)
     what = f"{len(request)} requests" if request else f"requests before {before}" if before else "everything"
     if not yes:
-        typer.confirm(f"Erase what is kept of {tenant}: {what}? It cannot be undone", abort=True, err=True)
+        typer.confirm(f"Erase content of {tenant}: {what}? This cannot be undone", abort=True, err=True)
     body: dict[str, Any] = {"tenant": tenant, "basis": basis}
     if request:
         body["requests"] = request
@@ -81,19 +87,19 @@ def prune(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Erase all tenants' content from before a time; by default `audit.payload_retention_days` ago."""
+    """Erase all tenants' content from before a time; default: `audit.payload_retention_days` ago."""
     settings = settings_from(config, data)
     days = settings.audit.payload_retention_days
     if before is None:
         if days is None:
-            raise ConfigurationError("say --before TIME, or set audit.payload_retention_days")
-        now_ms = int(time.time() * 1000)  # noqa: TID251 - a command is a composition root
+            raise ConfigurationError("pass --before TIME, or set audit.payload_retention_days")
+        now_ms = int(wall_clock() * 1000)
         before = format_time(now_ms - days * DAY_MS)
     erased = _ask(settings, url, "POST", "audit/prunes", {"before": before})["erased"]
     for each in erased:
         _show_erased(each)
     if not erased:
-        typer.echo(f"nothing is kept from before {before} that may be erased")
+        typer.echo(f"there is no content from before {before} that may be erased")
 
 
 def hold(
@@ -103,7 +109,7 @@ def hold(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Place a legal hold: nothing of the tenant is erased or pruned until it is released."""
+    """Place a legal hold: no content of the tenant is erased or pruned until it is released."""
     body = {"tenant": tenant, "reason": reason}
     index = _ask(settings_from(config, data), url, "POST", "audit/holds", body)["index"]
     typer.echo(f"{tenant} is under a legal hold (entry {index})")
@@ -119,17 +125,17 @@ def release(
     """Release a legal hold."""
     body = {"tenant": tenant, "reason": reason}
     index = _ask(settings_from(config, data), url, "POST", "audit/holds/releases", body)["index"]
-    typer.echo(f"{tenant} is under no legal hold any more (entry {index})")
+    typer.echo(f"{tenant} is no longer under a legal hold (entry {index})")
 
 
 def holds(url: UrlOption = None, config: ConfigOption = None, data: DataOption = None) -> None:
     """List the tenants under a legal hold."""
-    for tenant, reason in _ask(settings_from(config, data), url, "GET", "audit/holds", None)["holds"].items():
+    for tenant, reason in _ask(settings_from(config, data), url, "GET", "audit/holds")["holds"].items():
         typer.echo(f"{tenant}\t{reason}")
 
 
 def open_content(
-    request_id: Annotated[str, typer.Argument(help="Id of the request, as entries name it.")],
+    request_id: Annotated[str, typer.Argument(help="Id of the request, as in the audit log.")],
     part: Annotated[Logged | None, typer.Option("--part", help="Only this part; default: both.")] = None,
     keys: Annotated[
         Path | None, typer.Option("--keys", help="Also write the data keys, for `verify --payload-keys`.")
@@ -139,7 +145,7 @@ def open_content(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Decrypt what was kept of one request, checked against the log; the log says so first."""
+    """Decrypt the stored content of one request and verify it against the log; recorded in the log first."""
     settings = settings_from(config, data)
     wanted = [Part(part)] if part else [*LOGGED]
     opened: dict[str, str] = {}
@@ -148,7 +154,7 @@ def open_content(
         named = _named(reader.store, request_id, "payload_digest")
         for each in wanted:
             if each not in named:
-                typer.echo(f"{each}: nothing was kept", err=True)
+                typer.echo(f"{each}: no content was stored", err=True)
                 continue
             index, entry = named[each]
             payload = store.get(request_id, each)
@@ -165,7 +171,7 @@ def open_content(
                 commitment=entry["payload_commitment"],
             )
             opened[f"{request_id}/{each}"] = base64.b64encode(data_key).decode()
-            typer.echo(f"{each}: {len(content)} bytes, as the log names them in entry {index}", err=True)
+            typer.echo(f"{each}: {len(content)} bytes, as in entry {index} of the log", err=True)
             sys.stdout.buffer.write(content)
             sys.stdout.buffer.flush()
     if keys is not None:
@@ -173,15 +179,15 @@ def open_content(
 
 
 def check(
-    request_id: Annotated[str, typer.Argument(help="Id of the request, as entries name it.")],
-    file: Annotated[Path, typer.Argument(help="What it is said to have been, byte for byte.")],
-    part: Annotated[Logged, typer.Option("--part", help="Body or answer.")] = Logged.REQUEST,
+    request_id: Annotated[str, typer.Argument(help="Id of the request, as in the audit log.")],
+    file: Annotated[Path, typer.Argument(help="File with the claimed content.")],
+    part: Annotated[Logged, typer.Option("--part", help="Request body or response.")] = Logged.REQUEST,
     purpose: PurposeOption = "",
     url: UrlOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Say whether a file is the body or the answer that the log commits to; the log says so first."""
+    """Check whether a file is the body or the answer that the log commits to; recorded in the log first."""
     settings = settings_from(config, data)
     try:
         content = file.read_bytes()
@@ -193,7 +199,7 @@ def check(
         store = SqlPayloadStore(reader.store.database)
         named = _named(reader.store, request_id, "payload_commitment")
         if wanted not in named:
-            raise ConfigurationError(f"the log commits to no {wanted} of request {request_id}")
+            raise ConfigurationError(f"the log has no commitment to the {wanted} of request {request_id}")
         index, entry = named[wanted]
         reader.record("check", index, index + 1)
         if "payload_digest" in entry:
@@ -223,7 +229,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 def _named(store: AuditStore, request_id: str, field: str) -> dict[Part, tuple[int, dict[str, Any]]]:
     """
-    The parts of a request whose entries have a field, with index and entry.
+    Index and entry of the parts of a request whose entries have a field.
 
     Raises:
         ConfigurationError: there are none.
@@ -234,7 +240,7 @@ def _named(store: AuditStore, request_id: str, field: str) -> dict[Part, tuple[i
         if field in entry:
             named[Part.REQUEST if leaf.type == "request.intent" else Part.RESPONSE] = (leaf.index, entry)
     if not named:
-        raise ConfigurationError(f"the log names no such content of request {request_id}")
+        raise ConfigurationError(f"the log has no such content of request {request_id}")
     return named
 
 
@@ -257,7 +263,7 @@ def _tenant_key(settings: Settings, key_id: str, purpose: Purpose) -> bytes:
         directory,
         master_key=load_master_key(master) if master else None,
         key_days=settings.audit.payload_rotation_days,
-        clock=time.time,  # noqa: TID251 - a command is a composition root
+        clock=wall_clock,
         random_bytes=os.urandom,
     )
     name = keys.find(key_id, purpose)
@@ -272,15 +278,3 @@ def _show_erased(erased: dict[str, Any]) -> None:
         f"{erased['tenant']}: {erased['payloads']} payloads erased, {len(erased['keys'])} keys destroyed, "
         f"{erased.get('files', 0)} files removed, entries {', '.join(map(str, erased['entries'])) or 'none'}"
     )
-
-
-def _ask(
-    settings: Settings, url: str | None, method: str, path: str, body: dict[str, Any] | None
-) -> dict[str, Any]:
-    from appliance.cli.common.admin import open_admin  # noqa: PLC0415 - an HTTP client is slow to import
-
-    async def ask() -> dict[str, Any]:
-        async with open_admin(settings, url, timeout_seconds=PATIENCE_SECONDS) as gateway:
-            return await gateway.request(method, path, body)
-
-    return asyncio.run(ask())

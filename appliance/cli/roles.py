@@ -16,7 +16,7 @@ commands = typer.Typer()
 HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
 PortOption = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 picks one.")]
 ModelOption = Annotated[Path | None, typer.Option("--model", help="Directory of the target's weights.")]
-DraftOption = Annotated[Path | None, typer.Option("--draft", help="Directory of the draft head's weights.")]
+DraftOption = Annotated[Path | None, typer.Option("--draft", help="Directory of the draft's weights.")]
 NoDraftOption = Annotated[bool, typer.Option("--no-draft", help="Serve the target model alone.")]
 
 
@@ -58,7 +58,7 @@ def worker(
     draft: DraftOption = None,
     no_draft: NoDraftOption = False,  # noqa: FBT002 - a flag of the command line
 ) -> None:
-    """Run one vLLM worker and keep it running."""
+    """Run one vLLM worker and restart it if it fails."""
     overrides = _worker_overrides(model, draft, no_draft=no_draft)
     read = partial(settings_from, config, data, worker={**overrides, "host": host, "port": port})
     run_roles(read, frozenset({Role.WORKER}))
@@ -68,6 +68,6 @@ def _worker_overrides(model: Path | None, draft: Path | None, *, no_draft: bool)
     overrides: dict[str, Any] = {"model": model, "draft": draft}
     overrides = {name: str(path.absolute()) for name, path in overrides.items() if path is not None}
     if no_draft or (model is not None and draft is None):
-        # Another target with the demo's draft would only fail later, and less clearly.
+        # Another target with the demo's draft would fail later with a less clear error.
         overrides |= {"draft": None, "method": "none"}
     return overrides

@@ -27,11 +27,11 @@ from appliance.control.override import AUTO, EVERY_WORKER
 from appliance.infra.settings import Settings
 from appliance.speculation.values import SpeculationMode
 
-commands = typer.Typer(help="See and steer speculation.", no_args_is_help=True)
+commands = typer.Typer(help="Show and override speculation.", no_args_is_help=True)
 commands.command()(drill)
 
-WorkerOption = Annotated[str, typer.Option("--worker", help="Id of a worker; default: all.")]
-ForOption = Annotated[str, typer.Option("--for", help="How long, such as 30m, 1h or 2d; at most 7d.")]
+WorkerOption = Annotated[str, typer.Option("--worker", help="Id of the worker; default: all.")]
+ForOption = Annotated[str, typer.Option("--for", help="Duration, such as 30m, 1h or 2d; maximum 7d.")]
 
 
 @commands.command()
@@ -68,7 +68,7 @@ def on(
     worker: WorkerOption = EVERY_WORKER,
     duration: ForOption = "1h",
     draft_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Draft tokens at every batch size; default: the most.")
+        int | None, typer.Option(min=1, help="Draft tokens at every batch size; default: the maximum.")
     ] = None,
     note: NoteOption = "",
     url: UrlOption = None,
@@ -91,7 +91,7 @@ def auto(
     """Remove an override and return to automatic control."""
     body = {"worker": worker, "mode": AUTO, "note": note}
     ask_gateway(settings_from(config, data), url, "PUT", "speculation/override", body)
-    typer.echo(f"{_name(worker)}: the monitor decides again")
+    typer.echo(f"{_name(worker)}: automatic control")
 
 
 @commands.command()
@@ -114,14 +114,14 @@ def probe(
             return names
 
     asked = asyncio.run(ask())
-    typer.echo(f"asked for a probe: {', '.join(asked)}" if asked else "no worker can be probed")
+    typer.echo(f"probe requested: {', '.join(asked)}" if asked else "no worker can be probed")
 
 
 @commands.command()
 def recycle(
     worker: Annotated[str, typer.Argument(help="Id of the worker.")],
     without_draft: Annotated[  # noqa: FBT002
-        bool, typer.Option("--without-draft", help="Start it again without its draft.")
+        bool, typer.Option("--without-draft", help="Restart it without its draft.")
     ] = False,
     note: NoteOption = "",
     url: UrlOption = None,

@@ -1,5 +1,5 @@
 """
-The tables of `appliance speculation status`: pure, from what the admin API answered.
+The tables of `appliance speculation status`: pure, from the answers of the admin API.
 
 Values come from models, tenants and operators, so they are shown as text, never as markup.
 """
@@ -17,9 +17,9 @@ EVENTS = 8
 
 
 def render(speculation: dict[str, Any], events: list[dict[str, Any]]) -> Group:
-    """Workers, whose traffic wastes drafts, and the newest changes."""
+    """Workers, the traffic that wastes most drafts, and the newest changes."""
     failure = speculation["failure"]
-    warnings = [Text(f"orders are not known: {failure}", style="red")] if failure else []
+    warnings = [Text(f"overrides are unknown: {failure}", style="red")] if failure else []
     offenders = _offenders(speculation["attribution"]["offenders"])
     return Group(_workers(speculation), *warnings, offenders, _events(events))
 
@@ -34,7 +34,7 @@ def show_ranges(table: Iterable[tuple[int, int, int]]) -> str:
 
 
 def _workers(speculation: dict[str, Any]) -> Table:
-    """A column for each worker, so that it fits a narrow terminal."""
+    """One column per worker, so that the table fits a narrow terminal."""
     table = Table(title="Workers", title_justify="left", header_style="bold")
     table.add_column("")
     for worker in speculation["workers"]:
@@ -66,7 +66,7 @@ def _probe(worker: dict[str, Any], _now: float) -> str:
 
 
 def _control(worker: dict[str, Any], _now: float) -> str:
-    problems = ", ".join(worker["problems"]) or "not looked at yet"
+    problems = ", ".join(worker["problems"]) or "not scraped yet"
     return "yes" if worker["controllable"] else f"no: {problems}"
 
 
@@ -100,7 +100,7 @@ ROWS: tuple[tuple[str, Callable[[dict[str, Any], float], str]], ...] = (
 
 
 def _offenders(offenders: list[dict[str, Any]]) -> Table:
-    table = Table(title="Whose traffic wastes drafts", title_justify="left", header_style="bold")
+    table = Table(title="Traffic that wastes most drafts", title_justify="left", header_style="bold")
     for name in ("tenant", "model", "template", "context", "acceptance length", "wasted tokens"):
         table.add_column(name)
     for row in offenders:

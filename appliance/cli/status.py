@@ -1,5 +1,5 @@
 """
-`appliance status`: a live table of what the gateway knows.
+`appliance status`: a live table of the gateway's state.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def show(
     once: bool,
 ) -> None:
     """
-    Print what `picture` makes of a gateway once, or keep it fresh until interrupted.
+    Print the result of `picture` once, or refresh it until interrupted.
 
     Raises:
         ConfigurationError: the gateway does not answer, or refuses the admin key.
@@ -74,7 +74,7 @@ async def _show(
 
 
 def render(status: dict[str, Any]) -> Group:
-    """The tables for one status: a column for each worker, so that it fits a narrow terminal."""
+    """The tables for one status, one column per worker, so that they fit a narrow terminal."""
     workers = status["workers"]
     table = Table(title="Workers", title_justify="left", header_style="bold")
     table.add_column("")

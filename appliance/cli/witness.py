@@ -1,14 +1,13 @@
 """
-`appliance audit witness`: be a witness of logs, or have this log witnessed.
+`appliance audit witness`: run a witness of logs, or have this log witnessed.
 
-`init`, `key`, `serve` and `cosign` are for the witness's machine and take its directory; `export-head`,
-`import` and `status` are for the log's.
+`init`, `key`, `serve` and `cosign` run on the witness's machine and take its directory; `export-head`,
+`import` and `status` run on the log's.
 """
 
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -30,26 +29,26 @@ from appliance.audit.witness.witness import (
     parse_request,
 )
 from appliance.audit.witness.witnessing import import_cosigned, level_of, load_witnesses, make_request
-from appliance.cli.audit import open_store
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.audit_log import open_store
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.errors import AuditVerificationError, ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings
 
-commands = typer.Typer(help="Be a witness of logs, or have this log witnessed.", no_args_is_help=True)
+commands = typer.Typer(help="Run a witness of logs, or have this log witnessed.", no_args_is_help=True)
 
 HomeArgument = Annotated[Path, typer.Argument(help="Directory of the witness.")]
-FileArgument = Annotated[Path, typer.Argument(help="File that is carried between log and witness.")]
+FileArgument = Annotated[Path, typer.Argument(help="File that is exchanged between log and witness.")]
 
 
 @commands.command()
 def init(
     directory: HomeArgument,
-    name: Annotated[str, typer.Option("--name", help="What it signs as, such as auditor.example/witness.")],
+    name: Annotated[str, typer.Option("--name", help="Name it signs with, such as auditor.example/witness.")],
     log: Annotated[list[str], typer.Option("--log", help="Key of a log, or a file of keys; repeatable.")],
-    post_quantum: Annotated[bool, typer.Option("--post-quantum", help="Cosign with ML-DSA-44, too.")] = False,  # noqa: FBT002 - a flag of the command line
+    post_quantum: Annotated[bool, typer.Option("--post-quantum", help="Also cosign with ML-DSA-44.")] = False,  # noqa: FBT002 - a flag of the command line
 ) -> None:
-    """Make a witness on this machine and print its public keys, for operators and auditors."""
+    """Create a witness on this machine and print its public keys, for operators and auditors."""
     keys = [key for text in log for key in load_verifier_keys(text)]
     typer.echo(WitnessHome(directory=directory).create(name, keys, post_quantum=post_quantum).vkey)
 
@@ -74,34 +73,34 @@ def serve(
 
 @commands.command()
 def cosign(directory: HomeArgument, file: FileArgument) -> None:
-    """Cosign the head in a file from `export-head`, and write the result into the same file."""
+    """Cosign the head in a file from `export-head`; the result replaces the file's content."""
     text = _read(file)
-    parse_request(text)  # a file of another kind is an error of its own, not a refusal
+    parse_request(text)  # a file of another kind is an error, not a refusal
     answer = _open(WitnessHome(directory=directory)).add_checkpoint(text)
     if answer.status == CONFLICT:
         raise AuditVerificationError(
-            f"this witness stands at {answer.text.strip()} entries: on the log's machine run `appliance "
-            f"audit witness export-head FILE --from {answer.text.strip()}` and carry that file here"
+            f"this witness is at {answer.text.strip()} entries: on the log's machine run `appliance "
+            f"audit witness export-head FILE --from {answer.text.strip()}`and bring that file here"
         )
     if answer.status != OK:
         raise AuditVerificationError(f"not cosigned: {answer.text.strip()}")
     _write(file, f"{parse_request(text).note}{answer.text}")
-    typer.echo(f"cosigned; carry {file} back and run `appliance audit witness import {file.name}`")
+    typer.echo(f"cosigned; bring {file} back and run `appliance audit witness import {file.name}`")
 
 
 @commands.command(name="export-head")
 def export_head(
     file: FileArgument,
     witness: Annotated[
-        str | None, typer.Option("--witness", help="Whom it is for; needed with several.")
+        str | None, typer.Option("--witness", help="Name of the witness; required if there are several.")
     ] = None,
     start: Annotated[
-        int | None, typer.Option("--from", min=0, help="Size the witness stands at, if it said so.")
+        int | None, typer.Option("--from", min=0, help="Tree size of the witness, if it reported one.")
     ] = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Write the newest checkpoint, and the proof that it continues the last one that was cosigned."""
+    """Write the newest checkpoint, and the proof that it extends the last cosigned one."""
     settings = settings_from(config, data)
     name = witness or _only_witness(settings)
     with _open_log(settings) as (store, kept):
@@ -115,7 +114,7 @@ def export_head(
 
 @commands.command(name="import")
 def import_(file: FileArgument, config: ConfigOption = None, data: DataOption = None) -> None:
-    """Take over the cosignatures in a file that came back from a witness."""
+    """Import the cosignatures in a file from a witness."""
     settings = settings_from(config, data)
     signer = load_signing_key(locate(settings).signing_key, settings.audit.origin)
     with _open_log(settings) as (store, kept):
@@ -128,7 +127,7 @@ def import_(file: FileArgument, config: ConfigOption = None, data: DataOption = 
 
 @commands.command()
 def status(config: ConfigOption = None, data: DataOption = None) -> None:
-    """Print how far the log is witnessed, and by whom."""
+    """Print how far the log is witnessed, and by which witnesses."""
     settings = settings_from(config, data)
     witnesses = load_witnesses(settings.audit)
     with _open_log(settings) as (store, kept):
@@ -157,7 +156,7 @@ async def _serve(witness: Witness, name: str, host: str, port: int) -> None:
 
 
 def _open(home: WitnessHome) -> Witness:
-    return home.open(time.time)  # noqa: TID251 - a command is a composition root
+    return home.open(wall_clock)
 
 
 @contextmanager
@@ -169,7 +168,7 @@ def _open_log(settings: Settings) -> Iterator[tuple[SqlAuditStore, CosignedCheck
 def _only_witness(settings: Settings) -> str | None:
     names = [witness.name for witness in settings.audit.witnesses]
     if len(names) > 1:
-        raise ConfigurationError(f"say with --witness whom the file is for: {', '.join(names)}")
+        raise ConfigurationError(f"pass --witness with one of: {', '.join(names)}")
     return names[0] if names else None
 
 
@@ -182,7 +181,7 @@ def _read(file: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Replace the file whole, or not at all."""
+    """Replace the file atomically."""
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         fresh.write_text(text, encoding="utf-8")

@@ -1,8 +1,7 @@
 """
-`appliance workers`: which workers a gateway has, and orders about them.
+`appliance workers`: show, drain and reload a gateway's workers.
 """
 
-import asyncio
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -10,21 +9,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from appliance.cli.common.admin import open_admin
-from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
-from appliance.infra.settings import Settings
+from appliance.cli.common.options import (
+    ConfigOption,
+    DataOption,
+    NoteOption,
+    UrlOption,
+    ask_gateway,
+    settings_from,
+)
 
-commands = typer.Typer(help="See a gateway's workers, and say which get requests.", no_args_is_help=True)
+commands = typer.Typer(help="Show, drain and reload a gateway's workers.", no_args_is_help=True)
 
 WorkerArgument = Annotated[str, typer.Argument(help="Id of the worker; `appliance workers list` shows it.")]
-NoteOption = Annotated[str, typer.Option("--note", help="Why; goes into the audit log.")]
 
 
 @commands.command(name="list")
 def show(url: UrlOption = None, config: ConfigOption = None, data: DataOption = None) -> None:
-    """Show every worker, whether it gets requests, and how full it is."""
-    answer = _ask(settings_from(config, data), url, "GET", "workers")
-    table = Table("worker", "models", "requests", "of at most", "waiting inside", "state")
+    """Show every worker, whether it receives requests, and its load."""
+    answer = ask_gateway(settings_from(config, data), url, "GET", "workers")
+    table = Table("worker", "models", "requests", "slots", "waiting", "state")
     for worker in answer["workers"]:
         table.add_row(
             worker["worker"],
@@ -48,10 +51,10 @@ def drain(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Keep requests away from a worker; what it has is finished."""
-    body = {"note": note, "force": force}
-    answer = _ask(settings_from(config, data), url, "POST", f"workers/{quote(worker, safe='')}/drain", body)
-    typer.echo(f"{worker} gets nothing more; requests to finish: {answer['in_flight']}")
+    """Send a worker no more requests; it finishes those in flight."""
+    path, body = f"workers/{quote(worker, safe='')}/drain", {"note": note, "force": force}
+    answer = ask_gateway(settings_from(config, data), url, "POST", path, body)
+    typer.echo(f"{worker} receives no more requests; in flight: {answer['in_flight']}")
 
 
 @commands.command()
@@ -62,37 +65,27 @@ def undrain(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Let a drained worker have requests again."""
+    """Let a drained worker receive requests again."""
     path = f"workers/{quote(worker, safe='')}/undrain"
-    answer = _ask(settings_from(config, data), url, "POST", path, {"note": note})
+    answer = ask_gateway(settings_from(config, data), url, "POST", path, {"note": note})
     typer.echo(f"{worker}: {', '.join(states_of(answer))}")
 
 
 @commands.command()
 def reload(url: UrlOption = None, config: ConfigOption = None, data: DataOption = None) -> None:
-    """Have the gateway take over the list of workers from its settings file."""
-    answer = _ask(settings_from(config, data), url, "POST", "workers/reload", {})
+    """Make the gateway reread the list of workers in its settings file."""
+    answer = ask_gateway(settings_from(config, data), url, "POST", "workers/reload", {})
     for change in ("joined", "left"):
         for worker in answer[change]:
             typer.echo(f"{worker} {change}")
     if not answer["joined"] and not answer["left"]:
-        typer.echo("no worker came or went")
+        typer.echo("no worker joined or left")
 
 
 def states_of(worker: dict[str, Any]) -> list[str]:
-    """What there is to say about a worker, in the admin API's words; `takes requests` if nothing is amiss."""
+    """States of a worker, in the admin API's words; `takes requests` if it is in normal operation."""
     states = [] if worker["healthy"] else ["down"]
     states += [name for name in ("drained", "leaving", "avoided") if worker[name]]
     states += [worker["admission"]] if worker["admission"] != "admitted" else []
     states += [f"breaker {worker['breaker']}"] if worker["breaker"] != "closed" else []
     return states or ["takes requests"]
-
-
-def _ask(
-    settings: Settings, url: str | None, method: str, path: str, body: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    async def ask() -> dict[str, Any]:
-        async with open_admin(settings, url) as gateway:
-            return await gateway.request(method, path, body)
-
-    return asyncio.run(ask())

@@ -1,5 +1,5 @@
 """
-The gateway's admin API, as commands of this machine use it: with the admin key of the data directory.
+Client of the gateway's admin API, with the admin key of the data directory.
 
 Every failure is one line that says what to do.
 """
@@ -22,24 +22,24 @@ OK, UNAUTHORISED = 200, 401
 
 
 class AdminApi:
-    """One gateway; made by `open_admin`."""
+    """The admin API of one gateway; created by `open_admin`."""
 
     def __init__(self, base: str, key: str, session: aiohttp.ClientSession) -> None:
         self.base = base
-        """Base URL of the gateway, without a trailing slash."""
+        """Base URL without a trailing slash."""
         self._headers = {"Authorization": f"Bearer {key}"}
         self._session = session
 
     async def get(self, path: str) -> dict[str, Any]:
-        """What the gateway says at a path below `/admin/v1/`; raises as `request` does."""
+        """GET a path below `/admin/v1/`; raises as `request` does."""
         return await self.request("GET", path)
 
     async def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """
-        Ask one thing.
+        Send one request to a path below `/admin/v1/`.
 
         Raises:
-            ConfigurationError: the gateway does not answer, refuses the key, or refuses what was asked.
+            ConfigurationError: the gateway does not answer, or refuses the key or the request.
         """
         try:
             async with self._session.request(
@@ -48,18 +48,17 @@ class AdminApi:
                 status, text = response.status, await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             kind = type(error).__name__
-            message = f"no gateway answers at {self.base} ({kind}): start one, or name another with --url"
+            message = f"no gateway answers at {self.base} ({kind}): start it, or pass another with --url"
             raise ConfigurationError(message) from error
         if status == UNAUTHORISED:
-            message = f"the gateway at {self.base} answered {status}: is this its admin key?"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"the gateway at {self.base} answered {status}: is this its admin key?")
         try:
             content: dict[str, Any] = json.loads(text)
             if OK <= status < OK + 100:
                 return content
             message = f"the gateway at {self.base} refused ({status}): {content['error']['message']}"
         except (ValueError, KeyError, TypeError):
-            message = f"what answers at {self.base} is no gateway of this version ({status})"
+            message = f"the server at {self.base} is not a gateway of this version ({status})"
         raise ConfigurationError(message)
 
 
@@ -68,10 +67,10 @@ async def open_admin(
     settings: Settings, url: str | None, *, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> AsyncIterator[AdminApi]:
     """
-    Hold connections to the gateway at `url`, by default the one the settings describe.
+    Connect to the gateway at `url`, by default the one in the settings.
 
     Raises:
-        ConfigurationError: there is no admin key to be read, or a certificate in the settings is unusable.
+        ConfigurationError: the admin key cannot be read, or a certificate in the settings is unusable.
     """
     scheme = "https" if settings.tls.certificate_file else "http"
     base = (url or f"{scheme}://{settings.api.host}:{settings.api.port}").rstrip("/")
@@ -80,7 +79,7 @@ async def open_admin(
         key = key_file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        message = f"cannot read the admin key {key_file} ({reason}): name its directory with --data"
+        message = f"cannot read the admin key {key_file} ({reason}): pass its directory with --data"
         raise ConfigurationError(message) from error
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     encrypted = base.startswith("https:")

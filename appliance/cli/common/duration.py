@@ -1,5 +1,5 @@
 """
-Lengths of time as people write them: `30s`, `10m`, `1h`, `2d`.
+Durations as text: `30s`, `10m`, `1h`, `2d`.
 """
 
 import re
@@ -12,20 +12,19 @@ _DURATION = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 
 def parse_duration(text: str) -> int:
     """
-    Seconds in a length of time.
+    Seconds in a duration.
 
     Raises:
-        ConfigurationError: it is not written as a number and one of s, m, h, d.
+        ConfigurationError: it is not a number and one of s, m, h, d.
     """
     found = _DURATION.fullmatch(text)
     if found is None:
-        message = f"{text!r} is no length of time: write 30s, 10m, 1h or 2d"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{text!r} is not a duration: write 30s, 10m, 1h or 2d")
     return int(found[1]) * SECONDS_IN[found[2]]
 
 
 def show_duration(seconds: float) -> str:
-    """A length of time in its two largest units: `2d 3h`, `59s`; none is `0s`."""
+    """A duration in its two largest units: `2d 3h`, `59s`; nothing is `0s`."""
     left, parts = max(0, round(seconds)), []
     for unit, size in reversed(SECONDS_IN.items()):
         count, left = divmod(left, size)

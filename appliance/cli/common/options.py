@@ -1,7 +1,9 @@
 """
-Options every command shares, and the settings that come of them.
+Options, settings and requests to the gateway that commands share.
 """
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +14,13 @@ from appliance.infra.settings import Settings, load_settings
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file (YAML).")]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Data directory.")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="Base URL of the gateway.")]
+NoteOption = Annotated[str, typer.Option("--note", help="Reason; recorded in the audit log.")]
+
+wall_clock = time.time  # noqa: TID251 - a command is a composition root
 
 
 def settings_from(config: Path | None, data: Path | None, **sections: dict[str, Any]) -> Settings:
-    """Settings from file and environment, with what the command line says on top."""
+    """Settings from file and environment; options of the command line override them."""
     overrides = {
         name: {field: value for field, value in fields.items() if value is not None or field == "draft"}
         for name, fields in sections.items()
@@ -23,3 +28,27 @@ def settings_from(config: Path | None, data: Path | None, **sections: dict[str, 
     if data is not None:
         overrides["data"] = {"directory": str(data)}
     return load_settings(config, overrides=overrides)
+
+
+def ask_gateway(
+    settings: Settings,
+    url: str | None,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    *,
+    timeout_seconds: float | None = None,
+) -> dict[str, Any]:
+    """
+    Send one request to the gateway's admin API, at a path below `/admin/v1/`.
+
+    Raises:
+        ConfigurationError: there is no admin key, or the gateway does not answer or refuses the request.
+    """
+    from appliance.cli.common.admin import TIMEOUT_SECONDS, open_admin  # noqa: PLC0415 - slow to import
+
+    async def ask() -> dict[str, Any]:
+        async with open_admin(settings, url, timeout_seconds=timeout_seconds or TIMEOUT_SECONDS) as gateway:
+            return await gateway.request(method, path, body)
+
+    return asyncio.run(ask())

@@ -1,6 +1,6 @@
 """
-What an installer asks before going live: one file for each family of checks.
+`appliance preflight`: checks before going live, one module per family.
 
-Looking (`look_...`) is kept apart from judging (`judge_...`): the first touches the machine, the second is
-a function of what was seen.
+Functions that touch the machine (`detect_`, `read_`, `inspect_`, `measure_`) are separate from pure
+decisions (`judge_`).
 """

@@ -1,5 +1,5 @@
 """
-Whether the GPUs are there, big enough, and driven by a driver that is new enough.
+The GPUs: whether they are present, large enough, and have a recent driver.
 """
 
 import importlib.util
@@ -21,25 +21,25 @@ DRIVER = Subject("gpu.driver", "NVIDIA driver")
 MEMORY = Subject("gpu.memory", "GPU memory")
 SUBJECTS = (COUNT, DRIVER, MEMORY)
 TIGHT = 0.9
-"""Share of what the worker may take beyond which too little is left for activations and CUDA graphs."""
+"""Share of the worker's memory above which too little remains for activations and CUDA graphs."""
 ANY_CUDA = re.compile(r"^cuda\b[^=]*=\s*'(\d+)\.(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What the engine installed here was built for."""
+    """Target of the installed engine."""
 
     cuda: tuple[int, int] | None
     """CUDA version: major, minor; None for a build without CUDA."""
 
 
 def check_gpus(inquiry: Inquiry) -> Iterable[Check]:
-    """Look at the driver, and compare with what the worker is to take."""
+    """Query the driver, and compare with the worker's settings."""
     settings = inquiry.settings.worker
     if not inquiry.worker:
         yield from _none("no worker runs on this machine")
         return
-    driver, build = read_driver(), look_at_build()
+    driver, build = read_driver(), detect_build()
     if not wants_gpu(settings, driver, build):
         yield from _none("the worker runs on the CPU")
         return
@@ -63,43 +63,43 @@ def check_gpus(inquiry: Inquiry) -> Iterable[Check]:
 
 
 def wants_gpu(settings: WorkerSettings, driver: NvidiaDriver | None, build: Build | None) -> bool:
-    """Whether the worker is to run on a GPU; with `auto`, also where only the engine was built for one."""
+    """Whether the worker runs on a GPU; with `auto`, also if only the engine was built for one."""
     if settings.device != "auto":
         return settings.device == "gpu"
     return bool(driver and driver.gpus) or (build is not None and build.cuda is not None)
 
 
 def judge_count(settings: WorkerSettings, driver: NvidiaDriver | None) -> Check:
-    """Decide whether there are as many GPUs as the settings share the model over."""
+    """Whether there are as many GPUs as the settings share the model over."""
     wanted = settings.tensor_parallel_size * settings.pipeline_parallel_size
     asked = f"tensor {settings.tensor_parallel_size} x pipeline {settings.pipeline_parallel_size} = {wanted}"
     gpus = driver.gpus if driver else ()
     if not gpus:
         todo = "check `nvidia-smi`, and in a container the GPU runtime; or set worker.device: cpu"
-        return COUNT.fail("none is shown to this process", todo)
+        return COUNT.fail("this process sees none", todo)
     names = ", ".join(sorted({gpu.name for gpu in gpus}))
     seen = f"{len(gpus)} ({names}), {asked} wanted"
     if wanted > len(gpus) and "--nnodes" not in settings.extra_arguments:
         return COUNT.fail(seen, "lower worker.tensor_parallel_size or pipeline_parallel_size, or add GPUs")
     if len({gpu.name for gpu in gpus}) > 1 and wanted > 1:
-        return COUNT.warn(f"{seen}, of several kinds", "let one worker use GPUs of one kind only")
+        return COUNT.warn(f"{seen}, of several kinds", "use GPUs of one kind for a worker")
     return COUNT.ok(seen)
 
 
 def judge_driver(driver: NvidiaDriver | None, build: Build | None) -> Check:
     """
-    Decide whether the driver runs what the engine was built for.
+    Whether the driver supports the engine's CUDA version.
 
     A driver runs programs of its own CUDA major version and older ones; within a major version also newer
-    minor ones, but for code that is compiled on the machine
+    minor ones, except for code that is compiled on the machine
     (https://docs.nvidia.com/deploy/cuda-compatibility/).
     """
     if driver is None:
-        todo = "install the NVIDIA driver and vLLM's GPU build (it needs nvidia-ml-py), or set worker.device: cpu"
+        todo = "install the NVIDIA driver and vLLM's GPU build with nvidia-ml-py, or set worker.device: cpu"
         return DRIVER.fail("no NVIDIA driver answers", todo)
     seen = f"driver {driver.version} runs CUDA {_version(driver.cuda)}"
     if build is None:
-        return DRIVER.skipped(f"{seen}; no engine is installed here to compare with")
+        return DRIVER.skipped(f"{seen}; no engine is installed here")
     if build.cuda is None:
         return DRIVER.fail(
             f"{seen}; the engine installed here is built without CUDA", "install vLLM's GPU build"
@@ -116,20 +116,20 @@ def judge_driver(driver: NvidiaDriver | None, build: Build | None) -> Check:
 
 
 def judge_memory(settings: WorkerSettings, driver: NvidiaDriver | None, need: Need) -> Check:
-    """Decide whether weights and the KV cache of one longest context fit what the worker may take."""
+    """Whether weights and the KV cache of one longest context fit the worker's memory."""
     used = (driver.gpus if driver else ())[: settings.tensor_parallel_size * settings.pipeline_parallel_size]
     if not used:
         return MEMORY.skipped("there is no GPU")
     allowed = round(min(gpu.total_bytes for gpu in used) * settings.gpu_memory_fraction)
     free = min(gpu.free_bytes for gpu in used)
     if free < allowed:
-        seen = f"{gib(free)} are free where the worker takes {gib(allowed)} at its start"
+        seen = f"{gib(free)} are free, and the worker takes {gib(allowed)} at start"
         return MEMORY.fail(
-            seen, "end what else uses the GPU (a worker that runs counts), or lower gpu_memory_fraction"
+            seen, "end other processes on the GPU (a running worker counts), or lower gpu_memory_fraction"
         )
     if need.token is None:
         return MEMORY.warn(
-            f"weights {gib(need.weights)} of {gib(allowed)}; its config.json does not tell the KV cache",
+            f"weights {gib(need.weights)} of {gib(allowed)}; its config.json does not determine the KV cache",
             "start the worker once and read how many tokens its log says fit",
         )
     room = max(0, allowed - need.weights) // need.token if need.token else 0
@@ -146,8 +146,8 @@ def judge_memory(settings: WorkerSettings, driver: NvidiaDriver | None, need: Ne
     return MEMORY.ok(seen)
 
 
-def look_at_build() -> Build | None:
-    """What the engine beside us was built for, read from torch's own files without importing it."""
+def detect_build() -> Build | None:
+    """Target of the installed engine, read from torch's own files without importing it."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -161,7 +161,7 @@ def look_at_build() -> Build | None:
 
 def read_pair(settings: WorkerSettings) -> tuple[Weights, Weights | None]:
     """
-    Config and headers of the target, and of the draft where one is used.
+    Config and headers of the target, and of the draft if one is used.
 
     Raises:
         ConfigurationError: a path or file is missing or broken.
@@ -172,7 +172,7 @@ def read_pair(settings: WorkerSettings) -> tuple[Weights, Weights | None]:
 
 
 def cache_bytes(settings: WorkerSettings) -> int | None:
-    """Bytes of a number in the KV cache where an argument makes it smaller than the arithmetic type's."""
+    """Bytes of a number in the KV cache if an argument makes it smaller than the arithmetic type's."""
     arguments = " ".join(settings.extra_arguments).replace("=", " ")
     return 1 if "--kv-cache-dtype fp8" in arguments else None
 

@@ -1,5 +1,5 @@
 """
-Whether the TLS files belong together, lead to an authority, name this gateway, and last.
+TLS files: whether they match, the chain is complete, clients' names are covered, and the dates are valid.
 """
 
 import socket
@@ -29,7 +29,7 @@ ANY_HOST = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenCertificate:
-    """What the certificate file holds."""
+    """Content of the certificate file."""
 
     names: tuple[str, ...]
     """Subject alternative names: DNS names and addresses."""
@@ -39,13 +39,12 @@ class SeenCertificate:
     length: int
     """Certificates in the file."""
     broken: int | None
-    """Place (from 1) of the first certificate that the next one did not sign."""
+    """Position (from 1) of the first certificate that the next one did not sign."""
     self_signed: bool
-    """Whether the gateway's own certificate is its own authority."""
 
 
 def check_tls(inquiry: Inquiry) -> Iterable[Check]:
-    """Read the files as a start would; then look at the certificate itself."""
+    """Read the files as a start does, then check the certificate."""
     tls, host = inquiry.settings.tls, inquiry.settings.api.host
     if not inquiry.gateway:
         yield from (subject.skipped("no gateway runs on this machine") for subject in SUBJECTS)
@@ -59,18 +58,18 @@ def check_tls(inquiry: Inquiry) -> Iterable[Check]:
     )
     try:
         open_tls(tls, logger=silent, clock=inquiry.clock)
-        seen = look_at_certificate(tls.certificate_file)
+        seen = read_certificate(tls.certificate_file)
     except ConfigurationError as error:
-        yield FILES.fail(str(error), "put the certificate, its chain and its own key in place, as PEM")
+        yield FILES.fail(str(error), "install the certificate, its chain and its own key as PEM")
         yield from (subject.skipped("the TLS files cannot be used") for subject in SUBJECTS[1:])
         return
-    yield FILES.ok(f"{tls.certificate_file} and its key belong together")
+    yield FILES.ok(f"{tls.certificate_file} and its key match")
     yield judge_chain(seen)
     yield judge_names(seen, inquiry.names, host=host, machine=socket.getfqdn())
     yield judge_expiry(seen, datetime.fromtimestamp(inquiry.clock(), UTC))
 
 
-def look_at_certificate(file: Path) -> SeenCertificate:
+def read_certificate(file: Path) -> SeenCertificate:
     """
     Read the certificate file.
 
@@ -83,9 +82,7 @@ def look_at_certificate(file: Path) -> SeenCertificate:
         own = chain[0]
         names = _names(own)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"tls.certificate_file {file} has a chain that cannot be read: {error}"
-        ) from error
+        raise ConfigurationError(f"tls.certificate_file {file} has an unreadable chain: {error}") from error
     return SeenCertificate(
         names=names,
         issuer=own.issuer.rfc4514_string(),
@@ -98,67 +95,56 @@ def look_at_certificate(file: Path) -> SeenCertificate:
 
 
 def judge_plain(host: str) -> Check:
-    """Decide on a gateway without TLS, which is for this machine alone."""
+    """Without TLS, a gateway may serve this machine only."""
     if is_loopback(host):
-        return FILES.ok(f"none; plain HTTP on {host}, for this machine alone")
+        return FILES.ok(f"none; plain HTTP on {host}, for this machine only")
     todo = "set tls.certificate_file and tls.key_file, unless a proxy on this machine encrypts"
-    return FILES.warn(
-        f"none, and the gateway listens on {host}: keys and prompts cross the network in clear", todo
-    )
+    return FILES.warn(f"none, and the gateway listens on {host}: keys and prompts are sent unencrypted", todo)
 
 
 def judge_chain(seen: SeenCertificate) -> Check:
-    """Decide whether clients can follow the certificate to an authority."""
+    """Whether clients can follow the certificate to an authority."""
     if seen.broken is not None:
-        order = "the gateway's own certificate comes first, then whoever signed it, and so on"
+        order = "put the gateway's own certificate first, then its issuer, and so on"
         return CHAIN.fail(f"certificate {seen.broken} of {seen.length} is not signed by the next one", order)
     if seen.self_signed:
-        return CHAIN.warn(
-            "it is signed by itself alone", "have an authority of yours sign it, or hand it to every client"
-        )
-    return CHAIN.ok(f"{seen.length} in the file; clients must know {seen.issuer}")
+        return CHAIN.warn("it is self-signed", "have your CA sign it, or install it on every client")
+    return CHAIN.ok(f"{seen.length} in the file; clients must trust {seen.issuer}")
 
 
 def judge_names(seen: SeenCertificate, wanted: tuple[str, ...], *, host: str, machine: str) -> Check:
     """
-    Decide whether the certificate names the gateway as clients do.
+    Whether the certificate has the names that clients use.
 
-    Args:
-        seen: the certificate.
-        wanted: names the installer says clients use; empty if nobody said.
-        host: `api.host`.
-        machine: this machine's own name.
+    `wanted` are the names from `--name`; without any, `host` (`api.host`) or the name of this machine is
+    checked.
     """
     text = ", ".join(seen.names) or "none"
     if not seen.names:
         return NAMES.fail(
             "it has no subject alternative name, and clients read no other",
-            "have it made anew with its DNS names",
+            "reissue it with its DNS names",
         )
     missing = [name for name in wanted if not _covers(seen.names, name)]
     if missing:
-        return NAMES.fail(f"{text}; not {', '.join(missing)}", "have it made anew with these names as well")
+        return NAMES.fail(f"{text}; not {', '.join(missing)}", "reissue it with these names as well")
     guess = machine if host in ANY_HOST or is_loopback(host) else host
     if not wanted and not _covers(seen.names, guess):
-        return NAMES.warn(
-            f"{text}; not {guess}", "say by which names clients call it, with --name, to have them checked"
-        )
+        return NAMES.warn(f"{text}; not {guess}", "pass the names that clients use with --name to check them")
     return NAMES.ok(text)
 
 
 def judge_expiry(seen: SeenCertificate, now: datetime) -> Check:
-    """Decide whether the certificate holds today, and for a while."""
+    """Whether the certificate is valid now, and for a while."""
     text = f"{seen.not_before:%Y-%m-%d} to {seen.not_after:%Y-%m-%d}"
     if now < seen.not_before:
         return EXPIRY.fail(f"{text}: not yet", "check the clock, and the certificate")
     left = seen.not_after - now
     if left.total_seconds() <= 0:
-        return EXPIRY.fail(
-            f"{text}: expired", "replace certificate and key; a running gateway takes them over"
-        )
+        return EXPIRY.fail(f"{text}: expired", "replace certificate and key; a running gateway reloads them")
     if left.total_seconds() < WARN_SECONDS:
         return EXPIRY.warn(
-            f"{text}: {left.days} days left", "replace certificate and key; a running gateway takes them over"
+            f"{text}: {left.days} days left", "replace certificate and key; a running gateway reloads them"
         )
     return EXPIRY.ok(f"{text}: {left.days} days left")
 
@@ -183,7 +169,7 @@ def _names(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def _covers(names: tuple[str, ...], wanted: str) -> bool:
-    """Whether one of the names is the wanted one; a star stands for one label (RFC 6125)."""
+    """Whether a name matches; a star stands for one label (RFC 6125)."""
     wanted = wanted.lower().rstrip(".")
     rest = wanted.partition(".")[2]
     return any(name.lower() in {wanted, f"*.{rest}" if rest else wanted} for name in names)

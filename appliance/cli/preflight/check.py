@@ -1,63 +1,61 @@
 """
-One question to a machine and its answer.
+One check and its result.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Result(StrEnum):
-    """How a check came out."""
-
+class CheckResult(StrEnum):
     OK = "ok"
     WARN = "warn"
-    """It will run, and somebody will wish this had been put right."""
+    """It will run, with a known disadvantage."""
     FAIL = "fail"
     """It will not run, or not as promised."""
     SKIPPED = "skipped"
-    """It does not concern this machine, or could not be asked; `seen` says which."""
+    """It does not concern this machine, or could not be checked; `seen` says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One answer; ids and what `result` may be do not change between versions."""
+    """The result of one check; ids and values of `result` do not change between versions."""
 
     id: str
     title: str
-    result: Result
+    result: CheckResult
     seen: str
-    """One line: what was found, with names and numbers."""
+    """One line: the finding, with names and numbers."""
     todo: str = ""
-    """One line: what to do about it; empty unless `result` is `warn` or `fail`."""
+    """One line: what to do; empty unless `result` is `warn` or `fail`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One question, whose answer is one `Check`."""
+    """What one check is about."""
 
     id: str
-    """Family and name, such as `disk.space`; it does not change between versions."""
+    """Family and name, such as `disk.space`; does not change between versions."""
     title: str
 
     def ok(self, seen: str) -> Check:
-        """Nothing to do."""
-        return Check(id=self.id, title=self.title, result=Result.OK, seen=_line(seen))
+        return Check(id=self.id, title=self.title, result=CheckResult.OK, seen=_line(seen))
 
     def warn(self, seen: str, todo: str) -> Check:
-        """It would run."""
-        return Check(id=self.id, title=self.title, result=Result.WARN, seen=_line(seen), todo=_line(todo))
+        return Check(
+            id=self.id, title=self.title, result=CheckResult.WARN, seen=_line(seen), todo=_line(todo)
+        )
 
     def fail(self, seen: str, todo: str) -> Check:
-        """It would not run, or not as promised."""
-        return Check(id=self.id, title=self.title, result=Result.FAIL, seen=_line(seen), todo=_line(todo))
+        return Check(
+            id=self.id, title=self.title, result=CheckResult.FAIL, seen=_line(seen), todo=_line(todo)
+        )
 
     def skipped(self, why: str) -> Check:
-        """Nobody looked."""
-        return Check(id=self.id, title=self.title, result=Result.SKIPPED, seen=_line(why))
+        return Check(id=self.id, title=self.title, result=CheckResult.SKIPPED, seen=_line(why))
 
 
 def gib(number: float) -> str:
-    """Bytes for people: `1.5 GiB`, or MiB below one."""
+    """Bytes as text: `1.5 GiB`, or MiB below one."""
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
 
 

@@ -1,5 +1,5 @@
 """
-All the checks, in the order an installer reads them.
+All checks, in the order of the report.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,29 +27,29 @@ from appliance.errors import ApplianceError
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """Checks that look at one part of the machine."""
+class CheckFamily:
+    """Checks of one part of the machine."""
 
     look: Callable[[Inquiry], Iterable[Check]]
-    """Answers every subject once, in their order."""
+    """Yields one check per subject, in their order."""
     subjects: tuple[Subject, ...]
 
 
 FAMILIES = (
-    Family(secret_files.check_files, secret_files.SUBJECTS),
-    Family(accelerator.check_gpus, accelerator.SUBJECTS),
-    Family(kernels.check_kernels, kernels.SUBJECTS),
-    Family(processor.check_cpu, processor.SUBJECTS),
-    Family(disk.check_disk, disk.SUBJECTS),
-    Family(kernel.check_kernel, kernel.SUBJECTS),
-    Family(listening.check_ports, listening.SUBJECTS),
-    Family(clock.check_clock, clock.SUBJECTS),
-    Family(egress.check_egress, egress.SUBJECTS),
-    Family(digests.check_weights, digests.SUBJECTS),
-    Family(pair.check_pair, pair.SUBJECTS),
-    Family(database.check_database, database.SUBJECTS),
-    Family(certificate.check_tls, certificate.SUBJECTS),
-    Family(log.check_log, log.SUBJECTS),
+    CheckFamily(secret_files.check_files, secret_files.SUBJECTS),
+    CheckFamily(accelerator.check_gpus, accelerator.SUBJECTS),
+    CheckFamily(kernels.check_kernels, kernels.SUBJECTS),
+    CheckFamily(processor.check_cpu, processor.SUBJECTS),
+    CheckFamily(disk.check_disk, disk.SUBJECTS),
+    CheckFamily(kernel.check_kernel, kernel.SUBJECTS),
+    CheckFamily(listening.check_ports, listening.SUBJECTS),
+    CheckFamily(clock.check_clock, clock.SUBJECTS),
+    CheckFamily(egress.check_egress, egress.SUBJECTS),
+    CheckFamily(digests.check_weights, digests.SUBJECTS),
+    CheckFamily(pair.check_pair, pair.SUBJECTS),
+    CheckFamily(database.check_database, database.SUBJECTS),
+    CheckFamily(certificate.check_tls, certificate.SUBJECTS),
+    CheckFamily(log.check_log, log.SUBJECTS),
 )
 SUBJECTS = tuple(subject for family in FAMILIES for subject in family.subjects)
 
@@ -58,21 +58,17 @@ def run_checks(
     inquiry: Inquiry,
     *,
     skip: frozenset[str] = frozenset(),
-    families: Iterable[Family] = FAMILIES,
+    families: Iterable[CheckFamily] = FAMILIES,
     report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Check]:
     """
-    Ask everything; a question that cannot be answered is a failure of its own and stops no other.
+    Run all checks; an error in a check is reported as a failure and stops no other check.
 
-    Args:
-        inquiry: what to ask about.
-        skip: ids that are left out, or what stands before their dot.
-        families: what is asked; the default is everything.
-        report: called with the title of what is looked at next.
+    `skip` are ids of checks or families; `report` receives the title of the next family.
     """
     for family in families:
         if all(_is_skipped(subject, skip) for subject in family.subjects):
-            yield from (subject.skipped("left out with --skip") for subject in family.subjects)
+            yield from (subject.skipped("skipped with --skip") for subject in family.subjects)
             continue
         report(family.subjects[0].title)
         answers = iter(family.look(inquiry))
@@ -80,12 +76,12 @@ def run_checks(
             try:
                 answer = next(answers)
             except (ApplianceError, OSError) as error:
-                seen = f"it cannot be looked at: {error}"
-                answer = subject.fail(seen, "put that right, then ask again")
+                seen = f"the check failed: {error}"
+                answer = subject.fail(seen, "correct this, then run preflight again")
                 answers = iter(())
             except StopIteration:
-                answer = subject.skipped("what it needs could not be looked at")
-            yield subject.skipped("left out with --skip") if _is_skipped(subject, skip) else answer
+                answer = subject.skipped("a check that it depends on failed")
+            yield subject.skipped("skipped with --skip") if _is_skipped(subject, skip) else answer
 
 
 def _is_skipped(subject: Subject, skip: frozenset[str]) -> bool:

@@ -1,7 +1,7 @@
 """
-Whether this machine's clock is kept right, and where its days begin.
+The clock: whether it is synchronised, and the time zone of token budgets.
 
-The audit log's times, token limits, certificates and leases all go by it.
+The audit log's times, token limits, certificates and leases depend on it.
 """
 
 import ctypes
@@ -20,14 +20,14 @@ SUBJECTS = (SYNCHRONISED, ZONE)
 UNSYNCHRONISED = 0x40
 """STA_UNSYNC of adjtimex(2)."""
 ERROR_SECONDS = 1.0
-"""Greatest error, by the kernel's own estimate, that nobody needs to mind."""
+"""Maximum acceptable error, by the kernel's own estimate."""
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
-"""Before this release was made; a clock that stands earlier has lost its battery."""
+"""Before this release; an earlier clock is wrong."""
 PADDING = 400
 
 
 class _Timex(ctypes.Structure):
-    """The beginning of `struct timex`, as adjtimex(2) of 64-bit Linux has it."""
+    """The beginning of `struct timex` of adjtimex(2) on 64-bit Linux."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -42,27 +42,27 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenClock:
-    """What the kernel says of its clock."""
+    """The kernel's report on its clock."""
 
     now: float
     """Unix time in seconds."""
     synchronised: bool | None
-    """Whether somebody keeps it right; None where the kernel does not say."""
+    """None if the kernel does not report it."""
     error_seconds: float
-    """Greatest error, as whoever keeps it right told the kernel."""
+    """Maximum error, as reported to the kernel by the time service."""
 
 
 def check_clock(inquiry: Inquiry) -> Iterable[Check]:
-    """Ask the kernel; nothing is sent, and no time server is asked."""
-    yield judge_clock(look_at_clock(inquiry.clock()))
+    """Query the kernel; no time server is contacted."""
+    yield judge_clock(read_clock(inquiry.clock()))
     if inquiry.gateway:
-        yield judge_zone(inquiry.settings.limits.time_zone, look_at_zone())
+        yield judge_zone(inquiry.settings.limits.time_zone, read_zone())
     else:
         yield ZONE.skipped("no gateway runs on this machine")
 
 
-def look_at_clock(now: float) -> SeenClock:
-    """Ask without changing anything, which needs no privilege."""
+def read_clock(now: float) -> SeenClock:
+    """Needs no privilege, since nothing is changed."""
     seen = _Timex()
     answered = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(seen)) >= 0
     return SeenClock(
@@ -73,28 +73,26 @@ def look_at_clock(now: float) -> SeenClock:
 
 
 def judge_clock(seen: SeenClock) -> Check:
-    """Decide whether the clock can be believed."""
+    """Whether the clock can be trusted."""
     time = datetime.fromtimestamp(seen.now, UTC)
     text = f"{time:%Y-%m-%d %H:%M:%S} UTC"
-    todo = "have chrony follow a time server of yours, then see `chronyc tracking` or `timedatectl`"
+    todo = "configure chrony with a time server of your network, then see `chronyc tracking` or `timedatectl`"
     if time < EARLIEST:
-        return SYNCHRONISED.fail(f"it says {text}, which is in the past", "set the clock")
+        return SYNCHRONISED.fail(f"{text} is in the past", "set the clock")
     if seen.synchronised is None:
-        return SYNCHRONISED.skipped(f"{text}; the kernel does not say who keeps it right")
+        return SYNCHRONISED.skipped(f"{text}; the kernel does not report synchronisation")
     if not seen.synchronised:
-        return SYNCHRONISED.warn(f"{text}; nothing keeps it right", todo)
+        return SYNCHRONISED.warn(f"{text}; not synchronised", todo)
     if seen.error_seconds > ERROR_SECONDS:
         return SYNCHRONISED.warn(f"{text}; it may be {seen.error_seconds:.1f} s off", todo)
-    return SYNCHRONISED.ok(f"{text}, kept right to {seen.error_seconds * 1000:.0f} ms")
+    return SYNCHRONISED.ok(f"{text}, synchronised to {seen.error_seconds * 1000:.0f} ms")
 
 
-def look_at_zone(*, variable: str | None = None, link: Path = Path("/etc/localtime")) -> str | None:
+def read_zone(*, variable: str | None = None, link: Path = Path("/etc/localtime")) -> str | None:
     """
-    Name of the zone that this machine shows people; None where it has none or an unnamed one.
+    The time zone of this machine; None if it has none or an unnamed one.
 
-    Args:
-        variable: what `TZ` says; default: the zone in force decides.
-        link: where systems name theirs.
+    `variable` is the value of `TZ`; without it `link` decides.
     """
     if variable:
         return variable.removeprefix(":")
@@ -106,11 +104,11 @@ def look_at_zone(*, variable: str | None = None, link: Path = Path("/etc/localti
 
 
 def judge_zone(wanted: str, system: str | None) -> Check:
-    """Decide whether budgets of tokens begin their days when people do."""
+    """Whether token budgets start their days at the machine's midnight."""
     offset = datetime.now(ZoneInfo(wanted)).strftime("%z")
-    seen = f"days of token budgets begin in {wanted} ({offset[:3]}:{offset[3:]})"
+    seen = f"token budgets start their days in {wanted} ({offset[:3]}:{offset[3:]})"
     if system is None or wanted != "UTC" or system.upper() in {"UTC", "ETC/UTC", "UCT", "ETC/UCT", "GMT"}:
         return ZONE.ok(seen)
     return ZONE.warn(
-        f"{seen}, this machine is in {system}", f"set limits.time_zone: {system}, unless UTC is meant"
+        f"{seen}, this machine is in {system}", f"set limits.time_zone: {system}, unless UTC is intended"
     )

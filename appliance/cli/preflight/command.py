@@ -1,5 +1,5 @@
 """
-`appliance preflight`: what an installer asks before going live, on one screen.
+`appliance preflight`: checks before going live, on one screen.
 """
 
 import sys
@@ -16,23 +16,28 @@ from rich.table import Table
 from rich.text import Text
 
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
-from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.checklist import SUBJECTS, run_checks
 from appliance.cli.preflight.inquiry import Inquiry
-from appliance.cli.preflight.report import Report, make_report
+from appliance.cli.preflight.report import PreflightReport, make_report
 from appliance.cli.preflight.secret_files import FILE
 from appliance.errors import ConfigurationError
 
 commands = typer.Typer()
 DISTRIBUTION = "sovereign-appliance"
 WIDTH = 100
-STYLES = {Result.OK: "green", Result.WARN: "yellow", Result.FAIL: "bold red", Result.SKIPPED: "dim"}
+STYLES = {
+    CheckResult.OK: "green",
+    CheckResult.WARN: "yellow",
+    CheckResult.FAIL: "bold red",
+    CheckResult.SKIPPED: "dim",
+}
 
-EgressOption = Annotated[bool, typer.Option("--egress", help="Try to get out even if `egress.mode` is off.")]
+EgressOption = Annotated[bool, typer.Option("--egress", help="Check egress even if `egress.mode` is off.")]
 
 
-class Machine(StrEnum):
-    """What is to run on this machine."""
+class MachineRole(StrEnum):
+    """What runs on this machine."""
 
     UP = "up"
     GATEWAY = "gateway"
@@ -41,24 +46,26 @@ class Machine(StrEnum):
 
 @commands.command()
 def preflight(
-    role: Annotated[Machine, typer.Option(help="What is to run on this machine.")] = Machine.UP,
+    role: Annotated[MachineRole, typer.Option(help="Roles of this machine.")] = MachineRole.UP,
     against: Annotated[
         Path | None,
         typer.Option(
-            help="Bundle directory, or list of SHA-256 sums, the weights must agree with; reads all of them."
+            help="Bundle directory, or list of SHA-256 sums, to compare the weights with; reads every byte."
         ),
     ] = None,
     names: Annotated[
-        list[str] | None, typer.Option("--name", help="Host name clients use; repeatable.")
+        list[str] | None, typer.Option("--name", help="Host name that clients use; repeatable.")
     ] = None,
     egress: EgressOption = False,  # noqa: FBT002 - a flag of the command line
     requests_per_day: Annotated[
-        int | None, typer.Option(min=1, help="Expected load, for the space of the audit log.")
+        int | None, typer.Option(min=1, help="Expected load, to compute the space of the audit log.")
     ] = None,
-    keep_days: Annotated[int, typer.Option(min=1, help="How long the audit log is to have room for.")] = 365,
-    entries: Annotated[int, typer.Option(min=1, help="Newest entries of the audit log to read.")] = 1000,
+    keep_days: Annotated[
+        int, typer.Option(min=1, help="Days for which the audit log must have space.")
+    ] = 365,
+    entries: Annotated[int, typer.Option(min=1, help="Number of newest audit entries to read.")] = 1000,
     skip: Annotated[
-        list[str] | None, typer.Option(help="Id of a check, or of its family, to leave out; repeatable.")
+        list[str] | None, typer.Option(help="Id of a check or a family to skip; repeatable.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail as well.")] = False,  # noqa: FBT002
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002
@@ -68,14 +75,14 @@ def preflight(
     """
     Check this machine before going live; nothing is changed.
 
-    The exit code is 0 where it is ready and 1 where a check failed; warnings are ready unless --strict.
+    The exit code is 0 if no check failed and 1 otherwise; with --strict, warnings fail as well.
     """
     left_out = frozenset(skip or ())
     _refuse_unknown(left_out)
     progress = Console(stderr=True)
     clock = time.time  # noqa: TID251 - a root hands out the clock
-    gateway, worker = role is not Machine.WORKER, role is not Machine.GATEWAY
-    with progress.status("looking", spinner="line") as status:
+    gateway, worker = role is not MachineRole.WORKER, role is not MachineRole.GATEWAY
+    with progress.status("checking", spinner="line") as status:
         try:
             inquiry = Inquiry(
                 settings=settings_from(config, data),
@@ -91,7 +98,7 @@ def preflight(
                 entries=entries,
             )
         except ConfigurationError as error:
-            wrong = FILE.fail(str(error), "correct that; `appliance config` shows the values in force")
+            wrong = FILE.fail(str(error), "correct it; `appliance config` prints the effective values")
             rest = (
                 subject.skipped("the settings are not valid") for subject in SUBJECTS if subject is not FILE
             )
@@ -107,19 +114,19 @@ def preflight(
         typer.echo(report.model_dump_json(indent=2))
     else:
         show(report, Console(width=min(WIDTH, Console().width) if sys.stdout.isatty() else WIDTH))
-    failed = report.verdict is Result.FAIL or (strict and report.verdict is Result.WARN)
+    failed = report.verdict is CheckResult.FAIL or (strict and report.verdict is CheckResult.WARN)
     sys.exit(1 if failed else 0)
 
 
-def show(report: Report, console: Console) -> None:
-    """Print one screen: a line for each check, below it what to do; skipped ones come last."""
+def show(report: PreflightReport, console: Console) -> None:
+    """Print one line per check, with the remedy below it; skipped checks come last."""
     table = Table(box=None, pad_edge=False, header_style="bold", title=None)
     table.add_column("")
     table.add_column("Check", no_wrap=True)
     table.add_column("Seen", overflow="fold")
     left_out: dict[str, list[str]] = {}
     for check in report.checks:
-        if check.result is Result.SKIPPED:
+        if check.result is CheckResult.SKIPPED:
             left_out.setdefault(check.seen, []).append(check.title)
             continue
         seen = Text(check.seen)
@@ -128,7 +135,7 @@ def show(report: Report, console: Console) -> None:
         table.add_row(Text(check.result, style=STYLES[check.result]), check.title, seen)
     console.print(table)
     for why, titles in left_out.items():
-        console.print(Text(f"skipped  {', '.join(titles)}: {why}", style=STYLES[Result.SKIPPED]))
+        console.print(Text(f"skipped  {', '.join(titles)}: {why}", style=STYLES[CheckResult.SKIPPED]))
     console.print(Text(report.title, style=STYLES[report.verdict]))
 
 
@@ -137,4 +144,6 @@ def _refuse_unknown(names: frozenset[str]) -> None:
     known |= {name.partition(".")[0] for name in known}
     unknown = sorted(names - known)
     if unknown:
-        raise ConfigurationError(f"--skip {unknown[0]} is no check; `appliance preflight --json` names them")
+        raise ConfigurationError(
+            f"--skip {unknown[0]} is not a check; `appliance preflight --json` lists them"
+        )

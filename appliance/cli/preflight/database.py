@@ -1,5 +1,5 @@
 """
-Whether the audit log's database answers, is up to date, can be written to, and tells the same time.
+The audit log's database: whether it answers, is up to date, is writable, and agrees on the time.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,41 +30,41 @@ FORBIDDEN = {"audit_leaves": ("UPDATE", "DELETE", "TRUNCATE")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenDatabase:
-    """What was seen of a database that answers."""
+    """State of a database that answers."""
 
     name: str
     """Kind and version, such as `PostgreSQL 15.10`."""
     major: int | None
     """PostgreSQL's major version; None for SQLite."""
     empty: bool
-    """Whether it has no tables of ours."""
+    """Whether it has no tables of the appliance."""
     current: bool
-    """Whether they are of the version this appliance works with."""
+    """Whether the tables have this appliance's version."""
     lacking: tuple[str, ...]
-    """Rights the gateway's role should have and has not, such as `INSERT on audit_leaves`."""
+    """Missing rights of the gateway's role, such as `INSERT on audit_leaves`."""
     excessive: tuple[str, ...]
-    """Rights it should not have and has."""
+    """Rights that the role should not have."""
     read_only: bool
     drift_seconds: float | None
-    """How far its clock is ahead of ours; None where both are one."""
+    """How far its clock is ahead of ours; None if both use the same clock."""
 
 
 def check_database(inquiry: Inquiry) -> Iterable[Check]:
-    """Connect as the gateway would; nothing is written, made or upgraded."""
+    """Connect as the gateway does; nothing is written, created or upgraded."""
     if not inquiry.gateway:
         yield from (subject.skipped("no gateway runs on this machine") for subject in SUBJECTS)
         return
     url = inquiry.installation.database_url
     if inquiry.uses_sqlite and not _sqlite_file(url).exists():
-        yield REACHABLE.ok("SQLite; the first start makes it")
+        yield REACHABLE.ok("SQLite; the first start creates it")
         yield from (subject.skipped("there is no database yet") for subject in SUBJECTS[1:])
         return
     try:
-        seen = look_at_database(url, inquiry)
+        seen = inspect_database(url, inquiry)
     except ApplianceError as error:
         yield REACHABLE.fail(
             str(error),
-            "see docs/how-to/use-postgresql.md for how the database is made and what the URL may hold",
+            "see docs/how-to/use-postgresql.md for how to create the database and write the URL",
         )
     except SQLAlchemyError as error:
         yield REACHABLE.fail(
@@ -85,7 +85,7 @@ def check_database(inquiry: Inquiry) -> Iterable[Check]:
 
 
 def log_is_current(inquiry: Inquiry) -> bool:
-    """Whether there is a log whose tables this appliance can read as they are; asking changes nothing."""
+    """Whether there is a log with current tables; the query changes nothing."""
     url = inquiry.installation.database_url
     if inquiry.uses_sqlite and not _sqlite_file(url).exists():
         return False
@@ -100,12 +100,12 @@ def log_is_current(inquiry: Inquiry) -> bool:
         return False
 
 
-def look_at_database(url: str, inquiry: Inquiry) -> SeenDatabase:
+def inspect_database(url: str, inquiry: Inquiry) -> SeenDatabase:
     """
-    Ask a database.
+    Query a database.
 
     Raises:
-        ApplianceError: the URL cannot be used, or the tables are newer than this appliance.
+        ApplianceError: the URL is unusable, or the tables are newer than this appliance.
         SQLAlchemyError, OSError: it does not answer.
     """
     engine = open_database(url, busy_seconds=BUSY_SECONDS)
@@ -131,16 +131,16 @@ def look_at_database(url: str, inquiry: Inquiry) -> SeenDatabase:
 
 
 def judge_reachable(seen: SeenDatabase) -> Check:
-    """Decide on the server's version."""
+    """Whether the server's version is supported."""
     if seen.major is not None and seen.major < OLDEST_POSTGRESQL:
         return REACHABLE.warn(
-            f"{seen.name} answers", f"PostgreSQL {OLDEST_POSTGRESQL} is the oldest that is tested"
+            f"{seen.name} answers", f"PostgreSQL {OLDEST_POSTGRESQL} is the oldest tested version"
         )
     return REACHABLE.ok(f"{seen.name} answers")
 
 
 def judge_schema(seen: SeenDatabase) -> Check:
-    """Decide on the tables: a SQLite file is upgraded by a start, PostgreSQL by its owner."""
+    """Whether the tables are current: a start upgrades a SQLite file, the owner upgrades PostgreSQL."""
     if seen.current:
         return SCHEMA.ok(f"at step {schema.NEWEST}, the newest")
     what = "there are none yet" if seen.empty else f"they are older than step {schema.NEWEST}"
@@ -152,28 +152,28 @@ def judge_schema(seen: SeenDatabase) -> Check:
 
 
 def judge_rights(seen: SeenDatabase) -> Check:
-    """Decide whether a gateway may append, and may do nothing else to the log."""
+    """Whether a gateway may append to the log, and nothing else."""
     if seen.read_only:
         return WRITABLE.fail(
-            "it takes no writes", "use the primary server, or make the file writable for this account"
+            "it is read-only", "use the primary server, or make the file writable for this account"
         )
     if seen.lacking:
         todo = "run what `appliance audit grants --role ROLE` prints, as the owner"
         return WRITABLE.fail(f"this role lacks {', '.join(seen.lacking)}", todo)
     if seen.excessive:
         todo = "connect as a role that does not own the tables: `appliance audit grants --role ROLE`"
-        return WRITABLE.warn(f"this role may {', '.join(seen.excessive)}", todo)
+        return WRITABLE.warn(f"this role has {', '.join(seen.excessive)}", todo)
     return WRITABLE.ok(
         "entries can be appended" if seen.major is None else "entries can be appended, not changed"
     )
 
 
 def judge_drift(seconds: float | None) -> Check:
-    """Decide whether two clocks are close enough for leases and heartbeats."""
+    """Whether two clocks are close enough for leases and heartbeats."""
     if seconds is None:
         return DRIFT.skipped("the database uses this machine's clock")
     seen = f"the database's is {abs(seconds):.2f} s {'ahead' if seconds >= 0 else 'behind'}"
-    todo = "let both machines follow the same time server"
+    todo = "synchronise both machines with the same time server"
     if abs(seconds) > GREATEST_DRIFT_SECONDS:
         return DRIFT.fail(seen, todo)
     if abs(seconds) > DRIFT_SECONDS:
@@ -212,7 +212,7 @@ def _sqlite_file(url: str) -> Path:
 
 
 def _is_read_only(engine: Engine) -> bool:
-    """Whether the write lock cannot be had; a writer that has it for the moment is waited for."""
+    """Whether the write lock is unavailable; a current writer is waited for."""
     try:
         with closing(engine.raw_connection()) as connection:
             cursor = connection.cursor()

@@ -1,5 +1,5 @@
 """
-Whether the weights are whole, and are those that were sent: against a bundle or what `sha256sum` printed.
+The weights: whether they are complete, and match a bundle or the output of `sha256sum`.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ from appliance.cli.preflight.inquiry import Inquiry
 from appliance.cli.preflight.memory import tensor_bytes
 from appliance.errors import ApplianceError, ConfigurationError
 from appliance.sovereignty.bundle.load import Home
-from appliance.sovereignty.bundle.manifest import Kind
-from appliance.sovereignty.bundle.trust import TrustedKey, load_trusted_keys
+from appliance.sovereignty.bundle.manifest import ItemKind
+from appliance.sovereignty.bundle.signature import TrustedKey, load_trusted_keys
 from appliance.sovereignty.bundle.verify import open_bundle
 
 FILES = Subject("weights.files", "Weights")
@@ -25,22 +25,22 @@ HEX_DIGITS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """What came of comparing one model's directory with what was sent."""
+class DigestComparison:
+    """Comparison of a model's directory with the expected files."""
 
     directory: Path
     same: int
-    """Files that are as they should be."""
+    """Files that match."""
     wrong: tuple[str, ...]
-    """Names of files whose content is another."""
+    """Files with other content."""
     missing: tuple[str, ...]
-    """Names that were sent and are not there."""
+    """Expected files that are absent."""
     unknown: tuple[str, ...]
-    """Names that are there and were not sent."""
+    """Files that were not expected."""
 
 
 def check_weights(inquiry: Inquiry) -> Iterable[Check]:
-    """Read the headers of the weights, and every byte of them if there is something to compare with."""
+    """Read the headers of the weights, and every byte if there is something to compare with."""
     if not inquiry.worker:
         yield from (subject.skipped("no worker runs on this machine") for subject in SUBJECTS)
         return
@@ -54,9 +54,9 @@ def check_weights(inquiry: Inquiry) -> Iterable[Check]:
         return
     models = [model for model in (target, draft) if model is not None]
     sizes = ", ".join(f"{model.path.name} {gib(tensor_bytes(model, 2))}" for model in models)
-    yield FILES.ok(f"{sizes}: whole by their headers")
+    yield FILES.ok(f"{sizes}: complete by their headers")
     if inquiry.manifest is None:
-        yield DIGESTS.skipped("nothing to compare with; name a bundle or a list of sums with --against")
+        yield DIGESTS.skipped("nothing to compare with; pass a bundle or a list of sums with --against")
         return
     try:
         keys = Home(directory=inquiry.installation.directory).trusted
@@ -66,7 +66,7 @@ def check_weights(inquiry: Inquiry) -> Iterable[Check]:
         compared = [compare(model.path, files) for model, files in zip(models, sent, strict=True)]
     except (ApplianceError, OSError, ValueError) as error:
         yield DIGESTS.fail(
-            f"cannot compare: {error}", "name a bundle's directory, or a file that `sha256sum` wrote"
+            f"cannot compare: {error}", "pass a bundle's directory, or a file with the output of `sha256sum`"
         )
         return
     yield judge_digests(compared, unsigned=trusted is None and _is_bundle(inquiry.manifest))
@@ -76,19 +76,17 @@ def expected_files(
     source: Path, model: Path, *, trusted: Sequence[TrustedKey] | None = None, now: float = 0.0
 ) -> dict[str, str]:
     """
-    Name and SHA-256 of each file of one model, as it was sent.
+    Name and SHA-256 of each expected file of one model.
 
-    Args:
-        source: a bundle (directory, parts, or a file ending in `.tar`), or a file of lines that `sha256sum`
-            prints.
-        model: the model's directory, which has its name or, where a bundle was loaded, lies below it.
-        trusted: keys of which one must have signed the bundle; None: its signature is not asked for.
-        now: Unix time in seconds, by which keys count.
+    `source` is a bundle (directory, parts, or a file ending in `.tar`), or a file with the output of
+    `sha256sum`.  `model` has the model's name, or is below a directory of that name.  The bundle must be
+    signed by one of the `trusted` keys that is valid at `now` (Unix time); without keys its signature is
+    not checked.
 
     Raises:
         ApplianceError: the bundle is not what was signed, or cannot be read.
         OSError: the list cannot be read.
-        ValueError: it is none, or does not name this model.
+        ValueError: the list is malformed, or does not contain this model.
     """
     if _is_bundle(source):
         found = _from_bundle(source, model, trusted, now)
@@ -96,16 +94,16 @@ def expected_files(
         text = source.read_text(encoding="utf-8")
         found = parse_sums(text, model.name) or parse_sums(text, model.parent.name)
     if not found:
-        raise ValueError(f"{source} names no file of {model}")
+        raise ValueError(f"{source} lists no file of {model}")
     return found
 
 
 def parse_sums(text: str, model: str) -> dict[str, str]:
     """
-    Read lines of `sha256sum`; those with a directory in them count for the model of that name alone.
+    Parse lines of `sha256sum`; those with a directory count only for the model of that name.
 
     Raises:
-        ValueError: a line is none.
+        ValueError: a line is malformed.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -114,7 +112,7 @@ def parse_sums(text: str, model: str) -> dict[str, str]:
         digest, _, name = line.partition(" ")
         path = Path(name.lstrip(" *"))
         if len(digest) != HEX_DIGITS or not path.name:
-            raise ValueError(f"`{line[:80]}` is no line of sha256sum")
+            raise ValueError(f"`{line[:80]}` is not a line of sha256sum")
         if model in path.parts:
             at = len(path.parts) - 1 - path.parts[::-1].index(model)
             found[str(Path(*path.parts[at + 1 :]))] = digest.lower()
@@ -123,16 +121,16 @@ def parse_sums(text: str, model: str) -> dict[str, str]:
     return found
 
 
-def compare(directory: Path, sent: Mapping[str, str]) -> Compared:
+def compare(directory: Path, sent: Mapping[str, str]) -> DigestComparison:
     """
-    Digest every file of a directory that was sent, and look for others.
+    Digest every expected file in a directory, and find others.
 
     Raises:
         OSError: a file cannot be read.
     """
     there = {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
     wrong = [name for name in sorted(there & sent.keys()) if _digest(directory / name) != sent[name]]
-    return Compared(
+    return DigestComparison(
         directory=directory,
         same=len(there & sent.keys()) - len(wrong),
         wrong=tuple(wrong),
@@ -141,20 +139,14 @@ def compare(directory: Path, sent: Mapping[str, str]) -> Compared:
     )
 
 
-def judge_digests(compared: Iterable[Compared], *, unsigned: bool = False) -> Check:
-    """
-    Decide whether every model is what was sent.
-
-    Args:
-        compared: each model beside what was sent.
-        unsigned: whether that is a bundle that anybody may have made, because no key is trusted here yet.
-    """
+def judge_digests(compared: Iterable[DigestComparison], *, unsigned: bool = False) -> Check:
+    """Whether every model matches; `unsigned` if the bundle's signature was not checked."""
     compared = tuple(compared)
     again = "copy it again from the bundle, and find out who changed it"
     for model in compared:
         if model.wrong:
             return DIGESTS.fail(
-                f"{model.directory / model.wrong[0]} is not what was sent{_more(model.wrong)}", again
+                f"{model.directory / model.wrong[0]} does not match{_more(model.wrong)}", again
             )
         if model.missing:
             return DIGESTS.fail(
@@ -162,13 +154,13 @@ def judge_digests(compared: Iterable[Compared], *, unsigned: bool = False) -> Ch
             )
     for model in compared:
         if model.unknown:
-            seen = f"{model.directory / model.unknown[0]} was not sent{_more(model.unknown)}"
-            return DIGESTS.warn(seen, "find out where it comes from: the engine may read it")
+            seen = f"{model.directory / model.unknown[0]} was not expected{_more(model.unknown)}"
+            return DIGESTS.warn(seen, "find its origin: the engine may read it")
     same = sum(model.same for model in compared)
     if unsigned:
-        seen = f"{same} files are those of the bundle, and whose bundle it is was not asked"
+        seen = f"{same} files match the bundle, whose signature was not checked"
         return DIGESTS.warn(seen, "write the keys you trust to bundle-keys.txt in the data directory")
-    return DIGESTS.ok(f"{same} files are what was sent")
+    return DIGESTS.ok(f"{same} files match")
 
 
 def _is_bundle(source: Path) -> bool:
@@ -182,7 +174,7 @@ def _from_bundle(
     places = model.parts, model.parent.parts
     for tree in bundle.trees():
         name = Path(tree.item.name).parts
-        if tree.item.kind is Kind.MODEL and any(parts[-len(name) :] == name for parts in places):
+        if tree.item.kind is ItemKind.MODEL and any(parts[-len(name) :] == name for parts in places):
             return {path: file.sha256 for path, file in tree.named_files().items()}
     return {}
 

@@ -1,5 +1,5 @@
 """
-Whether the data directory's disk can carry an audit log: writable, durable, local, and large enough.
+The data directory's disk: writable, durable, local, and large enough for the audit log.
 """
 
 import os
@@ -35,38 +35,38 @@ SHARED = (
     "sshfs",
     "virtiofs",
 )
-"""Beginnings of the names of file systems that several machines may mount."""
+"""Prefixes of the names of file systems that several machines may mount."""
 FLEETING = frozenset({"tmpfs", "ramfs", "overlay", "aufs"})
-"""File systems whose content ends with the machine or the container."""
+"""File systems whose content is lost with the machine or the container."""
 WRITES = 20
 SLOW_SECONDS, SLOWEST_SECONDS = 0.005, 0.03
 ENTRY_BYTES = 645
-"""Of the database for each entry: benchmarks/results/audit-large-0599edc.md."""
+"""Bytes of the database per entry: benchmarks/results/audit-large-0599edc.md."""
 ENTRIES_PER_REQUEST = 2
 MOUNT_FIELDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenDisk:
-    """What was seen of the disk under the data directory."""
+    """State of the disk under the data directory."""
 
     directory: Path
     exists: bool
-    """False where the nearest directory above it was looked at instead."""
+    """False if the nearest existing directory above it was checked instead."""
     problem: str | None
-    """Why nothing could be written; None where it could."""
+    """Why it could not be written to; None if it could."""
     sync_seconds: float | None
-    """Median of small writes that are made durable; None where nothing could be written."""
+    """Median of small durable writes; None if it could not be written to."""
     filesystem: str
-    """Name in the kernel's list of mounts; empty where it was not found."""
+    """Name in the kernel's list of mounts; empty if not found."""
     wal: bool
-    """Whether SQLite got a write-ahead log there."""
+    """Whether SQLite can use a write-ahead log there."""
     free_bytes: int
 
 
 def check_disk(inquiry: Inquiry) -> Iterable[Check]:
     """Write to the data directory's disk, and remove everything again."""
-    seen = look_at_disk(inquiry.installation.directory)
+    seen = measure_disk(inquiry.installation.directory)
     yield judge_writable(seen)
     if not inquiry.gateway:
         yield from (subject.skipped("no gateway runs on this machine") for subject in SUBJECTS[1:])
@@ -82,14 +82,8 @@ def check_disk(inquiry: Inquiry) -> Iterable[Check]:
     )
 
 
-def look_at_disk(directory: Path, *, mounts: Path = Path("/proc/self/mountinfo")) -> SeenDisk:
-    """
-    Look at a directory, or where it would be made.
-
-    Args:
-        directory: absolute path.
-        mounts: the kernel's list of what is mounted where.
-    """
+def measure_disk(directory: Path, *, mounts: Path = Path("/proc/self/mountinfo")) -> SeenDisk:
+    """Measure the disk of a directory (absolute path), or of the nearest existing one above it."""
     place = directory
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -112,71 +106,65 @@ def look_at_disk(directory: Path, *, mounts: Path = Path("/proc/self/mountinfo")
 
 
 def judge_writable(seen: SeenDisk) -> Check:
-    """Decide whether a gateway could keep anything there."""
-    where = f"{seen.directory}" if seen.exists else f"{seen.directory} (made at the first start)"
+    where = f"{seen.directory}" if seen.exists else f"{seen.directory} (created at the first start)"
     if seen.problem is not None:
-        todo = "make it writable for the account that runs the appliance, or name another with --data"
-        return WRITABLE.fail(f"{where} cannot be written to: {seen.problem}", todo)
+        todo = "make it writable for the appliance's account, or pass another with --data"
+        return WRITABLE.fail(f"{where} is not writable: {seen.problem}", todo)
     return WRITABLE.ok(where)
 
 
 def judge_speed(seen: SeenDisk) -> Check:
-    """Decide whether requests, each of which waits for one such write or two, would notice."""
+    """Whether the disk is fast enough: each request waits for one or two such writes."""
     if seen.sync_seconds is None:
         return SPEED.skipped("nothing could be written")
     took = f"{seen.sync_seconds * 1000:.2f} ms for 4 KiB, median of {WRITES}"
     if seen.sync_seconds > SLOWEST_SECONDS:
         return SPEED.warn(f"{took}: like a busy hard disk", "put the data directory on a solid-state disk")
     if seen.sync_seconds > SLOW_SECONDS:
-        return SPEED.warn(
-            f"{took}: slower than a solid-state disk", "put it on a local disk that nothing else writes to"
-        )
+        return SPEED.warn(f"{took}: slower than a solid-state disk", "use a local disk without other writers")
     return SPEED.ok(f"{took}: like a solid-state disk")
 
 
 def judge_filesystem(seen: SeenDisk, *, sqlite: bool) -> Check:
     """
-    Decide whether a database can be there.
+    Whether a database can be there.
 
-    SQLite's write-ahead log needs memory shared by all who use the file, so it cannot be on a network
-    file system (https://www.sqlite.org/wal.html).
+    SQLite's write-ahead log needs memory shared by all its users, so it cannot be on a network file system
+    (https://www.sqlite.org/wal.html).
     """
     name = seen.filesystem or "unknown"
     if name.removeprefix("fuse.").startswith(SHARED):
         if sqlite:
             todo = "put the data directory on a local disk, or the audit log in PostgreSQL"
             return FILESYSTEM.fail(f"{name} is a network file system, where SQLite can lose entries", todo)
-        todo = "give each gateway a directory of its own there, and see that its writes are durable"
+        todo = "give each gateway its own directory there, and make its writes durable"
         return FILESYSTEM.warn(f"{name} is a network file system", todo)
     if sqlite and seen.problem is None and not seen.wal:
         return FILESYSTEM.fail(
-            f"{name}: SQLite gets no write-ahead log there", "use a local disk, such as ext4 or xfs"
+            f"{name}: SQLite cannot use a write-ahead log there", "use a local disk, such as ext4 or xfs"
         )
     if name in FLEETING:
         return FILESYSTEM.warn(
-            f"{name}: what is written does not outlive the machine or container", "mount a volume there"
+            f"{name}: its content is lost with the machine or container", "mount a volume there"
         )
-    return FILESYSTEM.ok(f"{name}, SQLite keeps a write-ahead log there" if seen.wal else name)
+    return FILESYSTEM.ok(f"{name}, SQLite uses a write-ahead log there" if seen.wal else name)
 
 
 def judge_space(
     seen: SeenDisk, *, low_bytes: int, files_bytes: int, requests_per_day: int | None, keep_days: int
 ) -> Check:
     """
-    Decide whether there is room: `entries x 645 bytes`, two entries for each request, above the watermark.
+    Whether there is space: `entries x 645 bytes`, two entries per request, above the watermark.
 
-    Args:
-        seen: the disk.
-        low_bytes: free space below which operators are warned (`audit.low_disk_bytes`).
-        files_bytes: free space below which no file is accepted (`batch.keep_free_bytes`).
-        requests_per_day: expected load; None where nobody knows, or the log is elsewhere.
-        keep_days: how long the log is to have room for.
+    Operators are warned below `low_bytes` (`audit.low_disk_bytes`), and files are refused below
+    `files_bytes` (`batch.keep_free_bytes`).  `requests_per_day` is None if it is unknown, or if the log is
+    elsewhere.
     """
     each = ENTRY_BYTES * ENTRIES_PER_REQUEST
     room = max(0, seen.free_bytes - low_bytes)
-    text = f"{gib(seen.free_bytes)} free, room for the log of about {room // each:,} requests"
+    text = f"{gib(seen.free_bytes)} free, enough for the log of about {room // each:,} requests"
     if seen.free_bytes < low_bytes:
-        todo = f"free some: audit.low_disk_bytes is {gib(low_bytes)}, and a full disk stops service"
+        todo = f"free space: audit.low_disk_bytes is {gib(low_bytes)}, and a full disk stops service"
         return SPACE.fail(f"{gib(seen.free_bytes)} free", todo)
     if requests_per_day is not None:
         wanted = requests_per_day * keep_days * each
@@ -191,7 +179,7 @@ def judge_space(
 
 
 def filesystem_of(path: Path, mountinfo: str) -> str:
-    """The kind of file system a path is on, by the text of /proc/self/mountinfo (proc(5))."""
+    """The file system of a path, from the text of /proc/self/mountinfo (proc(5))."""
     best, kind = -1, ""
     for line in mountinfo.splitlines():
         fields, _, rest = line.partition(" - ")

@@ -1,5 +1,5 @@
 """
-Whether the kernel can wall processes in, and lets them open enough files.
+The kernel: Landlock, and the limit of open files.
 """
 
 import resource
@@ -16,8 +16,7 @@ SUBJECTS = (LANDLOCK, OPEN_FILES)
 
 
 def check_kernel(inquiry: Inquiry) -> Iterable[Check]:
-    """Ask the kernel."""
-    yield judge_landlock(look_at_landlock(), wall=inquiry.settings.sovereignty.wall)
+    yield judge_landlock(landlock_version(), wall=inquiry.settings.sovereignty.wall)
     if inquiry.gateway:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         limit = None if hard == resource.RLIM_INFINITY else hard
@@ -26,8 +25,8 @@ def check_kernel(inquiry: Inquiry) -> Iterable[Check]:
         yield OPEN_FILES.skipped("no gateway runs on this machine")
 
 
-def look_at_landlock() -> int | None:
-    """The kernel's version of Landlock; None where it has none."""
+def landlock_version() -> int | None:
+    """The kernel's version of Landlock; None if it has none."""
     try:
         return abi_version()
     except OSError:
@@ -35,36 +34,30 @@ def look_at_landlock() -> int | None:
 
 
 def judge_landlock(version: int | None, *, wall: str) -> Check:
-    """
-    Decide whether connections can be refused by port.
-
-    Args:
-        version: the kernel's.
-        wall: `sovereignty.wall` of the settings: what is asked of it.
-    """
+    """Whether connections can be restricted by port; `wall` is `sovereignty.wall`."""
     if wall == "off":
         return LANDLOCK.warn(
-            "sovereignty.wall is off, so processes are not walled in", "set sovereignty.wall: on"
+            "sovereignty.wall is off, so connections are not restricted", "set sovereignty.wall: on"
         )
     if version is not None and version >= NETWORK_ABI:
         return LANDLOCK.ok(f"version {version}: the kernel can refuse connections by port")
     seen = (
-        "this kernel has none"
+        "this kernel has no Landlock"
         if version is None
-        else f"version {version} knows no ports ({NETWORK_ABI} does)"
+        else f"version {version} has no port rules ({NETWORK_ABI} has)"
     )
     todo = "use Linux 6.7 or newer with `landlock` among the modules of /sys/kernel/security/lsm"
     if wall == "required":
         return LANDLOCK.fail(f"{seen}, and sovereignty.wall is required", todo)
-    return LANDLOCK.warn(f"{seen}: processes are not walled in", todo)
+    return LANDLOCK.warn(f"{seen}: connections are not restricted", todo)
 
 
 def judge_open_files(limit: int | None, connections: int) -> Check:
-    """Decide whether as many connections fit as the settings allow, each with one to a worker."""
+    """Whether the configured number of connections fits, each with one to a worker."""
     wanted = 2 * connections + OTHER_FILES
     if limit is None:
         return OPEN_FILES.ok(f"unlimited; {wanted} wanted")
-    seen = f"at most {limit}; {wanted} wanted for {connections} connections"
+    seen = f"maximum {limit}; {wanted} wanted for {connections} connections"
     if limit < wanted:
         fitting = max(0, (limit - OTHER_FILES) // 2)
         return OPEN_FILES.warn(

@@ -1,5 +1,5 @@
 """
-Whether the ports the appliance listens on are free.
+The ports that the appliance listens on.
 """
 
 import socket
@@ -21,25 +21,25 @@ class SeenPort:
     """One address to listen on."""
 
     what: str
-    """Who is to listen: `gateway` or `worker`."""
+    """`gateway` or `worker`."""
     host: str
     port: int
     problem: str | None
-    """Why nobody can listen there; None where it is free."""
+    """Why it cannot be listened on; None if it is free."""
 
 
 def check_ports(inquiry: Inquiry) -> Iterable[Check]:
-    """Listen for a moment on each."""
+    """Listen briefly on each."""
     settings, ports = inquiry.settings, []
     if inquiry.gateway:
-        ports.append(look_at_port("gateway", settings.api.host, settings.api.port))
+        ports.append(try_port("gateway", settings.api.host, settings.api.port))
     if inquiry.worker:
-        ports.append(look_at_port("worker", settings.worker.host, settings.worker.port))
+        ports.append(try_port("worker", settings.worker.host, settings.worker.port))
     yield judge_ports(ports)
 
 
-def look_at_port(what: str, host: str, port: int) -> SeenPort:
-    """Try one address, as the gateway itself does; a port of 0 is chosen by the kernel at the start."""
+def try_port(what: str, host: str, port: int) -> SeenPort:
+    """Bind one address as the gateway does; for port 0 the kernel chooses a port at start."""
     problem = None
     try:
         bind(ApiSettings(host=host, port=port)).close()
@@ -52,14 +52,13 @@ def look_at_port(what: str, host: str, port: int) -> SeenPort:
 
 
 def judge_ports(ports: Iterable[SeenPort]) -> Check:
-    """Decide whether everybody could listen."""
     ports = tuple(ports)
     for port in ports:
         if port.problem is not None:
-            todo = "see who listens (`ss -ltnp`) and stop it; an appliance that runs counts"
+            todo = "stop the process that listens (`ss -ltnp`); a running appliance counts"
             return FREE.fail(f"{port.what}: {port.host} port {port.port}: {port.problem}", todo)
     fixed = [port for port in ports if port.port]
     if len({(port.host, port.port) for port in fixed}) < len(fixed):
-        seen = f"gateway and worker both ask for {fixed[0].host} port {fixed[0].port}"
+        seen = f"gateway and worker are both configured for {fixed[0].host} port {fixed[0].port}"
         return FREE.fail(seen, "set worker.port to another, or to 0")
     return FREE.ok(", ".join(f"{port.what} {port.host}:{port.port or 'any'}" for port in ports))

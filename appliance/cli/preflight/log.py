@@ -1,5 +1,5 @@
 """
-Whether the audit log can be signed, and whether what is there is what was signed.
+The audit log: whether it can be signed, and whether its content is what was signed.
 """
 
 from collections.abc import Iterable
@@ -18,22 +18,22 @@ from appliance.errors import ApplianceError, AuditVerificationError
 KEY = Subject("audit.key", "Signing key")
 NEWEST = Subject("audit.newest", "Newest entries")
 SUBJECTS = (KEY, NEWEST)
-MOST_REBUILT = 200_000
-"""Entries up to which the whole tree is built from their hashes, which takes seconds."""
+MAX_REBUILT_ENTRIES = 200_000
+"""Maximum size of a log whose tree is rebuilt from its hashes, which takes seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenLog:
-    """What was found to be right; what is not is an error."""
+    """Findings of a valid log; an invalid one is an error."""
 
     size: int
     """Entries in the log."""
     signed: int
-    """Entries under the newest checkpoint."""
+    """Entries covered by the newest checkpoint."""
     read: int
-    """Newest entries whose content was hashed again."""
+    """Newest entries whose content was hashed."""
     rebuilt: bool
-    """Whether the tree over all of them was built again."""
+    """Whether the tree over all entries was rebuilt."""
 
 
 def check_log(inquiry: Inquiry) -> Iterable[Check]:
@@ -48,19 +48,19 @@ def check_log(inquiry: Inquiry) -> Iterable[Check]:
         and not begun
         and inquiry.settings.audit.signing_key_file is None
     ):
-        yield KEY.ok("none yet; the first start makes one")
+        yield KEY.ok("none yet; the first start creates one")
         yield NEWEST.skipped("there is no log yet")
         return
     try:
         signer = load_signing_key(installation.signing_key, inquiry.settings.audit.origin)
     except ApplianceError as error:
-        yield KEY.fail(str(error), "put the log's own key there: another one would begin another log")
-        yield NEWEST.skipped("there is no key to verify it with")
+        yield KEY.fail(str(error), "restore the log's own key: another key would start another log")
+        yield NEWEST.skipped("there is no key to verify it")
         return
     kinds = "Ed25519 and ML-DSA-44" if len(signer.verifier_keys) > 1 else "Ed25519"
     yield KEY.ok(f"{kinds}, for {signer.name}")
     if not log_is_current(inquiry):
-        yield NEWEST.skipped("there is no log yet, or its tables are to be upgraded first")
+        yield NEWEST.skipped("there is no log yet, or its tables must be upgraded first")
         return
     try:
         seen = read_newest(inquiry, signer)
@@ -72,10 +72,10 @@ def check_log(inquiry: Inquiry) -> Iterable[Check]:
 
 def read_newest(inquiry: Inquiry, signer: Signer) -> SeenLog:
     """
-    Verify the newest signatures and entries of a log whose tables are up to date.
+    Verify the newest signatures and entries of a log with current tables.
 
     Raises:
-        AuditVerificationError: something is not what was signed.
+        AuditVerificationError: the log is not what was signed.
         ApplianceError: it cannot be read.
     """
     store = SqlAuditStore(inquiry.installation.database_url)
@@ -90,15 +90,15 @@ def read_newest(inquiry: Inquiry, signer: Signer) -> SeenLog:
         for checkpoint in signed:
             if checkpoint.size > head.size:
                 raise AuditVerificationError(
-                    f"the log has {head.size} entries, and {checkpoint.size} were signed: it is an older one"
+                    f"the log has {head.size} entries, and {checkpoint.size} were signed: it is an older copy"
                 )
         start = max(0, head.size - inquiry.entries)
         for leaf in store.leaves(start, head.size):
             if hash_leaf(leaf.leaf) != leaf.leaf_hash:
                 raise AuditVerificationError(f"entry {leaf.index} is not what was recorded")
         if CompactRange(head.size, head.subtrees).root() != head.root:
-            raise AuditVerificationError("the head of the log does not agree with itself")
-        rebuilt = head.size <= MOST_REBUILT
+            raise AuditVerificationError("the head of the log is inconsistent")
+        rebuilt = head.size <= MAX_REBUILT_ENTRIES
         if rebuilt:
             _rebuild(store, head.size, head.root, signed)
         return SeenLog(
@@ -112,13 +112,12 @@ def read_newest(inquiry: Inquiry, signer: Signer) -> SeenLog:
 
 
 def judge_newest(seen: SeenLog) -> Check:
-    """Decide on a log in which nothing was wrong."""
     if not seen.size:
         return NEWEST.skipped("the log is empty")
-    text = f"{seen.read} of {seen.size} read again, {seen.signed} signed"
+    text = f"{seen.read} of {seen.size} hashed, {seen.signed} signed"
     if not seen.rebuilt:
         return NEWEST.ok(f"{text}; `appliance audit verify` reads all of them")
-    return NEWEST.ok(f"{text}, the tree over all of them is the signed one")
+    return NEWEST.ok(f"{text}, the tree over all entries matches the signed one")
 
 
 def _rebuild(store: SqlAuditStore, size: int, root: bytes, signed: Iterable[Checkpoint]) -> None:
@@ -130,4 +129,4 @@ def _rebuild(store: SqlAuditStore, size: int, root: bytes, signed: Iterable[Chec
         if expected is not None and tree.root() != expected:
             raise AuditVerificationError(f"the first {tree.size} entries are not those that were signed")
     if tree.root() != root:
-        raise AuditVerificationError("the entries of the log do not make its head")
+        raise AuditVerificationError("the entries of the log do not match its head")

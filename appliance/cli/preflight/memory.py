@@ -1,5 +1,5 @@
 """
-How much memory a model takes: an estimate from `config.json` and the headers of the weights.
+Memory of a model: an estimate from `config.json` and the headers of the weights.
 
 Weights: the bytes of all tensors, floating-point ones counted in the arithmetic type, shared evenly by
 tensor x pipeline parallel GPUs.  KV cache of one token, on one GPU:
@@ -8,12 +8,11 @@ tensor x pipeline parallel GPUs.  KV cache of one token, on one GPU:
     latent (MLA)      layers x (kv_lora_rank + qk_rope_head_dim) x bytes of the type
 
 with the layers shared by pipeline stages and, in plain attention, the heads by tensor parallel GPUs (at
-least one on each).  It is too high for models with sliding windows or linear attention, and leaves
-out activations and CUDA graphs.
+least one on each).  It is too high for models with sliding windows or linear attention, and excludes
+activations and CUDA graphs.
 
-On a CPU a step that does not draft puts by what the draft would have read, the target's hidden states, at
-the place of its token in the KV cache (`appliance.serving.vllm.deferred_prefill`), and a mark there that they
-are owed.  Of one token, at most:
+On a CPU a step without draft tokens stores the target's hidden states for the deferred prefill of the draft
+(`appliance.serving.vllm.deferred_prefill`), with a mark per slot.  Per token, at most:
 
     aux layers x hidden size of the target x bytes of the arithmetic type + 1
 """
@@ -25,37 +24,39 @@ from typing import Any
 
 from appliance.drafts.lint.pair import language_model
 from appliance.drafts.lint.shape import read_shape
-from appliance.drafts.record import is_count
+from appliance.drafts.training_record import is_count
 from appliance.serving.weights import Weights
 
 BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
-"""Bytes of one number by its name in a safetensors header; 1 for what is not named."""
+"""Bytes of one number by its name in a safetensors header; 1 for other names."""
 CAST = frozenset({"F32", "BF16", "F16"})
-"""What vLLM loads in the arithmetic type, whatever it is stored in."""
+"""Types that vLLM loads in the arithmetic type."""
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What one model takes, in bytes, on each GPU (or on the CPU)."""
+    """Bytes that one model needs on each GPU (or on the CPU)."""
 
     weights: int
     token: int | None
-    """KV cache of one token; None where the config does not say enough."""
+    """KV cache of one token; None if the config is insufficient."""
     context: int | None
     """Tokens in the longest context."""
-    owed: int = 0
-    """On a CPU, what one token's place in the KV cache takes beside it while the draft is not run; 0 where
-    there is no draft, where none of it is put by, and where the config does not say enough."""
+    deferred: int = 0
+    """
+    On a CPU, bytes per KV cache slot for deferred draft prefill; 0 without a draft, if it is not deferred,
+    or if the config is insufficient.
+    """
 
     @property
     def one_context(self) -> int:
-        """KV cache of one longest context; 0 where it is not known."""
+        """KV cache of one context of maximum length; 0 if unknown."""
         return (self.token or 0) * (self.context or 0)
 
-    def owed_beside(self, cache: int) -> int:
-        """Bytes that a CPU worker's draft is owed at most, beside a KV cache of so many bytes."""
-        return cache // self.token * self.owed if self.token else 0
+    def deferred_bytes(self, cache: int) -> int:
+        """Maximum bytes of deferred prefill on a CPU worker with a KV cache of `cache` bytes."""
+        return cache // self.token * self.deferred if self.token else 0
 
 
 def estimate(
@@ -71,24 +72,19 @@ def estimate(
     """
     Estimate what a worker needs on each GPU.
 
-    Args:
-        target: the target's weights.
-        draft: the draft's, if it has one; its layers have a KV cache as well.
-        dtype: arithmetic type as in the settings; `auto` is the model's own.
-        context: longest context to be served; default: the target's longest.
-        tensor: GPUs that share each layer.
-        pipeline: groups of GPUs that share the layers.
-        cache_bytes: bytes of a number in the KV cache; default: as the arithmetic type.
+    The draft's layers have a KV cache as well.  `dtype` and `context` are as in the settings: `auto` and
+    None mean the target's own.  `tensor` GPUs share each layer, `pipeline` groups share the layers.
+    `cache_bytes` are the bytes of a number in the KV cache; default: as the arithmetic type.
     """
     fields = language_model(target.config)
     named = fields.get("dtype") or fields.get("torch_dtype") or "bfloat16"
     number = TYPE_BYTES.get(str(named) if dtype == "auto" else dtype, 2)
     weights = tensor_bytes(target, number) // (tensor * pipeline)
     token = token_bytes(fields, cache_bytes or number, tensor=tensor, pipeline=pipeline)
-    owed = 0
+    deferred = 0
     if draft is not None:
         # Of a model that takes pictures nothing is put by: its draft is run at every step.
-        owed = owed_bytes(fields, draft, number) if fields is target.config else 0
+        deferred = deferred_token_bytes(fields, draft, number) if fields is target.config else 0
         weights += tensor_bytes(draft, number) // tensor
         layer = draft.config.get("transformer_layer_config")
         shape = {**draft.config, **layer} if isinstance(layer, dict) else draft.config
@@ -99,7 +95,7 @@ def estimate(
         weights=weights,
         token=token,
         context=context if context is not None else longest if is_count(longest) else None,
-        owed=owed,
+        deferred=deferred,
     )
 
 
@@ -112,7 +108,7 @@ def tensor_bytes(weights: Weights, number: int) -> int:
 
 
 def token_bytes(fields: Mapping[str, Any], number: int, *, tensor: int = 1, pipeline: int = 1) -> int | None:
-    """Bytes of one token's KV cache on each GPU; None where the config does not say enough."""
+    """Bytes of one token's KV cache on each GPU; None if the config is insufficient."""
     layers, heads = fields.get("num_hidden_layers"), fields.get("num_attention_heads")
     if not (is_count(layers) and is_count(heads) and heads):
         return None
@@ -130,8 +126,8 @@ def token_bytes(fields: Mapping[str, Any], number: int, *, tensor: int = 1, pipe
     return 2 * staged * ceil(kept / tensor) * size * number
 
 
-def owed_bytes(fields: Mapping[str, Any], draft: Weights, number: int) -> int:
-    """Bytes put by of a token that the draft is not run over; 0 where it reads no hidden states of layers."""
+def deferred_token_bytes(fields: Mapping[str, Any], draft: Weights, number: int) -> int:
+    """Bytes of deferred prefill per token; 0 if the draft reads no hidden states of layers."""
     shape, hidden = read_shape(draft.config), fields.get("hidden_size")
     if not (shape.fuses and is_count(hidden)):
         return 0

@@ -27,13 +27,13 @@ LOAD_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What a process of its own made of a model's tokenizer."""
+class TokenizerLoad:
+    """Result of loading a model's tokenizer in a process of its own."""
 
     alone: bool
-    """Whether it had no network at all, rather than orders not to use it."""
+    """Whether that process had no network at all, rather than settings that forbid its use."""
     tokens: int
-    """Tokens of one chat message, 0 where there is no chat template."""
+    """Tokens of one chat message; 0 without a chat template."""
     problem: str
     """Why it could not be loaded; empty if it could."""
 
@@ -58,13 +58,13 @@ def check_pair(inquiry: Inquiry) -> Iterable[Check]:
             lint_pair(target, draft, context=settings.max_model_len), may_go=settings.bad_draft != "refuse"
         )
     if find_spec("transformers") is None:
-        yield TOKENIZER.skipped("no engine is installed here: ask in the worker's image")
+        yield TOKENIZER.skipped("no engine is installed here: run preflight in the worker's image")
     else:
         yield judge_tokenizer(load_tokenizer(target.path), chats=settings.task == "generate")
 
 
 def judge_draft(findings: tuple[Finding, ...], *, may_go: bool) -> Check:
-    """Decide on what lint found; `may_go` tells that the target would be served alone."""
+    """Decide on the findings of lint; with `may_go` the target is served alone if there are errors."""
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     first = next(iter(errors or findings), None)
     if first is None:
@@ -76,8 +76,8 @@ def judge_draft(findings: tuple[Finding, ...], *, may_go: bool) -> Check:
     return DRAFT.warn(f"{seen}; the target is served alone" if errors else seen, first.advice)
 
 
-def load_tokenizer(model: Path) -> Loaded:
-    """Load it as the engine would, in a process of its own."""
+def load_tokenizer(model: Path) -> TokenizerLoad:
+    """Load it as the engine does, in a process of its own."""
     try:
         environment = offline_environment(process_environment(), plugins=())
         child = subprocess.run(  # noqa: S603 - our own module, by a list of arguments
@@ -90,26 +90,26 @@ def load_tokenizer(model: Path) -> Loaded:
         )
         # Libraries may print before; the answer is the last line.
         answer = json.loads(child.stdout.rstrip().rpartition("\n")[2])
-        return Loaded(
+        return TokenizerLoad(
             alone=bool(answer["alone"]), tokens=int(answer["tokens"]), problem=str(answer["problem"])
         )
     except subprocess.TimeoutExpired:
-        return Loaded(alone=False, tokens=0, problem=f"nothing happened for {LOAD_SECONDS} s")
+        return TokenizerLoad(alone=False, tokens=0, problem=f"it did not finish within {LOAD_SECONDS} s")
     except ConfigurationError as error:
-        return Loaded(alone=False, tokens=0, problem=str(error))
+        return TokenizerLoad(alone=False, tokens=0, problem=str(error))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return Loaded(alone=False, tokens=0, problem=f"it could not be tried: {error}")
+        return TokenizerLoad(alone=False, tokens=0, problem=f"it could not be loaded: {error}")
 
 
-def judge_tokenizer(loaded: Loaded, *, chats: bool) -> Check:
-    """Decide whether text becomes tokens without a network; `chats` tells that a chat template is wanted."""
-    how = "in a network namespace of its own" if loaded.alone else "offline by its environment"
+def judge_tokenizer(loaded: TokenizerLoad, *, chats: bool) -> Check:
+    """Whether the tokenizer works without a network; `chats` if a chat template is needed."""
+    how = "in a network namespace of its own" if loaded.alone else "with an offline environment"
     if loaded.problem:
         return TOKENIZER.fail(
-            f"{loaded.problem}", "copy the model's tokenizer files whole, with tokenizer_config.json"
+            f"{loaded.problem}", "copy all tokenizer files of the model, with tokenizer_config.json"
         )
     if chats and not loaded.tokens:
-        todo = "put the model's chat_template.jinja beside it, or clients can use /v1/completions only"
+        todo = "add the model's chat_template.jinja; without it clients can use /v1/completions only"
         return TOKENIZER.warn(f"the tokenizer loads {how}, and there is no chat template", todo)
     seen = f"both load {how}: {loaded.tokens} tokens" if chats else f"it loads {how}"
     return TOKENIZER.ok(seen)

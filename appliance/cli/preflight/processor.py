@@ -1,5 +1,5 @@
 """
-Whether a CPU can run a worker: instructions, cores, memory.
+The CPU of a worker: instructions, cores, memory.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from appliance.cli.preflight.accelerator import (
     cache_bytes,
-    look_at_build,
+    detect_build,
     read_pair,
     wants_gpu,
 )
@@ -26,34 +26,34 @@ CORES = Subject("cpu.cores", "CPU cores")
 MEMORY = Subject("cpu.memory", "Memory")
 SUBJECTS = (INSTRUCTIONS, CORES, MEMORY)
 FEW_CORES = 2
-"""A worker's engine and its API server are processes of their own, and both compute."""
+"""Engine and API server of a worker are separate processes that both compute."""
 REST_BYTES = 4 * 2**30
-"""Left for the engine's code, activations, gateway and system: a rule of thumb."""
+"""For the engine's code, activations, gateway and system: a rule of thumb."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
-    """What was seen of the CPU and its memory."""
+    """CPU and memory of this machine."""
 
     flags: frozenset[str]
     """Words of `flags` or `Features` in /proc/cpuinfo."""
     bfloat16: bool
     cores: float
-    """CPUs this process may use, a container's quota counted."""
+    """CPUs this process may use, including a container's quota."""
     free_bytes: int
-    """Memory this process may still take, a container's limit counted."""
+    """Memory this process may still allocate, including a container's limit."""
 
 
 def check_cpu(inquiry: Inquiry) -> Iterable[Check]:
-    """Look at the CPU, where a worker is to run on it."""
+    """Check the CPU if a worker runs on it."""
     settings = inquiry.settings.worker
     if not inquiry.worker:
         yield from (subject.skipped("no worker runs on this machine") for subject in SUBJECTS)
         return
-    if wants_gpu(settings, read_driver(), look_at_build()):
+    if wants_gpu(settings, read_driver(), detect_build()):
         yield from (subject.skipped("the worker runs on a GPU") for subject in SUBJECTS)
         return
-    seen = look_at_processor()
+    seen = detect_processor()
     yield judge_instructions(seen)
     yield judge_cores(seen)
     try:
@@ -72,14 +72,8 @@ def check_cpu(inquiry: Inquiry) -> Iterable[Check]:
     yield judge_memory(settings, seen, need)
 
 
-def look_at_processor(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Processor:
-    """
-    Look at this machine.
-
-    Args:
-        proc: where the kernel shows itself.
-        groups: the process's control group (version 2), as a container sees it.
-    """
+def detect_processor(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Processor:
+    """`groups` is the process's control group (version 2), as a container sees it."""
     cpuinfo = _read(proc / "cpuinfo")
     return Processor(
         flags=_flags(cpuinfo),
@@ -95,7 +89,7 @@ def look_at_processor(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/f
 
 
 def judge_instructions(seen: Processor) -> Check:
-    """Decide whether vLLM's CPU build, which has code for AVX2, AVX-512 and ARM's NEON, can run."""
+    """Whether vLLM's CPU build has code for this CPU: AVX2, AVX-512 or ARM's NEON."""
     arithmetic = "with bfloat16" if seen.bfloat16 else "no bfloat16, so arithmetic is float32"
     if "avx512f" in seen.flags:
         return INSTRUCTIONS.ok(f"AVX-512, {arithmetic}")
@@ -111,26 +105,25 @@ def judge_instructions(seen: Processor) -> Check:
 
 
 def judge_cores(seen: Processor) -> Check:
-    """Decide whether there are enough CPUs to make sense of."""
     text = f"{seen.cores:g} usable"
     if seen.cores < FEW_CORES:
-        return CORES.warn(text, f"give it at least {FEW_CORES}: engine and server are processes of their own")
+        return CORES.warn(text, f"assign at least {FEW_CORES}: engine and server are separate processes")
     return CORES.ok(text)
 
 
 def judge_memory(settings: WorkerSettings, seen: Processor, need: Need) -> Check:
     """
-    Decide whether weights, KV cache and what the draft is owed fit, and one longest context in the KV cache.
+    Whether weights, KV cache and deferred draft prefill fit, and one context fits the KV cache.
 
-    What is owed is taken bit by bit, while speculation is stopped: a worker without room for it starts, and
-    is killed later.
+    Deferred prefill grows while speculation is off: a worker without memory for it starts, and is killed
+    later.
     """
     cache = settings.cpu_kv_cache_gib * 2**30
-    owed = need.owed_beside(cache)
+    deferred = need.deferred_bytes(cache)
     text = f"{gib(seen.free_bytes)} free: weights {gib(need.weights)}, KV cache {gib(cache)}"
-    if owed:
-        text = f"{text}, up to {gib(owed)} beside it for a draft that is not run"
-    taken = need.weights + cache + owed
+    if deferred:
+        text = f"{text}, up to {gib(deferred)} for deferred draft prefill"
+    taken = need.weights + cache + deferred
     if taken > seen.free_bytes:
         return MEMORY.fail(text, "add memory, use a smaller model, or lower worker.cpu_kv_cache_gib")
     if need.one_context > cache:
@@ -165,8 +158,8 @@ def _free(meminfo: str, limit: str, current: str, stat: str) -> int:
     """
     Bytes by the kernel's own estimate, or by the container's limit if that is less.
 
-    Files that were read and may be dropped again, such as weights, count against the limit and keep nobody
-    out: Kubernetes, too, leaves `inactive_file` out of what a container uses.
+    Reclaimable page cache, such as weights, counts against the limit but blocks no allocation: Kubernetes,
+    too, excludes `inactive_file` from a container's usage.
     """
     lines = (line.split() for line in meminfo.splitlines())
     available = next((int(words[1]) * 1024 for words in lines if words[:1] == ["MemAvailable:"]), 0)

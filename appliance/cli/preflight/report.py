@@ -1,5 +1,5 @@
 """
-All answers together, as they are shown and as programs read them.
+The report of all checks, for display and as JSON.
 """
 
 from datetime import UTC, datetime
@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from appliance.cli.preflight.check import Check, Result
+from appliance.cli.preflight.check import Check, CheckResult
 
 
 class ReportedCheck(BaseModel):
-    """One answer; members may be added."""
+    """The result of one check; members may be added."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -19,54 +19,63 @@ class ReportedCheck(BaseModel):
     """Family and name, such as `disk.space`."""
     title: str
     """For people."""
-    result: Result
-    """`ok`, `warn`, `fail`, or `skipped` where it does not concern this machine or could not be asked."""
+    result: CheckResult
+    """`ok`, `warn`, `fail`, or `skipped` if it does not concern this machine or could not be checked."""
     seen: str
-    """One line: what was found."""
+    """One line: the finding."""
     todo: str
     """One line: what to do; empty unless the result is `warn` or `fail`."""
 
 
-class Report(BaseModel):
-    """What `appliance preflight --json` prints."""
+class PreflightReport(BaseModel):
+    """The output of `appliance preflight --json`."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     format: Literal[1] = 1
     """Changes only if a member changes its meaning."""
     version: str
-    """Of the appliance that asked."""
+    """Of the appliance."""
     time: str
-    """When (RFC 3339, UTC)."""
+    """Time of the report (RFC 3339, UTC)."""
     roles: tuple[Literal["gateway", "worker"], ...]
-    """What is to run on this machine."""
-    verdict: Result
+    """Roles that run on this machine."""
+    verdict: CheckResult
     """`fail` if a check failed, else `warn` if one warns, else `ok`."""
-    counts: dict[Result, int] = Field(min_length=len(Result))
+    counts: dict[CheckResult, int] = Field(min_length=len(CheckResult))
     """Checks by result."""
     checks: tuple[ReportedCheck, ...]
-    """In the order they are shown."""
+    """In the order of display."""
 
     @property
     def title(self) -> str:
-        """In one line for people."""
-        words = {Result.FAIL: "not ready", Result.WARN: "ready, with warnings", Result.OK: "ready"}
+        """Verdict and counts in one line."""
+        words = {
+            CheckResult.FAIL: "not ready",
+            CheckResult.WARN: "ready, with warnings",
+            CheckResult.OK: "ready",
+        }
         counted = ", ".join(f"{number} {result}" for result, number in self.counts.items() if number)
         return f"{words[self.verdict]}: {counted}"
 
 
 def make_report(
     checks: tuple[Check, ...], *, version: str, now: float, gateway: bool, worker: bool
-) -> Report:
-    """Put answers together."""
-    counts = {result: sum(check.result is result for check in checks) for result in Result}
-    verdict = Result.FAIL if counts[Result.FAIL] else Result.WARN if counts[Result.WARN] else Result.OK
+) -> PreflightReport:
+    counts = {result: sum(check.result is result for check in checks) for result in CheckResult}
+    verdict = (
+        CheckResult.FAIL
+        if counts[CheckResult.FAIL]
+        else CheckResult.WARN
+        if counts[CheckResult.WARN]
+        else CheckResult.OK
+    )
     roles: list[Literal["gateway", "worker"]] = []
     if gateway:
         roles.append("gateway")
     if worker:
         roles.append("worker")
-    return Report(
+    return PreflightReport(
         version=version,
         time=datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         roles=tuple(roles),

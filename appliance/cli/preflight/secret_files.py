@@ -1,5 +1,5 @@
 """
-Whether settings and secrets are files as they should be: read by those who need them, and nobody else.
+Permissions of the settings file and of secret files.
 """
 
 import os
@@ -28,28 +28,28 @@ class SeenFile:
     mode: int
     """Permission bits."""
     is_open: bool
-    """Whether others may use it; of a key, as a start would judge it."""
+    """Whether others may use it; for a key, by the rule of a start."""
     by_group: bool
-    """Whether this process is not its owner, so that the group is how it was given the file."""
+    """Whether this process is not the owner, so that it has access through the group."""
 
 
 def check_files(inquiry: Inquiry) -> Iterable[Check]:
-    """Look at the settings file and at every secret it leads to; what is written there is not judged."""
+    """Check the permissions of the settings file and every secret; their content is not judged."""
     yield judge_settings_file(inquiry.settings_file, _mode(inquiry.settings_file))
-    yield judge_secrets(look_at_secrets(inquiry))
+    yield judge_secrets(inspect_secrets(inquiry))
 
 
 def judge_settings_file(path: Path | None, mode: int | None) -> Check:
-    """Decide on the settings file, which was read and found valid."""
+    """Decide on the settings file, which was read and is valid."""
     if path is None:
         return FILE.ok("none; defaults and environment variables are valid")
     if mode is not None and mode & stat.S_IWOTH:
-        return FILE.fail(f"{path} is valid, and anybody may change it", f"run `chmod o-w {path}`")
+        return FILE.fail(f"{path} is valid, and world-writable", f"run `chmod o-w {path}`")
     return FILE.ok(f"{path} is valid")
 
 
-def look_at_secrets(inquiry: Inquiry) -> tuple[SeenFile, ...]:
-    """Every secret file that the settings name or that an installation keeps, and that is there."""
+def inspect_secrets(inquiry: Inquiry) -> tuple[SeenFile, ...]:
+    """Every existing secret file of the settings or the installation."""
     settings, installation = inquiry.settings, inquiry.installation
     key, master = installation.signing_key, settings.audit.payload_master_key_file
     strict = [key, mldsa_path(key), master]
@@ -66,17 +66,17 @@ def look_at_secrets(inquiry: Inquiry) -> tuple[SeenFile, ...]:
 
 
 def judge_secrets(files: tuple[SeenFile, ...]) -> Check:
-    """Decide on the permissions of secrets; whether a missing one may be missing is others' business."""
+    """Decide on the permissions of secrets; missing files are checked elsewhere."""
     for file in files:
         if file.is_open:
-            seen = f"{file.path} has mode {file.mode:04o}: others than its owner may use it"
+            seen = f"{file.path} has mode {file.mode:04o}: accounts other than its owner may use it"
             return SECRETS.fail(seen, f"run `chmod 600 {file.path}`")
     shared = [str(file.path) for file in files if file.mode & 0o070 and not file.by_group]
     if shared:
-        todo = "give it mode 0600, unless that group is its owner's own"
+        todo = "give it mode 0600, unless the group is private to its owner"
         return SECRETS.warn(f"its group may use {', '.join(shared)}", todo)
     if not files:
-        return SECRETS.skipped("there are none yet; the first start makes them with mode 0600")
+        return SECRETS.skipped("there are none yet; the first start creates them with mode 0600")
     return SECRETS.ok(f"{len(files)} found, none open to others")
 
 

@@ -1,8 +1,8 @@
 """
-Load a model's tokenizer and chat template where there is no network: `python -m ... DIRECTORY`.
+Load a model's tokenizer and chat template without a network: `python -m ... DIRECTORY`.
 
-A process of its own, because the engine's libraries take seconds to import and read the environment
-when they are.  Prints one line of JSON, whatever happens.
+A process of its own, because the engine's libraries take seconds to import and read the environment at
+import.  Always prints one line of JSON.
 """
 
 import ctypes
@@ -10,11 +10,11 @@ import json
 import sys
 
 NEW_USER_AND_NETWORK = 0x50000000
-"""CLONE_NEWUSER and CLONE_NEWNET of unshare(2): a network with nothing in it, without privileges."""
+"""CLONE_NEWUSER and CLONE_NEWNET of unshare(2): an empty network namespace, without privileges."""
 
 
 def main(model: str) -> None:
-    """Print whether the network was taken away, how many tokens a message has, and what went wrong."""
+    """Print whether the network was removed, the tokens of a message, and the problem, if any."""
     # Before the import, which starts threads: a process that has some cannot leave its user namespace.
     alone = ctypes.CDLL(None).unshare(NEW_USER_AND_NETWORK) == 0
     from transformers import AutoTokenizer  # noqa: PLC0415

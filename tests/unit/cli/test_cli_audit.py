@@ -138,7 +138,7 @@ def test_a_reader_who_insists_is_shown_it_and_told(data, tmp_path, monkeypatch, 
     break_writing(data)
     result = run(data, *words, "--unrecorded")
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith("appliance: this reading is not recorded: ")
+    assert result.stderr.startswith("appliance: the reading is not recorded: ")
     assert result.stderr.count("\n") == 1
     assert result.stdout
 

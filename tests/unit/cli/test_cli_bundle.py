@@ -17,7 +17,7 @@ from appliance.errors import (
     BundleRollbackError,
     ConfigurationError,
 )
-from appliance.sovereignty.bundle.journal import Journal
+from appliance.sovereignty.bundle.load import LoadJournal
 from tests.bundles import CREATED, Workshop, all_files
 
 BUILD = ("--key-name", "example.com/releases", "--key-not-after", "2099-12-31", "--created", CREATED)
@@ -81,7 +81,7 @@ def test_a_bundle_goes_from_the_builder_through_a_carrier_into_the_enclave(place
     """Built, made a difference of, split, verified, planned, joined, loaded and recorded."""
     data = ("--data", place / "data")
     targets = ("--models", place / "models", "--files", place / "files")
-    assert "is whole and signed by example.com/releases" in run("verify", place / "1.0.0", *data)
+    assert "is complete and signed by example.com/releases" in run("verify", place / "1.0.0", *data)
     assert "1.0.0 is loaded" in run("load", place / "1.0.0", *targets, *data)
     assert "nothing was changed" in run("load", place / "1.0.0", *targets, *data)
 
@@ -126,9 +126,9 @@ def test_two_builds_by_the_command_are_the_same(place):
 def test_a_load_that_was_cut_off_says_that_it_goes_on(place):
     """From its journal."""
     manifest = run("verify", place / "1.0.0", "--data", place / "data").splitlines()[1]
-    Journal(place / "data" / "bundle.journal", manifest).note("recorded")
+    LoadJournal(place / "data" / "bundle.journal", manifest).note("recorded")
     result = invoke("load", place / "1.0.0", "--models", place / "models", "--data", place / "data")
-    assert "going on with a load that was cut off" in result.stderr
+    assert "resuming an interrupted load" in result.stderr
     assert entries(place) == []
 
 
@@ -143,7 +143,7 @@ def test_an_installation_that_was_never_started_has_no_log_yet(place):
 def test_every_refusal_is_one_line(place):
     """What is wrong, and what to do."""
     data = ("--data", place / "data")
-    assert "say where to" in refused(ConfigurationError, "load", place / "1.0.0", *data)
+    assert "pass a destination" in refused(ConfigurationError, "load", place / "1.0.0", *data)
     assert "no bundle at" in refused(ConfigurationError, "verify", place / "none", *data)
     assert "cannot read the trusted keys" in refused(
         ConfigurationError, "verify", place / "1.0.0", "--data", place / "elsewhere"

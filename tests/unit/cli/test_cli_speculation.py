@@ -224,7 +224,7 @@ def test_a_worker_nobody_has_looked_at_can_be_shown(gateway: Gateway):
     gateway.control.views.clear()
     result = gateway.run("status", "--once")
     assert result.exit_code == 0
-    assert "not looked at yet" in result.output
+    assert "not scraped yet" in result.output
 
 
 def test_a_gateway_that_cannot_read_its_orders_says_so():
@@ -232,7 +232,7 @@ def test_a_gateway_that_cannot_read_its_orders_says_so():
     shown = {"now": 0.0, "workers": [], "failure": "disk I/O error", "attribution": attribution}
     console = Console(record=True, width=120, file=open_nowhere())
     console.print(render(shown, []))
-    assert "orders are not known: disk I/O error" in console.export_text()
+    assert "overrides are unknown: disk I/O error" in console.export_text()
 
 
 def open_nowhere() -> Any:
@@ -265,13 +265,13 @@ def test_an_order_can_be_for_one_worker_and_some_time_and_says_why(gateway: Gate
 def test_auto_ends_an_order(gateway: Gateway):
     gateway.run("off", "--worker", "w1")
     result = gateway.run("auto", "--worker", "w1")
-    assert result.output == "w1: the monitor decides again\n"
+    assert result.output == "w1: automatic control\n"
     assert gateway.orders() == []
 
 
 def test_probe_asks_for_one_worker_or_all_that_can_be_probed(gateway: Gateway):
     assert gateway.run("probe", "--worker", "w1").exit_code == 0
-    assert gateway.run("probe").output == "asked for a probe: w1\n"
+    assert gateway.run("probe").output == "probe requested: w1\n"
     assert gateway.control.probes == ["w1", "w1"]
     gateway.control.views["w1"] = FakeView(controllable=False)
     assert gateway.run("probe").output == "no worker can be probed\n"

@@ -167,7 +167,7 @@ def test_a_worker_is_drained_and_let_in_again(gateway: Gateway):
     """The answer says how many requests it still has to finish; both orders are on record."""
     gateway.pool.begin("a:1")
     said = gateway.run("drain", "a:1", "--note", "new fan")
-    assert said == "a:1 gets nothing more; requests to finish: 1\n"
+    assert said == "a:1 receives no more requests; in flight: 1\n"
     assert not gateway.pool.snapshot("a:1").takes_requests
     assert "drained" in gateway.run("list")
     assert gateway.run("undrain", "a:1") == "a:1: takes requests\n"
@@ -187,11 +187,11 @@ def test_the_last_worker_needs_force(gateway: Gateway):
 
 def test_a_reload_says_who_came_and_who_went(gateway: Gateway):
     """And what is wrong with the file, if anything is."""
-    assert gateway.run("reload") == "no worker came or went\n"
+    assert gateway.run("reload") == "no worker joined or left\n"
     gateway.write("b", "c")
     assert gateway.run("reload") == "c:1 joined\na:1 left\n"
     gateway.file.write_text("pool: {urls: [nonsense]}", encoding="utf-8")
-    assert "'nonsense' is no base URL" in gateway.refusal("reload")
+    assert "'nonsense' is not a base URL" in gateway.refusal("reload")
     assert [seen.worker.worker_id for seen in gateway.pool.snapshots] == ["b:1", "c:1"]
 
 

@@ -13,9 +13,9 @@ from appliance.cli.preflight.certificate import (
     judge_expiry,
     judge_names,
     judge_plain,
-    look_at_certificate,
+    read_certificate,
 )
-from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.inquiry import Inquiry
 from appliance.infra.settings import load_settings
 from tests.certificates import LOOPBACK, Authority
@@ -45,7 +45,7 @@ def test_a_certificate_with_its_chain(tmp_path):
     files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY, lasts=timedelta(days=90))
     files.certificate.write_text(files.certificate.read_text() + AUTHORITY.pem)
     checks = asked(files.certificate, files.key, names=("gateway.bank.internal", "eu.llm.bank.internal"))
-    assert {check.result for check in checks.values()} == {Result.OK}
+    assert {check.result for check in checks.values()} == {CheckResult.OK}
     assert "89 days left" in checks["tls.expiry"].seen
 
 
@@ -53,32 +53,33 @@ def test_the_key_of_another_certificate_is_a_failure(tmp_path):
     """The line says which file it is."""
     files, other = (AUTHORITY.issue(tmp_path, name, *GATEWAY) for name in ("gateway", "other"))
     checks = asked(files.certificate, other.key)
-    assert checks["tls.files"].result is Result.FAIL
+    assert checks["tls.files"].result is CheckResult.FAIL
     assert str(other.key) in checks["tls.files"].seen
-    assert checks["tls.expiry"].result is Result.SKIPPED
+    assert checks["tls.expiry"].result is CheckResult.SKIPPED
 
 
 def test_a_file_that_is_missing_or_none_is_a_failure(tmp_path):
     """As a start would say it."""
     files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY)
-    assert asked(tmp_path / "none.pem", files.key)["tls.files"].result is Result.FAIL
+    assert asked(tmp_path / "none.pem", files.key)["tls.files"].result is CheckResult.FAIL
     files.certificate.write_text("none")
-    assert asked(files.certificate, files.key)["tls.files"].result is Result.FAIL
+    assert asked(files.certificate, files.key)["tls.files"].result is CheckResult.FAIL
 
 
 def test_an_expired_certificate_is_a_failure(tmp_path):
     """A gateway would start with it, and no client would talk to it."""
     files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY, lasts=timedelta(seconds=-1))
-    assert asked(files.certificate, files.key)["tls.expiry"].result is Result.FAIL
+    assert asked(files.certificate, files.key)["tls.expiry"].result is CheckResult.FAIL
 
 
 @pytest.mark.parametrize(
-    ("days", "result"), [(-40, Result.FAIL), (5, Result.OK), (20, Result.WARN), (31, Result.FAIL)]
+    ("days", "result"),
+    [(-40, CheckResult.FAIL), (5, CheckResult.OK), (20, CheckResult.WARN), (31, CheckResult.FAIL)],
 )
 def test_a_certificate_lasts_a_while(tmp_path, days, result):
     """Two weeks before its end it warns; before its beginning the clock may be wrong."""
     files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY, lasts=timedelta(days=30))
-    seen = look_at_certificate(files.certificate)
+    seen = read_certificate(files.certificate)
     now = datetime.now(UTC) + timedelta(days=days)
     assert judge_expiry(seen, now).result is result
 
@@ -87,38 +88,38 @@ def test_a_chain_in_the_wrong_order_is_a_failure(tmp_path):
     """Clients follow it from one to the next."""
     files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY)
     files.certificate.write_text(files.certificate.read_text() + OTHER.pem + AUTHORITY.pem)
-    check = judge_chain(look_at_certificate(files.certificate))
-    assert check.result is Result.FAIL
+    check = judge_chain(read_certificate(files.certificate))
+    assert check.result is CheckResult.FAIL
     assert check.seen == "certificate 1 of 3 is not signed by the next one"
 
 
 def test_a_certificate_that_signed_itself_is_a_warning(tmp_path):
     """Nobody believes it who was not told to."""
     (tmp_path / "own.pem").write_text(AUTHORITY.pem)
-    assert judge_chain(look_at_certificate(tmp_path / "own.pem")).result is Result.WARN
+    assert judge_chain(read_certificate(tmp_path / "own.pem")).result is CheckResult.WARN
 
 
 @pytest.mark.parametrize(
     ("alternatives", "wanted", "host", "result"),
     [
-        (GATEWAY, (), "0.0.0.0", Result.OK),
-        (GATEWAY, ("gateway.bank.internal",), "0.0.0.0", Result.OK),
-        (GATEWAY, ("GATEWAY.bank.internal.",), "0.0.0.0", Result.OK),
-        (GATEWAY, ("a.b.llm.bank.internal",), "0.0.0.0", Result.FAIL),
-        (GATEWAY, ("other.bank.internal",), "0.0.0.0", Result.FAIL),
-        (GATEWAY, (), "10.0.0.5", Result.WARN),
-        (LOOPBACK, ("127.0.0.1",), "127.0.0.1", Result.OK),
-        ((), (), "0.0.0.0", Result.FAIL),
+        (GATEWAY, (), "0.0.0.0", CheckResult.OK),
+        (GATEWAY, ("gateway.bank.internal",), "0.0.0.0", CheckResult.OK),
+        (GATEWAY, ("GATEWAY.bank.internal.",), "0.0.0.0", CheckResult.OK),
+        (GATEWAY, ("a.b.llm.bank.internal",), "0.0.0.0", CheckResult.FAIL),
+        (GATEWAY, ("other.bank.internal",), "0.0.0.0", CheckResult.FAIL),
+        (GATEWAY, (), "10.0.0.5", CheckResult.WARN),
+        (LOOPBACK, ("127.0.0.1",), "127.0.0.1", CheckResult.OK),
+        ((), (), "0.0.0.0", CheckResult.FAIL),
     ],
 )
 def test_the_certificate_has_the_names_clients_use(tmp_path, alternatives, wanted, host, result):
     """A star stands for one label; what the installer names has to be there, a guess is a warning."""
     files = AUTHORITY.issue(tmp_path, "gateway", *alternatives)
-    seen = look_at_certificate(files.certificate)
+    seen = read_certificate(files.certificate)
     assert judge_names(seen, wanted, host=host, machine="gateway.bank.internal").result is result
 
 
 def test_plain_http_is_for_this_machine():
     """Elsewhere keys and prompts would be read on the way."""
-    assert judge_plain("127.0.0.1").result is Result.OK
-    assert judge_plain("0.0.0.0").result is Result.WARN
+    assert judge_plain("127.0.0.1").result is CheckResult.OK
+    assert judge_plain("0.0.0.0").result is CheckResult.WARN

@@ -7,17 +7,17 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from appliance.cli.preflight.check import Check, Result, Subject
-from appliance.cli.preflight.checklist import FAMILIES, SUBJECTS, Family, run_checks
+from appliance.cli.preflight.check import Check, CheckResult, Subject
+from appliance.cli.preflight.checklist import FAMILIES, SUBJECTS, CheckFamily, run_checks
 from appliance.cli.preflight.command import WIDTH, show
-from appliance.cli.preflight.report import Report, make_report
+from appliance.cli.preflight.report import PreflightReport, make_report
 from appliance.errors import ConfigurationError
 from tests.unit.cli.preflight.test_preflight_files import inquiry_in
 
 A, B, C = (Subject(f"demo.{name}", name.upper()) for name in "abc")
 
 
-def report_of(*checks: Check) -> Report:
+def report_of(*checks: Check) -> PreflightReport:
     return make_report(checks, version="1", now=0.0, gateway=True, worker=True)
 
 
@@ -51,10 +51,15 @@ def test_a_question_that_cannot_be_asked_stops_no_other(tmp_path):
         yield A.ok("fine")
         raise ConfigurationError("gone")
 
-    families = (Family(broken, (A, B, C)), Family(lambda inquiry: [C.ok("fine")], (C,)))
+    families = (CheckFamily(broken, (A, B, C)), CheckFamily(lambda inquiry: [C.ok("fine")], (C,)))
     checks = tuple(run_checks(inquiry_in(tmp_path), families=families))
-    assert [check.result for check in checks] == [Result.OK, Result.FAIL, Result.SKIPPED, Result.OK]
-    assert checks[1].seen == "it cannot be looked at: gone"
+    assert [check.result for check in checks] == [
+        CheckResult.OK,
+        CheckResult.FAIL,
+        CheckResult.SKIPPED,
+        CheckResult.OK,
+    ]
+    assert checks[1].seen == "the check failed: gone"
 
 
 def test_what_is_left_out_is_not_looked_at(tmp_path):
@@ -63,23 +68,23 @@ def test_what_is_left_out_is_not_looked_at(tmp_path):
     def never(inquiry):
         raise AssertionError
 
-    families = (Family(never, (A, B)),)
+    families = (CheckFamily(never, (A, B)),)
     inquiry = inquiry_in(tmp_path)
     assert {check.result for check in run_checks(inquiry, skip=frozenset({"demo"}), families=families)} == {
-        Result.SKIPPED
+        CheckResult.SKIPPED
     }
-    families = (Family(lambda inquiry: [A.fail("x", "y"), B.ok("z")], (A, B)),)
+    families = (CheckFamily(lambda inquiry: [A.fail("x", "y"), B.ok("z")], (A, B)),)
     checks = tuple(run_checks(inquiry, skip=frozenset({"demo.a"}), families=families))
-    assert [check.result for check in checks] == [Result.SKIPPED, Result.OK]
+    assert [check.result for check in checks] == [CheckResult.SKIPPED, CheckResult.OK]
 
 
 @pytest.mark.parametrize(
     ("checks", "verdict"),
     [
-        ([A.ok("x")], Result.OK),
-        ([A.skipped("x")], Result.OK),
-        ([A.ok("x"), B.warn("x", "y")], Result.WARN),
-        ([A.warn("x", "y"), B.fail("x", "y"), C.ok("x")], Result.FAIL),
+        ([A.ok("x")], CheckResult.OK),
+        ([A.skipped("x")], CheckResult.OK),
+        ([A.ok("x"), B.warn("x", "y")], CheckResult.WARN),
+        ([A.warn("x", "y"), B.fail("x", "y"), C.ok("x")], CheckResult.FAIL),
     ],
 )
 def test_the_worst_answer_is_the_verdict(checks, verdict):
@@ -90,7 +95,7 @@ def test_the_worst_answer_is_the_verdict(checks, verdict):
 def test_every_answer_is_one_line():
     """Whatever an error says."""
     assert A.fail("a\nb", "c\n  d") == Check(
-        id="demo.a", title="A", result=Result.FAIL, seen="a b", todo="c d"
+        id="demo.a", title="A", result=CheckResult.FAIL, seen="a b", todo="c d"
     )
 
 
@@ -108,6 +113,6 @@ def test_the_screen_is_a_hundred_columns_wide():
 def test_what_is_printed_for_programs_is_described():
     """The schema in the docs is that of the model, and accepts what is printed."""
     printed = json.loads(report_of(A.ok("x"), B.warn("x", "y")).model_dump_json())
-    jsonschema.validate(printed, Report.model_json_schema(mode="serialization"))
+    jsonschema.validate(printed, PreflightReport.model_json_schema(mode="serialization"))
     assert printed["counts"] == {"ok": 1, "warn": 1, "fail": 0, "skipped": 0}
     assert printed["checks"][1] == {"id": "demo.b", "title": "B", "result": "warn", "seen": "x", "todo": "y"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from appliance.cli.preflight.check import Result
-from appliance.cli.preflight.clock import SeenClock, judge_clock, judge_zone, look_at_clock, look_at_zone
+from appliance.cli.preflight.check import CheckResult
+from appliance.cli.preflight.clock import SeenClock, judge_clock, judge_zone, read_clock, read_zone
 
 NOW = 1_800_000_000.0
 
@@ -11,10 +11,10 @@ NOW = 1_800_000_000.0
 @pytest.mark.parametrize(
     ("synchronised", "error", "result"),
     [
-        (True, 0.004, Result.OK),
-        (True, 12.0, Result.WARN),
-        (False, 0.0, Result.WARN),
-        (None, 0.0, Result.SKIPPED),
+        (True, 0.004, CheckResult.OK),
+        (True, 12.0, CheckResult.WARN),
+        (False, 0.0, CheckResult.WARN),
+        (None, 0.0, CheckResult.SKIPPED),
     ],
 )
 def test_somebody_keeps_the_clock_right(synchronised, error, result):
@@ -24,12 +24,14 @@ def test_somebody_keeps_the_clock_right(synchronised, error, result):
 
 def test_a_clock_that_lost_its_battery_is_a_failure():
     """1970 makes certificates not yet valid and entries older than the log."""
-    assert judge_clock(SeenClock(now=86400.0, synchronised=True, error_seconds=0.0)).result is Result.FAIL
+    assert (
+        judge_clock(SeenClock(now=86400.0, synchronised=True, error_seconds=0.0)).result is CheckResult.FAIL
+    )
 
 
 def test_the_kernel_is_asked_without_privilege():
     """The time that was given is kept, and nothing is set."""
-    seen = look_at_clock(NOW)
+    seen = read_clock(NOW)
     assert seen.now == NOW
     assert seen.error_seconds >= 0
 
@@ -37,11 +39,11 @@ def test_the_kernel_is_asked_without_privilege():
 @pytest.mark.parametrize(
     ("wanted", "system", "result"),
     [
-        ("UTC", None, Result.OK),
-        ("UTC", "Etc/UTC", Result.OK),
-        ("UTC", "Africa/Nairobi", Result.WARN),
-        ("Africa/Nairobi", "Africa/Nairobi", Result.OK),
-        ("Africa/Nairobi", "Etc/UTC", Result.OK),
+        ("UTC", None, CheckResult.OK),
+        ("UTC", "Etc/UTC", CheckResult.OK),
+        ("UTC", "Africa/Nairobi", CheckResult.WARN),
+        ("Africa/Nairobi", "Africa/Nairobi", CheckResult.OK),
+        ("Africa/Nairobi", "Etc/UTC", CheckResult.OK),
     ],
 )
 def test_days_begin_where_people_are(wanted, system, result):
@@ -51,13 +53,13 @@ def test_days_begin_where_people_are(wanted, system, result):
 
 def test_the_offset_is_shown():
     """So that somebody who knows no zones sees when a day begins."""
-    assert judge_zone("Africa/Nairobi", None).seen == "days of token budgets begin in Africa/Nairobi (+03:00)"
+    assert judge_zone("Africa/Nairobi", None).seen == "token budgets start their days in Africa/Nairobi (+03:00)"
 
 
 def test_a_system_names_its_zone_by_a_link(tmp_path):
     """A file without a name says nothing."""
     link = tmp_path / "localtime"
-    assert look_at_zone(link=link) is None
+    assert read_zone(link=link) is None
     link.symlink_to("/usr/share/zoneinfo/Africa/Nairobi")
-    assert look_at_zone(link=link) == "Africa/Nairobi"
-    assert look_at_zone(variable=":Asia/Dhaka", link=link) == "Asia/Dhaka"
+    assert read_zone(link=link) == "Africa/Nairobi"
+    assert read_zone(variable=":Asia/Dhaka", link=link) == "Asia/Dhaka"

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.memory import Need
 from appliance.cli.preflight.processor import (
     Processor,
+    detect_processor,
     judge_cores,
     judge_instructions,
     judge_memory,
-    look_at_processor,
 )
 from appliance.infra.settings import WorkerSettings
 
@@ -23,11 +23,11 @@ NEED = Need(weights=10 * GIB, token=1000, context=1000)
 @pytest.mark.parametrize(
     ("flags", "result"),
     [
-        ({"avx2", "avx512f"}, Result.OK),
-        ({"asimd"}, Result.OK),
-        ({"avx2"}, Result.WARN),
-        ({"sse4_2"}, Result.FAIL),
-        (set(), Result.FAIL),
+        ({"avx2", "avx512f"}, CheckResult.OK),
+        ({"asimd"}, CheckResult.OK),
+        ({"avx2"}, CheckResult.WARN),
+        ({"sse4_2"}, CheckResult.FAIL),
+        (set(), CheckResult.FAIL),
     ],
 )
 def test_the_engine_has_code_for_this_cpu(flags, result):
@@ -42,37 +42,37 @@ def test_a_cpu_without_bfloat16_is_said_to_compute_in_float32():
 
 def test_one_core_is_a_warning():
     """Also where a container's quota leaves no more."""
-    assert judge_cores(replace(SEEN, cores=1)).result is Result.WARN
-    assert judge_cores(replace(SEEN, cores=1.5)).result is Result.WARN
-    assert judge_cores(replace(SEEN, cores=2)).result is Result.OK
+    assert judge_cores(replace(SEEN, cores=1)).result is CheckResult.WARN
+    assert judge_cores(replace(SEEN, cores=1.5)).result is CheckResult.WARN
+    assert judge_cores(replace(SEEN, cores=2)).result is CheckResult.OK
 
 
 def test_weights_and_cache_have_to_fit():
     """With something left for everything else."""
     settings = WorkerSettings(cpu_kv_cache_gib=4)
-    assert judge_memory(settings, SEEN, NEED).result is Result.OK
-    assert judge_memory(settings, replace(SEEN, free_bytes=16 * GIB), NEED).result is Result.WARN
-    assert judge_memory(settings, replace(SEEN, free_bytes=13 * GIB), NEED).result is Result.FAIL
+    assert judge_memory(settings, SEEN, NEED).result is CheckResult.OK
+    assert judge_memory(settings, replace(SEEN, free_bytes=16 * GIB), NEED).result is CheckResult.WARN
+    assert judge_memory(settings, replace(SEEN, free_bytes=13 * GIB), NEED).result is CheckResult.FAIL
 
 
 def test_one_longest_context_fits_the_cache():
     """Or the engine does not start."""
     check = judge_memory(WorkerSettings(cpu_kv_cache_gib=1), SEEN, replace(NEED, context=2_000_000))
-    assert check.result is Result.FAIL
+    assert check.result is CheckResult.FAIL
     assert "cpu_kv_cache_gib" in check.todo
 
 
 def test_what_the_draft_is_owed_has_to_fit_as_well():
     """Taken while speculation is stopped, in the worst case for every token the cache has room for."""
     settings = WorkerSettings(cpu_kv_cache_gib=4)
-    owing = replace(NEED, owed=2000)  # twice what a token takes in the cache: 8 GiB
-    assert judge_memory(settings, SEEN, owing).result is Result.OK
+    owing = replace(NEED, deferred=2000)  # twice what a token takes in the cache: 8 GiB
+    assert judge_memory(settings, SEEN, owing).result is CheckResult.OK
     tight = replace(SEEN, free_bytes=24 * GIB)
-    assert judge_memory(settings, tight, NEED).result is Result.OK
-    assert judge_memory(settings, tight, owing).result is Result.WARN
+    assert judge_memory(settings, tight, NEED).result is CheckResult.OK
+    assert judge_memory(settings, tight, owing).result is CheckResult.WARN
     check = judge_memory(settings, replace(SEEN, free_bytes=21 * GIB), owing)
-    assert check.result is Result.FAIL
-    assert "up to 8.0 GiB beside it" in check.seen
+    assert check.result is CheckResult.FAIL
+    assert "up to 8.0 GiB for deferred draft prefill" in check.seen
     assert "beside" not in judge_memory(settings, SEEN, NEED).seen
 
 
@@ -83,18 +83,18 @@ def test_this_machine_is_looked_at_as_a_container_sees_it(tmp_path):
     groups.mkdir()
     (proc / "cpuinfo").write_text("processor : 0\nflags\t\t: fpu avx2 avx512f\n")
     (proc / "meminfo").write_text("MemTotal: 64 kB\nMemAvailable:   50 kB\n")
-    free = look_at_processor(proc=proc, groups=groups)
+    free = detect_processor(proc=proc, groups=groups)
     assert free.flags == {"fpu", "avx2", "avx512f"}
     assert free.free_bytes == 50 * 1024
     (groups / "cpu.max").write_text("50000 100000\n")
     (groups / "memory.max").write_text("30000\n")
     (groups / "memory.current").write_text("10000\n")
-    held = look_at_processor(proc=proc, groups=groups)
+    held = detect_processor(proc=proc, groups=groups)
     assert held.cores == 0.5
     assert held.free_bytes == 20000
     (groups / "memory.stat").write_text("anon 2000\ninactive_file 8000\nactive_file 0\n")
-    read = look_at_processor(proc=proc, groups=groups)
+    read = detect_processor(proc=proc, groups=groups)
     assert read.free_bytes == held.free_bytes + 8000, "weights that were read can be dropped"
     (groups / "cpu.max").write_text("max 100000\n")
     (groups / "memory.max").write_text("max\n")
-    assert look_at_processor(proc=proc, groups=groups) == free
+    assert detect_processor(proc=proc, groups=groups) == free

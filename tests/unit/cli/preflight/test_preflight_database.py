@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from appliance.audit.store import SqlAuditStore
-from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.database import (
     SUBJECTS,
     SeenDatabase,
@@ -42,7 +42,7 @@ def results(inquiry):
 def test_before_the_first_start_there_is_none(tmp_path):
     """And asking makes none."""
     inquiry = inquiry_in(tmp_path)
-    assert results(inquiry) == [Result.OK, Result.SKIPPED, Result.SKIPPED, Result.SKIPPED]
+    assert results(inquiry) == [CheckResult.OK, CheckResult.SKIPPED, CheckResult.SKIPPED, CheckResult.SKIPPED]
     assert not log_is_current(inquiry)
     assert list(tmp_path.iterdir()) == []
 
@@ -51,7 +51,7 @@ def test_a_log_that_is_up_to_date(tmp_path):
     """Reachable, current, writable; its clock is ours."""
     SqlAuditStore(f"sqlite:///{tmp_path / 'audit.db'}").close()
     inquiry = inquiry_in(tmp_path)
-    assert results(inquiry) == [Result.OK, Result.OK, Result.OK, Result.SKIPPED]
+    assert results(inquiry) == [CheckResult.OK, CheckResult.OK, CheckResult.OK, CheckResult.SKIPPED]
     assert log_is_current(inquiry)
 
 
@@ -60,7 +60,7 @@ def test_a_file_without_tables_is_not_upgraded_by_asking(tmp_path):
     with closing(sqlite3.connect(tmp_path / "audit.db")) as database:
         database.execute("CREATE TABLE x (y)")
     inquiry = inquiry_in(tmp_path)
-    assert results(inquiry)[1] is Result.WARN
+    assert results(inquiry)[1] is CheckResult.WARN
     assert not log_is_current(inquiry)
     with closing(sqlite3.connect(tmp_path / "audit.db")) as database:
         assert database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [("x",)]
@@ -70,46 +70,57 @@ def test_what_is_no_database_is_a_failure(tmp_path):
     """With the driver's own words."""
     (tmp_path / "audit.db").write_bytes(b"this is no database, and never was one" * 40)
     check = next(iter(check_database(inquiry_in(tmp_path))))
-    assert check.result is Result.FAIL
+    assert check.result is CheckResult.FAIL
     assert "not a database" in check.seen
 
 
 def test_a_server_that_does_not_answer_is_a_failure(tmp_path):
     """Port 1 of this machine has none."""
     inquiry = inquiry_in(tmp_path, audit={"database_url": "postgresql://gateway@127.0.0.1:1/audit"})
-    assert results(inquiry) == [Result.FAIL, Result.SKIPPED, Result.SKIPPED, Result.SKIPPED]
+    assert results(inquiry) == [
+        CheckResult.FAIL,
+        CheckResult.SKIPPED,
+        CheckResult.SKIPPED,
+        CheckResult.SKIPPED,
+    ]
 
 
 def test_a_url_that_cannot_be_used_is_a_failure(tmp_path):
     """Before anything is connected to."""
-    assert results(inquiry_in(tmp_path, audit={"database_url": "mysql://db/audit"}))[0] is Result.FAIL
+    assert results(inquiry_in(tmp_path, audit={"database_url": "mysql://db/audit"}))[0] is CheckResult.FAIL
 
 
 def test_an_old_server_is_a_warning():
     """15 is the oldest that is tested."""
-    assert judge_reachable(SERVER).result is Result.OK
-    assert judge_reachable(replace(SERVER, major=13)).result is Result.WARN
+    assert judge_reachable(SERVER).result is CheckResult.OK
+    assert judge_reachable(replace(SERVER, major=13)).result is CheckResult.WARN
 
 
 def test_tables_on_a_server_are_its_owners_business():
     """The gateway's role cannot make them, so a start would fail; SQLite upgrades itself."""
-    assert judge_schema(SERVER).result is Result.OK
-    assert judge_schema(replace(SERVER, current=False, empty=True)).result is Result.FAIL
+    assert judge_schema(SERVER).result is CheckResult.OK
+    assert judge_schema(replace(SERVER, current=False, empty=True)).result is CheckResult.FAIL
     assert "upgrade-database" in judge_schema(replace(SERVER, current=False)).todo
-    assert judge_schema(replace(FILE, current=False)).result is Result.WARN
+    assert judge_schema(replace(FILE, current=False)).result is CheckResult.WARN
 
 
 def test_a_gateway_may_append_and_nothing_else():
     """Too little is a failure, too much a warning."""
-    assert judge_rights(SERVER).result is Result.OK
-    assert judge_rights(replace(SERVER, lacking=("INSERT on audit_leaves",))).result is Result.FAIL
-    assert judge_rights(replace(SERVER, excessive=("DELETE on audit_leaves",))).result is Result.WARN
-    assert judge_rights(replace(SERVER, read_only=True)).result is Result.FAIL
+    assert judge_rights(SERVER).result is CheckResult.OK
+    assert judge_rights(replace(SERVER, lacking=("INSERT on audit_leaves",))).result is CheckResult.FAIL
+    assert judge_rights(replace(SERVER, excessive=("DELETE on audit_leaves",))).result is CheckResult.WARN
+    assert judge_rights(replace(SERVER, read_only=True)).result is CheckResult.FAIL
 
 
 @pytest.mark.parametrize(
     ("seconds", "result"),
-    [(None, Result.SKIPPED), (0.2, Result.OK), (-2.0, Result.WARN), (9.0, Result.FAIL), (-9.0, Result.FAIL)],
+    [
+        (None, CheckResult.SKIPPED),
+        (0.2, CheckResult.OK),
+        (-2.0, CheckResult.WARN),
+        (9.0, CheckResult.FAIL),
+        (-9.0, CheckResult.FAIL),
+    ],
 )
 def test_clocks_agree(seconds, result):
     """Leases and heartbeats go by both."""

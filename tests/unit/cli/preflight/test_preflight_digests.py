@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.digests import check_weights, compare, expected_files, judge_digests, parse_sums
 from appliance.errors import BundleRefusedError
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
@@ -45,8 +45,8 @@ def asked(model, manifest=None):
 def test_weights_that_are_whole_and_those_that_were_sent(model, sums):
     """Every file of both directories."""
     files, digests = asked(model, sums)
-    assert files.result is digests.result is Result.OK
-    assert digests.seen == "9 files are what was sent"
+    assert files.result is digests.result is CheckResult.OK
+    assert digests.seen == "9 files match"
 
 
 def test_one_flipped_bit_is_found(model, sums):
@@ -56,9 +56,9 @@ def test_one_flipped_bit_is_found(model, sums):
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     files, digests = asked(model, sums)
-    assert files.result is Result.OK
-    assert digests.result is Result.FAIL
-    assert digests.seen == f"{weights} is not what was sent"
+    assert files.result is CheckResult.OK
+    assert digests.result is CheckResult.FAIL
+    assert digests.seen == f"{weights} does not match"
 
 
 def test_a_file_that_was_lost_is_found(model, sums):
@@ -70,7 +70,7 @@ def test_a_file_that_was_lost_is_found(model, sums):
 def test_a_file_that_was_not_sent_is_a_warning(model, sums):
     """The engine may read it all the same."""
     (model / "generation.json").write_text("{}")
-    assert asked(model, sums)[1].result is Result.WARN
+    assert asked(model, sums)[1].result is CheckResult.WARN
 
 
 def test_weights_that_were_cut_off_are_a_failure_without_any_list(model):
@@ -78,8 +78,8 @@ def test_weights_that_were_cut_off_are_a_failure_without_any_list(model):
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     files, digests = asked(model)
-    assert files.result is Result.FAIL
-    assert digests.result is Result.SKIPPED
+    assert files.result is CheckResult.FAIL
+    assert digests.result is CheckResult.SKIPPED
 
 
 def test_without_a_list_digests_are_skipped(model):
@@ -93,8 +93,8 @@ def test_without_a_list_digests_are_skipped(model):
 def test_a_list_that_says_nothing_of_a_model_is_a_failure(model, tmp_path, text):
     """Comparing with nothing would look like success."""
     (tmp_path / "sums").write_text(text)
-    assert asked(model, tmp_path / "sums")[1].result is Result.FAIL
-    assert asked(model, tmp_path / "none")[1].result is Result.FAIL
+    assert asked(model, tmp_path / "sums")[1].result is CheckResult.FAIL
+    assert asked(model, tmp_path / "none")[1].result is CheckResult.FAIL
 
 
 def test_lines_of_sha256sum():
@@ -116,7 +116,7 @@ def test_what_is_in_directories_below_counts(tmp_path):
     (tmp_path / "sub" / "x").write_bytes(b"1")
     found = compare(tmp_path, {"sub/x": digest(b"1"), "y": digest(b"")})
     assert (found.same, found.missing) == (1, ("y",))
-    assert judge_digests([found]).result is Result.FAIL
+    assert judge_digests([found]).result is CheckResult.FAIL
 
 
 def test_a_bundle_names_the_files_of_its_models(tmp_path):
@@ -126,7 +126,7 @@ def test_a_bundle_names_the_files_of_its_models(tmp_path):
     sent = expected_files(bundle, Path("/models/demo/target/current"), trusted=workshop.trusted, now=NOW)
     assert sent["config.json"] == digest(b'{"hidden_size":8}')
     assert sent == expected_files(bundle, Path("/srv/demo/target"))
-    with pytest.raises(ValueError, match="names no file of /models/target"):
+    with pytest.raises(ValueError, match="lists no file of /models/target"):
         expected_files(bundle, Path("/models/target"))
     with pytest.raises(BundleRefusedError):
         expected_files(bundle, Path("/models/demo/target"), trusted=[], now=NOW)
@@ -149,5 +149,5 @@ def test_a_bundle_that_nobody_vouched_for_is_only_a_hint(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     same = compare(tmp_path / "model", {"config.json": hashlib.sha256(b"{}").hexdigest()})
-    assert judge_digests([same]).result is Result.OK
-    assert judge_digests([same], unsigned=True).result is Result.WARN
+    assert judge_digests([same]).result is CheckResult.OK
+    assert judge_digests([same], unsigned=True).result is CheckResult.WARN

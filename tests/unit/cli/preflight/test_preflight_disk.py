@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.disk import (
     SeenDisk,
     filesystem_of,
@@ -13,7 +13,7 @@ from appliance.cli.preflight.disk import (
     judge_space,
     judge_speed,
     judge_writable,
-    look_at_disk,
+    measure_disk,
 )
 
 GIB = 2**30
@@ -42,36 +42,36 @@ def space(seen: SeenDisk = GOOD, *, per_day: int | None = None, days: int = 365)
 
 def test_a_directory_that_can_be_written_is_left_as_it_was(tmp_path):
     """Everything that was tried out is removed again."""
-    seen = look_at_disk(tmp_path)
+    seen = measure_disk(tmp_path)
     assert seen.problem is None
     assert seen.wal
     assert seen.sync_seconds is not None
     assert seen.sync_seconds > 0
     assert seen.filesystem
     assert list(tmp_path.iterdir()) == []
-    assert judge_writable(seen).result is Result.OK
+    assert judge_writable(seen).result is CheckResult.OK
 
 
 def test_a_directory_that_is_not_there_is_not_made(tmp_path):
     """The one it would be made in is looked at."""
-    seen = look_at_disk(tmp_path / "a" / "b")
+    seen = measure_disk(tmp_path / "a" / "b")
     assert not seen.exists
     assert seen.problem is None
     assert not (tmp_path / "a").exists()
-    assert "made at the first start" in judge_writable(seen).seen
+    assert "created at the first start" in judge_writable(seen).seen
 
 
 def test_where_nothing_can_be_written_is_a_failure():
     """/proc takes no files, whoever asks."""
-    seen = look_at_disk(Path("/proc"))
+    seen = measure_disk(Path("/proc"))
     assert seen.problem is not None
     assert seen.filesystem == "proc"
-    assert judge_writable(seen).result is Result.FAIL
-    assert judge_speed(seen).result is Result.SKIPPED
+    assert judge_writable(seen).result is CheckResult.FAIL
+    assert judge_speed(seen).result is CheckResult.SKIPPED
 
 
 @pytest.mark.parametrize(
-    ("seconds", "result"), [(0.0003, Result.OK), (0.008, Result.WARN), (0.1, Result.WARN)]
+    ("seconds", "result"), [(0.0003, CheckResult.OK), (0.008, CheckResult.WARN), (0.1, CheckResult.WARN)]
 )
 def test_slow_durable_writes_are_a_warning(seconds, result):
     """Each request waits for one or two of them."""
@@ -81,13 +81,13 @@ def test_slow_durable_writes_are_a_warning(seconds, result):
 @pytest.mark.parametrize(
     ("name", "sqlite", "result"),
     [
-        ("ext4", True, Result.OK),
-        ("nfs4", True, Result.FAIL),
-        ("nfs4", False, Result.WARN),
-        ("cifs", True, Result.FAIL),
-        ("fuse.glusterfs", True, Result.FAIL),
-        ("tmpfs", True, Result.WARN),
-        ("overlay", True, Result.WARN),
+        ("ext4", True, CheckResult.OK),
+        ("nfs4", True, CheckResult.FAIL),
+        ("nfs4", False, CheckResult.WARN),
+        ("cifs", True, CheckResult.FAIL),
+        ("fuse.glusterfs", True, CheckResult.FAIL),
+        ("tmpfs", True, CheckResult.WARN),
+        ("overlay", True, CheckResult.WARN),
     ],
 )
 def test_sqlite_is_not_on_a_network_file_system(name, sqlite, result):
@@ -97,23 +97,23 @@ def test_sqlite_is_not_on_a_network_file_system(name, sqlite, result):
 
 def test_where_sqlite_gets_no_write_ahead_log_it_cannot_be():
     """Whatever the file system is called."""
-    assert judge_filesystem(replace(GOOD, wal=False), sqlite=True).result is Result.FAIL
-    assert judge_filesystem(replace(GOOD, wal=False), sqlite=False).result is Result.OK
+    assert judge_filesystem(replace(GOOD, wal=False), sqlite=True).result is CheckResult.FAIL
+    assert judge_filesystem(replace(GOOD, wal=False), sqlite=False).result is CheckResult.OK
 
 
 def test_a_disk_that_is_nearly_full_is_a_failure():
     """Below the watermark operators are warned about while it runs."""
-    assert space(replace(GOOD, free_bytes=GIB // 2)).result is Result.FAIL
-    assert space(replace(GOOD, free_bytes=GIB + GIB // 2)).result is Result.WARN
-    assert space().result is Result.OK
+    assert space(replace(GOOD, free_bytes=GIB // 2)).result is CheckResult.FAIL
+    assert space(replace(GOOD, free_bytes=GIB + GIB // 2)).result is CheckResult.WARN
+    assert space().result is CheckResult.OK
 
 
 def test_the_log_of_the_expected_load_has_room():
     """2 x 645 bytes a request: 100,000 a day are 43.9 GiB a year."""
-    assert space(per_day=100_000).result is Result.OK
+    assert space(per_day=100_000).result is CheckResult.OK
     assert "43.9 GiB wanted for 365 days" in space(per_day=100_000).seen
     short = space(per_day=1_000_000)
-    assert short.result is Result.FAIL
+    assert short.result is CheckResult.FAIL
     assert "add 339.5 GiB" in short.todo
 
 
@@ -134,4 +134,4 @@ def test_the_file_system_is_the_innermost_mount(path, kind):
 
 def test_without_a_list_of_mounts_it_is_unknown(tmp_path):
     """And nothing is claimed."""
-    assert look_at_disk(tmp_path, mounts=tmp_path / "none").filesystem == ""
+    assert measure_disk(tmp_path, mounts=tmp_path / "none").filesystem == ""

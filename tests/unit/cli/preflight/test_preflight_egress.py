@@ -2,34 +2,34 @@
 
 import pytest
 
-from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.egress import check_egress, judge_egress
-from appliance.sovereignty.egress.verdict import Judgement, Verdict
+from appliance.sovereignty.egress.verdict import EgressJudgement, EgressVerdict
 from tests.unit.cli.preflight.test_preflight_files import inquiry_in
 
 
 @pytest.mark.parametrize(
     ("verdict", "strict", "result"),
     [
-        (Verdict.CLOSED, True, Result.OK),
-        (Verdict.OPEN, True, Result.FAIL),
-        (Verdict.OPEN, False, Result.WARN),
-        (Verdict.INCONCLUSIVE, True, Result.WARN),
+        (EgressVerdict.CLOSED, True, CheckResult.OK),
+        (EgressVerdict.OPEN, True, CheckResult.FAIL),
+        (EgressVerdict.OPEN, False, CheckResult.WARN),
+        (EgressVerdict.INCONCLUSIVE, True, CheckResult.WARN),
     ],
 )
 def test_only_a_verdict_of_closed_is_well(verdict, strict, result):
     """Without the positive control nothing is proved."""
-    found = Judgement(verdict=verdict, reasons=() if verdict is Verdict.CLOSED else ("a", "b"))
+    found = EgressJudgement(verdict=verdict, reasons=() if verdict is EgressVerdict.CLOSED else ("a", "b"))
     check = judge_egress(found, attempts=3, strict=strict)
     assert check.result is result
-    assert verdict is Verdict.CLOSED or "a (and 1 more)" in check.seen
+    assert verdict is EgressVerdict.CLOSED or "a (and 1 more)" in check.seen
 
 
 def test_nothing_is_tried_unless_somebody_agreed(tmp_path):
     """Foreign doors are not knocked at by a command that was run to look at disks."""
     (check,) = check_egress(inquiry_in(tmp_path))
-    assert check.result is Result.WARN
-    assert "nothing was tried" in check.seen
+    assert check.result is CheckResult.WARN
+    assert "egress was not checked" in check.seen
 
 
 def test_the_outside_is_tried_when_the_settings_ask(tmp_path):
@@ -38,5 +38,5 @@ def test_the_outside_is_tried_when_the_settings_ask(tmp_path):
     (check,) = check_egress(
         inquiry_in(tmp_path, egress={"mode": "strict", "timeout_seconds": 0.5, **targets})
     )
-    assert check.result is Result.WARN
+    assert check.result is CheckResult.WARN
     assert "inconclusive" in check.seen

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.inquiry import Inquiry
 from appliance.cli.preflight.secret_files import SeenFile, check_files, judge_secrets, judge_settings_file
 from appliance.infra.settings import load_settings
@@ -24,19 +24,19 @@ def secrets(inquiry: Inquiry):
 
 def test_before_the_first_start_there_are_no_secrets(tmp_path):
     """The first start makes them, and nothing is made for it here."""
-    assert secrets(inquiry_in(tmp_path / "data")).result is Result.SKIPPED
+    assert secrets(inquiry_in(tmp_path / "data")).result is CheckResult.SKIPPED
     assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(
     ("name", "mode", "result"),
     [
-        ("audit.key", 0o600, Result.OK),
-        ("audit.key", 0o640, Result.FAIL),
-        ("control.token", 0o600, Result.OK),
-        ("control.token", 0o640, Result.WARN),
-        ("control.token", 0o604, Result.FAIL),
-        ("admin.key", 0o644, Result.FAIL),
+        ("audit.key", 0o600, CheckResult.OK),
+        ("audit.key", 0o640, CheckResult.FAIL),
+        ("control.token", 0o600, CheckResult.OK),
+        ("control.token", 0o640, CheckResult.WARN),
+        ("control.token", 0o604, CheckResult.FAIL),
+        ("admin.key", 0o644, CheckResult.FAIL),
     ],
 )
 def test_a_secret_is_for_its_owner(tmp_path, name, mode, result):
@@ -45,15 +45,15 @@ def test_a_secret_is_for_its_owner(tmp_path, name, mode, result):
     (tmp_path / name).chmod(mode)
     check = secrets(inquiry_in(tmp_path))
     assert check.result is result
-    assert result is Result.OK or str(tmp_path / name) in check.seen
+    assert result is CheckResult.OK or str(tmp_path / name) in check.seen
 
 
 def test_a_secret_that_was_given_through_the_group_is_well(tmp_path):
     """As container engines mount them: the owner is somebody else, and this process is in the group."""
     given = SeenFile(path=tmp_path, mode=0o640, is_open=False, by_group=True)
-    assert judge_secrets((given,)).result is Result.OK
-    assert judge_secrets((replace(given, by_group=False),)).result is Result.WARN
-    assert judge_secrets((replace(given, is_open=True),)).result is Result.FAIL
+    assert judge_secrets((given,)).result is CheckResult.OK
+    assert judge_secrets((replace(given, by_group=False),)).result is CheckResult.WARN
+    assert judge_secrets((replace(given, is_open=True),)).result is CheckResult.FAIL
 
 
 def test_secrets_the_settings_name_are_looked_at(tmp_path):
@@ -62,12 +62,12 @@ def test_secrets_the_settings_name_are_looked_at(tmp_path):
     (tmp_path / "password").chmod(0o644)
     url = f"postgresql://gateway@db/audit?password_file={tmp_path / 'password'}"
     check = secrets(inquiry_in(tmp_path / "data", audit={"database_url": url}))
-    assert check.result is Result.FAIL
+    assert check.result is CheckResult.FAIL
     assert check.todo == f"run `chmod 600 {tmp_path / 'password'}`"
 
 
 def test_nobody_else_may_change_the_settings():
     """Who can write the settings file decides where prompts go."""
-    assert judge_settings_file(Path("a.yaml"), 0o666).result is Result.FAIL
-    assert judge_settings_file(Path("a.yaml"), 0o644).result is Result.OK
-    assert judge_settings_file(None, None).result is Result.OK
+    assert judge_settings_file(Path("a.yaml"), 0o666).result is CheckResult.FAIL
+    assert judge_settings_file(Path("a.yaml"), 0o644).result is CheckResult.OK
+    assert judge_settings_file(None, None).result is CheckResult.OK

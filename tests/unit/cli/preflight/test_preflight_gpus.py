@@ -7,13 +7,13 @@ import pytest
 from appliance.cli.preflight.accelerator import (
     Build,
     cache_bytes,
+    detect_build,
     judge_count,
     judge_driver,
     judge_memory,
-    look_at_build,
     wants_gpu,
 )
-from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.memory import Need
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.nvml import NvidiaDriver, NvidiaGpu
@@ -48,34 +48,34 @@ def test_an_engine_built_for_gpus_wants_one(device, seen, build, wanted):
 
 def test_no_gpu_is_a_failure():
     """A GPU that a container was not given looks like none."""
-    assert judge_count(WorkerSettings(), None).result is Result.FAIL
+    assert judge_count(WorkerSettings(), None).result is CheckResult.FAIL
 
 
 def test_there_are_as_many_gpus_as_the_model_is_shared_over():
     """Tensor times pipeline; with several machines others have the rest."""
     shared = WorkerSettings(tensor_parallel_size=2, pipeline_parallel_size=2)
-    assert judge_count(shared, driver(CARD, CARD)).result is Result.FAIL
-    assert judge_count(shared, driver(CARD, CARD, CARD, CARD)).result is Result.OK
+    assert judge_count(shared, driver(CARD, CARD)).result is CheckResult.FAIL
+    assert judge_count(shared, driver(CARD, CARD, CARD, CARD)).result is CheckResult.OK
     several = shared.model_copy(update={"extra_arguments": ("--nnodes", "2")})
-    assert judge_count(several, driver(CARD, CARD)).result is Result.OK
+    assert judge_count(several, driver(CARD, CARD)).result is CheckResult.OK
 
 
 def test_gpus_of_two_kinds_are_a_warning_if_one_model_uses_both():
     """The slower one sets the pace, the smaller one the room."""
     other = NvidiaGpu(name="NVIDIA L40S", total_bytes=48 * GIB, free_bytes=48 * GIB)
-    assert judge_count(WorkerSettings(tensor_parallel_size=2), driver(CARD, other)).result is Result.WARN
-    assert judge_count(WorkerSettings(), driver(CARD, other)).result is Result.OK
+    assert judge_count(WorkerSettings(tensor_parallel_size=2), driver(CARD, other)).result is CheckResult.WARN
+    assert judge_count(WorkerSettings(), driver(CARD, other)).result is CheckResult.OK
 
 
 @pytest.mark.parametrize(
     ("cuda", "build", "result"),
     [
-        ((13, 0), Build(cuda=(13, 0)), Result.OK),
-        ((13, 1), Build(cuda=(12, 8)), Result.OK),
-        ((13, 0), Build(cuda=(13, 1)), Result.WARN),
-        ((12, 8), Build(cuda=(13, 0)), Result.FAIL),
-        ((13, 0), Build(cuda=None), Result.FAIL),
-        ((13, 0), None, Result.SKIPPED),
+        ((13, 0), Build(cuda=(13, 0)), CheckResult.OK),
+        ((13, 1), Build(cuda=(12, 8)), CheckResult.OK),
+        ((13, 0), Build(cuda=(13, 1)), CheckResult.WARN),
+        ((12, 8), Build(cuda=(13, 0)), CheckResult.FAIL),
+        ((13, 0), Build(cuda=None), CheckResult.FAIL),
+        ((13, 0), None, CheckResult.SKIPPED),
     ],
 )
 def test_the_driver_runs_what_the_engine_was_built_for(cuda, build, result):
@@ -91,24 +91,24 @@ def test_without_a_driver_nothing_runs():
 def test_weights_and_one_longest_context_have_to_fit():
     """Of what the worker may take of the smallest GPU it uses."""
     settings = WorkerSettings(gpu_memory_fraction=0.9)
-    assert judge_memory(settings, driver(), need(70 * GIB)).result is Result.OK
-    assert judge_memory(settings, driver(), need(120 * GIB)).result is Result.WARN
-    assert judge_memory(settings, driver(), need(130 * GIB)).result is Result.FAIL
+    assert judge_memory(settings, driver(), need(70 * GIB)).result is CheckResult.OK
+    assert judge_memory(settings, driver(), need(120 * GIB)).result is CheckResult.WARN
+    assert judge_memory(settings, driver(), need(130 * GIB)).result is CheckResult.FAIL
     long = need(70 * GIB, context=1_000_000)
-    assert judge_memory(settings, driver(), long).result is Result.FAIL
+    assert judge_memory(settings, driver(), long).result is CheckResult.FAIL
 
 
 def test_a_gpu_somebody_else_uses_is_a_failure():
     """The engine takes its share at once, and does not start without."""
     busy = NvidiaGpu(name="NVIDIA H200", total_bytes=140 * GIB, free_bytes=60 * GIB)
     check = judge_memory(WorkerSettings(), driver(busy), need(10 * GIB))
-    assert check.result is Result.FAIL
+    assert check.result is CheckResult.FAIL
     assert "60.0 GiB are free" in check.seen
 
 
 def test_a_config_that_does_not_tell_the_cache_is_a_warning():
     """An estimate that leaves half of it out would promise too much."""
-    assert judge_memory(WorkerSettings(), driver(), need(10 * GIB, token=None)).result is Result.WARN
+    assert judge_memory(WorkerSettings(), driver(), need(10 * GIB, token=None)).result is CheckResult.WARN
 
 
 def test_the_estimate_is_shown():
@@ -133,4 +133,4 @@ def test_what_the_engine_was_built_for_is_read_without_importing_it(tmp_path, mo
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # other tests use it
     for text, cuda in (("cuda: Optional[str] = '13.0'", (13, 0)), ("cuda: Optional[str] = None", None)):
         (package / "version.py").write_text(f"__version__ = '2.13.0'\n{text}\nhip = None\n")
-        assert look_at_build() == Build(cuda=cuda)
+        assert detect_build() == Build(cuda=cuda)

@@ -5,8 +5,8 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from appliance.cli.preflight.accelerator import Build
-from appliance.cli.preflight.check import Result
-from appliance.cli.preflight.kernels import CACHE, CUBIN, PYTHON, judge_kernels, look_at_kernels
+from appliance.cli.preflight.check import CheckResult
+from appliance.cli.preflight.kernels import CACHE, CUBIN, PYTHON, detect_kernels, judge_kernels
 
 OLD, NEW = Build(cuda=(12, 8)), Build(cuda=(13, 0))
 
@@ -14,13 +14,13 @@ OLD, NEW = Build(cuda=(12, 8)), Build(cuda=(13, 0))
 @pytest.mark.parametrize(
     ("versions", "build", "result"),
     [
-        ({}, NEW, Result.SKIPPED),
-        ({PYTHON: "0.6.1", CUBIN: "0.6.1", CACHE: "0.6.1+cu130"}, NEW, Result.OK),
-        ({PYTHON: "0.6.1", CUBIN: "0.6.1"}, NEW, Result.WARN),
-        ({PYTHON: "0.6.1", CUBIN: "0.6.1"}, OLD, Result.OK),
-        ({PYTHON: "0.6.1"}, OLD, Result.WARN),
-        ({PYTHON: "0.6.1", CUBIN: "0.6.0", CACHE: "0.6.1+cu130"}, NEW, Result.FAIL),
-        ({PYTHON: "0.6.1", CUBIN: "0.6.1", CACHE: "0.5.3+cu130"}, NEW, Result.FAIL),
+        ({}, NEW, CheckResult.SKIPPED),
+        ({PYTHON: "0.6.1", CUBIN: "0.6.1", CACHE: "0.6.1+cu130"}, NEW, CheckResult.OK),
+        ({PYTHON: "0.6.1", CUBIN: "0.6.1"}, NEW, CheckResult.WARN),
+        ({PYTHON: "0.6.1", CUBIN: "0.6.1"}, OLD, CheckResult.OK),
+        ({PYTHON: "0.6.1"}, OLD, CheckResult.WARN),
+        ({PYTHON: "0.6.1", CUBIN: "0.6.0", CACHE: "0.6.1+cu130"}, NEW, CheckResult.FAIL),
+        ({PYTHON: "0.6.1", CUBIN: "0.6.1", CACHE: "0.5.3+cu130"}, NEW, CheckResult.FAIL),
     ],
 )
 def test_kernels_are_there_and_of_the_same_version(versions, build, result):
@@ -43,4 +43,4 @@ def test_what_is_not_installed_is_left_out():
             raise PackageNotFoundError(name)
         return "0.6.1"
 
-    assert look_at_kernels(find) == {PYTHON: "0.6.1", CUBIN: "0.6.1"}
+    assert detect_kernels(find) == {PYTHON: "0.6.1", CUBIN: "0.6.1"}

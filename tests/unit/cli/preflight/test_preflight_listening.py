@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from appliance.cli.preflight.check import Result
-from appliance.cli.preflight.listening import SeenPort, judge_ports, look_at_port
+from appliance.cli.preflight.check import CheckResult
+from appliance.cli.preflight.listening import SeenPort, judge_ports, try_port
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def taken():
 
 def test_a_port_somebody_listens_on_is_a_failure(taken):
     """The line names who wanted it."""
-    check = judge_ports([look_at_port("gateway", "127.0.0.1", taken)])
-    assert check.result is Result.FAIL
+    check = judge_ports([try_port("gateway", "127.0.0.1", taken)])
+    assert check.result is CheckResult.FAIL
     assert check.seen == f"gateway: 127.0.0.1 port {taken}: Address already in use"
 
 
@@ -27,15 +27,15 @@ def test_a_port_is_free_again_afterwards():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     for _ in range(2):
-        assert judge_ports([look_at_port("gateway", "127.0.0.1", port)]).result is Result.OK
+        assert judge_ports([try_port("gateway", "127.0.0.1", port)]).result is CheckResult.OK
 
 
 def test_an_address_of_another_machine_is_a_failure():
     """192.0.2.1 is nobody's (RFC 5737)."""
-    assert judge_ports([look_at_port("worker", "192.0.2.1", 8000)]).result is Result.FAIL
+    assert judge_ports([try_port("worker", "192.0.2.1", 8000)]).result is CheckResult.FAIL
 
 
 def test_gateway_and_worker_do_not_share_a_port():
     """Each is free by itself."""
     ports = [SeenPort(what=what, host="127.0.0.1", port=8080, problem=None) for what in ("gateway", "worker")]
-    assert judge_ports(ports).result is Result.FAIL
+    assert judge_ports(ports).result is CheckResult.FAIL

@@ -9,7 +9,7 @@ import pytest
 from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.preflight import log
-from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.inquiry import Inquiry
 from appliance.infra.data_directory import locate
 from tests.audit_log import intent, open_log, outcome, prepare, settings_for
@@ -47,21 +47,21 @@ def change(inquiry, *statements):
 def test_a_log_that_is_as_it_was_signed(inquiry):
     """Key and entries are well, and the tree was built again."""
     checks = asked(inquiry)
-    assert [check.result for check in checks.values()] == [Result.OK, Result.OK]
+    assert [check.result for check in checks.values()] == [CheckResult.OK, CheckResult.OK]
     assert "the signed one" in checks["audit.newest"].seen
 
 
 def test_an_entry_that_was_changed_is_found(inquiry):
     """Its hash is another."""
     change(inquiry, "UPDATE audit_leaves SET leaf = replace(leaf, 'r-3', 'r-4') WHERE idx = 8")
-    assert asked(inquiry)["audit.newest"].result is Result.FAIL
+    assert asked(inquiry)["audit.newest"].result is CheckResult.FAIL
 
 
 def test_an_entry_that_was_changed_with_its_hash_is_found(inquiry):
     """The tree is then not the signed one, also where the entry is older than those that are read."""
     change(inquiry, "UPDATE audit_leaves SET leaf_hash = zeroblob(32) WHERE idx = 2")
     check = asked(replace(inquiry, entries=5))["audit.newest"]
-    assert check.result is Result.FAIL
+    assert check.result is CheckResult.FAIL
     assert "not those that were signed" in check.seen
 
 
@@ -76,7 +76,7 @@ def test_a_log_that_was_cut_off_is_found(inquiry):
         f"UPDATE audit_head SET size = 1, root = x'{subtrees.hex()}', frontier = x'{subtrees.hex()}'",
     )
     check = asked(inquiry)["audit.newest"]
-    assert check.result is Result.FAIL
+    assert check.result is CheckResult.FAIL
     assert "1 entries" in check.seen
 
 
@@ -86,33 +86,33 @@ def test_a_checkpoint_by_another_key_is_found(inquiry, tmp_path):
     log_key = prepare(tmp_path).signing_key
     assert log_key == inquiry.installation.signing_key
     checks = asked(inquiry)
-    assert checks["audit.key"].result is Result.OK
-    assert checks["audit.newest"].result is Result.FAIL
+    assert checks["audit.key"].result is CheckResult.OK
+    assert checks["audit.newest"].result is CheckResult.FAIL
 
 
 def test_a_key_that_is_gone_is_a_failure_once_there_is_a_log(inquiry):
     """A start would make another, and another log."""
     inquiry.installation.signing_key.unlink()
-    assert [check.result for check in asked(inquiry).values()] == [Result.FAIL, Result.SKIPPED]
+    assert [check.result for check in asked(inquiry).values()] == [CheckResult.FAIL, CheckResult.SKIPPED]
 
 
 def test_a_key_others_may_read_is_a_failure(inquiry):
     """A start refuses it."""
     inquiry.installation.signing_key.chmod(0o644)
-    assert asked(inquiry)["audit.key"].result is Result.FAIL
+    assert asked(inquiry)["audit.key"].result is CheckResult.FAIL
 
 
 def test_before_the_first_start_there_is_none(tmp_path):
     """The first start makes it."""
     checks = asked(Inquiry(settings=settings_for(tmp_path), settings_file=None, clock=lambda: 0.0))
-    assert [check.result for check in checks.values()] == [Result.OK, Result.SKIPPED]
+    assert [check.result for check in checks.values()] == [CheckResult.OK, CheckResult.SKIPPED]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_of_a_large_log_only_the_end_is_read(inquiry, monkeypatch):
     """And the line says what reads all of it."""
-    monkeypatch.setattr(log, "MOST_REBUILT", 10)
+    monkeypatch.setattr(log, "MAX_REBUILT_ENTRIES", 10)
     check = asked(replace(inquiry, entries=5))["audit.newest"]
-    assert check.result is Result.OK
+    assert check.result is CheckResult.OK
     assert check.seen.startswith("5 of ")
     assert "audit verify" in check.seen

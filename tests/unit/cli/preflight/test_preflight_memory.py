@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli.preflight.memory import Need, estimate, owed_bytes, tensor_bytes, token_bytes
+from appliance.cli.preflight.memory import Need, deferred_token_bytes, estimate, tensor_bytes, token_bytes
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import TensorInfo, Weights, inspect_weights
 
@@ -84,27 +84,27 @@ def test_the_demo_pair_by_its_own_files():
 
 def test_a_draft_is_owed_the_hidden_states_of_its_layers():
     """Of each place in the cache: three layers of 8192 numbers of two bytes, and a mark."""
-    assert owed_bytes(LLAMA_70B, draft(), 2) == 3 * 8192 * 2 + 1
-    assert owed_bytes(LLAMA_70B, draft(num_aux_hidden_states=5), 4) == 5 * 8192 * 4 + 1
+    assert deferred_token_bytes(LLAMA_70B, draft(), 2) == 3 * 8192 * 2 + 1
+    assert deferred_token_bytes(LLAMA_70B, draft(num_aux_hidden_states=5), 4) == 5 * 8192 * 4 + 1
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 2]}
-    assert owed_bytes(LLAMA_70B, draft(eagle_config=ids), 2) == 2 * 8192 * 2 + 1
+    assert deferred_token_bytes(LLAMA_70B, draft(eagle_config=ids), 2) == 2 * 8192 * 2 + 1
 
 
 def test_what_a_draft_does_not_read_it_is_not_owed():
     """The last layer alone, or a target of pictures: run at every step.  An unknown width is not guessed."""
-    assert owed_bytes(LLAMA_70B, draft(eagle_config={"use_aux_hidden_state": False}), 2) == 0
-    assert owed_bytes({}, draft(), 2) == 0
+    assert deferred_token_bytes(LLAMA_70B, draft(eagle_config={"use_aux_hidden_state": False}), 2) == 0
+    assert deferred_token_bytes({}, draft(), 2) == 0
     pictures = Weights(path=Path("x"), config={"text_config": LLAMA_70B}, tensors={})
-    assert estimate(pictures, draft(), dtype="auto", context=1).owed == 0
-    assert estimate(replace(pictures, config=LLAMA_70B), draft(), dtype="auto", context=1).owed > 0
+    assert estimate(pictures, draft(), dtype="auto", context=1).deferred == 0
+    assert estimate(replace(pictures, config=LLAMA_70B), draft(), dtype="auto", context=1).deferred > 0
 
 
 def test_what_is_owed_fills_as_many_places_as_the_cache_has():
     """A cache of 10 tokens and a half has room for 10; of an unknown token nothing can be said."""
-    need = Need(weights=0, token=100, context=1, owed=30)
-    assert need.owed_beside(1050) == 300
-    assert Need(weights=0, token=None, context=1, owed=30).owed_beside(1050) == 0
-    assert Need(weights=0, token=100, context=1).owed_beside(1050) == 0
+    need = Need(weights=0, token=100, context=1, deferred=30)
+    assert need.deferred_bytes(1050) == 300
+    assert Need(weights=0, token=None, context=1, deferred=30).deferred_bytes(1050) == 0
+    assert Need(weights=0, token=100, context=1).deferred_bytes(1050) == 0
 
 
 def test_the_demo_draft_is_owed_what_its_target_is_wide():
@@ -112,8 +112,8 @@ def test_the_demo_draft_is_owed_what_its_target_is_wide():
     target, draft_weights = inspect_weights(DEMO_TARGET), inspect_weights(DEMO_DRAFT)
     need = estimate(target, draft_weights, dtype="float32", context=None)
     fc = next(tensor for name, tensor in draft_weights.tensors.items() if name.endswith("fc.weight"))
-    assert need.owed == fc.shape[1] * 4 + 1
-    assert estimate(target, None, dtype="float32", context=None).owed == 0
+    assert need.deferred == fc.shape[1] * 4 + 1
+    assert estimate(target, None, dtype="float32", context=None).deferred == 0
 
 
 def draft(**config: object) -> Weights:

@@ -9,7 +9,7 @@ import yaml
 from appliance.audit.registry import EntryType
 from appliance.cli.preflight.checklist import SUBJECTS
 from appliance.infra.settings import load_settings
-from appliance.sovereignty.bundle.recipe import Recipe
+from appliance.sovereignty.bundle.recipe import BundleRecipe
 
 HOW_TO = Path(__file__).parents[4] / "docs" / "how-to"
 RUNBOOKS = HOW_TO.parent / "runbooks"
@@ -26,7 +26,7 @@ def test_the_recipe_and_the_settings_of_the_installation_are_valid(tmp_path):
     recipe, settings = re.findall(
         r"```yaml\n(.*?)```", (HOW_TO / "install-air-gapped.md").read_text(), re.DOTALL
     )
-    assert {model.name for model in Recipe.model_validate(yaml.safe_load(recipe)).models} == {
+    assert {model.name for model in BundleRecipe.model_validate(yaml.safe_load(recipe)).models} == {
         "demo-coder",
         "demo-coder-eagle31",
     }
@@ -36,7 +36,7 @@ def test_the_recipe_and_the_settings_of_the_installation_are_valid(tmp_path):
 
 def test_the_recipe_carries_or_leaves_out_every_image_of_the_chart():
     """A bundle that lacks one is not built."""
-    recipe = Recipe.model_validate(
+    recipe = BundleRecipe.model_validate(
         yaml.safe_load(
             re.findall(r"```yaml\n(.*?)```", (HOW_TO / "install-air-gapped.md").read_text(), re.DOTALL)[0]
         )

@@ -6,8 +6,14 @@ import shutil
 import pytest
 
 from appliance.cli.preflight import pair
-from appliance.cli.preflight.check import Result
-from appliance.cli.preflight.pair import Loaded, check_pair, judge_draft, judge_tokenizer, load_tokenizer
+from appliance.cli.preflight.check import CheckResult
+from appliance.cli.preflight.pair import (
+    TokenizerLoad,
+    check_pair,
+    judge_draft,
+    judge_tokenizer,
+    load_tokenizer,
+)
 from appliance.drafts.lint.lint import lint_pair
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import inspect_weights
@@ -26,37 +32,39 @@ def misfit(tmp_path):
 
 def test_a_draft_that_fits():
     """The demo pair does."""
-    assert judge_draft((), may_go=False).result is Result.OK
+    assert judge_draft((), may_go=False).result is CheckResult.OK
 
 
 def test_a_draft_that_does_not_fit_is_a_failure(misfit):
     """Unless the settings say to serve the target alone."""
     findings = lint_pair(inspect_weights(DEMO_TARGET), inspect_weights(misfit))
     refused = judge_draft(findings, may_go=False)
-    assert refused.result is Result.FAIL
+    assert refused.result is CheckResult.FAIL
     assert "999" in refused.seen
-    assert judge_draft(findings, may_go=True).result is Result.WARN
+    assert judge_draft(findings, may_go=True).result is CheckResult.WARN
 
 
 def test_the_pair_of_the_settings_is_judged(misfit, tmp_path, monkeypatch):
     """With the tokenizer's process left out."""
-    monkeypatch.setattr(pair, "load_tokenizer", lambda model: Loaded(alone=True, tokens=5, problem=""))
+    monkeypatch.setattr(pair, "load_tokenizer", lambda model: TokenizerLoad(alone=True, tokens=5, problem=""))
     worker = {"model": str(DEMO_TARGET), "draft": str(misfit)}
-    assert next(iter(check_pair(inquiry_in(tmp_path, worker=worker)))).result is Result.FAIL
+    assert next(iter(check_pair(inquiry_in(tmp_path, worker=worker)))).result is CheckResult.FAIL
     alone = {"model": str(DEMO_TARGET), "draft": None, "method": "none"}
-    assert next(iter(check_pair(inquiry_in(tmp_path, worker=alone)))).result is Result.SKIPPED
+    assert next(iter(check_pair(inquiry_in(tmp_path, worker=alone)))).result is CheckResult.SKIPPED
     missing = {"model": str(tmp_path / "none")}
-    assert {check.result for check in check_pair(inquiry_in(tmp_path, worker=missing))} == {Result.SKIPPED}
+    assert {check.result for check in check_pair(inquiry_in(tmp_path, worker=missing))} == {
+        CheckResult.SKIPPED
+    }
 
 
 @pytest.mark.parametrize(
     ("loaded", "chats", "result"),
     [
-        (Loaded(alone=True, tokens=6, problem=""), True, Result.OK),
-        (Loaded(alone=False, tokens=6, problem=""), True, Result.OK),
-        (Loaded(alone=True, tokens=0, problem=""), True, Result.WARN),
-        (Loaded(alone=True, tokens=0, problem=""), False, Result.OK),
-        (Loaded(alone=True, tokens=0, problem="OSError: no such file"), True, Result.FAIL),
+        (TokenizerLoad(alone=True, tokens=6, problem=""), True, CheckResult.OK),
+        (TokenizerLoad(alone=False, tokens=6, problem=""), True, CheckResult.OK),
+        (TokenizerLoad(alone=True, tokens=0, problem=""), True, CheckResult.WARN),
+        (TokenizerLoad(alone=True, tokens=0, problem=""), False, CheckResult.OK),
+        (TokenizerLoad(alone=True, tokens=0, problem="OSError: no such file"), True, CheckResult.FAIL),
     ],
 )
 def test_text_becomes_tokens_without_a_network(loaded, chats, result):
@@ -69,10 +77,10 @@ def test_an_environment_with_a_way_out_is_a_failure(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     loaded = load_tokenizer(DEMO_TARGET)
     assert "HF_HUB_OFFLINE" in loaded.problem
-    assert judge_tokenizer(loaded, chats=True).result is Result.FAIL
+    assert judge_tokenizer(loaded, chats=True).result is CheckResult.FAIL
 
 
 def test_a_process_that_says_nothing_is_a_failure(monkeypatch):
     """For instance because a library it needs is broken."""
     monkeypatch.setattr(pair, "CHILD", "appliance.none_of_that_name")
-    assert judge_tokenizer(load_tokenizer(DEMO_TARGET), chats=True).result is Result.FAIL
+    assert judge_tokenizer(load_tokenizer(DEMO_TARGET), chats=True).result is CheckResult.FAIL

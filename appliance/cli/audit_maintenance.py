@@ -1,0 +1,134 @@
+"""
+`appliance audit upgrade-database | grants | migrate | rotate-key`: database and keys of the audit log.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from appliance.audit.gateway_name import GatewayName
+from appliance.audit.migrate import copy_log
+from appliance.audit.rotation import Rotated, rotate_keys
+from appliance.audit.sealed import SealedHead
+from appliance.audit.store import SqlAuditStore
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
+from appliance.errors import ConfigurationError
+from appliance.gateway.batch.tables import metadata as batch_tables
+from appliance.gateway.cost.store import metadata as cost_tables
+from appliance.infra.data_directory import Installation, locate
+from appliance.infra.os_account import account_name
+from appliance.infra.schema import grants as grants_sql
+from appliance.infra.schema import upgrade_database
+from appliance.infra.settings import Settings
+
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="Database URL of its owner; default: `audit.database_url`.")
+]
+
+
+def upgrade(
+    url: UrlOption = None,
+    grant_to: Annotated[
+        str | None, typer.Option("--grant-to", help="PostgreSQL role that receives the grants.")
+    ] = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Create or upgrade the audit log's tables; on PostgreSQL as the role that owns them."""
+    upgrade_database(url or locate(settings_from(config, data)).database_url, grant_to=grant_to)
+    typer.echo("the audit database is up to date")
+
+
+def grants(
+    role: Annotated[str, typer.Option("--role", help="PostgreSQL role of the gateways.")],
+) -> None:
+    """Print the SQL that lets a role append to the log, but not change or delete entries."""
+    typer.echo(grants_sql(role), nl=False)
+
+
+def migrate(
+    to: Annotated[str, typer.Option("--to", help="URL of the database to copy the log into.")],
+    source: Annotated[
+        str | None, typer.Option("--from", help="URL of the source; default: the log in use.")
+    ] = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Copy the whole log into an empty database, verifying every hash; stop all gateways first."""
+    settings = settings_from(config, data)
+    installation = locate(settings)
+    with ExitStack() as stack:
+        if source is None:
+            if settings.audit.database_url is None and not (installation.directory / "audit.db").exists():
+                message = f"there is no audit log in {installation.directory}: pass its directory with --data"
+                raise ConfigurationError(message)
+            # A writer of this log holds this name; while it is held here, none can start.
+            held = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
+            stack.callback(held.release)
+        bar = stack.enter_context(typer.progressbar(length=1, label="entries"))
+
+        def progress(done: int, total: int) -> None:
+            bar.length = max(total, 1)
+            bar.update(done - bar.pos)
+
+        head = copy_log(
+            source or installation.database_url,
+            to,
+            progress=progress,
+            also=(*batch_tables.sorted_tables, *cost_tables.sorted_tables),
+        )
+    typer.echo(
+        f"copied {head.size} entries; set audit.database_url to the new database and start the gateways"
+    )
+
+
+def rotate_key(config: ConfigOption = None, data: DataOption = None) -> None:
+    """Rotate the log's signing keys; stop every gateway first."""
+    settings = settings_from(config, data)
+    installation = locate(settings)
+    # While the name is held here, no gateway of this machine can run.
+    held = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
+    try:
+        rotated = _rotate(settings, installation, held.name)
+    finally:
+        held.release()
+    typer.echo(f"both keys have signed the log of {rotated.size} entries; the new key signs from now on.")
+    typer.echo("Hand these public keys to auditors and witnesses:")
+    typer.echo(rotated.signer.vkey)
+    for file in rotated.retired:
+        typer.echo(f"Destroy {file}: its holder can forge the log's past.", err=True)
+
+
+def _rotate(settings: Settings, installation: Installation, gateway: str) -> Rotated:
+    store = SqlAuditStore(installation.database_url)
+    try:
+        # A running gateway would continue to sign with the key it has in memory.
+        ages = {name: wall_clock() - seen for name, seen in store.writers().items() if name != gateway}
+        for name, seconds in ages.items():
+            if seconds < settings.audit.gateway_dead_seconds:
+                message = (
+                    f"the gateway {name} was alive {seconds:.0f} s ago: stop it, and wait until it has been "
+                    f"silent for {settings.audit.gateway_dead_seconds:g} s"
+                )
+                raise ConfigurationError(message)
+        return rotate_keys(
+            store=store,
+            path=installation.signing_key,
+            origin=settings.audit.origin,
+            sealed=SealedHead(installation.sealed_head),
+            gateway=gateway,
+            actor=f"cli:{account_name()}",
+            clock=wall_clock,
+        )
+    finally:
+        store.close()
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "upgrade-database": upgrade,
+    "grants": grants,
+    "migrate": migrate,
+    "rotate-key": rotate_key,
+}
