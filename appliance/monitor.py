@@ -94,32 +94,19 @@ def decide(
         override: the mode of an operator's override.
         draft_tokens: its draft tokens in speculative mode; None for the maximum.
     """
-    observed = observe(state, reading, policy)
-    if reading is None:
-        after = observed
-    elif acting:
-        after = _judge_reading(state, observed, reading, policy, now, override, draft_tokens)
-    else:
-        after = follow(observed, reading)
+    after = observe(state, reading, policy)
+    if reading is not None and not acting:
+        after = follow(after, reading)
+    elif reading is not None:
+        # A mode that was found, not decided, counts like one that was: cool-down and back-off continue.
+        after = _change_mode(replace(after, mode=state.mode, last=reading), after.mode, now)
+        if not reading.controllable:
+            after = _judge_from_outside(after, state.last, policy, now)
+        elif override is not None:
+            after = _apply_override(after, override, draft_tokens, now)
+        else:
+            after = _decide_freely(after, state.last, reading, policy, now)
     return after, after.decision
-
-
-def _judge_reading(
-    before: MonitorState,
-    observed: MonitorState,
-    reading: EngineReading,
-    policy: MonitorPolicy,
-    now: float,
-    override: SpeculationMode | None,
-    draft_tokens: int | None,
-) -> MonitorState:
-    # A mode that was found, not decided, counts like one that was: cool-down and back-off continue from it.
-    state = _change_mode(replace(observed, mode=before.mode, last=reading), observed.mode, now)
-    if not reading.controllable:
-        return _judge_from_outside(state, before.last, policy, now)
-    if override is not None:
-        return _apply_override(state, override, draft_tokens, now)
-    return _decide_freely(state, before.last, reading, policy, now)
 
 
 def _decide_freely(

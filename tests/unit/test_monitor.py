@@ -1,4 +1,4 @@
-"""Promises of `appliance.monitor.decide`, whatever a worker says and whenever."""
+"""Properties of `appliance.monitor.decide` for any sequence of readings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,13 +25,13 @@ from tests.simulated_worker import Acceptance, Engine, SimulatedWorker, Traffic,
 START = MonitorState(mode=SpeculationMode.SPECULATIVE)
 SPECULATIVE, PROBING, TARGET_ONLY = SpeculationMode
 ENGINE = replace(CPU, largest_batch=48)
-"""Slow enough for a few hundred steps a second; its largest batch is no power of two."""
+"""Slow enough for a few hundred steps a second; its largest batch is not a power of two."""
 TEXTS: tuple[Acceptance, ...] = (CODE, HEX, WARM, at_payoff(CPU, 0.0), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
 
 
 @dataclass(frozen=True)
 class Second:
-    """One second of traffic, and what is done to the reading at its end."""
+    """One second of traffic, and the fault in the reading at its end."""
 
     text: Acceptance
     batch: int
@@ -56,12 +56,12 @@ ORDERED = st.builds(
 HISTORIES = st.lists(
     st.tuples(SECONDS, st.integers(1, 8)).map(lambda pair: [pair[0]] * pair[1]), max_size=10
 ).map(lambda runs: [second for run in runs for second in run])
-"""Traffic that stays the same for some seconds, and then is something else."""
+"""Traffic that stays constant for some seconds, then changes."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """One call of `decide`, with what went in and what came out."""
+    """One call of `decide`, with its inputs and outputs."""
 
     now: float
     before: MonitorState
@@ -72,7 +72,7 @@ class Tick:
 
 
 def live(seconds: list[Second], *, engine: Engine = ENGINE, seed: int = 0) -> Iterator[Tick]:
-    """Let a worker live through this under control."""
+    """A worker under control, second by second."""
     current = [Second(CODE, 1, "", None)]
     traffic = Traffic(acceptance=lambda _now: current[0].text, batch=lambda _now: current[0].batch)
     worker, state = SimulatedWorker(engine, traffic, seed=seed), START
@@ -90,7 +90,7 @@ def live(seconds: list[Second], *, engine: Engine = ENGINE, seed: int = 0) -> It
 
 
 def spoilt(reading: EngineReading | None, mishap: str) -> EngineReading | None:
-    """Return what arrives of a reading."""
+    """The reading after the fault."""
     if reading is None or mishap == "outage":
         return None
     drafting = reading.drafting
@@ -115,25 +115,25 @@ def spoilt(reading: EngineReading | None, mishap: str) -> EngineReading | None:
 
 
 def drafts_by_bucket(state: MonitorState) -> dict[int, bool]:
-    """Return at which batch sizes the worker is to draft."""
+    """Whether the worker drafts, by batch bucket."""
     return {bucket: state.draft_tokens(bucket) > 0 for bucket in buckets_up_to(48)}
 
 
 def after(seconds: list[Second], *, engine: Engine = ENGINE, seed: int = 0) -> Tick:
-    """Return the last tick of a life."""
+    """The last tick of a run."""
     *_, last = live(seconds, engine=engine, seed=seed)
     return last
 
 
 def constant(text: Acceptance, count: int, batch: int = 1) -> list[Second]:
-    """Return so many seconds of the same."""
+    """This many seconds of constant traffic."""
     return [Second(text, batch, "", None)] * count
 
 
 @given(HISTORIES, st.integers(0, 99))
 @settings(max_examples=60)
 def test_drafting_never_stops_or_starts_twice_within_the_cooldown(seconds: list[Second], seed: int):
-    """Whatever the readings; only another engine may be found in another mode than was decided."""
+    """Only another engine may be found in another mode than was decided."""
     changed_at = -100.0
     for tick in live(seconds, seed=seed):
         if tick.reading is None or tick.before.last is None:
@@ -148,7 +148,7 @@ def test_drafting_never_stops_or_starts_twice_within_the_cooldown(seconds: list[
 
 @given(HISTORIES, st.integers(0, 99))
 @settings(max_examples=60)
-def test_no_reading_leads_to_nonsense(seconds: list[Second], seed: int):
+def test_every_reading_gives_valid_windows_and_tables(seconds: list[Second], seed: int):
     """Windows hold no negative counts, the table covers every batch with choices of this engine."""
     for tick in live(seconds, seed=seed):
         state = tick.after
@@ -167,8 +167,8 @@ def test_no_reading_leads_to_nonsense(seconds: list[Second], seed: int):
 
 @given(HISTORIES, st.integers(0, 99))
 @settings(max_examples=60)
-def test_probes_and_sweeps_stay_within_their_share(seconds: list[Second], seed: int):
-    """A fiftieth of all steps, and besides a first probe and the first sweeps of each batch bucket."""
+def test_probes_and_sweeps_stay_within_their_budget(seconds: list[Second], seed: int):
+    """A fiftieth of all steps, plus one probe and the first sweeps of each batch bucket."""
     sweep = 2 * SWEEP_STEPS * len(ENGINE.choices)
     for tick in live(seconds, seed=seed):
         state = tick.after
@@ -180,8 +180,8 @@ def test_probes_and_sweeps_stay_within_their_share(seconds: list[Second], seed: 
 
 @given(HISTORIES, SECONDS, st.integers(0, 99))
 @settings(max_examples=60)
-def test_an_outage_changes_nothing_but_the_reason(seconds: list[Second], following: Second, seed: int):
-    """And the decision after it is the one that would have been made without it."""
+def test_an_outage_changes_only_the_reason(seconds: list[Second], following: Second, seed: int):
+    """The decision after it is the same as without it."""
     tick = after([*seconds, following], seed=seed)
     missed, _decision = decide(tick.before, None, POLICY, tick.now - 0.5)
     assert missed == replace(tick.before, reason=Reason.SCRAPE_FAILED, starts_probe=False)
@@ -196,7 +196,7 @@ def test_an_outage_changes_nothing_but_the_reason(seconds: list[Second], followi
 def test_more_accepted_tokens_never_stop_a_worker(
     seconds: list[Second], text: Acceptance, count: int, share: float, seed: int
 ):
-    """From the same state, a reading with more of them stops nothing that the other let go on."""
+    """From the same state, a reading with more accepted tokens stops no bucket that the other keeps."""
     for tick in list(live([*seconds, *constant(text, count)], seed=seed))[-count:]:
         if tick.reading is None or tick.before.last is None or tick.before.mode is not SPECULATIVE:
             continue
@@ -207,7 +207,7 @@ def test_more_accepted_tokens_never_stop_a_worker(
 
 
 def with_more_accepted(before: EngineReading, reading: EngineReading, share: float) -> EngineReading:
-    """Return the reading with a share of what was not accepted in it accepted too."""
+    """The reading with a share of its rejected tokens accepted."""
     difference = reading.drafting.since(before.drafting)
     if difference is None or len(difference.drafted_per_position) != len(difference.accepted_per_position):
         return reading
@@ -224,8 +224,8 @@ def with_more_accepted(before: EngineReading, reading: EngineReading, share: flo
     return replace(reading, drafting=drafting)
 
 
-def test_the_examples_of_monotony_do_contain_a_stop():
-    """Or the property above would say nothing."""
+def test_the_monotony_examples_contain_a_stop():
+    """Without one the property above is vacuous."""
     stopped = after([*constant(CODE, 20), *constant(HEX, 1)])
     assert (stopped.before.mode, stopped.after.mode) == (SPECULATIVE, TARGET_ONLY)
     assert stopped.reading is not None
@@ -236,8 +236,8 @@ def test_the_examples_of_monotony_do_contain_a_stop():
 
 @given(HISTORIES, st.integers(0, 99))
 @settings(max_examples=40)
-def test_a_control_process_that_starts_anew_adopts_what_the_worker_was_told(seconds: list[Second], seed: int):
-    """Mode, table and verdict survive whoever decided them; a probe that was under way failed."""
+def test_a_new_control_process_adopts_the_workers_last_command(seconds: list[Second], seed: int):
+    """Mode, table and verdict survive the process that decided them; a probe in flight has failed."""
     for tick in live(seconds, seed=seed):
         reading = tick.worker.reading()
         if reading is None or reading.mode is None:
@@ -251,8 +251,8 @@ def test_a_control_process_that_starts_anew_adopts_what_the_worker_was_told(seco
 
 @given(st.lists(ORDERED, max_size=40), st.integers(0, 99))
 @settings(max_examples=60)
-def test_an_override_is_obeyed_at_once_and_left_cleanly(seconds: list[Second], seed: int):
-    """Under it the mode is the operator's and nothing is probed; after it all goes on from where it was."""
+def test_an_override_applies_at_once_and_ends_cleanly(seconds: list[Second], seed: int):
+    """During it the mode is the operator's and nothing is probed; after it control resumes from before."""
     was_stopped = False
     for tick in live(seconds, seed=seed):
         started = tick.before.basis is not Reason.OPERATOR_OVERRIDE
@@ -269,8 +269,8 @@ def test_an_override_is_obeyed_at_once_and_left_cleanly(seconds: list[Second], s
             assert (tick.after.verdict is not None) == was_stopped
 
 
-def test_an_operators_changes_of_mode_are_not_held_against_the_traffic():
-    """The monitor stops no later, and probes no later, than if nobody had broken in."""
+def test_an_operators_mode_changes_are_no_evidence_about_traffic():
+    """The monitor stops and probes no later than without the override."""
     orders = [*[Second(CODE, 1, "", TARGET_ONLY)] * 3, *[Second(CODE, 1, "", None)] * 3] * 6
     calm = list(live([*constant(CODE, 96), *constant(HEX, 60)]))
     ordered = list(live([*constant(CODE, 60), *orders, *constant(HEX, 60)]))
@@ -283,8 +283,8 @@ def test_an_operators_changes_of_mode_are_not_held_against_the_traffic():
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 3), (3, 3), (2, 2), (1, 1), (9, 3)])
-def test_an_operator_may_insist_on_a_number_of_draft_tokens(asked: int | None, given: int):
-    """As many as the engine is prepared for; at every batch size, whatever was measured."""
+def test_an_override_may_set_the_number_of_draft_tokens(asked: int | None, given: int):
+    """Up to the engine's maximum; at every batch size, whatever was measured."""
     tick = after(constant(WARM, 20))
     state, _decision = decide(
         tick.after, tick.reading, POLICY, tick.now, override=SPECULATIVE, draft_tokens=asked
@@ -293,7 +293,7 @@ def test_an_operator_may_insist_on_a_number_of_draft_tokens(asked: int | None, g
 
 
 def waits(ticks: list[Tick]) -> list[float]:
-    """Return the back-off after each probe that failed."""
+    """The back-off after each failed probe."""
     return [
         later.after.next_probe_at - later.now
         for earlier, later in pairwise(ticks)
@@ -301,8 +301,8 @@ def waits(ticks: list[Tick]) -> list[float]:
     ]
 
 
-def test_a_draft_that_never_paid_is_probed_less_and_less():
-    """Twice as long after each probe that failed, up to the limit for the hopeless."""
+def test_probes_of_a_draft_that_never_paid_back_off():
+    """The interval doubles with each failed probe, up to the maximum for hopeless drafts."""
     ticks = list(live(constant(HEX, 4000)))
     assert ticks[-1].after.verdict is Reason.COLLAPSED
     assert not ticks[-1].after.has_paid
@@ -310,16 +310,15 @@ def test_a_draft_that_never_paid_is_probed_less_and_less():
     assert max(waits(ticks)) == POLICY.probe_hopeless_seconds
 
 
-def test_a_draft_that_has_paid_is_probed_again_and_again():
-    """It is worth a poll every twenty seconds, because text changes back."""
+def test_a_draft_that_has_paid_is_probed_at_a_fixed_interval():
+    """Every twenty seconds, because text changes back."""
     ticks = list(live([*constant(CODE, 60), *constant(HEX, 300)]))
     assert ticks[-1].after.has_paid
     assert waits(ticks)[:2] == pytest.approx([10, 20])
     assert max(waits(ticks)) == POLICY.probe_longest_seconds
 
 
-def test_what_was_decided_is_visible_in_reasons():
-    """The words that metrics, log and audit entries show, in the order of a collapse and a return."""
+def test_reasons_show_a_collapse_and_a_recovery_in_order():
     ticks = list(live([*constant(CODE, 30), *constant(HEX, 30), *constant(CODE, 60)]))
     shown = [tick.after.reason for tick in ticks]
     changes = [one for one, other in pairwise([*shown, None]) if one is not other]
@@ -331,8 +330,8 @@ def test_what_was_decided_is_visible_in_reasons():
 
 
 @pytest.mark.parametrize(("text", "verdict"), [(HEX, Reason.COLLAPSED), (WARM, Reason.BELOW_BREAK_EVEN)])
-def test_a_useless_draft_and_one_that_does_not_pay_are_told_apart(text: Acceptance, verdict: Reason):
-    """The one is an alarm, the other is normal."""
+def test_collapsed_and_below_break_even_are_different_verdicts(text: Acceptance, verdict: Reason):
+    """The first is an alarm, the second is normal."""
     assert after(constant(text, 60)).after.verdict is verdict
 
 
@@ -344,12 +343,12 @@ BUSY = replace(
     prompts=0.1,
     wander=0.2,
 )
-"""A worker whose machine others keep busy: fifty steps a second, of which no two take equally long."""
+"""A worker on a busy machine: fifty steps a second, with very uneven times."""
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_a_collapse_is_seen_on_a_machine_that_is_too_busy_to_measure_costs(seed: int):
-    """Drafts that poll as if they paid are not left running until there is a budget for another poll."""
+def test_a_collapse_is_detected_on_a_machine_too_busy_for_costs(seed: int):
+    """Drafts that seem to pay do not keep running until the budget allows another sweep."""
     code, noise = Second(CODE, 2, "", None), Second((0.15, 0.05, 0.02), 2, "", None)
     stopped = (
         tick.now for tick in live([code] * 12 + [noise] * 60, engine=BUSY, seed=seed)
@@ -359,8 +358,8 @@ def test_a_collapse_is_seen_on_a_machine_that_is_too_busy_to_measure_costs(seed:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_draft_that_collapses_after_short_dips_stops_at_every_batch_size_as_collapsed(seed: int):
-    """Dips that ended by themselves delay the proof of a collapse; the batch size in use stops before."""
+def test_a_collapse_after_short_dips_stops_every_batch_size(seed: int):
+    """Dips delay the proof of a collapse; the batch size in use stops before."""
     code, noise = Second(CODE, 2, "", None), Second(HEX, 2, "", None)
     dips = ([code] * 8 + [noise]) * 6
     ticks = live([*[code] * 12, *dips, *[code] * 8, *[noise] * 30], seed=seed)
@@ -369,8 +368,8 @@ def test_a_draft_that_collapses_after_short_dips_stops_at_every_batch_size_as_co
     assert not any(k for _first, _last, k in stopped[0].table)
 
 
-def test_a_collapse_is_seen_as_soon_the_tenth_time_as_the_first():
-    """Code and noise by turns of a minute are two kinds of traffic, not a borderline between them."""
+def test_the_tenth_collapse_is_detected_as_soon_as_the_first():
+    """Code and noise alternating by the minute are two kinds of traffic, not a borderline."""
     turns = 10
     ticks = list(live([*constant(CODE, 60, 2), *constant(HEX, 60, 2)] * turns))
     took = [
@@ -380,8 +379,8 @@ def test_a_collapse_is_seen_as_soon_the_tenth_time_as_the_first():
     assert max(took[-3:]) <= 3, took
 
 
-def test_costs_are_measured_beyond_the_budget_only_as_long_as_they_are_hardly_known():
-    """On a quiet machine two sweeps are enough to begin with; on a busy one there are more, and an end."""
+def test_free_sweeps_end_once_costs_are_roughly_known():
+    """On a quiet machine after two sweeps; on a busy one after more, but they end."""
     quiet = after(constant(CODE, 40)).after
     busy = after([Second(CODE, 2, "", None)] * 90, engine=BUSY).after
     sweep = 2 * SWEEP_STEPS * len(ENGINE.choices)
@@ -390,7 +389,7 @@ def test_costs_are_measured_beyond_the_budget_only_as_long_as_they_are_hardly_kn
 
 
 def test_a_draft_that_is_cheap_enough_may_pay_with_little():
-    """An acceptance length under the limit for collapses is none where a step hardly costs more for it."""
+    """Under the collapse limit it is not collapsed if its steps hardly cost more."""
     cheap = replace(ENGINE, seconds=lambda _batch, k: 0.004 * (1.0 + 0.01 * k))
     *_, last = live(constant((0.15, 0.1, 0.1), 60), engine=cheap)
     assert last.after.window.acceptance_length < POLICY.collapsed_below
@@ -398,7 +397,7 @@ def test_a_draft_that_is_cheap_enough_may_pay_with_little():
 
 
 def outside(traffic: Traffic, seconds: int, *, seed: int = 1) -> list[MonitorState]:
-    """Return what is thought of a worker that can only be looked at; it drafts while it is not avoided."""
+    """States of a worker without control; it drafts while it is not avoided."""
     asked = [True]
     seen_by_avoidance = replace(traffic, batch=lambda now: traffic.batch(now) if asked[0] else 0)
     worker, state, shown = SimulatedWorker(ENGINE, seen_by_avoidance, seed=seed), START, []
@@ -413,8 +412,8 @@ def outside(traffic: Traffic, seconds: int, *, seed: int = 1) -> list[MonitorSta
     return shown
 
 
-def test_a_worker_that_cannot_be_told_is_avoided_when_it_collapses_and_tried_again():
-    """Less and less often while it is no better; and for good once it is."""
+def test_a_collapsed_worker_without_control_is_avoided_and_retried():
+    """At growing intervals until it recovers, then without interruption."""
     shown = outside(Traffic(acceptance=in_turn((20, CODE), (700, HEX), (0, CODE))), 1600)
     assert {state.mode for state in shown} == {SPECULATIVE}
     assert {state.reason for state in shown} == {Reason.NOT_CONTROLLABLE}
@@ -428,8 +427,8 @@ def test_a_worker_that_cannot_be_told_is_avoided_when_it_collapses_and_tried_aga
     assert (shown[-1].verdict, shown[-1].probes_failed) == (None, 0)
 
 
-def test_a_worker_that_can_no_longer_be_told_is_taken_to_draft_if_it_does():
-    """A plugin that withdrew has given the engine its first table back."""
+def test_a_worker_that_lost_control_is_speculative_if_it_drafts():
+    """A plugin that withdrew has restored the engine's first table."""
     tick = after([*constant(CODE, 20), *constant(HEX, 20)])
     assert tick.after.mode is TARGET_ONLY
     assert tick.reading is not None
@@ -447,7 +446,7 @@ def test_a_worker_that_can_no_longer_be_told_is_taken_to_draft_if_it_does():
 
 
 def test_a_load_at_which_nothing_pays_stops_only_that_load():
-    """And a smaller one goes on as before, without a probe or a wait."""
+    """A smaller load continues without a probe or a wait."""
     dear = replace(
         ENGINE, seconds=lambda batch, k: 0.004 * (1.0 + k * (0.1 if batch < 8 else 0.9)), noise=0.05
     )
@@ -459,8 +458,8 @@ def test_a_load_at_which_nothing_pays_stops_only_that_load():
     assert back.reason is Reason.HEALTHY
 
 
-def test_what_does_not_pay_at_a_large_batch_is_not_held_against_a_smaller_one():
-    """Nothing is known of that, so it drafts at once."""
+def test_a_loss_at_a_large_batch_does_not_stop_a_smaller_one():
+    """Nothing is known of the smaller one, so it drafts at once."""
     dear = replace(
         ENGINE, seconds=lambda batch, k: 0.004 * (1.0 + k * (0.1 if batch < 8 else 0.9)), noise=0.05
     )
@@ -474,7 +473,7 @@ def test_what_does_not_pay_at_a_large_batch_is_not_held_against_a_smaller_one():
 
 
 def test_the_simulated_control_loop_and_this_one_agree():
-    """The runs of the simulation tests are made by the same rules as the lives here."""
+    """The simulation tests apply decisions by the same rules as the runs here."""
     worker = SimulatedWorker(ENGINE, Traffic(acceptance=lambda _now: CODE), seed=3)
     simulated = [poll.state for poll in polls(worker, POLICY, 30.0)]
     assert simulated == [tick.after for tick in live(constant(CODE, 30), seed=3)]

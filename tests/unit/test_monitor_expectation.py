@@ -1,4 +1,4 @@
-"""The alarm comes sooner, no more."""
+"""A draft's record raises the collapse alarm sooner, and changes nothing else."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +19,7 @@ START = MonitorState(mode=SPECULATIVE)
 FIRST_WINDOW = 400
 """Drafts of a window, by default."""
 WEAK = at_length(1.3)
-"""What a draft accepts that was loaded with the wrong layers, say; no collapse by the usual limit."""
+"""A draft loaded with wrong layers, for example; above the default collapse limit."""
 
 
 def live(
@@ -32,7 +32,7 @@ def live(
     policy: MonitorPolicy = POLICY,
     outside: bool = False,
 ) -> Iterator[tuple[SimulatedWorker, MonitorState]]:
-    """A worker under control, second by second, whose draft's record promises that much."""
+    """A worker under control, second by second, whose draft has this record."""
     asked = [True]
     traffic = Traffic(acceptance=lambda _now: text, batch=lambda _now: int(asked[0]))
     worker, state = SimulatedWorker(engine, traffic, seed=seed), START
@@ -49,7 +49,7 @@ def live(
 
 
 def collapse(lives: Iterator[tuple[SimulatedWorker, MonitorState]]) -> tuple[int, MonitorState] | None:
-    """Drafts it took to call the draft collapsed, and what is known then; None where it never was."""
+    """Drafts until the draft was collapsed, and the state then; None if it never was."""
     for worker, state in lives:
         if state.verdict is Reason.COLLAPSED:
             return worker.drafts_made, state
@@ -57,8 +57,8 @@ def collapse(lives: Iterator[tuple[SimulatedWorker, MonitorState]]) -> tuple[int
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_draft_that_shows_little_of_what_was_promised_has_collapsed(seed: int):
-    """1.25 against a recorded 2.7; and it counts as one that never paid."""
+def test_a_draft_far_below_its_record_has_collapsed(seed: int):
+    """1.25 against a recorded 2.7; it counts as one that never paid."""
     found = collapse(live(at_length(1.25), 2.7, 90, seed=seed))
     assert found is not None
     _drafts, state = found
@@ -67,8 +67,8 @@ def test_a_draft_that_shows_little_of_what_was_promised_has_collapsed(seed: int)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_clear_case_takes_no_longer_than_the_first_window(seed: int):
-    """1.27 is above the limit for drafts that nothing is known of, and far below what 3.4 leaves room for."""
+def test_a_clear_shortfall_is_detected_within_the_first_window(seed: int):
+    """1.27 is above the default limit, and far below that of a recorded 3.4."""
     found = collapse(live(at_length(1.27), 3.4, 90, seed=seed))
     assert found is not None
     # What it took beyond the window are the drafts of the seconds in which it was seen and doubted.
@@ -76,14 +76,14 @@ def test_a_clear_case_takes_no_longer_than_the_first_window(seed: int):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_without_the_promise_the_same_draft_is_no_alarm(seed: int):
-    """That is what the record is for: 1.3 may be all that such a draft ever gave."""
+def test_without_a_record_the_same_draft_has_not_collapsed(seed: int):
+    """1.3 may be all that such a draft ever gave."""
     assert collapse(live(WEAK, None, 60, seed=seed)) is None
     assert collapse(live(WEAK, 2.9, 60, seed=seed)) is not None
 
 
-def test_a_draft_that_accepts_almost_nothing_is_called_so_at_once():
-    """As without a promise, and no later."""
+def test_a_useless_draft_with_a_record_is_detected_at_once():
+    """No later than without a record."""
     with_promise, without = (collapse(live(HEX, expected, 60)) for expected in (2.7, None))
     assert with_promise is not None
     assert without is not None
@@ -91,8 +91,7 @@ def test_a_draft_that_accepts_almost_nothing_is_called_so_at_once():
     assert not with_promise[1].has_paid
 
 
-def test_one_that_cannot_be_told_to_stop_is_avoided():
-    """There is nothing else to be done about it."""
+def test_a_worker_without_control_is_avoided_by_its_record():
     promised = [state for _worker, state in live(WEAK, 2.9, 60, outside=True) if state.avoid]
     assert promised
     assert {state.verdict for state in promised} == {Reason.COLLAPSED}
@@ -112,10 +111,8 @@ PROMISES = st.integers(1, 3).flatmap(
 @example((1.0, 1.0, 1.0), CPU, 0)
 @example((0.3, 1.0, 1.0), GPU, 0)
 @settings(max_examples=30)
-def test_a_draft_that_performs_as_recorded_is_never_collapsed_because_of_it(
-    text: Acceptance, engine: Engine, seed: int
-):
-    """At each moment the limit that counts lies under what it shows, or is the one without a promise."""
+def test_a_draft_that_performs_as_recorded_never_collapses_by_it(text: Acceptance, engine: Engine, seed: int):
+    """The limit is always below its acceptance length, or the default one."""
     recorded = Expectation(acceptance_length=length_of(text, len(text)), draft_tokens=len(text))
     text = (*text, *(0.0,) * (3 - len(text)))
     promised = recorded.at(max(engine.choices))
@@ -138,8 +135,8 @@ def test_a_draft_that_performs_as_recorded_is_never_collapsed_because_of_it(
 )
 @example([0.5] * 16, 16, 1)
 @example([1.0] * 8, 16, 1)
-def test_the_limit_of_a_promise_never_reaches_what_keeps_it(rates: list[float], most: int, depth: int):
-    """Whatever number of draft tokens it was measured at, the worker has, and the drafts were judged by."""
+def test_the_limit_of_a_record_stays_below_its_own_acceptance(rates: list[float], most: int, depth: int):
+    """For any number of draft tokens in the record, the worker and the drafts."""
     depth = min(depth, most)
     recorded = Expectation(acceptance_length=1.0 + sum(rates), draft_tokens=len(rates))
     reading = reading_of(recorded.at(most), choices=(0, *range(1, most + 1)))
@@ -150,21 +147,21 @@ def test_the_limit_of_a_promise_never_reaches_what_keeps_it(rates: list[float], 
 
 
 @given(st.floats(1, 17), st.integers(0, 16))
-def test_a_promise_only_ever_raises_the_limit(promised: float, depth: int):
-    """A record that promises nothing, or next to nothing, cannot keep an alarm down."""
+def test_a_record_only_raises_the_collapse_limit(promised: float, depth: int):
+    """A record of almost no acceptance cannot suppress an alarm."""
     state = observe(START, reading_of(promised), POLICY)
     assert collapse_limit(state, POLICY, depth) >= POLICY.collapsed_below
 
 
 def reading_of(promised: float | None, *, epoch: str = "one", choices: tuple[int, ...] = (0, 1, 2, 3)) -> Any:
-    """What a plugin says when nothing has happened yet."""
+    """The first reading of a plugin."""
     return EngineReading(controllable=True, epoch=epoch, choices=choices, expected_length=promised)
 
 
 @given(st.sampled_from((CODE, HEX, WARM, WEAK)), st.integers(0, 99))
 @settings(max_examples=15)
-def test_a_worker_that_promises_nothing_is_judged_as_ever(text: Acceptance, seed: int):
-    """To the last bit: the state is the one of a monitor that never heard of promises."""
+def test_a_worker_without_a_record_is_judged_as_before(text: Acceptance, seed: int):
+    """Baseline and limit are those without records."""
     for _worker, state in live(text, None, 30, seed=seed):
         assert (state.baseline_length is None) is (not state.has_paid)
         if not state.has_paid:
@@ -172,10 +169,10 @@ def test_a_worker_that_promises_nothing_is_judged_as_ever(text: Acceptance, seed
 
 
 class TestWhatWasLearnt:
-    """What was seen to pay counts for more than what was promised."""
+    """The measured baseline replaces the record's."""
 
-    def test_the_promise_stands_until_the_draft_has_paid(self):
-        """And then what it showed takes its place at once."""
+    def test_the_record_counts_until_the_draft_has_paid(self):
+        """Then the measured length replaces it at once."""
         told, learnt = [], []
         for _worker, state in live(CODE, 3.9, 30):
             (learnt if state.has_paid else told).append(state.baseline_length)
@@ -183,22 +180,20 @@ class TestWhatWasLearnt:
         assert learnt
         assert max(learnt) < length_of(CODE, 3) + 0.3
 
-    def test_a_restart_keeps_what_was_learnt(self):
-        """The draft is the same, and its record has nothing new to say."""
+    def test_a_restart_keeps_the_measured_baseline(self):
         *_, (_worker, state) = live(CODE, 3.9, 30)
         again = observe(state, reading_of(3.9, epoch="two"), POLICY)
         assert (again.has_paid, again.baseline_length) == (True, state.baseline_length)
 
-    def test_a_restart_before_anything_was_learnt_takes_the_new_promise(self):
-        """It may be another draft."""
+    def test_a_restart_before_a_baseline_takes_the_new_record(self):
         first = observe(START, reading_of(2.7), POLICY)
         first = replace(first, last=reading_of(2.7))
         assert first.baseline_length == 2.7
         for promised in (1.9, None):
             assert observe(first, reading_of(promised, epoch="two"), POLICY).baseline_length == promised
 
-    def test_another_draft_has_everything_to_prove(self):
-        """What the one before it gave says nothing about it; a restart without any draft changes nothing."""
+    def test_another_draft_starts_without_a_baseline(self):
+        """A restart without any draft keeps it."""
         *_, (_worker, state) = live(CODE, None, 30)
         state = replace(state, draft="sha256:one")
         alone = replace(reading_of(None, epoch="alone"), controllable=False)
@@ -213,8 +208,8 @@ class TestWhatWasLearnt:
         assert (other.has_paid, other.baseline_length, other.draft) == (False, 2.7, "sha256:two")
         assert (other.squared_z_scores, other.dips, other.flips) == ((), (), ())
 
-    def test_a_wild_promise_is_got_over(self):
-        """Traffic here may be nothing like the maker's: a probe that pays brings the draft back for good."""
+    def test_a_worker_recovers_from_an_excessive_record(self):
+        """Traffic may differ from the record's: a probe that pays resumes speculation for good."""
         *_, (_worker, state) = live(at_length(1.5), 4.0, 240, engine=GPU)
         assert state.has_paid
         assert state.mode is SPECULATIVE

@@ -1,4 +1,4 @@
-"""Promises of the monitor over hours of simulated traffic; more in `benchmarks.monitor_simulation`."""
+"""The monitor over hours of simulated traffic; more in `benchmarks.monitor_simulation`."""
 
 import json
 from itertools import pairwise
@@ -38,8 +38,8 @@ RECORDED = sorted((Path(__file__).parents[1] / "data").glob("speculation-*.jsonl
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_it_keeps_up_with_the_best_fixed_number_known_in_hindsight(scenario: Scenario):
-    """Or passes it, where traffic changes so that no fixed number is best throughout."""
+def test_tokens_stay_close_to_the_best_fixed_number(scenario: Scenario):
+    """Or exceed it, if traffic changes so that no fixed number is best throughout."""
     run, fixed = scenario.run(seed=2), scenario.fixed()
     best = max(fixed, key=fixed.__getitem__)
     share = run.tokens / fixed[best]
@@ -47,16 +47,16 @@ def test_it_keeps_up_with_the_best_fixed_number_known_in_hindsight(scenario: Sce
 
 
 @pytest.mark.parametrize("payoff", [-0.02, 0.0, 0.02])
-def test_on_the_borderline_it_does_not_go_back_and_forth(payoff: float):
-    """At most one stop or start in ten minutes, for each of twenty machines' noise."""
+def test_at_break_even_speculation_flips_at_most_once(payoff: float):
+    """In ten minutes, for each of twenty machines' noise."""
     traffic = Traffic(acceptance=steady(at_payoff(CPU, payoff)), grain=2.0)
     flips = [controlled(CPU, traffic, POLICY, 600.0, tick=2.0, seed=seed).flips for seed in SEEDS]
     assert max(flips) <= 1
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_a_collapse_is_seen_at_once_and_its_end_soon(engine):
-    """Within five seconds or 64 drafts, and thirty seconds: nineteen times of twenty, never twice that."""
+def test_a_collapse_is_detected_at_once_and_its_end_soon(engine):
+    """Within five seconds or 64 drafts, and thirty seconds: 19 times of 20, never more than twice that."""
     traffic = Traffic(acceptance=in_turn((60, CODE), (120, HEX), (0, CODE)))
     stopped, resumed = [], []
     for seed in SEEDS:
@@ -78,8 +78,8 @@ def test_a_collapse_is_seen_at_once_and_its_end_soon(engine):
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("weights", [((1, CODE), (1, HEX)), ((3, CODE), (1, HEX))], ids=["1 in 2", "1 in 4"])
-def test_a_mixture_of_requests_is_judged_as_a_mixture(engine, weights):
-    """Once it is known, one hopeless request after another stops drafting at most once in a while."""
+def test_mixed_requests_are_judged_by_their_average(engine, weights):
+    """Hopeless requests in a row rarely stop speculation."""
     for seed in range(5, 9):
         traffic = Traffic(acceptance=mixed(seed, weights, 0.5))
         run = controlled(engine, traffic, POLICY, 720.0, seed=seed)
@@ -90,8 +90,8 @@ def test_a_mixture_of_requests_is_judged_as_a_mixture(engine, weights):
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_a_damaged_draft_is_called_collapsed_from_the_first_token_on(engine):
-    """And stays so through all its probes, which become rare."""
+def test_a_damaged_draft_is_collapsed_from_the_start(engine):
+    """And through all its probes, which become rare."""
     run = controlled(
         engine, Traffic(acceptance=steady((0.02, 0.0, 0.0)), grain=2.0), POLICY, 3600.0, tick=2.0
     )
@@ -105,16 +105,16 @@ def test_a_damaged_draft_is_called_collapsed_from_the_first_token_on(engine):
     assert gaps[-1] > 20 * gaps[0]
 
 
-def test_an_idle_worker_is_left_alone():
-    """Nothing is probed, swept or decided without traffic."""
+def test_an_idle_worker_is_neither_probed_nor_swept():
+    """And nothing is decided."""
     traffic = Traffic(acceptance=steady(HEX), batch=lambda now: int(now < 10))
     run = controlled(CPU, traffic, POLICY, 600.0)
     assert not any(poll.state.starts_probe for poll in run.polls if poll.at > 11)
     assert run.changes[-1].at <= 11
 
 
-def test_a_probe_waits_for_traffic_and_still_tells():
-    """Bursts a minute apart, each shorter than a second, bring a collapsed draft back."""
+def test_a_probe_works_on_short_bursts_of_traffic():
+    """Bursts a minute apart, each shorter than a second, resume a collapsed draft."""
     perfect = (1.0, 1.0, 1.0)
     traffic = Traffic(
         acceptance=in_turn((300, HEX), (0, perfect)), batch=lambda now: int(now % 60 < 0.6), grain=0.2
@@ -125,8 +125,8 @@ def test_a_probe_waits_for_traffic_and_still_tells():
     assert run.state.mode is SpeculationMode.SPECULATIVE
 
 
-def test_the_simulation_gives_what_arithmetic_says():
-    """A fixed number of draft tokens yields batch times acceptance length over seconds of a step."""
+def test_the_simulation_matches_the_arithmetic():
+    """Tokens of a fixed number: batch times acceptance length over seconds of a step."""
     traffic = Traffic(acceptance=steady(CODE), batch=lambda _now: 4)
     worker = SimulatedWorker(GPU, traffic)
     worker.steer(((1, 64, 2),), SpeculationMode.SPECULATIVE, Reason.HEALTHY)
@@ -144,23 +144,22 @@ def test_the_simulation_gives_what_arithmetic_says():
     )
 
 
-def test_texts_are_made_to_measure():
-    """By acceptance length, and by what the best number of draft tokens gives over none."""
+def test_scenario_texts_have_their_length_and_payoff():
     assert length_of(at_length(2.2), 3) == pytest.approx(2.2)
     text = at_payoff(CPU, 0.05)
     gains = [length_of(text, k) * CPU.seconds(1, 0) / CPU.seconds(1, k) for k in (1, 2, 3)]
     assert max(gains) == pytest.approx(1.05)
 
 
-def test_the_simulated_worker_speaks_like_the_plugin():
-    """Its answer, read as the control loop reads it, is its reading."""
+def test_the_simulated_worker_answers_like_the_plugin():
+    """Its parsed answer is its reading."""
     worker = SimulatedWorker(CPU, Traffic(acceptance=steady(CODE)))
     for _look in polls(worker, POLICY, 20.0):
         assert parse_reading(OK, json.dumps(worker.answer())) == worker.reading()
 
 
-def test_a_recorded_trace_leads_to_the_decisions_it_was_recorded_with(tmp_path: Path):
-    """A replay of what a worker said is the run itself, failed polls included."""
+def test_replaying_a_trace_gives_its_recorded_decisions(tmp_path: Path):
+    """Failed polls included."""
     worker = SimulatedWorker(CPU, Traffic(acceptance=in_turn((20, CODE), (40, HEX), (0, CODE))), seed=4)
     lines, decided = [], []
     run = polls(worker, POLICY, 70.0)
@@ -179,8 +178,8 @@ def test_a_recorded_trace_leads_to_the_decisions_it_was_recorded_with(tmp_path: 
 
 
 @pytest.mark.parametrize("trace", RECORDED, ids=lambda path: path.stem)
-def test_what_a_real_worker_said_leads_to_what_it_was_told(trace: Path):
-    """The replay drafts when the real worker did, but for a few polls: its own probes fall elsewhere."""
+def test_a_real_workers_trace_gives_its_recorded_modes(trace: Path):
+    """Except for a few polls: the replay's own probes fall elsewhere."""
     replayed = list(replay(trace.read_text(encoding="utf-8").splitlines(), POLICY))
     drafts = [
         (state.mode is SpeculationMode.SPECULATIVE, state.last.mode is SpeculationMode.SPECULATIVE)

@@ -1,4 +1,4 @@
-"""What the windows hold, what is adopted, and what is shown."""
+"""Windows, adoption of an engine, and reasons."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -36,7 +36,7 @@ K = 3
 
 
 def counters(drafts: int, accepted: tuple[int, ...] = (0, 0, 0)) -> SpecDecodeCounters:
-    """Return counters after so many full drafts."""
+    """Counters after this many full drafts."""
     return SpecDecodeCounters(
         drafts=drafts,
         draft_tokens=K * drafts,
@@ -56,7 +56,7 @@ def reading(
     table: DraftTokenTable = ((1, 64, 3),),
     controllable: bool = True,
 ) -> EngineReading:
-    """Return what a plugin would say."""
+    """A plugin's reading."""
     return EngineReading(
         controllable=controllable,
         epoch=epoch,
@@ -72,7 +72,7 @@ def reading(
 def seen(
     *readings: EngineReading | None, policy: MonitorPolicy = POLICY, start: MonitorState = START
 ) -> MonitorState:
-    """Return what is known after these readings, as `decide` would keep it."""
+    """The state after these readings, as `decide` keeps it."""
     state = start
     for poll in readings:
         state = observe(state, poll, policy)
@@ -89,7 +89,7 @@ STEPS = st.lists(
 
 
 def readings_of(steps: list) -> list[EngineReading | None]:
-    """Turn steps into cumulative counters as a worker would show them."""
+    """Steps as a worker's cumulative counters."""
     drafts, accepted, shown, epoch, positions = 0, [0] * K, [], 0, K
     for step in steps:
         if step is None:
@@ -111,29 +111,29 @@ def readings_of(steps: list) -> list[EngineReading | None]:
 
 
 def test_a_window_is_the_difference_between_its_ends():
-    """What a worker counted before the first poll is not in the window."""
+    """Counts before the first poll are not in the window."""
     window = seen(reading(1000, (900, 800, 700)), reading(1050, (940, 830, 720))).window
     assert (window.drafts, window.accepted_tokens) == (50, 90)
     assert window.acceptance_length == pytest.approx(1 + 90 / 50)
 
 
-def test_the_window_is_counted_in_drafts_not_in_looks():
-    """A hundred idle polls do not push evidence out of the window, nor take memory."""
+def test_the_window_is_counted_in_drafts_not_in_polls():
+    """A hundred idle polls neither push evidence out of the window nor take memory."""
     busy = seen(reading(0), reading(60, (30, 0, 0)))
     idle = seen(*[reading(60, (30, 0, 0))] * 100, start=busy)
     assert (idle.window, idle.samples) == (busy.window, busy.samples)
 
 
 def test_old_drafts_leave_the_window_but_not_the_long_one():
-    """A window of 100 drafts forgets what came before them; eight windows are remembered besides."""
+    """Eight windows are kept besides."""
     state = seen(reading(0), reading(100, (100, 100, 100)), reading(200, (100, 100, 100)))
     assert (state.window.drafts, state.window.acceptance_length) == (100, 1.0)
     assert (state.long_window.drafts, state.long_window.acceptance_length) == (200, 2.5)
     assert [window.acceptance_length for window in state.windows] == [4.0, 1.0]
 
 
-def test_the_newest_drafts_are_found_in_whichever_window_holds_so_many():
-    """Few in the last readings, many in the long window, and more than were seen nowhere."""
+def test_the_newest_drafts_come_from_the_window_that_has_them():
+    """Few in the last readings, many in the long window."""
     state = seen(*(reading(drafts) for drafts in range(0, 500, 40)))
     found = [state.newest(drafts) for drafts in (1, 41, 100, 300, 10_000)]
     assert [counted and counted.drafts for counted in found] == [40, 80, 120, 480, None]
@@ -142,20 +142,18 @@ def test_the_newest_drafts_are_found_in_whichever_window_holds_so_many():
 @pytest.mark.parametrize(
     ("drafts", "reason"), [(9, Reason.TOO_FEW_DRAFTS), (10, Reason.HEALTHY), (99, Reason.HEALTHY)]
 )
-def test_too_few_drafts_are_called_so(drafts: int, reason: Reason):
-    """Nothing is said about a worker that has hardly drafted."""
+def test_too_few_drafts_show_as_the_reason(drafts: int, reason: Reason):
     assert seen(reading(0), reading(drafts)).reason is reason
 
 
 def test_a_recovery_is_shown_until_a_window_has_confirmed_it():
-    """Then it is health like any other."""
     back = replace(seen(reading(0)), basis=Reason.RECOVERED)
     assert seen(reading(50), start=back).reason is Reason.RECOVERED
     assert seen(reading(50), reading(100), start=back).reason is Reason.HEALTHY
 
 
-def test_a_failed_scrape_changes_nothing_but_the_reason():
-    """Mode and windows hold still when a worker cannot be read, and no probe is ordered twice."""
+def test_a_failed_scrape_changes_only_the_reason():
+    """Mode and windows stay, and no probe is started twice."""
     before = replace(seen(reading(0), reading(50, (40, 20, 5))), starts_probe=True)
     after = observe(before, None, POLICY)
     assert after == replace(before, reason=Reason.SCRAPE_FAILED, starts_probe=False)
@@ -164,7 +162,7 @@ def test_a_failed_scrape_changes_nothing_but_the_reason():
 
 @pytest.mark.parametrize("after", [reading(10, (5, 5, 5)), reading(60, (39, 30, 30)), reading(60, (40, 20))])
 def test_counters_that_went_backwards_empty_the_windows(after: EngineReading):
-    """No number is made of two lives of a worker."""
+    """No number combines two starts of a worker."""
     state = seen(reading(0), reading(50, (40, 20, 5)), after)
     assert state.reason is Reason.COUNTER_RESET
     assert (state.window.drafts, state.long_window.drafts) == (0, 0)
@@ -172,8 +170,8 @@ def test_counters_that_went_backwards_empty_the_windows(after: EngineReading):
     assert seen(replace(after, drafting=after.drafting), start=state).reason is Reason.TOO_FEW_DRAFTS
 
 
-def test_another_engine_is_started_on_anew_with_what_is_known_of_the_draft():
-    """Costs and probes were the old engine's; what is usual for the draft is still so."""
+def test_another_engine_keeps_only_what_is_known_of_the_draft():
+    """Costs and probes were the old engine's; the draft's baseline stays."""
     old = replace(seen(reading(500)), has_paid=True, baseline_length=2.7, probed_steps=9, flips=(1.0,))
     state = seen(reading(3, epoch="two"), start=old)
     assert state.reason is Reason.COUNTER_RESET
@@ -197,10 +195,10 @@ def test_another_engine_is_started_on_anew_with_what_is_known_of_the_draft():
         (SpeculationMode.TARGET_ONLY, Reason.OPERATOR_OVERRIDE, SpeculationMode.TARGET_ONLY, None),
     ],
 )
-def test_who_starts_anew_goes_on_from_what_the_worker_was_told(
+def test_a_new_state_resumes_from_the_workers_last_command(
     mode: SpeculationMode | None, reason: Reason | None, adopted: SpeculationMode, verdict: Reason | None
 ):
-    """The worker kept the mode that another control process had set."""
+    """The worker kept the mode of another control process."""
     state = seen(reading(10, mode=mode, reason=reason))
     assert (state.mode, state.verdict) == (adopted, verdict)
 
@@ -208,16 +206,16 @@ def test_who_starts_anew_goes_on_from_what_the_worker_was_told(
 @pytest.mark.parametrize(
     "table", [((1, 64, 2),), ((1, 32, 3), (33, 64, 1)), ((1, 1, 3), (2, 8, 1), (9, 64, 0))]
 )
-def test_the_table_a_worker_was_told_is_adopted_as_it_is(table: DraftTokenTable):
-    """By who starts anew, and by who only polls on."""
+def test_the_workers_table_is_adopted_unchanged(table: DraftTokenTable):
+    """By a new state, and by a gateway that follows."""
     told = reading(mode=SpeculationMode.SPECULATIVE, reason=Reason.HEALTHY, table=table)
     assert seen(told).table == table
     followed, decision = decide(seen(reading()), told, POLICY, 0.0, acting=False)
     assert followed.table == decision.table == table
 
 
-def test_who_looks_on_shows_what_the_worker_says():
-    """Mode and reason are another's decision."""
+def test_a_following_gateway_shows_the_workers_report():
+    """Mode and reason are another gateway's decision."""
     told = reading(20, mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED)
     state, decision = decide(seen(reading()), told, POLICY, 0.0, acting=False)
     assert (state.mode, state.reason, state.last) == (SpeculationMode.TARGET_ONLY, Reason.COLLAPSED, told)
@@ -225,13 +223,12 @@ def test_who_looks_on_shows_what_the_worker_says():
     assert decide(state, None, POLICY, 0.0, acting=False)[1].reason is Reason.SCRAPE_FAILED
 
 
-def test_there_is_no_table_for_a_worker_that_cannot_be_told():
-    """Nothing could be done with it."""
+def test_a_worker_without_control_has_no_table():
     assert START.table == ()
     assert seen(reading(controllable=False)).table == ()
 
 
-def test_a_larger_batch_than_was_measured_does_as_the_nearest_smaller_one():
+def test_an_unmeasured_batch_takes_the_nearest_smaller_ones_choice():
     """The larger the batch, the less a draft is worth; nothing larger can be inferred from it."""
     buckets = MappingProxyType({4: Bucket(draft_tokens=2), 16: Bucket(draft_tokens=0)})
     state = replace(seen(reading()), buckets=buckets)
@@ -252,7 +249,6 @@ def test_unknown_costs_are_guessed_from_the_nearest_batch():
 
 
 def test_flips_are_forgotten_after_a_while():
-    """What a worker did this morning says nothing about how steady it is now."""
     state = replace(START, flips=(0.0, 1000.0, 2000.0))
     assert state.recent_flips(2100.0) == (1000.0, 2000.0)
 
@@ -280,8 +276,8 @@ def test_a_tail_spans_enough_and_no_reading_more_than_it_must(more: list[int], d
 
 
 @given(STEPS)
-def test_no_sequence_of_readings_leaves_the_possible_range(steps: list):
-    """Whatever comes, nothing raises, and no count in any window is negative."""
+def test_any_readings_give_non_negative_counts(steps: list):
+    """And never raise."""
     state = START
     for poll in readings_of(steps):
         state = seen(poll, start=state)
@@ -292,8 +288,8 @@ def test_no_sequence_of_readings_leaves_the_possible_range(steps: list):
 
 
 @given(STEPS, st.integers(1, 80))
-def test_the_windows_span_what_they_should(steps: list, size: int):
-    """One window as soon as so many drafts were seen; the long one eight times as many, and not ten times."""
+def test_the_windows_span_their_sizes(steps: list, size: int):
+    """One window as soon as it has its drafts; the long one eight times as many, and not ten times."""
     policy = replace(POLICY, window_drafts=size)
     state, since_reset = START, []
     for poll in readings_of(steps):
@@ -322,7 +318,7 @@ def test_memory_is_bounded_by_the_size_of_the_window(steps: list):
 
 @given(st.integers(1, 100), st.data())
 def test_the_table_covers_every_batch_with_choices_only(largest: int, data: st.DataObject):
-    """From 1 to the largest batch, without a gap, whatever is known of which bucket."""
+    """From 1 to the largest batch, without a gap, for any known buckets."""
     known = data.draw(st.dictionaries(st.sampled_from(buckets_up_to(largest)), st.sampled_from((0, 1, 3))))
     state = replace(
         START,
@@ -341,7 +337,7 @@ GOOD, DEAD = (1.6, 0.4), (0.0, 0.0)
 
 
 def ticks(*texts: tuple[tuple[float, float], int], start: MonitorState = START) -> MonitorState:
-    """Return what is known after ticks of 20 full drafts, a short window each, of one text after another."""
+    """The state after ticks of 20 full drafts, a short window each, of one text after another."""
     drafts, accepted, polls = 0, 0.0, [reading()]
     for (mean, spread), count in texts:
         for number in range(count):
@@ -351,47 +347,59 @@ def ticks(*texts: tuple[tuple[float, float], int], start: MonitorState = START) 
     return seen(*polls, start=start)
 
 
-def test_a_dip_that_ends_by_itself_is_remembered_with_its_length():
-    """While drafting went on; a dip that goes on is none yet."""
+def test_a_dip_that_ends_without_a_stop_is_kept():
+    """Once it has ended."""
     assert ticks((GOOD, 5), (DEAD, 3)).dips == ()
     assert ticks((GOOD, 5), (DEAD, 3)).dip == 60
     after = ticks((GOOD, 5), (DEAD, 3), (GOOD, 2), (DEAD, 1), (GOOD, 1))
     assert (after.dips, after.dip) == ((60, 20), 0)
 
 
-def test_a_dip_in_which_drafting_was_stopped_did_not_end_by_itself():
-    """Nobody knows how long it would have lasted."""
+def test_a_dip_that_led_to_a_stop_is_not_kept():
+    """Its length is unknown."""
     dipped = ticks((GOOD, 5), (DEAD, 3))
     stopped = replace(dipped, mode=SpeculationMode.TARGET_ONLY)
     probed = seen(reading(170, (165, 165, 165)), policy=POLICY, start=stopped)
     assert (probed.dip, probed.dips, probed.marks) == (0, (), ())
 
 
-def test_only_so_many_dips_are_remembered():
-    """Traffic of last month says little."""
+def test_the_number_of_kept_dips_is_bounded():
     state = ticks(*((GOOD, 1), (DEAD, 1)) * 40)
     assert len(state.dips) == DIPS_KEPT
 
 
-def test_one_kind_of_traffic_is_like_itself():
-    """And little of it says nothing either way."""
+def test_one_kind_of_traffic_is_not_overdispersed():
+    """Nor is too little traffic."""
     assert ticks((GOOD, 40)).overdispersion == 1.0
     assert ticks((GOOD, 1), (DEAD, 1), (GOOD, 1)).overdispersion == 1.0
 
 
-def test_several_kinds_at_once_are_not_alike():
+def test_several_kinds_at_once_are_overdispersed():
     """Every short window differs from the next."""
     assert ticks(*((GOOD, 1), (DEAD, 1)) * 20).overdispersion > 4
 
 
-def test_one_kind_after_the_other_is_like_itself():
-    """A change now and then is no mixture."""
+def test_one_kind_after_the_other_is_not_overdispersed():
+    """An occasional change is not a mixture."""
     assert ticks((GOOD, 15), (DEAD, 15), (GOOD, 15)).overdispersion == 1.0
 
 
-def test_what_is_known_of_traffic_outlives_the_engine():
-    """It is the same traffic that the next one gets."""
+def test_traffic_statistics_outlive_the_engine():
+    """The next engine gets the same traffic."""
     state = ticks(*((GOOD, 1), (DEAD, 1)) * 20)
     restarted = observe(state, reading(epoch="two"), POLICY)
     assert (restarted.dips, restarted.squared_z_scores) == (state.dips, state.squared_z_scores)
     assert (restarted.dip, restarted.marks) == (0, ())
+
+
+def test_figures_show_the_next_probe_only_while_speculation_is_stopped():
+    """At any batch size; draft tokens are those in force."""
+    buckets = MappingProxyType({1: Bucket(draft_tokens=3), 4: Bucket(draft_tokens=3)})
+    state = replace(seen(reading()), buckets=buckets, next_probe_at=9.0)
+    assert (state.figures.next_probe_at, dict(state.figures.draft_tokens)) == (None, {1: 3, 4: 3})
+    in_part = replace(state, buckets=MappingProxyType({**buckets, 4: Bucket(draft_tokens=0)}))
+    assert (in_part.figures.next_probe_at, dict(in_part.figures.draft_tokens)) == (9.0, {1: 3, 4: 0})
+    stopped = replace(state, mode=SpeculationMode.TARGET_ONLY, verdict=Reason.COLLAPSED)
+    assert (stopped.figures.next_probe_at, dict(stopped.figures.draft_tokens)) == (9.0, {1: 0, 4: 0})
+    overridden = replace(state, mode=SpeculationMode.TARGET_ONLY)
+    assert (overridden.figures.next_probe_at, dict(overridden.figures.draft_tokens)) == (None, {1: 0, 4: 0})

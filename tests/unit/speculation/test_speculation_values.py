@@ -18,7 +18,7 @@ from appliance.speculation.values import (
 
 
 def counters(drafts: int, accepted: tuple[int, ...], drafted: tuple[int, ...] = ()) -> SpecDecodeCounters:
-    """Return counters of drafts as long as `accepted`."""
+    """Counters of drafts as long as `accepted`."""
     return SpecDecodeCounters(
         drafts=drafts,
         draft_tokens=drafts * len(accepted),
@@ -45,8 +45,8 @@ def test_the_last_bucket_holds_the_largest_batch(largest: int, buckets: tuple[in
 
 
 @given(st.integers(1, 300), st.data())
-def test_a_table_says_for_each_batch_size_what_was_chosen_for_its_bucket(largest: int, data: st.DataObject):
-    """Ranges follow one another from 1 to the largest batch, and no two neighbours are equal."""
+def test_a_table_gives_each_batch_size_its_buckets_choice(largest: int, data: st.DataObject):
+    """Ranges run from 1 to the largest batch, and no two neighbours are equal."""
     chosen = {bucket: data.draw(st.integers(0, 3)) for bucket in buckets_up_to(largest)}
     table = table_of(chosen, largest)
     assert [first for first, _last, _k in table] == [1, *(last + 1 for _first, last, _k in table[:-1])]
@@ -56,8 +56,8 @@ def test_a_table_says_for_each_batch_size_what_was_chosen_for_its_bucket(largest
         assert draft_tokens_at(table, batch) == chosen[bucket_of(batch)]
 
 
-def test_beyond_its_end_a_table_says_what_its_last_range_says():
-    """A batch larger than any that was announced is no error; without a table nothing is drafted."""
+def test_a_table_extends_its_last_range():
+    """To larger batches than announced; without a table nothing is drafted."""
     assert draft_tokens_at(((1, 8, 3), (9, 16, 1)), 40) == 1
     assert draft_tokens_at((), 1) == 0
 
@@ -71,7 +71,7 @@ def test_acceptance_counts_the_bonus_token():
 
 
 def test_a_position_is_judged_by_the_drafts_that_reached_it():
-    """A third position that only ten of a hundred drafts had is not worse for it."""
+    """A third position that only ten of a hundred drafts reached is judged by those ten."""
     mixed = counters(100, (80, 40, 5), (100, 50, 10))
     assert mixed.acceptance_rate_per_position == pytest.approx((0.8, 0.8, 0.5))
     assert counters(100, (80, 40, 5)).acceptance_rate_per_position == pytest.approx((0.8, 0.4, 0.05))
@@ -81,14 +81,14 @@ def test_a_position_is_judged_by_the_drafts_that_reached_it():
     "later",
     [counters(9, (5, 5)), counters(20, (4, 6)), counters(20, (6, 6), (20, 20)), counters(20, (6,))],
 )
-def test_counters_that_cannot_follow_have_no_difference(later: SpecDecodeCounters):
-    """One that went backwards, or another number of positions, is another engine's."""
+def test_counters_that_went_backwards_have_no_difference(later: SpecDecodeCounters):
+    """Nor counters with another number of positions."""
     assert later.since(counters(10, (5, 5))) is None
 
 
 @given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
 def test_a_difference_never_holds_a_negative_count(drafts: int, first: int, second: int, more: int):
-    """It is what was counted in between, or nothing."""
+    """It is the counts in between, or None."""
     earlier = counters(drafts, (first, second))
     difference = counters(drafts + more, (first + more, second)).since(earlier)
     assert difference is not None
