@@ -1,8 +1,8 @@
 """
-Adding one entry to a log that others may be writing to: for commands, which have no log of their own.
+Adds one entry to a log that gateways may be writing: for commands, which have no open log.
 
-The entry goes in by the same compare-and-swap as every writer's; the next checkpoint signs it.
-Fails closed: an error means that nothing was recorded, as far as is known.
+The same compare-and-swap as every writer's adds it; the next checkpoint signs it.  Fails closed: an error
+means that nothing was recorded, as far as is known.
 """
 
 import os
@@ -49,7 +49,7 @@ def append_entry(
     def make(head: Head, _newer: Sequence[Leaf]) -> tuple[Sequence[Leaf], Head]:
         tree = CompactRange(head.size, head.subtrees)
         if tree.root() != head.root:
-            raise AuditVerificationError("the audit database is damaged: its head does not add up")
+            raise AuditVerificationError("the audit database is damaged: its head does not match its tree")
         leaf_hash = hash_leaf(leaf)
         tree.append(leaf_hash)
         placed[:] = [

@@ -1,7 +1,7 @@
 """
-The thread that the log's commits run in: one call after the other, and little between.
+The thread that the log's commits run in, one call after the other.
 
-An executor would do; per call it takes as long as the commit of an entry.
+An executor costs as much per call as the commit of an entry.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class CommitThread:
-    """Runs calls for one event loop, in the order they were given."""
+    """Runs the calls of one event loop, in order."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -24,7 +24,7 @@ class CommitThread:
     @classmethod
     @contextmanager
     def open(cls, name: str) -> Iterator[Self]:
-        """Run calls until the block ends; those given by then are seen through."""
+        """Run calls until the block ends; calls submitted by then are completed."""
         made = cls()
         thread = threading.Thread(target=made._work, name=name)
         thread.start()
@@ -35,7 +35,7 @@ class CommitThread:
             thread.join()
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Have a call made; what it returns or raises is the future's."""
+        """Submit a call; the future has its result or exception."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._calls.put((call, future))
         return future
@@ -45,7 +45,7 @@ class CommitThread:
             call, future = given
             try:
                 result = call()
-            except BaseException as error:  # noqa: BLE001 - handed to whoever asked
+            except BaseException as error:  # noqa: BLE001 - handed to the caller
                 self._loop.call_soon_threadsafe(_fail, future, error)
             else:
                 self._loop.call_soon_threadsafe(_succeed, future, result)

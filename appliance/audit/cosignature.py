@@ -1,10 +1,10 @@
 """
 What a witness signs, and how the signature is written: C2SP `tlog-cosignature`.
 
-A cosignature says: as of this time, this is the largest tree I have seen of that log, and it
-continues every tree I saw before.  Ed25519 (type 0x04) signs two lines and the checkpoint's text;
-ML-DSA-44 (type 0x06) signs a structure that also names the signer.  A log that signs with ML-DSA-44
-makes the same statement about itself, as `tlog-checkpoint` recommends.  Pure.
+A cosignature states: as of this time, this is the largest tree observed of that log, and it extends every
+tree observed before.  Ed25519 (type 0x04) signs two lines and the checkpoint's text; ML-DSA-44 (type 0x06)
+signs a structure that also names the signer.  A log that signs with ML-DSA-44 makes the same statement about
+itself, as `tlog-checkpoint` recommends.  Pure.
 
 Source: c2sp.org/tlog-cosignature at C2SP commit 5ba5ee83 (2026-07-22).
 """

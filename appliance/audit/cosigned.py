@@ -1,9 +1,9 @@
 """
-What witnesses have cosigned, kept in the log's own database beside its checkpoints.
+Checkpoints with witnesses' cosignatures, kept in the log's database.
 
-A statement covers every entry before it, so an older one is dropped once the same witnesses have
-cosigned a larger tree.  A row is evidence, not state: losing it loses a proof that the witness can
-give again, and the log goes on.
+A cosignature covers every entry before it, so an older one is dropped once the same witnesses have cosigned a
+larger tree.  A row is evidence, not state: if it is lost, the witness can give it again, and the log
+continues.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ class Cosigned:
 
 
 class CosignedCheckpoints(SqlStore):
-    """The statements that are kept."""
+    """The cosigned checkpoints that are kept."""
 
     def save(self, cosigned: Cosigned) -> None:
         """
@@ -47,7 +47,7 @@ class CosignedCheckpoints(SqlStore):
         except AuditUnavailableError as error:
             if not isinstance(error.__cause__, IntegrityError):
                 raise
-            self._save(cosigned)  # another gateway was told the same in the same moment
+            self._save(cosigned)  # another gateway received the same at the same moment
 
     def _save(self, cosigned: Cosigned) -> None:
         with self._transaction() as connection:
@@ -95,7 +95,7 @@ def newest_by_witness(cosigned: Sequence[Cosigned]) -> dict[str, Cosigned]:
 
 
 def worth_keeping(cosigned: Sequence[Cosigned]) -> list[Cosigned]:
-    """Return those of which no larger tree has been cosigned by the same witnesses, one of each size."""
+    """Return those without a larger tree cosigned by the same witnesses, one per witness and size."""
     newest = {(statement.size, statement.witness): statement for statement in sorted(cosigned, key=_age)}
     kept: list[Cosigned] = []
     seen: list[frozenset[str]] = []
@@ -109,9 +109,9 @@ def worth_keeping(cosigned: Sequence[Cosigned]) -> list[Cosigned]:
 
 def merge_notes(cosigned: Sequence[Cosigned]) -> list[tuple[int, str]]:
     """
-    Return size and text of each cosigned checkpoint, with the signatures of everybody who cosigned it.
+    Return size and text of each cosigned checkpoint, with the signatures of all its witnesses.
 
-    Two of one size are two histories: both are returned, for they are the proof of it.
+    Two of one size are two histories: both are returned, as proof of it.
     """
     merged: dict[str, tuple[int, str]] = {}
     for statement in cosigned:

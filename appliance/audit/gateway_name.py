@@ -1,9 +1,9 @@
 """
-The name a gateway writes the log under: made once, kept in its data directory, held while it runs.
+The name a gateway writes the log under: created once, kept in its data directory, locked while it runs.
 
-Two gateways under one name would each end what the other began.  The file is locked for as long as
-the name is held, so two processes cannot use one data directory.  Fails closed: without a name of
-its own a gateway does not start.
+Two gateways with one name would each end the other's requests.  The file stays locked while the gateway runs,
+so two processes cannot use one data directory.  Fails closed: without a name of its own a gateway does not
+start.
 """
 
 import os
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class GatewayName:
-    """A name that nobody else with this data directory can have; given back by `release`."""
+    """A name that is held exclusively until `release`."""
 
     def __init__(self, name: str, file: BinaryIO) -> None:
         self.name = name
@@ -34,12 +34,7 @@ class GatewayName:
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> Self:
         """
-        Take the name kept in `path`, or the configured one; make one at the first start.
-
-        Args:
-            path: file that keeps it and is locked.
-            configured: a name chosen by the operator, used instead.
-            random_bytes: source of randomness for a new name.
+        Lock `path` and return the name in it, or the configured one; create one at the first start.
 
         Raises:
             ConfigurationError: another gateway runs on this directory, or the name cannot be used.
@@ -58,12 +53,11 @@ class GatewayName:
             raise ConfigurationError(f"cannot use {path}: {error}") from error
         if not _NAME.fullmatch(name):
             file.close()
-            message = f"{name!r} is no name for a gateway: use at most 63 letters, digits, '.', '_' and '-'"
+            message = f"{name!r} cannot name a gateway: use at most 63 letters, digits, '.', '_' and '-'"
             raise ConfigurationError(message)
         return cls(name, file)
 
     def release(self) -> None:
-        """Let the next process have the name."""
         self._file.close()
 
 
@@ -72,7 +66,7 @@ def _kept(file: BinaryIO, path: Path, random_bytes: Callable[[int], bytes]) -> s
     if not name:
         name = f"gw-{random_bytes(8).hex()}"
         file.write(f"{name}\n".encode())
-        # A name that a power cut takes back would leave its requests to be ended by others.
+        # If a power cut took the name back, others would have to end its requests.
         sync_file(file)
         sync_directory(path.parent)
     return name

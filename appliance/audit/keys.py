@@ -1,11 +1,11 @@
 """
 Signing keys on disk: made once, readable by their owner alone.
 
-A log has one Ed25519 key, and a post-quantum ML-DSA-44 key in the file beside it when there is one;
-it then signs with both.  A witness has the same two files, and signs cosignatures with them.
+A log has one Ed25519 key and optionally a post-quantum ML-DSA-44 key in a second file; it then signs with
+both.  A witness has the same two files, and signs cosignatures with them.
 
-Whoever holds these files can sign a second history, so they are refused when anyone else could read
-them.  Fails closed: no key, no log.
+The holder of these files can sign a second history, so they are refused if other accounts can read them.
+Fails closed: no key, no log.
 """
 
 import os
@@ -31,12 +31,12 @@ from appliance.infra.files import create_private
 OTHERS = 0o077
 GROUP_MAY_READ = 0o040
 FRESH = ".new"
-"""Ending of the files of keys that a rotation has made and not yet put in place."""
+"""Ending of new keys until a rotation activates them."""
 
 
 class Signer:
     """
-    A private key, the name (the log's origin) it signs under, and the keys that sign beside it.
+    A private key, the name (the log's origin) it signs under, and further keys that sign with it.
 
     `kind` is `ED25519` for a log and `ED25519_COSIGNATURE` for a witness.
     """
@@ -45,7 +45,7 @@ class Signer:
         self,
         name: str,
         private_key: Ed25519PrivateKey,
-        beside: Sequence[NoteSigner] = (),
+        others: Sequence[NoteSigner] = (),
         *,
         kind: int = ED25519,
     ) -> None:
@@ -53,26 +53,24 @@ class Signer:
         public_key = private_key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.verifier_key = VerifierKey(name=_checked(name), kind=kind, public_key=public_key)
         """Public half of the Ed25519 key."""
-        self.signers: tuple[NoteSigner, ...] = (self, *beside)
+        self.signers: tuple[NoteSigner, ...] = (self, *others)
         """Every key that signs, this one first."""
 
     @property
     def name(self) -> str:
-        """Origin of the log."""
         return self.verifier_key.name
 
     @property
     def verifier_keys(self) -> tuple[VerifierKey, ...]:
-        """Public halves of every key that signs; an auditor should ask for all of them."""
+        """Public halves of every key that signs; an auditor should require all of them."""
         return tuple(signer.verifier_key for signer in self.signers)
 
     @property
     def vkey(self) -> str:
-        """Verifier keys in their one-line form, one a line, to be handed to auditors."""
+        """Verifier keys in their one-line form, one per line, for auditors."""
         return "\n".join(key.encode() for key in self.verifier_keys)
 
     def sign(self, message: bytes) -> bytes:
-        """Return the bare Ed25519 signature of `message`."""
         return self._private_key.sign(message)
 
     def sign_text(self, text: str, time: int) -> bytes:
@@ -80,10 +78,10 @@ class Signer:
         signature = self.sign(signed_message(self.verifier_key, text, time))
         return signature if self.verifier_key.kind == ED25519 else encode_timestamped(time, signature)
 
-    def beside(self, *others: NoteSigner) -> "Signer":
-        """Return this signer with further keys that sign beside it."""
-        mine = (*self.signers[1:], *others)
-        return Signer(self.name, self._private_key, mine, kind=self.verifier_key.kind)
+    def joined_by(self, *others: NoteSigner) -> "Signer":
+        """Return this signer with further keys that sign with it."""
+        all_others = (*self.signers[1:], *others)
+        return Signer(self.name, self._private_key, all_others, kind=self.verifier_key.kind)
 
 
 class MldsaSigner:
@@ -93,10 +91,8 @@ class MldsaSigner:
         self._private_key = private_key
         public_key = private_key.public_key().public_bytes_raw()
         self.verifier_key = VerifierKey(name=_checked(name), kind=MLDSA44, public_key=public_key)
-        """Public half."""
 
     def sign(self, message: bytes) -> bytes:
-        """Return the bare ML-DSA-44 signature of `message`."""
         return self._private_key.sign(message)
 
     def sign_text(self, text: str, time: int) -> bytes:
@@ -104,19 +100,19 @@ class MldsaSigner:
         Return the time and the signature of a checkpoint.
 
         Raises:
-            MalformedCheckpointError: the text is no checkpoint; this type signs nothing else.
+            MalformedCheckpointError: the text is not a checkpoint; this type signs nothing else.
         """
         return encode_timestamped(time, self.sign(signed_message(self.verifier_key, text, time)))
 
 
 def mldsa_path(path: Path) -> Path:
-    """Return where the post-quantum key stands that belongs to a signing key: `audit-mldsa.key`."""
+    """Return the path of the post-quantum key of a signing key: `audit-mldsa.key` for `audit.key`."""
     return path.with_name(f"{path.stem}-mldsa{path.suffix}")
 
 
 def create_signing_key(path: Path) -> None:
     """
-    Make a new Ed25519 key (PKCS#8 PEM, mode 0600); an existing file is never replaced.
+    Create an Ed25519 key (PKCS#8 PEM, mode 0600); an existing file is never replaced.
 
     Raises:
         AuditKeyError: the file exists or cannot be written.
@@ -126,7 +122,7 @@ def create_signing_key(path: Path) -> None:
 
 def create_mldsa_key(path: Path) -> None:
     """
-    Make a new ML-DSA-44 key at `path` (PKCS#8 PEM, mode 0600); an existing file is never replaced.
+    Create an ML-DSA-44 key at `path` (PKCS#8 PEM, mode 0600); an existing file is never replaced.
 
     Raises:
         AuditKeyError: the library has no ML-DSA-44, or the file exists or cannot be written.
@@ -136,10 +132,10 @@ def create_mldsa_key(path: Path) -> None:
 
 def prepare_mldsa_key(signing_key: Path, *, wanted: bool) -> None:
     """
-    Make the post-quantum key beside the signing key when it is wanted and not there.
+    Create the post-quantum key of a signing key if it is wanted and missing.
 
     Raises:
-        AuditKeyError: it cannot be made, or it is there and no longer wanted.
+        AuditKeyError: it cannot be created, or it exists and is no longer wanted.
     """
     path = mldsa_path(signing_key)
     if wanted:
@@ -147,25 +143,25 @@ def prepare_mldsa_key(signing_key: Path, *, wanted: bool) -> None:
         if not path.exists():
             create_mldsa_key(path)
     elif path.exists():
-        # Quietly signing without it would make the log invalid for every auditor who has the key.
+        # Signing without it would make the log invalid for every auditor that requires the key.
         raise AuditKeyError(
             f"audit.post_quantum is off, but {path} exists: turn it on, or move the file away and tell "
-            "auditors that they must no longer ask for this key"
+            "auditors to stop requiring this key"
         )
 
 
 def load_signing_key(path: Path, name: str) -> Signer:
     """
-    Read the signing key of the log `name`, and the post-quantum key beside it when there is one.
+    Read the signing key of the log `name`, and its post-quantum key if that exists.
 
     Raises:
-        AuditKeyError: missing, readable by others, of another kind, or being rotated; says what to do.
+        AuditKeyError: missing, readable by others, of another kind, or being rotated.
     """
     fresh = path.with_name(path.name + FRESH)
     if fresh.exists():
-        # Once the new key is named in the log, the old one must not sign alone any more.
+        # Once the log names the new key, the old one must not sign alone.
         raise AuditKeyError(
-            f"a rotation of the signing key was begun and not finished ({fresh} exists): run `appliance "
+            f"a rotation of the signing key is unfinished ({fresh} exists): run `appliance "
             "audit rotate-key` again"
         )
     return load_keys(path, mldsa_path(path), name)
@@ -181,8 +177,8 @@ def load_keys(path: Path, mldsa: Path, name: str, *, kind: int = ED25519) -> Sig
     key = _load(path)
     if not isinstance(key, Ed25519PrivateKey):
         raise AuditKeyError(f"{path} holds another kind of key: it must be Ed25519")
-    beside = [_mldsa_signer(mldsa, name)] if mldsa.exists() else []
-    return Signer(name, key, beside, kind=kind)
+    others = [_mldsa_signer(mldsa, name)] if mldsa.exists() else []
+    return Signer(name, key, others, kind=kind)
 
 
 def load_witness_keys(path: Path, name: str) -> Signer:
@@ -206,8 +202,8 @@ def _mldsa_signer(path: Path, name: str) -> MldsaSigner:
 def _create(path: Path, key: "Ed25519PrivateKey | MldsaPrivateKey") -> None:
     content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
-        # A crash in it leaves a file that `load_signing_key` refuses; nothing was signed with it yet,
-        # so it can be deleted.
+        # A crash here leaves a file that `load_signing_key` refuses; nothing was signed with it, so it can be
+        # deleted.
         create_private(path, content)
     except FileExistsError as error:
         raise AuditKeyError(
@@ -219,10 +215,10 @@ def _create(path: Path, key: "Ed25519PrivateKey | MldsaPrivateKey") -> None:
 
 def is_open_to_others(status: os.stat_result) -> bool:
     """
-    Whether somebody else may read a key's file.
+    Whether other accounts may read a key's file.
 
-    Root's file that our group may read is for us: in that form Kubernetes gives Secrets to a pod whose user
-    is not root.  libpq draws the line in the same place.
+    A file of root that our group may read is accepted: Kubernetes mounts Secrets so in a pod whose user is
+    not root.  libpq has the same rule.
     """
     granted = status.st_uid == 0 and os.geteuid() != 0
     return bool(status.st_mode & (OTHERS & ~GROUP_MAY_READ if granted else OTHERS))
@@ -235,9 +231,7 @@ def _load(path: Path) -> object:
                 raise AuditKeyError(f"others may read the signing key {path}: run `chmod 600 {path}`")
             content = file.read()
     except FileNotFoundError as error:
-        raise AuditKeyError(
-            f"there is no signing key at {path}: restore it, or make one for a new log"
-        ) from error
+        raise AuditKeyError(f"no signing key at {path}: restore it, or create one for a new log") from error
     except OSError as error:
         raise AuditKeyError(f"cannot read the signing key {path}: {error.strerror}") from error
     try:

@@ -1,8 +1,8 @@
 """
-The log as one writer knows it: its tree, and the requests in it that have no end yet.
+The log as one writer knows it: its tree, and its requests without an end.
 
-Other gateways may append to the same log.  What they added is taken over only after it was hashed
-here and found to make exactly the head that the store shows; anything else is a fork.  Pure.
+Other gateways may append to the same log.  Their entries are accepted only if their hashes, computed here,
+make exactly the head in the store; anything else is a fork.  Pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,19 +20,18 @@ _INTENT = EntryType.REQUEST_INTENT.value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Entries given their places at the end of the log."""
+    """Entries with their indexes at the end of the log."""
 
     placed: tuple[tuple[Pending, Leaf], ...]
     refused: tuple[Pending, ...]
-    """Ends of requests that have an end already: another gateway took this one for dead."""
+    """Ends of requests that have an end already: another gateway considered this one dead."""
     tree: CompactRange
     """The tree with the placed entries."""
     head: Head
-    """The same, as the store has it."""
+    """Head of that tree."""
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        """What is to be stored."""
         return tuple(leaf for _, leaf in self.placed)
 
 
@@ -46,10 +45,10 @@ class KnownLog:
 
     def extended(self, newer: Sequence[Leaf], head: Head) -> CompactRange:
         """
-        Return the tree with what was added since, having checked that it makes that head.
+        Return the tree with `newer` leaves, which must make `head`.
 
         Raises:
-            AuditForkError: the stored log is not this one with entries added.
+            AuditForkError: the stored log is not this one with entries appended.
         """
         tree = self.tree.copy()
         for leaf in newer:
@@ -59,13 +58,13 @@ class KnownLog:
         found = Head.of(tree)
         if (found, found.subtrees) != (head, head.subtrees):
             raise AuditForkError(
-                f"the audit log stands at size {head.size}, and this writer did not put it there: "
-                f"it is not the log of size {self.head.size} that this writer knows, with entries added"
+                f"the audit log has size {head.size}, and is not the log of size {self.head.size} that this "
+                "writer knows with entries appended: stop the gateway and compare it with a backup"
             )
         return tree
 
     def place(self, taken: Sequence[Pending], tree: CompactRange, newer: Sequence[Leaf] = ()) -> Batch:
-        """Give entries their places after `tree`, which is the known tree with `newer` added."""
+        """Give entries their indexes after `tree`, which is the known tree with `newer` appended."""
         tree, placed, refused = tree.copy(), [], []
         begun = {leaf.request_id for leaf in newer if leaf.type == _INTENT}
         ended = {leaf.request_id for leaf in newer if leaf.type in _ENDS}
@@ -90,7 +89,7 @@ class KnownLog:
         return Batch(placed=tuple(placed), refused=tuple(refused), tree=tree, head=Head.of(tree))
 
     def follow(self, newer: Sequence[Leaf], tree: CompactRange) -> list[str]:
-        """Take over what others added; return the requests that it ends."""
+        """Apply the entries of others; return the requests that they end."""
         ended = []
         for leaf in newer:
             if leaf.request_id is None:
@@ -104,7 +103,7 @@ class KnownLog:
         return ended
 
     def commit(self, batch: Batch) -> None:
-        """Take over a batch that has become durable."""
+        """Apply a batch that has become durable."""
         for pending, leaf in batch.placed:
             if leaf.request_id is None:
                 continue
@@ -125,9 +124,9 @@ def silent_gateways(
     open_requests: Iterable[str | None], seen: dict[str, float], *, now: float, seconds: float
 ) -> set[str | None]:
     """
-    Return the gateways among those named that were not seen for so long, or never, or have no name.
+    Return those of the gateways without a heartbeat for `seconds`, without any, or without a name.
 
-    A gateway is noted before its first intent, so one that never was can no longer come.
+    A gateway writes a heartbeat before its first intent, so one without any has stopped.
     """
     return {
         gateway

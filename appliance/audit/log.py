@@ -1,17 +1,16 @@
 """
 `AuditLog`: the only way into the audit log.
 
-Callers hand entries over from the event loop; one task, which the log owns, commits them in groups
-through one thread of its own, so a slow disk never blocks the loop.  An entry's future resolves
-once the entry is durable, never before.
+Callers submit entries from the event loop; one task commits them in groups through a thread of its own, so a
+slow disk never blocks the loop.  An entry's future resolves once the entry is durable, never before.
 
-An entry handed over is never taken back: a caller that stops waiting (cancelled, timed out) may
-find it in the log later, and must still append the outcome of an intent.
+A submitted entry cannot be withdrawn: a caller that stops waiting (cancelled, timed out) may find it in the
+log later, and must still append the outcome of an intent.
 
-Other gateways may write the same log; each closes its own requests, and those of gateways that are
-gone.  Fails closed: what cannot be made durable is refused with `AuditUnavailableError`.  When the
-stored log is another than the one known here with entries added, the log refuses for good with
-`AuditForkError`, and the process should end.
+Other gateways may write the same log; each closes its own requests, and those of dead gateways.  Fails
+closed: what cannot be made durable is refused with `AuditUnavailableError`.  If the stored log is not the
+known log with entries appended, the log refuses every further entry with `AuditForkError`, and the process
+should end.
 """
 
 import asyncio
@@ -57,7 +56,7 @@ class AuditState:
     queued: int
     """Entries waiting to be committed."""
     open_requests: int
-    """Requests with an intent and no end yet."""
+    """Requests with an intent and no end."""
     failure: str | None
     """Why the last commit failed, or None while entries become durable."""
     last_commit_seconds: float
@@ -116,27 +115,27 @@ class AuditLog:
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> AsyncIterator[Self]:
         """
-        Check the stored log, end what a crash left open, and write until the block ends.
+        Check the stored log, end the requests that a crash left open, and write until the block ends.
 
         Args:
-            store: where leaves are kept; closed by whoever made it.
+            store: where leaves are kept; closed by the caller.
             signer: signs checkpoints; its name is the log's origin.
             settings: batches, bounds and intervals.
-            sealed_head_path: file for the last signed head; best on another disk than the database.
+            sealed_head_path: file of the last signed head, if possible not on the database's disk.
             clock: seconds since the epoch, for time stamps only.
             version: of the appliance, for `audit.started`.
-            wall: what the process can connect to, for the same; None where nobody says.
-            gateway: name of this writer, the same at every start; no two may write under one name.
-            on_commit: told the entries and seconds of every commit; called on the event loop.
-            on_entry: told of every entry that became durable, or why it did not; on the event loop.
-            kept: requests whose end is kept elsewhere and will be handed over; not aborted here.
+            wall: what the process can connect to, for the same; None if unknown.
+            gateway: name of this writer, the same at every start, and unique.
+            on_commit: called with the entries and seconds of every commit; on the event loop.
+            on_entry: called with every entry that became durable, or the error; on the event loop.
+            kept: requests whose end is in the spool; not aborted here.
             random_bytes: source of randomness for entry ids.
 
         Raises:
             AuditRollbackError: the log is older than a head that was signed, or another history.
             AuditVerificationError: the log is damaged, or signed by another key.
             AuditUnavailableError: it cannot be read or written.
-            AuditForkError: on leaving, when the stored log turned into another one meanwhile.
+            AuditForkError: on leaving, if the stored log was replaced meanwhile.
         """
         loop = asyncio.get_running_loop()
         sealed = SealedHead(sealed_head_path)
@@ -148,7 +147,7 @@ class AuditLog:
             now = clock()
             seen = await thread.run(lambda: store.beat(gateway, now))
             names = {request.gateway for request in found.open_requests} - {gateway}
-            # Whoever was only silent may have been kept from the database too: the writer judges later.
+            # A silent gateway may only have been cut off from the database: the writer judges later.
             dead = silent_gateways(names, seen, now=now, seconds=math.inf)
             known = KnownLog(found.tree, found.open_requests)
             left_open = known.open_of({gateway, *dead})
@@ -197,7 +196,6 @@ class AuditLog:
 
     @property
     def size(self) -> int:
-        """Durable entries."""
         return self._writer.size
 
     def state(self) -> AuditState:
@@ -234,7 +232,7 @@ class AuditLog:
         if pending.done():
             return pending.result()
         seconds, loop = self._settings.append_timeout_seconds, asyncio.get_running_loop()
-        # As a shield in a timeout, in fewer steps: the entry must not hear that nobody waits any more.
+        # As a shield in a timeout, in fewer steps: the entry must not be cancelled with its caller.
         waiter: asyncio.Future[None] = loop.create_future()
 
         def wake(_future: object = None) -> None:
@@ -254,10 +252,10 @@ class AuditLog:
 
     def submit(self, entry_type: EntryType, /, **fields: JSON | None) -> asyncio.Future[Receipt]:
         """
-        Hand over one entry; the future resolves once it is durable.  Fields of None are left out.
+        Queue one entry; the future resolves once it is durable.  Fields of None are left out.
 
-        Entries become durable in the order they were handed over.  One that ends a request is taken
-        even when the queue is full: there are never more of those than accepted intents.
+        Entries become durable in the order they were submitted.  One that ends a request is accepted even if
+        the queue is full: there are never more of those than accepted intents.
 
         Raises:
             AuditEntryError: the entry is malformed, or its request is in the wrong state for it.
@@ -269,22 +267,20 @@ class AuditLog:
         return pending.future
 
     def hand_over(self, pending: Pending) -> None:
-        """Take one entry that `make` made; as `submit`."""
+        """Queue an entry from `make`; raises as `submit`."""
         self._refuse_if_stopped()
         waiting = self._writer.queued
         if waiting >= self._settings.queue_entries and not pending.type.closes_request:
-            raise AuditUnavailableError(
-                f"{waiting} audit entries are waiting already: the disk does not keep up"
-            )
+            raise AuditUnavailableError(f"{waiting} audit entries are waiting already: the disk is too slow")
         self._requests.accept(pending.type, pending.request_id)
         self._writer.add(pending)
 
     def make(self, entry_type: EntryType, fields: Mapping[str, JSON | None]) -> Pending:
-        """Return an entry that is not handed over yet; raises AuditEntryError."""
+        """Return an entry that is not queued yet; raises AuditEntryError."""
         return self._maker.make(entry_type, fields)
 
     def remake(self, leaf: bytes) -> Pending:
-        """Return an entry that was made before and kept elsewhere; raises AuditEntryError."""
+        """Return an entry from the spool; raises AuditEntryError."""
         return self._maker.remake(leaf)
 
     def delegate_outcome(self, request_id: str) -> None:
@@ -293,7 +289,7 @@ class AuditLog:
 
     def readmit(self, pending: Pending, *, is_stored: bool = False) -> None:
         """
-        Hand over an entry that was kept elsewhere, or only note it where the store has it already.
+        Queue an entry from the spool, or only note it if the store has it already.
 
         Raises:
             AuditUnavailableError: the log is closing.
@@ -311,7 +307,7 @@ class AuditLog:
             raise AuditUnavailableError("the audit log is closing")
 
     async def _begin(self, version: str, wall: str | None, open_intents: tuple[str, ...], size: int) -> None:
-        """End what a crash left open, then say that the log was opened, and in what state."""
+        """End the requests that a crash left open, then record the start."""
         first = [
             self.submit(EntryType.REQUEST_ABORTED, request_id=request_id, reason="gateway_stopped")
             for request_id in open_intents

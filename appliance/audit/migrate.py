@@ -1,9 +1,9 @@
 """
-Copies a log from one database to another, and checks every hash on the way.
+Copies a log from one database to another, and verifies every hash.
 
-Nothing is encoded anew: leaves, checkpoints and sealed content are the same bytes after, so every
-receipt and checkpoint given out before still verifies.  Fails closed: a source that changes under
-the copy, or is damaged, ends it with an error, and what it left in the target is to be dropped.
+Nothing is re-encoded: leaves, checkpoints and sealed content keep their bytes, so every receipt and
+checkpoint still verifies.  Fails closed: if the source changes meanwhile or is damaged, the copy ends with an
+error, and what it left in the target has to be dropped.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,8 +30,8 @@ from appliance.tenancy.limits.store import limit_books
 from appliance.tenancy.tables import api_keys, tenancy_generation, tenants
 
 ROWS = 200
-"""Rows of the other tables copied together; one of them may hold megabytes of content."""
-_BESIDE = (
+"""Rows of other tables copied at a time; one may hold megabytes of content."""
+_OTHER_TABLES = (
     *(table for table in metadata.sorted_tables if table not in {audit_leaves, audit_head}),
     tenants,
     api_keys,
@@ -47,13 +47,13 @@ def copy_log(
     also: Sequence[Table] = (),
 ) -> Head:
     """
-    Copy a log that nobody writes into an empty database; return its head.
+    Copy a log without writers into an empty database; return its head.
 
     Args:
         source_url: the database to read.
         target_url: a database that has its tables and no entry.
-        progress: told how many entries of how many are copied, now and then.
-        also: further tables of the database, which the log knows nothing of.
+        progress: called with the entries copied and their total.
+        also: further tables of the database.
 
     Raises:
         ConfigurationError: a URL cannot be used, or the target is not empty.
@@ -66,12 +66,12 @@ def copy_log(
         reader = source.database.engine(UPGRADE_SECONDS).execution_options(writes=False)
         writer = target.database.engine(UPGRADE_SECONDS)
         try:
-            beside = (*_BESIDE, *also)
-            _require_empty(target, writer, beside)
+            others = (*_OTHER_TABLES, *also)
+            _require_empty(target, writer, others)
             head = source.head()
             signed = _signed_roots(reader, head)
             _copy_leaves(source, target, head, signed, progress)
-            for table in beside:
+            for table in others:
                 _copy_table(reader, writer, table)
                 _compare_counts(reader, writer, table)
             _note_tenants(writer)
@@ -88,11 +88,11 @@ def copy_log(
     return head
 
 
-def _require_empty(target: SqlAuditStore, writer: Engine, beside: Sequence[Table]) -> None:
+def _require_empty(target: SqlAuditStore, writer: Engine, others: Sequence[Table]) -> None:
     with writer.begin() as connection:
         filled = [
             table.name
-            for table in (audit_leaves, *beside)
+            for table in (audit_leaves, *others)
             if connection.scalar(select(func.count()).select_from(table))
         ]
     if filled or target.head().size:
@@ -101,7 +101,7 @@ def _require_empty(target: SqlAuditStore, writer: Engine, beside: Sequence[Table
 
 
 def _signed_roots(reader: Engine, head: Head) -> dict[int, bytes]:
-    """What every stored checkpoint says the root is, by size."""
+    """The root in each stored checkpoint, by size."""
     signed: dict[int, bytes] = {}
     for rows in _chunks(reader, audit_checkpoints):
         for row in rows:
@@ -150,7 +150,7 @@ def _check_leaf(leaf: Leaf, index: int) -> None:
     except AuditEntryError as error:
         raise AuditVerificationError(f"entry {index} cannot be read: {error}") from error
     if (leaf.type, leaf.request_id) != (entry.type.value, entry.fields.get("request_id")):
-        raise AuditVerificationError(f"entry {index} is kept under another type or request than it says")
+        raise AuditVerificationError(f"entry {index} is stored under another type or request than its own")
 
 
 def _compare_root(tree: CompactRange, signed: dict[int, bytes]) -> None:
@@ -181,7 +181,7 @@ def _compare_counts(reader: Engine, writer: Engine, table: Table) -> None:
 
 
 def _chunks(reader: Engine, table: Table) -> Iterator[list[dict[str, Any]]]:
-    """Yield all rows in order of primary key, some at a time, each time in a transaction of its own."""
+    """Yield all rows by primary key, in chunks, each in a transaction of its own."""
     keys = list(table.primary_key.columns)
     query = select(table).order_by(*keys).limit(ROWS)
     after: tuple[Any, ...] | None = None

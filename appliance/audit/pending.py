@@ -1,5 +1,5 @@
 """
-An entry on its way into the log: encoded, stamped, and promised to somebody.
+Entries on their way into the log: encoded, stamped, each with a future for its caller.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from appliance.errors import AuditEntryError, AuditError
 
 
 class Kept(StrEnum):
-    """Where an entry is that was acknowledged."""
+    """Where an acknowledged entry is."""
 
     LOGGED = "logged"
     SPOOLED = "spooled"
-    """On this machine's disk, on its way into the log."""
+    """On this machine's disk, until the log takes it."""
 
 
 NOT_PLACED = -1
@@ -25,10 +25,10 @@ NOT_PLACED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Where an acknowledged entry stands."""
+    """Tells the caller where its entry is."""
 
     index: int
-    """Its place in the log; `NOT_PLACED` while it is kept elsewhere."""
+    """Index in the log; `NOT_PLACED` while it is in the spool."""
     entry_id: str
     kept: Kept = Kept.LOGGED
 
@@ -39,33 +39,31 @@ def _ignore(_type: EntryType, _error: AuditError | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pending:
-    """One entry, its leaf, and the future of whoever waits for it."""
+    """One entry, its leaf, and the future of its caller."""
 
     entry: Entry
     leaf: bytes
     future: asyncio.Future[Receipt]
     on_settled: Callable[[EntryType, AuditError | None], None] = _ignore
-    """Told of every entry that became durable, or of why it did not."""
+    """Called when an entry became durable, or with the error."""
 
     @property
     def type(self) -> EntryType:
-        """Type of the entry."""
         return self.entry.type
 
     @property
     def request_id(self) -> str | None:
-        """Request the entry is about, if any."""
         value = self.entry.fields.get("request_id")
         return value if isinstance(value, str) else None
 
     def succeed(self, index: int) -> None:
-        """Tell whoever waits that the entry is durable."""
+        """Tell the caller that the entry is durable."""
         self.on_settled(self.type, None)
         if not self.future.done():
             self.future.set_result(Receipt(index=index, entry_id=self.entry.id))
 
     def fail(self, error: AuditError) -> None:
-        """Tell whoever waits that the entry is not durable, as far as is known."""
+        """Tell the caller that the entry is not durable, as far as is known."""
         self.on_settled(self.type, error)
         if not self.future.done():
             self.future.set_exception(copy_error(error))
@@ -112,10 +110,10 @@ class EntryMaker:
 
     def remake(self, leaf: bytes) -> Pending:
         """
-        Return a pending entry for a leaf that was made before; it keeps its id and its time.
+        Return a pending entry for an existing leaf, with its id and time.
 
         Raises:
-            AuditEntryError: it is no leaf of this log.
+            AuditEntryError: it is not a leaf of this log.
         """
         entry = decode(leaf)
         if entry.log != self.origin:
@@ -123,13 +121,13 @@ class EntryMaker:
         return self._promise(entry, leaf)
 
     def _stamp(self, entry_type: EntryType) -> dict[str, str | None]:
-        """Entries that begin something say which gateway is to end it."""
+        """Name the gateway in entries that begin something: it has to end it."""
         begins = entry_type is EntryType.REQUEST_INTENT or entry_type is EntryType.AUDIT_STARTED
         return {"gateway": self._gateway} if begins else {}
 
     def _promise(self, entry: Entry, leaf: bytes) -> Pending:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-        # Whoever submitted it may have stopped waiting; the failure is in the log's state, too.
+        # The caller may have stopped waiting; the failure is in the log's state, too.
         future.add_done_callback(_retrieve)
         return Pending(entry=entry, leaf=leaf, future=future, on_settled=self._on_settled)
 
@@ -140,5 +138,5 @@ def _retrieve(done: asyncio.Future[Receipt]) -> None:
 
 
 def copy_error(error: AuditError) -> AuditError:
-    """Return the same error anew: one exception raised in many tasks would pile up tracebacks."""
+    """Return a copy of an error: one exception raised in many tasks would accumulate tracebacks."""
     return type(error)(str(error))

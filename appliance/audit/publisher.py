@@ -1,8 +1,8 @@
 """
-Signs the head and publishes it, in the order that keeps a rollback from passing unnoticed.
+Signs the head and publishes it, in an order that makes every rollback detectable.
 
-Entries are durable before they get here: a failed publication delays evidence and loses none, so it
-is remembered, retried and shown, and appending goes on.
+Entries are durable before: a failed publication delays evidence and loses none.  It is retried and reported,
+and appending continues.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Publisher:
     """
     Makes checkpoints and knows when the next one is due.
 
-    `now` is seconds on any steady clock, always the same one; `clock` is the wall clock.
+    `now` is in seconds of one monotonic clock; `clock` is the wall clock.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class Publisher:
             self._uncovered_since = now
 
     def due_at(self) -> float:
-        """Return when the next checkpoint must be signed, whatever the number of entries."""
+        """Return when the next checkpoint is due, whatever the number of entries."""
         if self._uncovered_since is None:
             return self._tried_at + self._settings.heartbeat_seconds
         due = self._uncovered_since + self._settings.checkpoint_seconds
         return max(due, self._retry_at()) if self.failure else due
 
     def is_due(self, size: int, now: float) -> bool:
-        """Whether a log of `size` entries wants a checkpoint now."""
+        """Whether a log of `size` entries needs a checkpoint now."""
         enough = size - self.published.size >= self._settings.checkpoint_entries
         return now >= self.due_at() or (enough and (not self.failure or now >= self._retry_at()))
 
     def publish(self, head: Head) -> Published:
         """
-        Sign `head`, seal it, and only then show it.  Blocks; for the writer's thread.
+        Sign `head`, seal it, and only then publish it.  Blocks; for the writer's thread.
 
         Raises:
             AuditUnavailableError: it is not published; it may be sealed.
@@ -79,8 +79,8 @@ class Publisher:
         time = self._clock()
         checkpoint = Checkpoint(origin=self._signer.name, size=head.size, root=head.root)
         note = sign_note(encode_body(checkpoint), self._signer.signers, time=int(time))
-        # The order is the point: a crash between the two leaves a sealed head the log has reached,
-        # the other way round it would leave others holding a head we could forget.
+        # In this order, a crash between the two leaves a sealed head that the log has reached; in the other
+        # order, others could hold a head that is not sealed.
         self._sealed.write(note)
         self._store.save_checkpoint(
             StoredCheckpoint(size=head.size, note=note, time=format_time(int(time * 1000)))

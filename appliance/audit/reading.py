@@ -1,9 +1,8 @@
 """
-Recording that somebody reads the log: an `audit.read` entry, written before anything is shown.
+Records that an operator reads the log: an `audit.read` entry, written before any entry is shown.
 
-A running gateway writes it for the reader (`appliance.api.audit`).  Where none answers, `record`
-adds the one entry itself.  Fails closed: an error means that nothing was recorded, as far as is
-known.
+A running gateway writes it for the reader (`appliance.api.audit`).  If none answers, `record` appends the
+entry itself.  Fails closed: an error means that nothing was recorded, as far as is known.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ MAX_PURPOSE_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Who is about to read what, and why."""
+    """An operator's reading of the log."""
 
     account: str
     """Operating-system account of the reader."""
@@ -32,10 +31,10 @@ class Reading:
     end: int
     """Index after the last entry read."""
     purpose: str = ""
-    """In the reader's words; empty for not given."""
+    """In the reader's words, or empty."""
 
     def fields(self, key_id: str | None = None) -> dict[str, JSON | None]:
-        """Return the fields of its entry; `key_id` is the admin key that came with it, if one did."""
+        """Return the fields of its entry; `key_id` is the admin key in use, if any."""
         return {
             "actor": f"cli:{self.account}",
             "operation": self.operation,

@@ -1,11 +1,11 @@
 """
-What is checked before a log may be continued: that it is whole, and not older than it was.
+Checks at start that the stored log is complete and was not rolled back.
 
-The root is recomputed from every leaf hash and compared with the head, and with every checkpoint
-that was signed earlier.  That takes about a microsecond an entry.  The leaves' own bytes are left
-to `appliance.audit.verify`, which trusts nothing here.
+The root is recomputed from every leaf hash and compared with the head and with the checkpoints that were
+signed earlier.  That takes about a microsecond per entry.  The bytes of the leaves are left to
+`appliance.audit.verify`, which trusts nothing here.
 
-Other gateways may append meanwhile: what is checked is the log as it was when its head was read.
+Other gateways may append meanwhile: the log is checked as it was when its head was read.
 """
 
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ _REMEDY = "do not delete anything; restore the newer database, or start a new lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """A log found whole."""
+    """A log that passed the checks."""
 
     tree: CompactRange
     signed_size: int
     """Size of the newest checkpoint that was ever signed; 0 for none."""
     joins: bool
-    """Whether this gateway never wrote this log: what is found is to be sealed before it does."""
+    """Whether this gateway never wrote this log: the head has to be sealed before it does."""
     open_requests: tuple[OpenRequest, ...]
-    """Requests whose outcome is not recorded: a gateway stopped before it could be, or is at it."""
+    """Requests without an outcome: in flight, or left by a gateway that stopped."""
 
 
 def recover(store: AuditStore, sealed_note: str | None, verifier_key: VerifierKey, gateway: str) -> Recovered:

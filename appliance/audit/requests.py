@@ -1,5 +1,5 @@
 """
-Which requests have an intent in the log and still owe it an end.
+Requests that have an intent in the log and no end yet.
 
 Pure bookkeeping, done when an entry is handed over, not when it is durable: entries become durable
 in that order.  It refuses what would make the log invalid for every later verifier.
@@ -20,7 +20,6 @@ class OpenRequests:
         self._delegated: set[str] = set()
 
     def __len__(self) -> int:
-        """Return how many requests are open."""
         return len(self._open)
 
     def accept(self, entry_type: EntryType, request_id: str | None) -> None:
@@ -44,12 +43,12 @@ class OpenRequests:
             del self._open[request_id]
 
     def forget(self, entry_type: EntryType, request_id: str | None) -> None:
-        """Drop a request whose intent did not become durable; its caller was told so."""
+        """Drop a request whose intent did not become durable; its caller knows."""
         if entry_type is EntryType.REQUEST_INTENT and request_id is not None:
             self._open.pop(request_id, None)
 
     def delegate_outcome(self, request_id: str) -> None:
-        """Leave the end of a request to whoever keeps its entries while the store takes none."""
+        """Leave the end of a request to the caller, which keeps its entries while the store takes none."""
         self._open.pop(request_id, None)
         self._delegated.add(request_id)
 
@@ -77,9 +76,7 @@ class OpenRequests:
 
     def abandoned(self, stored: Iterable[str], ending: Iterable[str | None]) -> list[str]:
         """
-        Return the requests that nobody will end.
-
-        They are what a failed commit leaves: an intent or an outcome whose caller was told it failed.
+        Return the requests that no caller will end, because a failed commit left an entry in the store.
 
         Args:
             stored: requests open in the store.

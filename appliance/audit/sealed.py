@@ -1,9 +1,9 @@
 """
 The last signed head, kept apart from the database it describes.
 
-A database restored from an old backup looks whole to itself.  This file remembers how far the log
-had come when it was last signed, so going back is noticed.  It is written before the checkpoint is
-visible anywhere else: what others may hold is never newer than what is sealed.
+A database restored from an old backup is consistent in itself.  This file keeps the size at which the log was
+last signed, so that a rollback is detected.  It is written before the checkpoint is visible anywhere else: no
+other party holds a newer head than the sealed one.
 """
 
 from pathlib import Path
@@ -21,11 +21,11 @@ class SealedHead:
 
     def read(self) -> str | None:
         """
-        Return the sealed checkpoint, or None when there is none yet.
+        Return the sealed checkpoint, or None if there is none yet.
 
         Raises:
             AuditUnavailableError: the file cannot be read.
-            AuditVerificationError: it is no text.
+            AuditVerificationError: it is not text.
         """
         try:
             with self.path.open("rb") as file:

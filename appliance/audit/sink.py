@@ -1,7 +1,7 @@
 """
-What the rest of the appliance needs of the audit log: hand an entry over, wait until it is durable.
+The interface of the audit log for the rest of the appliance: submit an entry, wait until it is durable.
 
-`AuditLog` is one, `DurableLog` another.  Callers fail closed: what is not confirmed did not happen.
+`AuditLog` and `DurableLog` implement it.  Callers fail closed: what is not confirmed did not happen.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class AuditSink(Protocol):
         """Queue an entry; the future is done once it is durable.  May refuse at once."""
 
     async def confirm(self, pending: asyncio.Future[Receipt]) -> Receipt:
-        """Wait for a queued entry, within the log's own limit; whoever waits may be cancelled."""
+        """Wait for a queued entry, within the log's time limit; the caller may be cancelled."""
 
 
 def submit_best_effort(audit: AuditSink, logger: Logger, entry_type: EntryType, /, **fields: Any) -> None:  # noqa: ANN401

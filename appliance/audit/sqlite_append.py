@@ -1,11 +1,11 @@
 """
-Commits to SQLite on the path of every request, on a connection of their own.
+Commits to SQLite, which are on the path of every request, on a reserved connection.
 
-The statements are those of `SqlAuditStore._write`, given to the driver directly: what SQLAlchemy
-does between takes longer than the commit.  Few calls, because after each one the writer's thread
-waits until the event loop lets go of the interpreter.
+The statements are those of `SqlAuditStore._write`, executed by the driver directly: SQLAlchemy's overhead
+takes longer than the commit.  Few calls, because after each one the writer's thread waits for the interpreter
+lock.
 
-Not shared between threads: only the log's writer appends.
+Not thread-safe: only the log's writer appends.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from appliance.errors import AuditForkError
 _COLUMNS = tuple(column.name for column in audit_leaves.columns)
 _MOVE = "UPDATE audit_head SET size = ?, root = ?, frontier = ? WHERE id = 1 AND size = ? AND root = ?"
 MOST_ROWS = 2048
-"""Rows of one statement: SQLite takes 32,766 values."""
+"""Maximum rows of one statement: SQLite takes 32,766 values."""
 
 
 class SqliteAppender:
@@ -36,16 +36,15 @@ class SqliteAppender:
         Move the head and add the leaves, durably.
 
         Raises:
-            AuditForkError: the head is not the expected one.
-            sqlite3.Error, SQLAlchemyError: whatever the database says; whether the leaves are in it is
-                then in doubt only if it said so about the commit.
+            AuditForkError: the head is not the expected one. sqlite3.Error, SQLAlchemyError: of the database;
+            the commit is in doubt only if COMMIT itself failed.
         """
         if self._connection is None:
             self._connection = self._engine.raw_connection()
         try:
             _commit(self._connection.driver_connection, leaves, expected, new)
         except BaseException:
-            # Rolled back by being closed; the next batch gets a connection that knows nothing of this.
+            # Closing rolls back; the next batch opens another connection.
             self.close()
             raise
 
@@ -62,7 +61,7 @@ def _commit(driver: Any, leaves: Sequence[Leaf], expected: Head, new: Head) -> N
     move = (new.size, new.root, b"".join(new.subtrees), expected.size, expected.root)
     # The head comes first: its row stays locked, so the comparison still holds at commit.
     if driver.execute(_MOVE, move).rowcount != 1:
-        raise AuditForkError(f"another writer moved the audit log on from size {expected.size}")
+        raise AuditForkError(f"another writer extended the audit log from size {expected.size}")
     at = 0
     while at < len(leaves):
         count = min(MOST_ROWS, 1 << (len(leaves) - at).bit_length() - 1)
@@ -73,7 +72,7 @@ def _commit(driver: Any, leaves: Sequence[Leaf], expected: Head, new: Head) -> N
 
 @lru_cache
 def _insert(count: int) -> str:
-    """The statement for a power of two rows: few texts, so the driver keeps all of them compiled."""
+    """The statement for a power of two rows: few texts, so the driver caches all of them."""
     row = f"({', '.join('?' * len(_COLUMNS))})"
     return f"INSERT INTO audit_leaves ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * count)}"  # noqa: S608 - names of ours
 

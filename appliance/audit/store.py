@@ -1,13 +1,12 @@
 """
 Where leaves are kept: SQLAlchemy Core on SQLite or PostgreSQL.
 
-The head moves by compare-and-swap, so two writers cannot both append at the same place, whatever
-they believe.  The order of entries is that of the head's moves: a sequence of the database would
-give numbers that commit out of order.
+The head moves by compare-and-swap, so two writers cannot both append at the same index.  The order of entries
+is that of the head's moves: numbers from a database sequence would commit out of order.
 
-On PostgreSQL several gateways may write.  They take turns by an advisory lock, for politeness; what
-keeps the log in one piece is the comparison.  Fails closed: every database error is
-`AuditUnavailableError`, one line.
+On PostgreSQL several gateways may write.  They take turns by an advisory lock, which only saves retries; the
+comparison is what keeps the log consistent.  Fails closed: every database error is `AuditUnavailableError`,
+one line.
 """
 
 import sqlite3
@@ -49,14 +48,14 @@ __all__ = [
 
 CHUNK = 4096
 OPEN_CHUNK = 100_000
-"""Entries searched in one statement for requests without an end, so that none takes long."""
+"""Entries searched for open requests per statement, so that none takes long."""
 _COLUMNS = tuple(column.name for column in audit_leaves.columns)
-# One array for each column: with a parameter for each value, a batch takes ten times as long.
+# One array per column: with a parameter per value, a batch takes ten times as long.
 _INSERT = text(
     f"INSERT INTO audit_leaves ({', '.join(_COLUMNS)}) SELECT * FROM unnest(CAST(:idx AS bigint[]), "  # noqa: S608 - names of ours
     "CAST(:leaf AS bytea[]), CAST(:leaf_hash AS bytea[]), CAST(:type AS text[]), CAST(:request_id AS text[]))"
 )
-# Any number will do, as long as every writer takes the same.
+# Any number, the same for every writer.
 _TURN = text("SELECT pg_advisory_xact_lock(6962)")
 
 
@@ -114,7 +113,7 @@ class SqlAuditStore(SqlStore):
             return
         with self._writing() as connection:
             self._write(connection, leaves, expected=expected, new=new)
-        # A crash before this line: the caller never hears of entries that may be in the log.
+        # A crash before this line: entries may be in the log that the caller does not know of.
 
     def append_behind(self, size: int, make: Behind) -> None:
         with self._writing() as connection:
@@ -129,8 +128,8 @@ class SqlAuditStore(SqlStore):
             return _read_leaves(connection, start, end)
 
     def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:
-        # In chunks by key, each its own transaction: leaves never change, and a reader that held
-        # one open throughout would keep SQLite from trimming its write-ahead log.
+        # In chunks by key, each its own transaction: leaves never change, and a long transaction would keep
+        # SQLite from trimming its write-ahead log.
         after = -1
         query = select(audit_leaves.c.idx, audit_leaves.c.leaf_hash).order_by(audit_leaves.c.idx).limit(CHUNK)
         while True:
@@ -153,7 +152,7 @@ class SqlAuditStore(SqlStore):
         return [request_id for _, request_id in self._open()]
 
     def open_requests(self) -> list[OpenRequest]:
-        # Only those that are open are read whole: at a start there are as many as were in flight.
+        # Only open requests are read in full: at a start, as many as were in flight.
         return [
             OpenRequest(request_id=request_id, gateway=gateway_of(self.leaves(index, index + 1)[0]))
             for index, request_id in self._open()
@@ -181,7 +180,7 @@ class SqlAuditStore(SqlStore):
         return StoredCheckpoint(size=row.size, note=row.note, time=row.time) if row else None
 
     def _open(self) -> list[tuple[int, str]]:
-        """Place and id of every request without an end, found in the index of requests alone."""
+        """Index and id of every request without an end, from the index of requests alone."""
         request_id = audit_leaves.c.request_id
         found: list[tuple[int, str]] = []
         after = ""
@@ -192,7 +191,7 @@ class SqlAuditStore(SqlStore):
                 rows = connection.execute(_open_between(after, last))
                 found += ((row.idx, row.request_id) for row in rows)
             if last is None:
-                # Ordered here: asked to order by index, SQLite would read every leaf.
+                # Sorted here: to sort by index, SQLite would read every leaf.
                 return sorted(found)
             after = last
 
@@ -216,7 +215,7 @@ class SqlAuditStore(SqlStore):
         ]
         # The head comes first: its row stays locked, so the comparison still holds at commit.
         if connection.execute(self._move, move).rowcount != 1:
-            raise AuditForkError(f"another writer moved the audit log on from size {expected.size}")
+            raise AuditForkError(f"another writer extended the audit log from size {expected.size}")
         if self._is_postgresql:
             connection.execute(_INSERT, {name: [row[name] for row in rows] for name in _COLUMNS})
         else:
@@ -244,7 +243,7 @@ class SqlAuditStore(SqlStore):
                     "run `appliance audit upgrade-database` as the role that owns it"
                 )
             with self._engine.begin() as connection:
-                # Asked again: another process may have upgraded it while we waited for the lock.
+                # Checked again: another process may have upgraded it while we waited for the lock.
                 if not schema.check(connection):
                     schema.upgrade(connection)
 
@@ -262,7 +261,7 @@ class SqlAuditStore(SqlStore):
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
-        """Whatever the database says becomes one of our errors."""
+        """Translate database errors into ours."""
         try:
             yield
         except AuditError:
@@ -315,7 +314,7 @@ def _leaf(row: Row[Any]) -> Leaf:
 
 
 def _bytes(value: bytes | str) -> bytes:
-    """What a column holds; SQLite keeps text in it as well, if somebody puts it there."""
+    """The value of a column; in SQLite it can be text if it was altered."""
     return value if isinstance(value, bytes) else str(value).encode()
 
 

@@ -1,8 +1,8 @@
 """
-What a store of the audit log holds, and what the log needs of it: values and the `AuditStore` protocol.
+The values in a store of the audit log, and the `AuditStore` protocol.
 
-Synchronous on purpose: `appliance.audit.log` calls it from one thread of its own; readers (export,
-command line) open a store of their own.
+Synchronous on purpose: `appliance.audit.log` calls it from one thread; readers (export, command line) open a
+store of their own.
 """
 
 import json
@@ -24,13 +24,12 @@ class Head:
 
     @classmethod
     def of(cls, tree: CompactRange) -> Self:
-        """Return the head of a tree."""
         return cls(size=tree.size, root=tree.root(), subtrees=tree.subtrees)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """One stored leaf; type and request id repeat what its bytes say, to be searched by."""
+    """One stored leaf; type and request id are copies of members of its bytes, for searches."""
 
     index: int
     leaf: bytes
@@ -63,7 +62,7 @@ Behind = Callable[[Head, Sequence[Leaf]], tuple[Sequence[Leaf], Head]]
 
 class AuditStore(Protocol):
     """
-    What the log needs of a database; every method may raise `AuditUnavailableError`.
+    The log's interface to a database; every method may raise `AuditUnavailableError`.
 
     A failed `append` or `append_behind` may or may not have happened: read the head to know.
     """
@@ -71,11 +70,8 @@ class AuditStore(Protocol):
     @property
     def shared(self) -> bool:
         """Whether gateways on other machines may write this log as well."""
-        ...
 
-    def head(self) -> Head:
-        """Return the current head."""
-        ...
+    def head(self) -> Head: ...
 
     def append(self, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:
         """
@@ -85,60 +81,49 @@ class AuditStore(Protocol):
             AuditForkError: the head is not `expected`.
             AuditEntryError: a request is recorded twice; nothing was added.
         """
-        ...
 
     def append_behind(self, size: int, make: Behind) -> None:
         """
-        Append after whatever others added since the log had `size` entries, in one transaction.
+        Append after the entries that others added since the log had `size` entries, in one transaction.
 
-        Nobody else appends meanwhile.  What `make` raises is raised, and nothing is added then.
+        No other writer appends meanwhile.  If `make` raises, nothing is added.
 
         Raises:
             AuditEntryError: a request is recorded twice; nothing was added.
         """
-        ...
 
     def leaves(self, start: int, end: int) -> list[Leaf]:
         """Return the leaves with start <= index < end that exist, in order."""
-        ...
 
     def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:
         """Yield the leaf hashes below `end` (default: all), in order of index."""
-        ...
 
     def leaf_by_request(self, request_id: str) -> list[Leaf]:
         """Return everything recorded about one request, in order."""
-        ...
 
     def open_intents(self) -> list[str]:
         """Return the ids of requests that have an intent and no end, in order of intent."""
-        ...
 
     def open_requests(self) -> list[OpenRequest]:
         """Return the same with the gateway that accepted each."""
-        ...
 
     def beat(self, gateway: str, now: float) -> dict[str, float]:
         """Note that a gateway is alive at Unix time `now`; return when each gateway last was."""
-        ...
 
     def writers(self) -> dict[str, float]:
         """Return when each gateway that ever wrote was last alive, in Unix time."""
-        ...
 
     def save_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
         """Keep a published checkpoint; one of the same size is replaced."""
-        ...
 
     def latest_checkpoint(self) -> StoredCheckpoint | None:
         """Return the checkpoint with the largest size, or None."""
-        ...
 
 
 def gateway_of(intent: Leaf) -> str | None:
-    """Return the gateway that accepted a request, or None where its intent does not say."""
+    """Return the gateway that accepted a request, or None if its intent does not name it."""
     try:
         name = json.loads(intent.leaf).get("gateway")
     except (ValueError, AttributeError, RecursionError):
-        return None  # whether it is a proper entry is the verifier's business
+        return None  # the verifier judges malformed entries
     return name if isinstance(name, str) else None

@@ -1,8 +1,8 @@
 """
 The log's tables, as the newest of `appliance.infra.migrations` leaves them.
 
-Those also make the triggers that keep leaves write-once.  They stop mistakes and honest tools;
-whoever owns the database can drop them.  That is what the signed tree is for.
+The migrations also create triggers that keep leaves write-once.  They stop mistakes and honest tools; the
+owner of the database can drop them, so the tree is signed.
 """
 
 from sqlalchemy import (
@@ -30,7 +30,7 @@ audit_leaves = Table(
     Column("leaf_hash", LargeBinary, nullable=False),
     Column("type", Text, nullable=False),
     Column("request_id", Text),
-    # One intent and one outcome per request, even if the writer is wrong about it: a request
+    # One intent and one outcome per request, even if the writer has a defect: a request
     # recorded twice would make the whole log invalid for good.  The one index also serves look-ups
     # by request and the search for intents without an end; a second would cost every commit pages.
     Index("audit_leaves_request_id_type", "request_id", "type", unique=True),
@@ -53,7 +53,7 @@ audit_checkpoints = Table(
     Column("time", Text, nullable=False),
 )
 
-# Checkpoints with a witness's signature beside the log's: evidence that a witness can give again.
+# Checkpoints with the signatures of the log and a witness: evidence that a witness can give again.
 audit_cosigned = Table(
     "audit_cosigned",
     metadata,
@@ -79,7 +79,7 @@ audit_payloads = Table(
     Index("audit_payloads_tenant_time", "tenant", "time"),
 )
 
-# Gateways that write this log, and when each was last alive: who is gone cannot end its requests.
+# Gateways that write this log, and when each was last alive: a dead one cannot end its requests.
 audit_writers = Table(
     "audit_writers",
     metadata,

@@ -1,10 +1,10 @@
 """
-The auditor's verifier, run on the live log when somebody asks for it.
+Runs the auditor's verifier on the live log, for the console.
 
-The log is exported to scratch space and judged there by a process of its own, so that requests are not
-kept waiting by it, and an operator sees what an auditor would.  No entry is shown, so none is recorded.
-One runs at a time; how far it is can be read meanwhile.  A crash loses the verdict, and leaves scratch
-until the next one.
+The log is exported to scratch space and verified there by a process of its own, so that requests do not wait,
+and an operator sees what an auditor would.  No entry is shown, so none is recorded.  One verification runs at
+a time; its progress can be read meanwhile.  A crash loses the verdict, and leaves scratch files until the
+next verification.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ SCRATCH = ".verify."
 
 
 class Stage(StrEnum):
-    """How far it is."""
+    """Stage of a verification."""
 
     NEVER = "never"
-    """None was asked for since the start."""
+    """None was started since the gateway started."""
     COPYING = "copying"
     CHECKING = "checking"
     DONE = "done"
     FAILED = "failed"
-    """It could not be done: there is no verdict, only the reason."""
+    """It failed: there is a reason and no verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """One verification, as far as it is."""
+    """State of one verification."""
 
     stage: Stage = Stage.NEVER
     began: float = 0.0
@@ -57,23 +57,21 @@ class Progress:
     """Entries read so far."""
     verdict: ExitCode | None = None
     size: int = 0
-    """Entries the verdict is of: those the last checkpoint covers."""
+    """Entries verified: those the last checkpoint covers."""
     root: str = ""
     problems: tuple[str, ...] = ()
-    """What is wrong, the first few."""
+    """The first few problems."""
     open_requests: int = 0
-    """Requests without an end; those under way are among them."""
+    """Requests without an end, those in flight included."""
     failure: str | None = None
-    """Why it could not be done."""
+    """Why it failed."""
 
     @property
     def is_running(self) -> bool:
-        """Whether there is no verdict yet, and will be one."""
         return self.stage in {Stage.COPYING, Stage.CHECKING}
 
     @property
     def meaning(self) -> str:
-        """The verdict in words."""
         return MEANINGS[self.verdict] if self.verdict is not None else ""
 
 
@@ -91,25 +89,25 @@ class LogVerification:
         clock: Callable[[], float],
     ) -> None:
         """
-        Do nothing yet.
+        Prepare; `start` runs a verification.
 
         Args:
             database_url: where the log is; read over connections of its own, closed after each copy.
-            scratch: directory that copies are made in, of this gateway alone; `/tmp` is small in containers.
-            vkey: the verifier keys now, one a line; read when asked, as keys are rotated.
-            witnesses: whose cosignatures are looked for.
-            keep_free_bytes: the copy is given up rather than leave less on its disk.
+            scratch: directory for copies, of this gateway alone; `/tmp` is small in containers.
+            vkey: the current verifier keys, one per line; read at each start, as keys are rotated.
+            witnesses: whose cosignatures are checked.
+            keep_free_bytes: the copy fails rather than leave less on its disk.
             clock: Unix time.
         """
         self._database_url, self._scratch = database_url, scratch
         self._vkey, self._witnesses = vkey, tuple(witnesses)
         self._keep_free_bytes, self._clock = keep_free_bytes, clock
         self._task: asyncio.Task[None] | None = None
-        self._given_up = False
+        self._is_stopping = False
         self.progress = Progress()
 
     def start(self) -> bool:
-        """Begin one in the background, and say whether that was done: not while one runs."""
+        """Start one in the background; False if one is running."""
         if self.progress.is_running:
             return False
         self.progress = Progress(stage=Stage.COPYING, began=self._clock())
@@ -117,8 +115,7 @@ class LogVerification:
         return True
 
     async def stop(self) -> None:
-        """Give up what runs."""
-        self._given_up = True
+        self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -142,12 +139,12 @@ class LogVerification:
             shutil.rmtree(left, ignore_errors=True)
 
     def _copy(self, directory: Path) -> None:
-        with closing(_WatchedStore(self._database_url, self._saw)) as store:
+        with closing(_WatchedStore(self._database_url, self._report)) as store:
             self.progress = replace(self.progress, entries=store.head().size)
             export_log(store, directory, vkey=self._vkey())
 
-    def _saw(self, copied: int) -> None:
-        if self._given_up:  # a thread cannot be cancelled
+    def _report(self, copied: int) -> None:
+        if self._is_stopping:  # a thread cannot be cancelled
             message = "the gateway stops"
             raise AuditUnavailableError(message)
         if shutil.disk_usage(self._scratch).free < self._keep_free_bytes:
@@ -186,13 +183,13 @@ class LogVerification:
 
 
 class _WatchedStore(SqlAuditStore):
-    """The log's database, which tells how much of it was read."""
+    """The log's database; reports how much of it was read."""
 
-    def __init__(self, url: str, saw: Callable[[int], None]) -> None:
+    def __init__(self, url: str, report: Callable[[int], None]) -> None:
         super().__init__(url)
-        self._saw = saw
+        self._report = report
 
     def leaves(self, start: int, end: int) -> list[Leaf]:
         found = super().leaves(start, end)
-        self._saw(end)
+        self._report(end)
         return found

@@ -1,18 +1,17 @@
 """
-The one task that moves the log's head: takes what is queued, commits it, tells whoever waits.
+The one task that moves the log's head: it takes queued entries, commits them, and resolves their futures.
 
-What is in memory is in the store, except while a commit is in doubt: then the store's head is read
-before anything else is written.  What other gateways appended is read, checked and followed: before
-a commit where they were faster, before every checkpoint, and with every heartbeat.  So only heads
-that were read back and recomputed are signed, and two gateways never sign two histories.
+Memory matches the store, except while a commit is in doubt: then the store's head is read before anything
+else is written.  Entries of other gateways are read, checked and followed: before a commit if they were
+faster, before every checkpoint, and with every heartbeat.  So only heads that were read back and recomputed
+are signed, and two gateways never sign two histories.
 
-A gateway says every few seconds that it is alive; the requests of one that no longer does are ended
-by the others.
+A gateway writes a heartbeat every few seconds; the others end the requests of one that is silent.
 
-Fails closed.  While the store fails, everything that waits is refused, and the next entry tries
-again.  When the stored log is not the known one with entries added, it stops for good.
+Fails closed.  While the store fails, every waiting entry is refused, and the next entry tries again.  If the
+stored log is not the known log with entries appended, the writer stops for good.
 
-It is longer than other files because it is one task, and what may come between what is the point.
+The file is long because it is one task, whose possible interleavings should be read in one place.
 """
 
 import asyncio
@@ -36,15 +35,15 @@ from appliance.infra.settings import AuditSettings
 
 T = TypeVar("T")
 _Appended = tuple[Sequence[Leaf], CompactRange, Batch]
-"""What others had appended, the tree with it, and what came after."""
+"""Entries of others, the tree with them, and the batch that came after."""
 COMMIT_ENTRIES = 256
 """Maximum entries in one commit."""
 ATTEMPTS = 5
-"""How often a batch is tried behind others before the log counts as forked."""
+"""Maximum attempts to append a batch after others before the log counts as forked."""
 BEATS = 6
-"""Least number of heartbeats in the time after which a silent gateway counts as dead."""
+"""Minimum number of heartbeats in the time after which a silent gateway counts as dead."""
 BEAT_SECONDS = 5.0
-"""Most time between two heartbeats where other gateways wait for them."""
+"""Maximum time between two heartbeats if other gateways share the log."""
 
 
 class Writer:
@@ -71,17 +70,17 @@ class Writer:
         self._known, self._gateway, self._clock = known, gateway, clock
         # Whether another gateway was ever faster: then its entries are read in the same transaction.
         self._others_write = False
-        # What the newest commit tried to add: found in the log later, it is not somebody else's.
+        # Leaves of the newest commit: found in the log later, they are ours.
         self._tried: frozenset[bytes] = frozenset()
         self._beat_seconds = settings.gateway_dead_seconds / BEATS
         if store.shared:
             self._beat_seconds = min(self._beat_seconds, BEAT_SECONDS)
         self._beat_at = self._loop.time() + self._beat_seconds
-        # Since when this gateway says without a break that it is alive, and so could have heard others.
+        # Start of this gateway's unbroken heartbeats, during which it could have observed the others.
         self._beating_since: float | None = self._loop.time()
         self._queue: deque[Pending] = deque()
         self._taken: list[Pending] = []
-        # Entries at the front of the queue to be committed one by one, to find the one refused.
+        # Entries at the front of the queue to be committed one by one, to isolate the one refused.
         self._alone = 0
         self._in_doubt = False
         self._tried_at = 0.0
@@ -96,12 +95,10 @@ class Writer:
 
     @property
     def size(self) -> int:
-        """Durable entries."""
         return self._known.head.size
 
     @property
     def root(self) -> bytes:
-        """Root of the tree over the durable entries."""
         return self._known.head.root
 
     @property
@@ -110,7 +107,7 @@ class Writer:
         return len(self._queue) + len(self._taken)
 
     def add(self, pending: Pending) -> None:
-        """Queue one entry; order of calls is order in the log."""
+        """Queue one entry; entries become durable in the order of calls."""
         self._queue.append(pending)
         self._wake()
 
@@ -141,24 +138,24 @@ class Writer:
             self._fail_for_good(error)
             raise
         except BaseException as error:
-            # A defect or a cancellation: nobody may wait for a writer that is gone.
+            # A defect or a cancellation: no caller may wait for a writer that is gone.
             self._fail_for_good(AuditUnavailableError(f"the audit writer stopped: {error!r}"))
             raise
 
     async def _wait(self) -> None:
-        """Return when a batch is to be committed or a checkpoint signed, or on closing."""
+        """Return when a batch or a checkpoint is due, or on closing."""
         if not self._queue and not self._closing:
             retry_at = self._tried_at + self._settings.checkpoint_seconds
             due_at = retry_at if self._in_doubt else min(self._publisher.due_at(), self._beat_at)
             await self._pause(due_at - self._loop.time())
-        company = self._loop.time() + self._settings.batch_seconds
+        batch_at = self._loop.time() + self._settings.batch_seconds
         while 0 < len(self._queue) < COMMIT_ENTRIES and not self._closing:
-            if (left := company - self._loop.time()) <= 0:
+            if (left := batch_at - self._loop.time()) <= 0:
                 break
             await self._pause(left)
 
     async def _pause(self, seconds: float) -> None:
-        """Return when something was queued, on closing, or after so long."""
+        """Return when an entry was queued, on closing, or after `seconds`."""
         self._waiter = self._loop.create_future()
         timer = self._loop.call_later(max(0.0, seconds), self._wake)
         try:
@@ -195,8 +192,8 @@ class Writer:
             self._in_doubt = True
             self._refuse(error)
             return
-        # A crash before this line: the entries are durable and nobody was told.  That is allowed;
-        # the reverse is not.
+        # A crash before this line: the entries are durable and not acknowledged.  That is allowed; the
+        # reverse is not.
         now = self._loop.time()
         self._follow(newer, tree)
         self._known.commit(batch)
@@ -206,7 +203,7 @@ class Writer:
             pending.succeed(leaf.index)
         for pending in batch.refused:
             message = (
-                f"request {pending.request_id} was ended by another gateway, which took this one for dead"
+                f"request {pending.request_id} was ended by another gateway, which considered this one dead"
             )
             self._fail([pending], AuditEntryError(message))
         if batch.placed:
@@ -214,7 +211,7 @@ class Writer:
             self._on_commit(len(batch.placed), self.last_commit_seconds)
 
     async def _append(self, taken: Sequence[Pending]) -> _Appended:
-        """Commit entries after all that is in the log, whoever wrote it."""
+        """Commit entries after all entries in the log, ours or others'."""
         if not self._others_write:
             batch = self._place(taken, self._known.tree)
             try:
@@ -222,7 +219,7 @@ class Writer:
                     append = partial(self._store.append, batch.leaves, expected=self._known.head)
                     await self._run(partial(append, new=batch.head))
             except AuditForkError:
-                # Lost to another gateway, or to somebody who rewrote the log: that is found out here.
+                # Another gateway was faster, or the log was rewritten: `_catch_up` tells.
                 self._others_write = True
                 await self._catch_up()
             else:
@@ -231,7 +228,7 @@ class Writer:
             try:
                 return await self._run(partial(self._append_behind, taken))
             except AuditForkError:
-                # Somebody wrote out of turn; what they wrote is followed, or found to be a fork.
+                # Another writer did not take the lock: its entries are followed, or found to be a fork.
                 await self._catch_up()
         return await self._run(partial(self._append_behind, taken))
 
@@ -265,7 +262,7 @@ class Writer:
 
     async def _resynchronise(self) -> bool:
         """
-        Learn whether the commit in doubt happened, and end the requests it left without an end.
+        Find out whether the commit in doubt happened, and end the requests it left without an end.
 
         Raises:
             AuditForkError: the stored log is not the known one with entries added.
@@ -281,7 +278,7 @@ class Writer:
 
     async def _catch_up(self) -> None:
         """
-        Follow what others appended, and what a commit in doubt may have.
+        Follow the entries of others, and of a commit in doubt.
 
         Raises:
             AuditForkError: the stored log is not the known one with entries added.
@@ -308,15 +305,15 @@ class Writer:
             self._publisher.committed(self._loop.time())
 
     async def _beat(self) -> None:
-        """Say that this gateway is alive, and end the requests of those that no longer are."""
+        """Write a heartbeat, and end the requests of dead gateways."""
         self._beat_at = self._loop.time() + self._beat_seconds
         now = self._clock()
         try:
             seen = await self._run(partial(self._store.beat, self._gateway, now))
             await self._catch_up()
         except AuditUnavailableError:
-            # The next commit says so louder, and the next beat tries again.  Others may have been kept
-            # from the database as well: their silence means nothing until they have had time to speak.
+            # The next beat tries again.  Others may have been cut off from the database as well: their
+            # silence means nothing until they had time for a heartbeat.
             self._beating_since = None
             return
         if self._beating_since is None:
@@ -340,7 +337,7 @@ class Writer:
             self._queue.append(self._maker.make(EntryType.REQUEST_ABORTED, fields))
 
     def _isolate(self, error: AuditEntryError) -> None:
-        """Refuse the entry the store would not take, without those it was batched with."""
+        """Refuse the entry the store refused, without the others of its batch."""
         taken, self._taken = self._taken, []
         if len(taken) == 1:
             self._fail(taken, error)
@@ -350,9 +347,9 @@ class Writer:
 
     def _refuse(self, error: AuditError) -> None:
         """
-        Fail everything that waits.
+        Fail every waiting entry.
 
-        All of it: an outcome must not become durable when the intent queued before it did not.
+        All of them: an outcome must not become durable if the intent queued before it did not.
         """
         self.failure, self._tried_at, self._alone = str(error), self._loop.time(), 0
         waiting = [*self._taken, *self._queue]
@@ -372,7 +369,7 @@ class Writer:
     def _fail_for_good(self, error: AuditError) -> None:
         self._stop(error)
         self._ended.set_exception(copy_error(error))
-        self._ended.exception()  # nobody has to watch
+        self._ended.exception()  # a caller of `ended` is optional
 
     async def _run(self, call: Callable[[], T]) -> T:
         return await self._thread.run(call)

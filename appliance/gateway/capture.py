@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from appliance.audit.content.keeper import Content, Keeper
 from appliance.audit.content.payload_keys import PayloadKeys, load_master_key
 from appliance.audit.content.payloads import SqlPayloadStore
-from appliance.audit.content.retention import Log, Retention
+from appliance.audit.content.retention import ErasureLog, Retention
 from appliance.audit.content.sealing import Part
 from appliance.audit.entry import JSON
 from appliance.infra.database import Database
@@ -155,7 +155,7 @@ async def open_content(
     database: Database | str,
     keys_directory: Path,
     settings: AuditSettings,
-    log: Log,
+    log: ErasureLog,
     clock: Callable[[], float],
     random_bytes: Callable[[int], bytes],
 ) -> AsyncIterator[OpenContent]:

@@ -1,9 +1,9 @@
 """
-JSON files with one spelling of each: closed models whose bytes say whether they were altered.
+Canonical JSON files: closed models in which every altered byte is detected.
 
 Canonical JSON here is RFC 8785 for what these files hold: ASCII member names, text, integers, lists
-and objects.  A file whose bytes are not those its values encode to is refused, so a byte that was
-changed without a change of meaning is noticed as well.
+and objects.  A file whose bytes are not the encoding of its values is refused, so a changed byte is
+detected even if the meaning is the same.
 """
 
 import json
@@ -30,7 +30,7 @@ class CanonicalModel(BaseModel):
     """What to do about it, after `; `."""
 
     def encode(self) -> bytes:
-        """Return the one spelling; members that are None are left out."""
+        """Return the canonical bytes; members that are None are left out."""
         return canonical(self.model_dump(mode="json", exclude_none=True))
 
     @classmethod
@@ -48,7 +48,7 @@ class CanonicalModel(BaseModel):
             place = ".".join(str(step) for step in first["loc"]) or "its JSON"
             raise cls.refusal(cls._advise(f"{name} cannot be used, {place}: {first['msg']}")) from error
         if found.encode() != content:
-            raise cls.refusal(cls._advise(f"{name} is not in its canonical spelling: it was altered"))
+            raise cls.refusal(cls._advise(f"{name} is not canonical JSON: it was altered"))
         return found
 
     @classmethod

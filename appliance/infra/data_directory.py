@@ -2,7 +2,7 @@
 The data directory: what a first start creates in it, and what later starts find there.
 
 Keys are written before anything uses them.  A crash between two of the files leaves a directory
-that the next start completes: every step looks first and creates only what is missing.
+that the next start completes: every step creates only what is missing.
 """
 
 import os
@@ -41,17 +41,17 @@ class Installation:
 
     @property
     def payload_keys(self) -> Path:
-        """Where the keys to kept content are, unless the settings place them elsewhere."""
+        """Default directory of the keys to kept content."""
         return self.directory / "payload-keys"
 
     @property
     def files(self) -> Path:
-        """What tenants leave here for batches, unless the settings place it elsewhere."""
+        """Default directory of files for batches."""
         return self.directory / "files"
 
     @property
     def tenants(self) -> Path:
-        """The tenants file of a site that has one here; nothing of ours makes it."""
+        """Default tenants file; the operator writes it."""
         return self.directory / "tenants.yaml"
 
     @property
@@ -61,17 +61,17 @@ class Installation:
 
     @property
     def restart_request(self) -> Path:
-        """Where a worker leaves the wish to be started anew, for its supervisor to find."""
+        """Where a worker leaves its restart request for the supervisor."""
         return self.directory / "worker-1.restart"
 
     @property
     def logs(self) -> Path:
-        """What the workers print."""
+        """Standard output of the workers."""
         return self.directory / "logs"
 
 
 def locate(settings: Settings) -> Installation:
-    """Where the settings say things are; nothing is touched."""
+    """The paths in the settings; no file is touched."""
     directory = settings.data.directory.absolute()
     return Installation(
         directory=directory,

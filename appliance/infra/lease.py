@@ -22,7 +22,7 @@ from appliance.errors import ControlRefusedError
 from appliance.infra.database import Database, SqlStore, first_line
 
 LEASE_BUSY_SECONDS = 2.0
-NOBODY = ""
+NO_HOLDER = ""
 NEVER = float("-inf")
 
 _lease = Table(
@@ -92,7 +92,7 @@ class SqlLease(SqlStore):
         self._held_until = NEVER
         self._epoch = 0
         self._failure: str | None = None
-        # A cancelled call goes on in its thread: the next one must not overtake it.
+        # A cancelled call continues in its thread: the next one must not overtake it.
         self._turn = threading.Lock()
 
     @property
@@ -110,14 +110,14 @@ class SqlLease(SqlStore):
         return await asyncio.to_thread(self._hold)
 
     async def release(self) -> None:
-        """Give it up; where the database cannot be told, it expires."""
+        """Release it; without the database, it expires."""
         await asyncio.to_thread(self._release)
 
     def _hold(self) -> bool:
         with self._turn:
             now = self._clock()
             if self._seconds / 2 < self._held_until - now <= self._seconds:
-                # Nobody takes it over before it expires, so there is nothing to ask.
+                # No other gateway takes it before it expires, so the database is not needed.
                 return True
             try:
                 with self._engine.begin() as connection:
@@ -140,7 +140,7 @@ class SqlLease(SqlStore):
             mine = (_lease.c.name == self._name) & (_lease.c.holder == self._holder)
             try:
                 with self._engine.begin() as connection:
-                    connection.execute(update(_lease).where(mine).values(holder=NOBODY))
+                    connection.execute(update(_lease).where(mine).values(holder=NO_HOLDER))
             except SQLAlchemyError as error:
                 self._fail(error)
 
@@ -148,9 +148,9 @@ class SqlLease(SqlStore):
         self._failure, self._held_until = first_line(error), NEVER
 
     def _take(self, connection: Connection, now: float) -> int | None:
-        """Make the row ours where it is ours, nobody's or expired; its epoch, or None."""
+        """Take the row if it is ours, free or expired; return its epoch, or None."""
         is_ours = _lease.c.holder == self._holder
-        may_take = is_ours | (_lease.c.holder == NOBODY) | (_lease.c.expires_at < now)
+        may_take = is_ours | (_lease.c.holder == NO_HOLDER) | (_lease.c.expires_at < now)
         taken = connection.execute(
             update(_lease)
             .where(_lease.c.name == self._name, may_take)

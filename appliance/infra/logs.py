@@ -33,7 +33,7 @@ Logger = structlog.typing.FilteringBoundLogger
 
 
 def configure_logs(settings: LogSettings, *, terminal: bool) -> Logger:
-    """Build the one logger of this process; the roots hand it to whoever needs it."""
+    """Build the logger of this process; the composition roots hand it out."""
     as_json = settings.format == "json" or (settings.format == "auto" and not terminal)
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=terminal)
@@ -55,7 +55,7 @@ def configure_logs(settings: LogSettings, *, terminal: bool) -> Logger:
 
 
 def keep_allowed(_logger: object, _name: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """Drop every field that is not on the list, and say how many went."""
+    """Drop every field that is not on the list, and count them."""
     kept = {name: value for name, value in event.items() if name in ALLOWED}
     if len(kept) < len(event):
         kept["dropped_fields"] = len(event) - len(kept)
@@ -108,5 +108,5 @@ class LibraryHandler(logging.Handler):
 
 
 def take_over_libraries(logger: Logger) -> None:
-    """Have whatever libraries log in this process written by `logger`; for the roots, once."""
+    """Let `logger` write what libraries log in this process; called once."""
     logging.getLogger().addHandler(LibraryHandler(logger))  # noqa: TID251 - the root is theirs

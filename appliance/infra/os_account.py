@@ -1,5 +1,5 @@
 """
-Who runs this process, for the audit log.
+The account that runs this process, for the audit log.
 """
 
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def account_name(uid: Callable[[], int] = os.getuid) -> str:
-    """Name of the account this process runs as: the kernel's word, not the environment's."""
+    """Name of the account this process runs as: from the kernel, not the environment."""
     number = uid()
     try:
         return pwd.getpwuid(number).pw_name

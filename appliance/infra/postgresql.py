@@ -1,10 +1,10 @@
 """
-Connections to PostgreSQL: the driver pg8000, with the gaps closed that a gateway would fall into.
+Connections to PostgreSQL: the driver pg8000 with time-outs, TLS options and complete clean-up.
 
-Every statement is bounded twice: by the server, and by the socket where the server does not answer
-at all.  After such a silence the connection is given up: the answer may still come, and would be
-taken for that of the next statement.  Fails closed: whatever goes wrong is a database error, but for a
-database of another encoding than UTF-8, which is one of configuration: it cannot keep every text.
+Every statement is bounded twice: by the server, and by the socket if the server does not answer.  After a
+time-out the connection is closed: a late answer would be taken for that of the next statement.  Fails closed:
+every failure is a database error, except that a database with another encoding than UTF-8, which cannot keep
+every text, is a configuration error.
 """
 
 import socket
@@ -44,7 +44,7 @@ def open_postgresql(url: URL, *, busy_seconds: float, idle: int) -> Engine:
         except AttributeError as error:
             if arguments["password"] is not None:
                 raise
-            # What the driver makes of a server that asks for a password where there is none.
+            # The driver's reaction if the server requires a password and there is none.
             raise pg8000.InterfaceError("the server asks for a password, and none was given") from error
 
     engine = create_engine(
@@ -61,7 +61,7 @@ def open_postgresql(url: URL, *, busy_seconds: float, idle: int) -> Engine:
 
 
 class _Connection(pg8000.Connection):  # type: ignore[misc]
-    """A connection whose silence is an error of the database, and that leaves nothing open when it ends."""
+    """A connection that reports time-outs as database errors, and closes its socket."""
 
     _usock: Any = None
     _sock: Any = None
@@ -70,7 +70,7 @@ class _Connection(pg8000.Connection):  # type: ignore[misc]
         try:
             super().__init__(sock=sock, **arguments)
         except BaseException:
-            # The driver leaves it open where the server goes away before it has said who it is.
+            # The driver leaves it open if the server disconnects during the handshake.
             self.close()
             sock.close()
             raise
@@ -83,17 +83,18 @@ class _Connection(pg8000.Connection):  # type: ignore[misc]
 
     def close(self) -> None:
         stream = self._sock
-        # The server may be gone already; there is nobody to tell.
+        # The server may be gone already.
         with suppress(pg8000.InterfaceError, OSError):
             super().close()
-        # The driver only lets go of it, and then an error that is kept somewhere keeps the descriptor open.
+        # The driver only drops its reference, so an exception that is kept elsewhere keeps the descriptor
+        # open.
         with suppress(OSError):
             if stream is not None:
                 stream.close()
 
 
 def _reach(arguments: dict[str, Any]) -> socket.socket:
-    """A socket to the server; TLS comes later."""
+    """A connected socket, before TLS."""
     if arguments["unix_sock"] is None:
         opened = socket.create_connection((arguments["host"], arguments["port"]), arguments["timeout"])
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -116,7 +117,7 @@ def _arguments(url: URL, busy_seconds: float) -> dict[str, Any]:
     if url.drivername not in DRIVERS:
         raise ConfigurationError(f"the database URL names the driver {url.drivername}: use postgresql://")
     if unknown := sorted(options.keys() - OPTIONS):
-        raise ConfigurationError(f"the database URL has an option {unknown[0]}, which is not known here")
+        raise ConfigurationError(f"the database URL has an option {unknown[0]}, which is unknown")
     if not url.username:
         raise ConfigurationError("the database URL names no user: use postgresql://USER@HOST/DATABASE")
     milliseconds = str(max(1, round(busy_seconds * 1000)))
@@ -128,13 +129,13 @@ def _arguments(url: URL, busy_seconds: float) -> dict[str, Any]:
         "database": url.database,
         "unix_sock": options.get("unix_sock"),
         "ssl_context": False if "unix_sock" in options else _ssl_context(options),
-        # The server's own limit comes first where it can still answer, and says more.
+        # The server's own limit comes first if it still answers: its error is more precise.
         "timeout": busy_seconds + 1,
         "application_name": "appliance",
         "startup_params": {
             "statement_timeout": milliseconds,
             "lock_timeout": milliseconds,
-            # Whoever is cut off in the middle of a transaction must not keep others from writing.
+            # A client that is cut off in a transaction must not keep others from writing.
             "idle_in_transaction_session_timeout": milliseconds,
             "default_transaction_isolation": "read committed",
         },
@@ -151,7 +152,7 @@ def _password(url: URL, file: str | None) -> str | None:
 
 
 def _ssl_context(options: dict[str, str]) -> ssl.SSLContext | bool | None:
-    """What the driver takes: False never encrypts, None does if the server can."""
+    """The driver's argument: False never encrypts, None does if the server can."""
     mode = options.get("sslmode", "prefer")
     if mode not in SSL_MODES:
         raise ConfigurationError(f"the database URL has sslmode={mode}: use one of {', '.join(SSL_MODES)}")
@@ -170,7 +171,7 @@ def _ssl_context(options: dict[str, str]) -> ssl.SSLContext | bool | None:
 
 
 def _prepare_connections(engine: Engine) -> None:
-    """Have connections commit durably, and refuse a database that cannot keep every text."""
+    """Make commits durable, and refuse a database that cannot keep every text."""
     is_known = False
 
     @event.listens_for(engine, "connect")
@@ -190,9 +191,8 @@ def _prepare_connections(engine: Engine) -> None:
             connection.close()
             refusal = (
                 f"the database {database} has the encoding {encoding}, which cannot keep every text: "
-                f"create it anew with ENCODING '{ENCODING}' TEMPLATE template0"
+                f"recreate it with ENCODING '{ENCODING}' TEMPLATE template0"
             )
-            # Once it was in order, what answers here now is another database: an outage, as for any other
-            # that is not ours, and nothing that should end a gateway.
+            # If it was right before, another database answers now: an outage, which should not end a gateway.
             raise pg8000.InterfaceError(refusal) if is_known else ConfigurationError(refusal)
         is_known = True

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from appliance.audit.content.payloads import Selection
-from appliance.audit.content.samples import Beside, SqlSampleStore
+from appliance.audit.content.samples import SampleOutcome, SqlSampleStore
 from appliance.audit.content.sealing import LOGGED, Part
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.store import Head, Leaf, SqlAuditStore
@@ -36,11 +36,11 @@ def test_a_sample_is_kept_beside_content_and_nowhere_else(samples):
     """Of that tenant, with body and answer, under the body's key."""
     request = keep(samples, 0)
     sample = payload(0, part=Part.SAMPLE)
-    assert samples.add_sample(replace(sample, tenant="other")) is Beside.GONE
-    assert samples.add_sample(replace(sample, key_id="acme.2")) is Beside.MOVED
-    assert samples.add_sample(payload(1, part=Part.SAMPLE)) is Beside.GONE
+    assert samples.add_sample(replace(sample, tenant="other")) is SampleOutcome.GONE
+    assert samples.add_sample(replace(sample, key_id="acme.2")) is SampleOutcome.MOVED
+    assert samples.add_sample(payload(1, part=Part.SAMPLE)) is SampleOutcome.GONE
     assert samples.get(request, Part.SAMPLE) is None
-    assert samples.add_sample(sample) is Beside.KEPT
+    assert samples.add_sample(sample) is SampleOutcome.KEPT
     assert samples.get(request, Part.SAMPLE) == sample
 
 
@@ -48,11 +48,11 @@ def test_a_second_sample_needs_the_first_to_be_named(samples):
     """So of two that come at once, one stays."""
     request = keep(samples, 0)
     first, second, third = (payload(0, part=Part.SAMPLE) for _ in range(3))
-    assert samples.add_sample(first) is Beside.KEPT
-    assert samples.add_sample(second) is Beside.THERE
-    assert samples.add_sample(second, instead_of=third) is Beside.THERE
+    assert samples.add_sample(first) is SampleOutcome.KEPT
+    assert samples.add_sample(second) is SampleOutcome.THERE
+    assert samples.add_sample(second, instead_of=third) is SampleOutcome.THERE
     assert samples.get(request, Part.SAMPLE) == first
-    assert samples.add_sample(second, instead_of=first) is Beside.KEPT
+    assert samples.add_sample(second, instead_of=first) is SampleOutcome.KEPT
     samples.remove_sample(first)
     assert samples.get(request, Part.SAMPLE) == second
     samples.remove_sample(second)
@@ -116,7 +116,7 @@ def test_no_sample_survives_an_erasure_that_came_at_the_same_moment(samples, url
             requests = (request,) if named else ()
             eraser.delete(Selection(tenant="acme", requests=requests, before_ms=before_ms))
             thread.join()
-            assert outcomes[0] in {Beside.KEPT, Beside.GONE}
+            assert outcomes[0] in {SampleOutcome.KEPT, SampleOutcome.GONE}
             assert [samples.get(request, part) for part in Part] == [None] * 3
 
 
@@ -139,7 +139,7 @@ def test_an_erasure_waits_for_a_sample_that_is_just_being_kept(postgres_url):
             )
         erased.join()
         assert [samples.get(request, part) for part in Part] == [None] * 3
-        assert samples.add_sample(sample) is Beside.GONE
+        assert samples.add_sample(sample) is SampleOutcome.GONE
 
 
 def test_two_that_keep_a_sample_at_once_agree_on_one(samples, url):
@@ -161,7 +161,7 @@ def test_two_that_keep_a_sample_at_once_agree_on_one(samples, url):
                 thread.join()
             assert sorted(each.name for each in outcomes.values()) == ["KEPT", "THERE"]
             kept = samples.get(request, Part.SAMPLE)
-            assert outcomes[kept.sealed.nonce] is Beside.KEPT
+            assert outcomes[kept.sealed.nonce] is SampleOutcome.KEPT
 
 
 def test_requests_are_found_with_what_their_outcomes_say_and_without_those_that_lack_a_part(samples, url):

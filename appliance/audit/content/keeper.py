@@ -1,11 +1,10 @@
 """
-Keeps content: seals it, and makes it durable before the entry that names it is handed to the log.
+Seals content and stores it durably before the log gets the entry that names it.
 
-The event loop hands parts over and waits; one thread seals what has queued up meanwhile and stores
-it in one transaction.  Erasing takes turns with sealing in the same thread, so no part is ever
-sealed with a key that is being destroyed.
+The event loop queues parts and waits; one thread seals the queued parts and stores them in one transaction.
+Erasures run in the same thread, so no part is sealed with a key that is being destroyed.
 
-Fails closed: what cannot be kept is refused with `AuditUnavailableError`, and so is its request.
+Fails closed: content that cannot be stored is refused with `AuditUnavailableError`, and so is its request.
 """
 
 import asyncio
@@ -26,13 +25,13 @@ from appliance.infra.settings import AuditSettings
 from appliance.tenancy import ContentPolicy
 
 LARGEST_BATCH = 64
-"""Parts in one transaction."""
+"""Maximum parts in one transaction."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """One part to be kept; the pieces are joined in the thread."""
+    """One part to store; the thread joins its pieces."""
 
     tenant: str
     policy: ContentPolicy
@@ -85,7 +84,7 @@ class Keeper:
         clock: Callable[[], float],
         random_bytes: Callable[[int], bytes],
     ) -> AsyncIterator[Self]:
-        """Keep what is handed over until the block ends; what waits then is kept first."""
+        """Store parts until the block ends; parts queued by then are stored first."""
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="payloads") as thread:
             keeper = cls(
                 store=store,
@@ -105,9 +104,9 @@ class Keeper:
 
     async def keep(self, content: Content) -> dict[str, JSON]:
         """
-        Keep one part; the fields that its entry says about it, once it is durable.
+        Store one part; returns its fields in the entry, once it is durable.
 
-        An answer is taken even when the queue is full: there are never more of those than requests.
+        An answer is accepted even if the queue is full: there are never more of those than requests.
 
         Raises:
             AuditUnavailableError: it cannot be kept, or too much waits already.
@@ -116,7 +115,7 @@ class Keeper:
         if content.part is Part.REQUEST and waiting + content.size > self._settings.payload_queue_bytes:
             raise AuditUnavailableError(f"{waiting} bytes of content wait already: the disk does not keep up")
         kept: asyncio.Future[dict[str, JSON]] = asyncio.get_running_loop().create_future()
-        # Whoever asked may have stopped waiting.
+        # The caller may have stopped waiting.
         kept.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._queue.append(_Job(content=content, kept=kept))
         self._waiting_bytes += content.size
@@ -129,7 +128,7 @@ class Keeper:
             raise AuditUnavailableError(f"content was not kept within {seconds:g} s") from error
 
     async def in_turn(self, call: Callable[[], T]) -> T:
-        """Run something in the thread that seals, when nothing is being sealed."""
+        """Run a call in the sealing thread, between batches."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def _run(self) -> None:
@@ -174,9 +173,9 @@ class Keeper:
 
     def _keep_openable(self, payload: Payload, key: TenantKey) -> None:
         """
-        Wrap a stored payload anew if another gateway began to destroy its key meanwhile.
+        Rewrap a stored payload if another gateway began to destroy its key meanwhile.
 
-        That one looks for rows after it has retired the key, this one for the key after it has
+        That gateway searches rows after it retired the key, this one checks the key after it
         stored the row: one of them sees the other.
         """
         now = key

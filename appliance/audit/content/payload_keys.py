@@ -1,11 +1,11 @@
 """
-The tenants' keys to kept content: a directory of their own, apart from the database.
+The tenants' keys to kept content: files in a directory of their own, apart from the database.
 
     payload-keys/<tenant>.<ulid>.<purpose>            one key, base64, mode 0600
     payload-keys/<tenant>.<ulid>.<purpose>.retired    one whose destruction has begun
 
-Erasing content means destroying keys, so these files need a backup policy of their own: whoever
-restores a destroyed key brings back what was erased.  A database backup alone brings back nothing.
+Erasing content means destroying keys, so these files need a backup policy of their own: a restored key makes
+erased content readable again in database backups.  A database backup alone does not.
 
 With a master key the files hold the keys encrypted (AES-256-GCM, bound to their names).  Fails
 closed: a file that others may read, or that does not decrypt, is refused.  Used by one thread.
@@ -41,7 +41,7 @@ _NAME = re.compile(
 
 
 class Purpose(StrEnum):
-    """What a tenant's key is for; no key has two."""
+    """Purpose of a tenant's key; each key has one."""
 
     WRAPPING = "wrapping"
     """Wraps data keys."""
@@ -56,20 +56,19 @@ class KeyName:
     """One key file, by its name."""
 
     key_id: str
-    """`<tenant>.<ulid>`; never given to another key."""
+    """`<tenant>.<ulid>`; never reused."""
     tenant: str
     purpose: Purpose
     is_retired: bool = False
-    """Whether its destruction has begun: it opens what it wrapped and wraps nothing new."""
+    """Whether its destruction has begun: it unwraps data keys and wraps no new ones."""
 
     @property
     def made_ms(self) -> int:
-        """When it was made, in milliseconds since the epoch."""
+        """Time of creation, in milliseconds since the epoch."""
         return ulid_ms(self.key_id.rpartition(".")[2])
 
     @property
     def file(self) -> str:
-        """Name of its file."""
         return f"{self.key_id}.{self.purpose}{RETIRED if self.is_retired else ''}"
 
 
@@ -114,14 +113,14 @@ class PayloadKeys:
 
     def current(self, tenant: str, purpose: Purpose) -> TenantKey:
         """
-        Return the tenant's key for new content; made when there is none, or it has served its time.
+        Return the tenant's key for new content; created if there is none or it is too old.
 
         Raises:
             AuditKeyError: it cannot be read or made.
         """
         found = self._cache.get((tenant, purpose))
         now_ms = int(self._clock() * 1000)
-        # Another gateway may have destroyed it: whoever seals looks, and looks again afterwards.
+        # Another gateway may have destroyed it: the keeper checks now, and again after storing.
         if found is None or not self.is_in_use(found.key_id, purpose):
             names = [name for name in self.names(tenant, purpose) if not name.is_retired]
             found = self.read(names[-1]) if names else None
@@ -131,7 +130,7 @@ class PayloadKeys:
         return found
 
     def make(self, tenant: str, purpose: Purpose) -> TenantKey:
-        """Make a key that nothing else uses.  Durable on return; raises AuditKeyError."""
+        """Create a key for one use.  Durable on return; raises AuditKeyError."""
         return self._make(tenant, purpose, int(self._clock() * 1000))
 
     def is_in_use(self, key_id: str, purpose: Purpose) -> bool:
@@ -139,7 +138,7 @@ class PayloadKeys:
         return (self._directory / f"{key_id}.{purpose}").exists()
 
     def names(self, tenant: str | None = None, purpose: Purpose | None = None) -> list[KeyName]:
-        """Return every key there is, of one tenant or purpose where that is said, oldest first."""
+        """Return every key, optionally of one tenant or purpose, oldest first."""
         try:
             files = [path.name for path in self._directory.iterdir()]
         except OSError as error:
@@ -178,13 +177,13 @@ class PayloadKeys:
         except OSError as error:
             raise AuditKeyError(f"cannot read the payload key {path}: {error.strerror}") from error
         if _is_overwritten(content):
-            raise AuditKeyError(f"the payload key {path} was destroyed: what it opened was erased")
+            raise AuditKeyError(f"the payload key {path} was destroyed: its content was erased")
         text = content.decode("ascii", "replace")
         return TenantKey(key_id=name.key_id, key=self._decode(text, name, path))
 
     def is_overwritten(self, name: KeyName) -> bool:
         """
-        Whether something ended a destruction between overwriting this key and deleting its file.
+        Whether a crash interrupted the destruction of this key, between overwriting and deleting its file.
 
         Raises:
             AuditKeyError: it cannot be read.
@@ -196,7 +195,7 @@ class PayloadKeys:
             raise AuditKeyError(f"cannot read the payload key {path}: {error.strerror}") from error
 
     def retire(self, name: KeyName) -> KeyName:
-        """Begin to destroy a key: from here on it wraps nothing new.  Durable on return."""
+        """Begin to destroy a key: it wraps nothing new from now on.  Durable on return."""
         if name.is_retired:
             return name
         gone = KeyName(key_id=name.key_id, tenant=name.tenant, purpose=name.purpose, is_retired=True)
@@ -212,7 +211,7 @@ class PayloadKeys:
         """
         Overwrite and delete a key.  Durable on return.
 
-        Overwriting is a courtesy: on flash and on copying file systems old blocks survive until the
+        Overwriting is best effort: on flash and on copying file systems old blocks survive until the
         device reuses them.  Encrypt the disk, or use a master key, where that matters.
         """
         path = self._directory / name.file
@@ -235,7 +234,7 @@ class PayloadKeys:
         key = self._random_bytes(KEY_BYTES)
         path = self._directory / name.file
         try:
-            # Under its own name only once it is whole: `names` ignores what a crash leaves.
+            # Atomically: `names` ignores the temporary file that a crash leaves.
             write_private(path, self._encode(key, name))
         except OSError as error:
             raise AuditKeyError(f"cannot write the payload key {path}: {error.strerror}") from error

@@ -1,13 +1,13 @@
 """
-Where sealed content is kept: rows beside the log, by request and part, that may be deleted.
+Where sealed content is kept: rows by request and part, outside the tree, that may be deleted.
 
-A row is durable before the leaf that names it is written, so a row nobody names is harmless and a
-leaf whose row is missing is a finding, unless an `erasure` entry accounts for it.  Synchronous:
-one thread of the gateway calls it.  Fails closed: every database error is `AuditUnavailableError`.
+A row is durable before the leaf that names it is written, so a row without a leaf is harmless, and a leaf
+without its row is a finding unless an `erasure` entry accounts for it.  Synchronous: one thread of the
+gateway calls it.  Fails closed: every database error is `AuditUnavailableError`.
 
-A sample (`appliance.audit.content.samples`) is a row beside a request's own that no leaf names.  It is
-there only while they are: what erases, wraps anew or destroys keys takes it along; what counts,
-exports or shows content leaves it out.
+A sample (`appliance.audit.content.samples`) is a further row of a request that no leaf names.  It exists only
+as long as the request's content: erasing, rewrapping and destroying keys include it; counting, exporting and
+showing content leave it out.
 """
 
 import json
@@ -42,32 +42,32 @@ class Payload:
     part: Part
     tenant: str
     key_id: str
-    """Id of the tenant's key that wraps the data key now; the leaf names the one that did at first."""
+    """Id of the tenant's key that wraps the data key now; the leaf names the first one."""
     sealed: Sealed
     time: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which payloads are meant: those of one tenant that are named, or that came before a time."""
+    """Payloads of one tenant: of named requests, or of all from before a time."""
 
     tenant: str
     requests: tuple[str, ...] = ()
-    """Ids of requests; empty for all that came before."""
+    """Ids of requests; empty for all from before `before_ms`."""
     before_ms: int = 0
     """Milliseconds since the epoch; a request's own id says when it came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a selection comes to."""
+    """The payloads of a selection."""
 
     payloads: int
-    """Those that entries name; samples are not counted."""
+    """Number of them, without samples."""
     requests: tuple[str, ...]
-    """Those of the named requests that have any."""
+    """Named requests that have any."""
     key_ids: tuple[str, ...]
-    """Tenant's keys that wrap them, samples included."""
+    """Keys that wrap them, samples included."""
 
 
 class SqlPayloadStore(SqlStore):
@@ -86,7 +86,7 @@ class SqlPayloadStore(SqlStore):
         return _payload(row) if row is not None else None
 
     def all(self) -> Iterator[Payload]:
-        """Yield all that entries name, in order of request; each in a transaction of its own."""
+        """Yield all but samples, by request; each in a transaction of its own."""
         query = select(audit_payloads).where(_IS_LOGGED).order_by(_COLUMNS.request_id, _COLUMNS.part).limit(1)
         condition: ColumnElement[bool] | None = None
         while True:
@@ -100,7 +100,7 @@ class SqlPayloadStore(SqlStore):
             )
 
     def find(self, selection: Selection) -> Found:
-        """Return what a selection comes to now."""
+        """Return the payloads of a selection now."""
         count, found, key_ids = 0, set[str](), set[str]()
         with self._reading() as connection:
             for condition in _conditions(selection):
@@ -112,14 +112,14 @@ class SqlPayloadStore(SqlStore):
         return Found(payloads=count, requests=tuple(sorted(found)), key_ids=tuple(sorted(key_ids)))
 
     def delete(self, selection: Selection) -> int:
-        """Delete what is selected, in one transaction, and return how many rows that were."""
+        """Delete a selection in one transaction; return the number of rows."""
         with self._transaction("erased") as connection:
             if not self._is_postgresql:
-                # What is deleted is overwritten in the file, not just unlinked from its pages.
+                # Deleted rows are overwritten in the file, not only unlinked from its pages.
                 connection.exec_driver_sql("PRAGMA secure_delete = ON")
-            # Samples come after what they were made of.  On PostgreSQL a statement does not see rows
-            # that came while it waited for a lock: the first waits for whoever is keeping a sample,
-            # the second sees it, and from the first on nobody can keep another.
+            # Samples are deleted after their sources.  On PostgreSQL a statement does not see rows that were
+            # added while it waited for a lock: the first statement waits for a transaction that adds a
+            # sample, the second sees the sample, and after the first no sample can be added.
             return sum(
                 connection.execute(delete(audit_payloads).where(condition, of_part)).rowcount
                 for condition in _conditions(selection)
@@ -127,11 +127,11 @@ class SqlPayloadStore(SqlStore):
             )
 
     def wrapped_with(self, key_id: str) -> list[tuple[str, str, bytes]]:
-        """Return request, part and wrapped data key of some payloads under a tenant's key, [] for none."""
+        """Return request, part and wrapped data key of some payloads under a tenant's key."""
         query = select(_COLUMNS.request_id, _COLUMNS.part, _COLUMNS.wrapped_key).where(
             _COLUMNS.key_id == key_id
         )
-        # A request's body before its sample: the order in which whoever keeps a sample locks them.
+        # A request's body before its sample: the order in which `add_sample` locks them.
         query = query.order_by(_COLUMNS.request_id, _COLUMNS.part).limit(CHUNK)
         with self._reading() as connection:
             rows = connection.execute(query).all()
@@ -155,14 +155,14 @@ class SqlPayloadStore(SqlStore):
         """
         Have SQLite write deleted content out of its write-ahead log.
 
-        PostgreSQL keeps deleted rows until it vacuums; what they hold opens with no key any more.
+        PostgreSQL keeps deleted rows until it vacuums; no key decrypts them any more.
         """
         if self._is_postgresql:
             return
         try:
             with self._engine.connect() as connection:
-                # Outside of a transaction; a reader elsewhere may keep it from finishing, and the
-                # log is then overwritten in the course of things.
+                # Outside a transaction.  A reader may keep it from finishing; later writes then overwrite the
+                # log.
                 driver = connection.connection.driver_connection
                 assert driver is not None  # noqa: S101 - the connection is open
                 driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -184,7 +184,7 @@ class SqlPayloadStore(SqlStore):
 
     def holds(self) -> dict[str, str]:
         """
-        Return the tenants under a legal hold, and why; read from the log itself.
+        Return the tenants under a legal hold, and why, from the log itself.
 
         Raises:
             AuditUnavailableError: the log cannot be read; nothing may be erased then.
@@ -233,7 +233,7 @@ class SqlPayloadStore(SqlStore):
 
 
 def first_id(time_ms: int) -> str:
-    """Return the smallest request id of a time: ids sort by when their request came."""
+    """Return the smallest request id of a time: ids sort by time."""
     return new_entry_id(time_ms, bytes(10))
 
 
@@ -272,9 +272,9 @@ def _payload(row: Any) -> Payload:  # noqa: ANN401 - a row of the table
 
 def export_payloads(store: SqlPayloadStore, directory: Path) -> int:
     """
-    Add what is kept, still encrypted, to an export: `payloads/<request id>.<part>`; returns how many.
+    Add kept content, still encrypted, to an export as `payloads/<request id>.<part>`; return its number.
 
-    Done after the log was written out: what its leaves name was durable before them.
+    Call it after the log was exported: content is durable before the leaves that name it.
 
     Raises:
         AuditUnavailableError: content cannot be read.

@@ -1,17 +1,17 @@
 """
-Ending what is kept: erasure on request, pruning by age, and the legal holds that forbid both.
+Erases kept content: on request, by age (pruning), and not under the legal holds that forbid both.
 
     hold? ─► `erasure` entry durable, signed ─► keys retired
           ─► rows deleted ─► the rest rewrapped ─► keys destroyed
 
-The entry comes first: content must never be gone without the log saying why.  A checkpoint that
-covers it is given some seconds to come, so that an export never misses content it cannot explain.
-A crash after the entry leaves content that the log calls erased: every start goes through the
-entries and finishes what they say, also where somebody restored a key.
+The entry comes first: content must never be missing without an entry that explains it.  The erasure waits
+some seconds for a checkpoint that covers the entry, so that an export never misses content it cannot
+explain.  A crash after the entry leaves content that the log declares erased: every start reads the entries
+and completes them, also if a key was restored from a backup.
 
-Whoever kept a copy of the database has the rows that were deleted, with their wrapped data keys.
-So the tenant's keys that wrapped them are destroyed, and what else they wrapped is wrapped anew:
-of such a copy nothing under those keys can be opened again, erased or not.
+Copies of the database still have the deleted rows, with their wrapped data keys.  So the tenant's keys that
+wrapped them are destroyed, and what else they wrapped is rewrapped: no row of such a copy under those keys
+can be decrypted.
 
 Fails closed: if holds or the log cannot be read or written, nothing is erased.
 """
@@ -38,48 +38,48 @@ from appliance.tenancy import NAME_FORMAT
 LONGEST_REASON = 200
 NAMED_PER_ENTRY = 60
 """Request ids in one entry: a leaf has 4096 bytes."""
-NAMED_KEYS, NAMED_KEYS_BESIDE_REQUESTS = 20, 10
+NAMED_KEYS, NAMED_KEYS_WITH_REQUESTS = 20, 10
 SIGNED_WITHIN_SECONDS = 5.0
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PRUNED = "its retention period has ended"
 _REQUEST_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 T = TypeVar("T")
 
 
-class Log(Protocol):
-    """What is asked of the audit log."""
+class ErasureLog(Protocol):
+    """The part of the audit log in use here."""
 
     async def append(self, entry_type: EntryType, /, **fields: JSON | None) -> Receipt:
-        """Write one entry and return once it is durable."""
+        """Append one entry and return once it is durable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """What an operator asked to be erased, and why."""
+    """An operator's request to erase content."""
 
     tenant: str
     requests: tuple[str, ...]
     before_ms: int | None
-    """Milliseconds since the epoch; None with no requests either: everything so far, keys included."""
+    """Milliseconds since the epoch; None without requests: everything until now, keys included."""
     basis: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """What came of it."""
+    """Result of an erasure."""
 
     tenant: str
     payloads: int
     keys: tuple[str, ...]
     """Tenant's keys that were destroyed."""
     entries: tuple[int, ...]
-    """Indexes of the entries that say so."""
+    """Indexes of its `erasure` entries."""
 
 
 def parse_erasure(members: Mapping[str, Any]) -> Erasure:
     """
-    Read what an operator asks to be erased.
+    Parse an operator's request to erase content.
 
     Raises:
         InvalidRequestError: a member is missing, unknown, or of the wrong form.
@@ -107,7 +107,7 @@ def parse_erasure(members: Mapping[str, Any]) -> Erasure:
 
 
 def parse_tenant(members: Mapping[str, Any]) -> str:
-    """Return the name of a tenant, which may be gone; raises InvalidRequestError."""
+    """Return the name of a tenant, which may be removed; raises InvalidRequestError."""
     value = members.get("tenant")
     if not isinstance(value, str) or not NAME_FORMAT.fullmatch(value):
         raise InvalidRequestError("`tenant` must be the name of a tenant.", param="tenant")
@@ -144,7 +144,7 @@ class Retention:
     def __init__(
         self,
         *,
-        log: Log,
+        log: ErasureLog,
         keeper: Keeper,
         clock: Callable[[], float],
         signed_within_seconds: float = SIGNED_WITHIN_SECONDS,
@@ -153,12 +153,12 @@ class Retention:
         self._signed_within_seconds = signed_within_seconds
         self._keeper = keeper
         self._clock = clock
-        # Of one gateway; a hold that another places at the same moment may come too late.
+        # Within one gateway; a hold that another places at the same moment may come too late.
         self._turn = asyncio.Lock()
 
     async def resume(self) -> None:
         """
-        Finish what a crash interrupted, and destroy again what a backup brought back.
+        Complete erasures that a crash interrupted, and destroy keys that a backup restored.
 
         Raises:
             AuditUnavailableError: not all of it could be done; erased content may still open.
@@ -168,7 +168,7 @@ class Retention:
 
     async def erase(self, wanted: Erasure, *, actor: str) -> Erased:
         """
-        Erase for good, and say so in the log first.
+        Erase permanently, after recording it in the log.
 
         Raises:
             ControlRefusedError: the tenant is under a legal hold.
@@ -178,7 +178,7 @@ class Retention:
             return await self._erase(wanted, actor)
 
     async def prune(self, before_ms: int, *, actor: str) -> list[Erased]:
-        """Erase everything of every tenant from before a time, except what is under a hold."""
+        """Erase everything from before a time, except for tenants under a hold."""
         async with self._turn:
             held = await self._in_turn(self._keeper.store.holds)
             tenants = await self._in_turn(lambda: self._keeper.store.tenants_before(before_ms))
@@ -194,7 +194,7 @@ class Retention:
         return await self._in_turn(self._keeper.store.holds)
 
     async def place_hold(self, tenant: str, reason: str, *, actor: str) -> int:
-        """Forbid erasing what is kept for a tenant; returns the index of the entry."""
+        """Forbid erasing a tenant's content; returns the index of the entry."""
         async with self._turn:
             entry = await self._log.append(EntryType.HOLD_PLACED, tenant=tenant, reason=reason, actor=actor)
             return entry.index
@@ -225,7 +225,7 @@ class Retention:
             raise ControlRefusedError(
                 f"{wanted.tenant} is under a legal hold ({held[wanted.tenant]}): release it first"
             )
-        # Never later than now: the entry must not explain what goes missing after it.
+        # Never later than now: the entry must not explain content that is lost after it.
         now_ms = int(self._clock() * 1000) + 1
         selection = Selection(
             tenant=wanted.tenant,
@@ -238,7 +238,7 @@ class Retention:
             lambda: doomed_keys(keys, selection, found.key_ids, everything=everything)
         )
         if not found.payloads and not doomed:
-            # Asked again after a crash: the entry is there, the work may not be done.
+            # After a crash, the entry may exist without its work.
             await self._in_turn(lambda: destroy_retired(store, keys))
             return Erased(tenant=wanted.tenant, payloads=0, keys=(), entries=())
         entries = [
@@ -251,7 +251,7 @@ class Retention:
         def destroy() -> None:
             for name in doomed:
                 keys.retire(name)
-            # A crash before this line, or any below: the next start finishes it.
+            # A crash before this line, or any below: the next start completes it.
             store.delete(selection)
             destroy_retired(store, keys)
             store.scrub()
@@ -265,11 +265,11 @@ class Retention:
         )
 
     async def _wait_until_signed(self, index: int) -> None:
-        """Wait for a checkpoint that covers an entry, but not for long: the entry is durable anyway."""
+        """Wait a limited time for a checkpoint that covers an entry; the entry is durable anyway."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._signed_within_seconds):
                 while await self._in_turn(self._keeper.store.signed_size) <= index:  # noqa: ASYNC110 - in the database
-                    await asyncio.sleep(LOOK_SECONDS)
+                    await asyncio.sleep(POLL_SECONDS)
 
 
 def doomed_keys(
@@ -278,9 +278,9 @@ def doomed_keys(
     """
     Return the keys that an erasure has to destroy.
 
-    Those that wrap what is erased (`key_ids`); with everything of a tenant all of its keys; and with
-    everything before a time all that were made before it, those of files among them, but for
-    commitments only those that were replaced before it.
+    These are the keys that wrap erased content (`key_ids`).  With everything of a tenant, all of its keys.
+    With everything before a time, all keys created before it, including those of files; keys of commitments
+    only if they were replaced before it.
     """
     mine = keys.names(selection.tenant)
     if everything:
@@ -301,7 +301,7 @@ def doomed_keys(
 
 
 def finish_erasures(store: SqlPayloadStore, keys: PayloadKeys) -> None:
-    """Make sure that nothing is left of what the log calls erased; a hold of today comes first."""
+    """Complete every erasure in the log, except for tenants under a hold now."""
     held, erased = store.holds(), 0
     for entry in store.erasures():
         if entry["tenant"] in held:
@@ -324,10 +324,10 @@ def finish_erasures(store: SqlPayloadStore, keys: PayloadKeys) -> None:
 
 def destroy_retired(store: SqlPayloadStore, keys: PayloadKeys) -> None:
     """
-    Wrap anew what retired keys still wrap, then destroy them.
+    Rewrap what retired keys still wrap, then destroy them.
 
     Raises:
-        AuditError: something could not be read or written; doing it again is safe.
+        AuditError: something could not be read or written; a retry is safe.
     """
     for name in keys.names():
         if name.is_retired:
@@ -336,7 +336,7 @@ def destroy_retired(store: SqlPayloadStore, keys: PayloadKeys) -> None:
 
 
 def _rewrap_all(store: SqlPayloadStore, keys: PayloadKeys, name: KeyName) -> None:
-    # Overwritten: a crash in the middle of its destruction, which began once it wrapped nothing any more.
+    # Overwritten: a crash interrupted its destruction, which began when it wrapped nothing.
     if name.purpose is not Purpose.WRAPPING or keys.is_overwritten(name):
         return
     old = keys.read(name)
@@ -351,7 +351,7 @@ def _rewrap_all(store: SqlPayloadStore, keys: PayloadKeys, name: KeyName) -> Non
 def _entries(
     selection: Selection, wanted: Erasure, found: Found, doomed: Sequence[KeyName], actor: str
 ) -> list[dict[str, JSON | None]]:
-    """The fields of the entries that announce an erasure: one, or several for many named requests."""
+    """Fields of the `erasure` entries: one, or several for many named requests."""
     about: dict[str, JSON | None] = {
         "tenant": wanted.tenant,
         "legal_basis": wanted.basis,
@@ -361,12 +361,12 @@ def _entries(
     if not wanted.requests:
         about["keys"] = key_ids if 0 < len(key_ids) <= NAMED_KEYS else None
         return [{**about, "payloads": found.payloads, "before": format_time(selection.before_ms)}]
-    about["keys"] = key_ids if 0 < len(key_ids) <= NAMED_KEYS_BESIDE_REQUESTS else None
+    about["keys"] = key_ids if 0 < len(key_ids) <= NAMED_KEYS_WITH_REQUESTS else None
     entries: list[dict[str, JSON | None]] = []
     left = found.payloads
     for start in range(0, len(found.requests), NAMED_PER_ENTRY):
         named = found.requests[start : start + NAMED_PER_ENTRY]
-        # The last of several entries carries what is left of the count, so that the sum is right.
+        # The last of several entries has the rest of the count, so that the sum is right.
         last = start + NAMED_PER_ENTRY >= len(found.requests)
         count = left if last else min(left, len(named))
         left -= count

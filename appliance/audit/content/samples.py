@@ -1,10 +1,9 @@
 """
-Samples for training a draft: rows beside the kept content they were made of, for exactly as long.
+Samples for training a draft: rows that exist exactly as long as the content they were made of.
 
-A sample is sealed like content, under the key that wraps the request's body at that moment, and it
-goes in only while the body is there.  So whatever ends the content ends the sample, with nothing to
-keep in step: erasure, pruning, holds, wrapping anew, a start that finishes what a crash
-interrupted.  Fails closed, as the store of payloads does.
+A sample is sealed like content, under the key that wraps the request's body at that moment, and is stored
+only while the body exists.  So erasure, pruning, holds, rewrapping and recovery after a crash apply to the
+sample without further code.  Fails closed, as the store of payloads does.
 """
 
 import json
@@ -24,21 +23,21 @@ from appliance.audit.tables import audit_leaves, audit_payloads
 _COLUMNS = audit_payloads.c
 
 
-class Beside(Enum):
-    """What became of a sample that was to be kept beside a request's content."""
+class SampleOutcome(Enum):
+    """Result of adding a sample."""
 
     KEPT = auto()
     THERE = auto()
-    """There is one already, and it stays."""
+    """A sample exists already, and stays."""
     GONE = auto()
     """The content was erased meanwhile, so nothing was kept."""
     MOVED = auto()
-    """Another key wraps the content by now; nothing was kept."""
+    """Another key wraps the content now; nothing was kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A request of which body and answer are kept, and what its outcome says."""
+    """A request whose body and answer are kept, with its outcome."""
 
     request_id: str
     tenant: str
@@ -47,19 +46,19 @@ class Answered:
 
 
 class SqlSampleStore(SqlPayloadStore):
-    """Payloads in the audit log's database, and samples beside them."""
+    """Payloads in the audit log's database, and samples made of them."""
 
-    def add_sample(self, sample: Payload, *, instead_of: Payload | None = None) -> Beside:
+    def add_sample(self, sample: Payload, *, instead_of: Payload | None = None) -> SampleOutcome:
         """
-        Keep a sample beside the content it was made of, if that is still there, under the same key.
+        Store a sample if its source content still exists, under the same key.
 
-        The row of the body stays locked until the sample is in: an erasure comes before it, and it
-        is not kept, or after it, and takes it along.  The same key: what destroys the one destroys
-        the other, also for whoever kept a copy of the database.
+        The row of the body stays locked until the sample is stored: an erasure comes before it, and the
+        sample is not stored, or after it, and includes the sample.  The same key: destroying it also erases
+        the sample in copies of the database.
 
         Args:
-            sample: its key is the one that wraps the request's body now.
-            instead_of: a sample it takes the place of, if that one is still there.
+            sample: sealed under the key that wraps the request's body now.
+            instead_of: a sample to replace, if it still exists.
         """
         mine = and_(_COLUMNS.request_id == sample.request_id, _COLUMNS.tenant == sample.tenant)
         body = select(_COLUMNS.key_id).where(mine, _COLUMNS.part == Part.REQUEST.value)
@@ -69,20 +68,19 @@ class SqlSampleStore(SqlPayloadStore):
         with self._transaction("kept") as connection:
             if not self._is_postgresql:
                 connection.exec_driver_sql("PRAGMA secure_delete = ON")
-            # One row is locked and no more, so that an erasure that holds others is never waited for
-            # while it waits for this one.
+            # Only one row is locked, so that this cannot deadlock with an erasure that holds others.
             key_id = connection.scalar(body.with_for_update())
             if key_id is None or connection.scalar(answer) is None:
-                return Beside.GONE
+                return SampleOutcome.GONE
             if key_id != sample.key_id:
-                return Beside.MOVED
+                return SampleOutcome.MOVED
             if instead_of is not None:
                 connection.execute(_removal(instead_of))
-            return Beside.KEPT if connection.execute(add).rowcount == 1 else Beside.THERE
+            return SampleOutcome.KEPT if connection.execute(add).rowcount == 1 else SampleOutcome.THERE
         # A crash before this line: a sample that no manifest names, or none.
 
     def remove_sample(self, sample: Payload) -> None:
-        """Delete a sample; one that took its place stays."""
+        """Delete a sample, but not one that replaced it."""
         with self._transaction("erased") as connection:
             if not self._is_postgresql:
                 connection.exec_driver_sql("PRAGMA secure_delete = ON")
@@ -90,13 +88,10 @@ class SqlSampleStore(SqlPayloadStore):
 
     def answered(self, tenants: Collection[str], *, since: str = "") -> Iterator[Answered]:
         """
-        Yield the requests of some tenants of which body and answer are kept, the newest first.
+        Yield the requests of tenants whose body and answer are kept, the newest first.
 
-        Only the log is read for it, no content; in pages, each in a transaction of its own.
-
-        Args:
-            tenants: names of them.
-            since: smallest request id; see `first_id`.
+        Reads only the log, no content; in pages, each in a transaction of its own.  `since` is the smallest
+        request id; see `first_id`.
         """
         answer = audit_payloads.alias("answer")
         kept = and_(answer.c.request_id == _COLUMNS.request_id, answer.c.part == Part.RESPONSE.value)
@@ -128,7 +123,7 @@ class SqlSampleStore(SqlPayloadStore):
 
 
 def _removal(sample: Payload) -> Delete:
-    # Whatever wraps it by now, its nonce is no other's.
+    # Its nonce identifies it, whichever key wraps it now.
     return delete(audit_payloads).where(
         _COLUMNS.request_id == sample.request_id,
         _COLUMNS.part == Part.SAMPLE.value,

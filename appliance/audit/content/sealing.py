@@ -1,16 +1,15 @@
 """
-Sealing content: what is stored of a request or an answer, and what its leaf says about it.
+Seals content: what is stored of a request or an answer, and the fields of its leaf.
 
     data key (random, one per part) ─HKDF─► encryption key ─► AES-256-GCM ─► ciphertext
                                     └─HKDF─► commitment key ─► HMAC-SHA256 ─► commitment
     tenant's wrapping key ─► AES key wrap ─► wrapped data key
 
-Everything is bound to its place, `<origin>/<request id>/<part>`, so a sealed part opens as itself
-or not at all.  AES-GCM alone would let its maker prepare one ciphertext with two openings under
-two keys; the commitment admits one.  Once the data key is gone, neither says anything: a bare
-digest of the content could still be guessed.
+Everything is bound to its place, `<origin>/<request id>/<part>`, so a sealed part decrypts only in its own
+place. AES-GCM alone would allow one ciphertext with two plaintexts under two keys; the commitment excludes
+that.  Without the data key, neither reveals anything; a bare digest of the content could be guessed.
 
-Pure, but for the randomness it is handed.  It fails closed: what does not check is not opened.
+Pure, except for the randomness it is given.  Fails closed: what does not verify is not decrypted.
 Sources: RFC 3394 (key wrap), RFC 5869 (HKDF), NIST SP 800-38D (GCM), RFC 2104 (HMAC).
 """
 
@@ -35,16 +34,16 @@ COMMITMENT = b"appliance payload commitment v1"
 
 
 class Part(StrEnum):
-    """What of a request is kept."""
+    """Part of a request's content."""
 
     REQUEST = "request"
     RESPONSE = "response"
     SAMPLE = "sample"
-    """What a harvest made of the other two; no entry names it, and it never outlives them."""
+    """A training sample made of the other two; no entry names it, and it never outlives them."""
 
 
 LOGGED = (Part.REQUEST, Part.RESPONSE)
-"""Parts that entries of the log name: what is counted, exported and shown."""
+"""Parts that entries name, and that are counted, exported and shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +52,12 @@ class Sealed:
 
     nonce: bytes
     ciphertext: bytes
-    """With its tag."""
+    """Including the tag."""
     wrapped_key: bytes
 
     @property
     def blob(self) -> bytes:
-        """Nonce and ciphertext: what an auditor is given."""
+        """Nonce and ciphertext, as in an export."""
         return self.nonce + self.ciphertext
 
     @property
@@ -68,7 +67,7 @@ class Sealed:
 
 
 def place(origin: str, request_id: str, part: Part) -> bytes:
-    """Return where a part belongs; it is encrypted and committed to together with this."""
+    """Return the place of a part, to which encryption and commitment bind it."""
     return f"{origin}/{request_id}/{part}".encode()
 
 
@@ -82,7 +81,7 @@ def commit(key: bytes, where: bytes, content: bytes) -> str:
 def seal(
     content: bytes, where: bytes, wrapping_key: bytes, *, random_bytes: Callable[[int], bytes]
 ) -> tuple[Sealed, str]:
-    """Encrypt `content` under a fresh data key; return it and the commitment."""
+    """Encrypt `content` under a new data key; return it with its commitment."""
     data_key, nonce = random_bytes(KEY_BYTES), random_bytes(NONCE_BYTES)
     sealed = Sealed(
         nonce=nonce,
@@ -112,7 +111,7 @@ def rewrap(wrapped_key: bytes, old: bytes, new: bytes) -> bytes:
 
 def open_sealed(blob: bytes, where: bytes, data_key: bytes, *, digest: str, commitment: str) -> bytes:
     """
-    Return the content, once it is the one that the leaf's digest and commitment name.
+    Decrypt content and verify the leaf's digest and commitment.
 
     Raises:
         AuditVerificationError: it is another, belongs elsewhere, or was altered.
@@ -135,7 +134,7 @@ def open_sealed(blob: bytes, where: bytes, data_key: bytes, *, digest: str, comm
 
 def open_unlogged(blob: bytes, where: bytes, data_key: bytes) -> bytes:
     """
-    Return the content of a part that no entry names; whoever has a digest of it compares.
+    Decrypt a part that no entry names; the caller compares its digest if it has one.
 
     Raises:
         AuditVerificationError: it belongs elsewhere, or was altered.

@@ -1,1 +1,1 @@
-"""Somebody else who keeps the log's newest head: theirs and our side of it."""
+"""Witnesses, which keep the log's newest head: their side and ours."""

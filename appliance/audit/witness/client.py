@@ -30,7 +30,7 @@ async def open_witnessing(
     report: Callable[[str, str | None], None],
 ) -> AsyncIterator[Witnessing]:
     """
-    The task that has this log witnessed, as the settings say; its `run` is the caller's to start.
+    The task that asks the witnesses in the settings; the caller starts its `run`.
 
     Raises:
         AuditKeyError: the key of a witness cannot be used.
@@ -67,7 +67,8 @@ class WitnessClient:
         Ask the witness at `url` to cosign.
 
         Raises:
-            AuditUnavailableError: it cannot be reached, or its answer is no text of a sensible length.
+            AuditUnavailableError: it cannot be reached, or its answer is not text of at most
+            `MAX_ANSWER_BYTES`.
         """
         try:
             async with self._session.post(

@@ -30,7 +30,7 @@ from appliance.errors import AuditKeyError, ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WitnessHome:
-    """Where a witness keeps what it has."""
+    """The files of a witness."""
 
     directory: Path
 
@@ -81,8 +81,8 @@ class WitnessHome:
         Read name and keys.
 
         Raises:
-            AuditKeyError: there is no key, or others could read it.
-            ConfigurationError: there is no witness here.
+            AuditKeyError: no key, or others could read it.
+            ConfigurationError: no witness here.
         """
         return load_witness_keys(self.key, _read(self.name).strip())
 
@@ -92,7 +92,7 @@ class WitnessHome:
 
         Raises:
             AuditKeyError: a key of its own or of a log cannot be used.
-            ConfigurationError: there is no witness here.
+            ConfigurationError: no witness here.
         """
         log_keys = parse_verifier_keys(_read(self.logs))
         return Witness(state=WitnessState(self.state), signer=self.signer(), log_keys=log_keys, clock=clock)

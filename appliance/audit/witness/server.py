@@ -1,8 +1,8 @@
 """
 A witness on the network: C2SP `tlog-witness` over HTTP.
 
-Nobody is authenticated: what a witness cosigns, the log must have signed.  It listens on loopback
-unless told otherwise.  Fails closed: without its state it answers 503.
+Clients are not authenticated: the log must have signed what a witness cosigns.  The default address is
+loopback.  Fails closed: without its state it answers 503.
 """
 
 import asyncio

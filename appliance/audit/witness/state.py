@@ -4,7 +4,7 @@ What a witness remembers: of each log the newest checkpoint it cosigned, in a SQ
 This file is the witness.  Check and update are one transaction that takes the write lock first, so
 two requests cannot both build on the same state, and a commit that returned survives a power cut.
 Restored from an old copy, the witness would cosign again what it has cosigned otherwise since: never
-restore it; a witness that lost its file starts anew under a new name and key.  Fails closed.
+restore it; a witness that lost its file starts again under a new name and key.  Fails closed.
 """
 
 import sqlite3
@@ -52,7 +52,7 @@ class Session:
         return WitnessedHead(size=row[0], root=row[1], note=row[2]) if row else None
 
     def origins(self) -> list[str]:
-        """Return the logs of which anything was cosigned."""
+        """Return the logs with a cosigned checkpoint."""
         return [row[0] for row in self._connection.execute("SELECT origin FROM heads ORDER BY origin")]
 
     def save(self, origin: str, head: WitnessedHead) -> None:
@@ -64,7 +64,7 @@ class Session:
         )
 
     def refuse(self, origin: str, time: int, reason: str, request: str) -> None:
-        """Keep a checkpoint that the log signed and nobody should cosign: it may prove a second history."""
+        """Keep a checkpoint that the log signed and that was refused: it may prove a second history."""
         count = self._connection.execute(
             "SELECT count(*) FROM refused WHERE origin = ?", (origin,)
         ).fetchone()
@@ -88,7 +88,7 @@ class WitnessState:
     @contextmanager
     def exclusive(self) -> Iterator[Session]:
         """
-        Run one transaction that nobody else's can overlap; it is durable when the block has ended.
+        Run one exclusive transaction; it is durable when the block has ended.
 
         Raises:
             AuditUnavailableError: the file cannot be read or written; nothing has changed.
@@ -97,7 +97,7 @@ class WitnessState:
             with closing(
                 sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
             ) as connection:
-                # Not WAL: one file, that is the whole state whenever nobody is at it.
+                # Not WAL: between transactions, one file is the whole state.
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute("BEGIN IMMEDIATE")
                 for statement in _TABLES.split(";"):

@@ -1,8 +1,8 @@
 """
 A witness: cosigns a log's checkpoint if it continues the last one it cosigned, and no other.
 
-It is somebody else's program, on somebody else's machine.  Because it never cosigns two histories of
-one log, whoever asks for its cosignature cannot be shown a history that others are not.
+It runs on another party's machine.  Because it never cosigns two histories of one log, a reader that requires
+its cosignature sees the same history as all others.
 
 Protocol: C2SP `tlog-witness`, call `add-checkpoint`.  Statuses are those of HTTP; the same decision
 serves requests and files that were carried.  Fails closed: what was not made durable is not answered.
@@ -63,7 +63,6 @@ class Answer:
 
     @property
     def content_type(self) -> str:
-        """Media type of the text."""
         return SIZE_TYPE if self.status == CONFLICT else TEXT_TYPE
 
 
@@ -165,7 +164,7 @@ class Witness:
 
 
 def _signature_problem(note: str, keys: Sequence[VerifierKey]) -> str | None:
-    """Say why no key of the log vouches for the note: one must, and none may have signed wrongly."""
+    """Return why the note is not signed by the log: one key must have signed, and none wrongly."""
     present = {(line.name, line.key_id) for line in parse_note(note).signatures}
     signed = [key for key in keys if (key.name, key.key_id) in present]
     if not signed:

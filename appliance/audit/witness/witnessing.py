@@ -1,10 +1,10 @@
 """
 The log's side of witnessing: has checkpoints cosigned, and knows how far.
 
-`cosign` turns one answer of a witness into a kept statement, whether it came over HTTP or by file.
-`Witnessing` is a task beside the log that asks every witness with a URL, now and then.  It only
-reads what is stored, so a witness that is slow, gone or hostile costs the log nothing.  Fails open:
-requests are served without cosignatures; how old the newest is can be seen, and alerted on.
+`cosign` turns one answer of a witness into a kept statement, whether it came over HTTP or by file. The task
+`Witnessing` asks every witness with a URL at intervals.  It only reads the store, so a slow, dead or hostile
+witness does not affect the log.  Fails open: requests are served without cosignatures; the age of the newest
+is a metric with an alert.
 
 It is longer than other files because both ways, by network and by file, rest on the same few checks.
 """
@@ -39,12 +39,12 @@ from appliance.infra.settings import AuditSettings
 
 PAGE = 1000
 RAREST_ROUNDS = 64
-"""A witness that keeps failing is asked again at least every so many rounds."""
+"""Maximum number of rounds between two attempts at a witness that keeps failing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownWitness:
-    """A witness this log asks."""
+    """A witness in the settings."""
 
     name: str
     keys: tuple[VerifierKey, ...]
@@ -54,7 +54,7 @@ class KnownWitness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WitnessLevel:
-    """How far the log is witnessed, for metrics and people."""
+    """How far the log is witnessed."""
 
     known: int
     """Witnesses in the settings."""
@@ -89,7 +89,7 @@ def load_witnesses(settings: AuditSettings) -> tuple[KnownWitness, ...]:
 
 
 def level_of(witnesses: Sequence[KnownWitness], statements: Sequence[Cosigned]) -> WitnessLevel:
-    """Return how far the log is witnessed; statements of witnesses not known any more do not count."""
+    """Return how far the log is witnessed; only witnesses in the settings count."""
     names = {witness.name for witness in witnesses}
     newest_of = newest_by_witness(statements)
     counted = [statement for name, statement in newest_of.items() if name in names]
@@ -104,7 +104,7 @@ def level_of(witnesses: Sequence[KnownWitness], statements: Sequence[Cosigned]) 
 
 def make_request(store: AuditStore, old: int) -> AddCheckpoint:
     """
-    Return what asks a witness that stands at size `old` to cosign the latest checkpoint; blocks.
+    Return the request to a witness of size `old` to cosign the latest checkpoint; blocks.
 
     Raises:
         AuditUnavailableError: the log cannot be read.
@@ -144,7 +144,7 @@ def cosign(note: str, witness: KnownWitness, lines: str = "") -> Cosigned:
         )
     checkpoint = parse_body(parse_note(candidate).text)
     known = {(key.name, key.key_id) for key in witness.keys}
-    # Lines of others that came along are not taken over: nobody has checked them.
+    # Lines of other witnesses are not kept: they are not verified.
     added = [
         line
         for signature, line in zip(
@@ -232,7 +232,7 @@ def _tree_of(store: AuditStore, size: int) -> CompactRange:
 
 
 class Courier(Protocol):
-    """Brings a request to a witness and its answer back."""
+    """Sends a request to a witness and returns its answer."""
 
     async def add_checkpoint(self, url: str, text: str) -> Answer:
         """Return what it answered; raises AuditUnavailableError when it cannot be reached."""
@@ -249,7 +249,7 @@ class Witnessing:
         witnesses: all in the settings; only those with a URL are asked.
         courier: HTTP.
         seconds: from one round to the next.
-        report: told name and problem of a witness when its problem changes; None: it has none any more.
+        report: called with the name and problem of a witness when its problem changes; None: it is solved.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class Witnessing:
         self._witnesses, self._seconds, self._report = tuple(witnesses), seconds, report
         self._growth = {witness.name: _Growth() for witness in witnesses}
         self._size: dict[str, int] | None = None
-        """Size each witness is believed to stand at; what it says itself decides."""
+        """Assumed size of each witness; its own answer decides."""
         self._problems: dict[str, str | None] = {}
         self._failures: dict[str, int] = {}
         self._rounds = 0
@@ -274,7 +274,7 @@ class Witnessing:
         """How far the log is witnessed, as of the last round."""
 
     async def run(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Ask every witness again and again, until cancelled."""
+        """Ask every witness at intervals, until cancelled."""
         while True:
             await self.round()
             await pause(self._seconds)
@@ -290,7 +290,7 @@ class Witnessing:
             await asyncio.gather(*(self._ask_and_report(witness) for witness in due))
             statements = await asyncio.to_thread(self._kept.all)
         except AuditUnavailableError:
-            return  # the log itself has the same trouble, and says so
+            return  # the log itself reports the same failure
         self.level = level_of(self._witnesses, statements)
 
     def _is_due(self, name: str) -> bool:
@@ -310,7 +310,7 @@ class Witnessing:
         self._failures[witness.name] = self._failures.get(witness.name, 0) + 1 if problem else 0
 
     async def _ask(self, witness: KnownWitness) -> None:
-        """Ask once, and once more if it stands elsewhere than was believed."""
+        """Ask once, and again if the witness has another size than assumed."""
         sizes = self._size if self._size is not None else {}
         answer, note = await self._try(witness, sizes.get(witness.name, 0))
         if answer.status == CONFLICT:
@@ -334,5 +334,5 @@ class Witnessing:
 def _parse_size(text: str) -> int:
     size = text.removesuffix("\n")
     if not size.isascii() or not size.isdecimal() or len(size) > len(str(2**63)):
-        raise MalformedCheckpointError("the witness did not say at which size it stands")
+        raise MalformedCheckpointError("the witness did not name its size")
     return int(size)

@@ -96,13 +96,13 @@ class TenantsView(Protocol):
         """How long ago the database last confirmed them."""
 
     @property
-    def next_key_end(self) -> int:
+    def next_key_expiry(self) -> int:
         """Unix time at which the next key ends that was not rotated; 0 for none."""
 
 
 def observe_tenants(metrics: Metrics, view: TenantsView) -> None:
     """Read how current the tenants are at every scrape."""
-    metrics.keys_next_end.set_function(lambda: view.next_key_end)
+    metrics.keys_next_end.set_function(lambda: view.next_key_expiry)
     metrics.tenants_generation.set_function(lambda: view.generation)
     metrics.tenants_age_seconds.set_function(lambda: view.age_seconds)
 

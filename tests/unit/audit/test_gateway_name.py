@@ -41,7 +41,7 @@ def test_a_configured_name_is_used_and_not_kept(tmp_path):
 @pytest.mark.parametrize("name", ["two words", "-dash", "x" * 64, "line\nbreak"])
 def test_a_name_that_cannot_be_told_from_others_is_refused(tmp_path, name):
     """It goes into every intent, and into what operators read."""
-    with pytest.raises(ConfigurationError, match="no name for a gateway"):
+    with pytest.raises(ConfigurationError, match="cannot name a gateway"):
         GatewayName.hold(tmp_path / "gateway.id", name)
 
 

@@ -10,7 +10,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Make the tables; nobody has a key yet."""
+    """Create empty tables."""
     op.create_table(
         "tenants",
         sa.Column("name", sa.Text, primary_key=True),

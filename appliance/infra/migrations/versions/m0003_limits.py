@@ -10,7 +10,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Make the table; nobody has used anything yet."""
+    """Create an empty table."""
     op.create_table(
         "limit_books",
         sa.Column("tenant", sa.Text, primary_key=True),

@@ -10,7 +10,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Make the tables; nobody has a file yet."""
+    """Create empty tables."""
     op.create_table(
         "batch_files",
         sa.Column("id", sa.Text, primary_key=True),

@@ -10,7 +10,7 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Make the tables; nothing was measured yet."""
+    """Create empty tables."""
     op.create_table(
         "cost_periods",
         sa.Column("start", sa.Text, primary_key=True),
