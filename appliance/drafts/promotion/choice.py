@@ -44,31 +44,24 @@ class Choice:
     problems: tuple[Problem, ...] = ()
 
 
+@dataclass(kw_only=True)
 class DraftChooser:
     """For one target on one machine."""
 
-    def __init__(
-        self,
-        *,
-        directory: Path,
-        target: Weights,
-        own: str,
-        context: int | None,
-        open_registry: Callable[[], DraftRegistry],
-    ) -> None:
-        self._directory = directory
-        self._target = target
-        self._own = own
-        """Digest of the draft of the settings; empty if there is none."""
-        self._context = context
-        """Maximum context that is served; None for the target's own."""
-        self._open_registry = open_registry
-        """Called at every start: keys and revisions change."""
+    directory: Path
+    """Of the registry."""
+    target: Weights
+    own: str
+    """Digest of the draft of the settings; empty if there is none."""
+    context: int | None
+    """Maximum context that is served; None for the target's own."""
+    open_registry: Callable[[], DraftRegistry]
+    """Called at every start: keys and revisions change."""
 
     def choose(self, candidate: CandidateDraft | None) -> Choice:
         """Choose a draft; reads whole files, never raises.  `candidate` is the restart request's."""
         try:
-            active = read_active_draft(self._directory, self._target.digest)
+            active = read_active_draft(self.directory, self.target.digest)
         except (ApplianceError, OSError, ValueError) as error:
             return Choice(problems=(Problem(draft="", why=_line(error)),))
         problems: list[Problem] = []
@@ -85,15 +78,15 @@ class DraftChooser:
 
     def _load(self, digest: str, problems: list[Problem], promotion: str | None) -> Choice | None:
         """Load and lint a draft of the registry; None if it may not be started, with a problem appended."""
-        if digest == self._own:
+        if digest == self.own:
             return Choice()
         try:
-            registry = self._open_registry()
+            registry = self.open_registry()
             revision = registry.find(digest)
-            if revision.target != self._target.digest:
+            if revision.target != self.target.digest:
                 raise DraftRefusedError(f"draft {digest} was made for the target {revision.target}")
             weights = replace(inspect_weights(registry.weights(revision)), digest=digest)
-            findings = lint_pair(self._target, weights, context=self._context)
+            findings = lint_pair(self.target, weights, context=self.context)
             errors = [finding for finding in findings if finding.severity is Severity.ERROR]
             if errors:
                 message = f"draft {digest} does not fit: {errors[0].message}; {errors[0].advice}"
@@ -106,7 +99,7 @@ class DraftChooser:
     def _as_evaluated(self, draft: Weights) -> Weights:
         """The draft with the acceptance that its evaluation measured, if readable, not its training's."""
         with suppress(ApplianceError):
-            measured = load_measured(self._directory, draft.digest, self._target.digest)
+            measured = load_measured(self.directory, draft.digest, self.target.digest)
             if measured:
                 expected = {kind: asdict(each) for kind, each in measured.items()}
                 return replace(draft, training={**draft.training, "expected": expected})

@@ -55,25 +55,18 @@ class EndedError(Exception):
         """The operator who cancelled it, if one did."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPool:
     """The workers of one target, restarted one at a time within the rules of the recycler."""
 
-    def __init__(
-        self,
-        *,
-        pool: WorkerPool,
-        recycler: Recycler,
-        is_acting: Callable[[], bool],
-        clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[object]],
-    ) -> None:
-        self.pool = pool
-        self.recycler = recycler
-        self.is_acting = is_acting
-        """Whether this gateway holds the control lease."""
-        self.clock = clock
-        """Monotonic seconds; `sleep` waits in seconds of the same clock."""
-        self.sleep = sleep
+    pool: WorkerPool
+    recycler: Recycler
+    is_acting: Callable[[], bool]
+    """Whether this gateway holds the control lease."""
+    clock: Callable[[], float]
+    """Monotonic seconds."""
+    sleep: Callable[[float], Awaitable[object]]
+    """In seconds of that clock."""
 
     def members(self, target: str) -> tuple[WorkerSnapshot, ...]:
         """The workers that report this target; a worker without our plugin reports none."""
