@@ -1,1 +1,1 @@
-"""The embedded default: a small target model, its EAGLE 3.1 draft, and what made them."""
+"""The demo pair: a small target model, its EAGLE 3.1 draft, and the scripts that train them."""

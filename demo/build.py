@@ -15,11 +15,11 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from appliance.drafts.training.recipe import TrainingRecipe, learning_rate
-from appliance.drafts.training.shape import HeadShape
+from appliance.drafts.training.head_shape import HeadShape
 from appliance.drafts.training.small.files import load_head, new_head, save_head
-from appliance.drafts.training.small.loop import Trainer, plain_batch
 from appliance.drafts.training.small.target import FrozenTarget
+from appliance.drafts.training.small.trainer import Trainer, plain_batch
+from appliance.drafts.training.training_recipe import TrainingRecipe, learning_rate
 from demo.training.corpus import load_corpus
 from demo.training.on_policy import OnPolicyRecipe, mixed, write_continuations
 from demo.training.target import (
@@ -35,7 +35,7 @@ from demo.training.tokenizer import train_tokenizer
 TARGET_STEPS = 1200
 DRAFT_STEPS = 1000
 PEAK_RATES = (2e-3, 1e-3)
-"""Of each round: the first is on the corpus, the others are half on what the target itself writes."""
+"""Per round: the first trains on the corpus, the others half on text the target generates."""
 WINDOW = 192
 
 
@@ -47,7 +47,7 @@ class Progress:
         self.started = time.monotonic()
 
     def __call__(self, step: int, steps: int, text: str) -> None:
-        """Show where the training stands and how long it will still take."""
+        """Show the progress and the time left."""
         left = (time.monotonic() - self.started) / step * (steps - step)
         line = f"{self.label}: step {step}/{steps}, {text}, {left / 60:.1f} min left"
         if sys.stdout.isatty():
@@ -60,7 +60,7 @@ class Progress:
 def build_draft(
     ids: torch.Tensor, target: LlamaForCausalLM, target_at: Path, draft_at: Path, options: argparse.Namespace
 ) -> None:
-    """Train the draft round by round; it is written after each."""
+    """Train the draft in rounds; it is saved after each."""
     config = json.loads((target_at / "config.json").read_text(encoding="utf-8"))
     frozen = FrozenTarget(target.float(), options.device)
     seed = TrainingRecipe().seed
@@ -91,7 +91,7 @@ def build_draft(
 
 
 def write_training_record(shape: HeadShape, draft_at: Path) -> None:
-    """Write down what has no weights and decides acceptance, for `appliance draft lint`."""
+    """Record the settings without weights that decide acceptance, for `appliance draft lint`."""
     record = {
         "fc_norm": shape.fc_norm,
         "norm_output": shape.norm_output,
@@ -103,7 +103,7 @@ def write_training_record(shape: HeadShape, draft_at: Path) -> None:
 
 
 def main() -> None:
-    """Train tokenizer, target and draft, in that order, and write them down."""
+    """Train and save tokenizer, target and draft, in that order."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "models")
     parser.add_argument("--target-steps", type=int, default=TARGET_STEPS)

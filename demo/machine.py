@@ -1,5 +1,5 @@
 """
-What a figure was measured on.
+The machine of a measurement.
 """
 
 import platform
@@ -8,7 +8,6 @@ from pathlib import Path
 
 
 def cpu_name() -> str:
-    """What the kernel calls the processor."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

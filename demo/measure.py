@@ -13,7 +13,7 @@ from demo.process import ApplianceProcess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one round of prompts showed."""
+    """The result of one round of prompts."""
 
     tokens: int
     seconds: float
@@ -22,7 +22,7 @@ class Measurement:
 
     @property
     def tokens_per_second(self) -> float:
-        """Delivered tokens per second at concurrency 1."""
+        """At concurrency 1."""
         return self.tokens / self.seconds
 
     @property
@@ -34,7 +34,7 @@ class Measurement:
 def measure(
     appliance: ApplianceProcess, prompts: list[str], *, tokens_each: int, temperature: float = 0.0
 ) -> Measurement:
-    """Send the prompts one after the other; the first once before, to warm everything up."""
+    """Send the prompts one after the other, after a warm-up with the first."""
     body = {
         "model": model(appliance),
         "max_tokens": tokens_each,
@@ -72,7 +72,7 @@ def counters(appliance: ApplianceProcess) -> dict[str, float]:
 
 
 def model(appliance: ApplianceProcess) -> str:
-    """The one model the appliance serves."""
+    """The only model the appliance serves."""
     request = urllib.request.Request(
         appliance.url + "/v1/models", headers={"Authorization": f"Bearer {appliance.key}"}
     )

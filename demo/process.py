@@ -17,7 +17,7 @@ STOP_SECONDS = 120.0
 
 
 class StartError(Exception):
-    """The child ended, or said nothing, before it was ready; carries what it printed."""
+    """The child ended or timed out before it was ready; carries its output."""
 
 
 class ApplianceProcess:
@@ -35,7 +35,7 @@ class ApplianceProcess:
     ) -> None:
         self.data = data
         self.key = key
-        """A tenant key: the one given, or the one a first start showed."""
+        """A tenant key: the given one, or the demo key that the first start prints."""
         self.url = ""
         self.output: list[str] = []
         self._show = show
@@ -51,7 +51,7 @@ class ApplianceProcess:
         self._reader.start()
 
     def wait_ready(self) -> None:
-        """Return once requests can be sent."""
+        """Wait until requests can be sent."""
         if not self._ready.wait(START_SECONDS) or not self.url:
             raise StartError("".join(self.output[-20:]))
 

@@ -26,29 +26,31 @@ COMMAND = "make tour"
 
 
 def main() -> None:
-    """Walk through it; any failure ends the tour with a traceback and a non-zero exit code."""
+    """Run every step; a failure ends the tour with a traceback and a non-zero exit code."""
     prompts = held_out_prompts(load_corpus(), count=PROMPTS + 1)
     with tempfile.TemporaryDirectory(prefix="appliance-tour-") as scratch:
         data = Path(scratch)
-        say("1. Start: gateway, control loop and a vLLM worker with its EAGLE 3.1 draft")
+        heading("1. Start: gateway, control loop and a vLLM worker with its EAGLE 3.1 draft")
         with running(data) as appliance:
-            say("2. Stream a completion")
+            heading("2. Stream a completion")
             receipt_index = stream(appliance, prompts[0])
-            say(f"3. Measure: {PROMPTS} held-out code prompts, {TOKENS} tokens each, greedy, concurrency 1")
+            heading(
+                f"3. Measure: {PROMPTS} held-out code prompts, {TOKENS} tokens each, greedy, concurrency 1"
+            )
             speculative = measure(appliance, prompts[1:], tokens_each=TOKENS)
-            tell(speculative)
+            show_measurement(speculative)
             command("status", "--once", "--data", str(data), "--url", appliance.url)
             key = appliance.key
-        say("4. The same without the draft: a worker that serves the target alone")
+        heading("4. The same without the draft: a worker that serves the target alone")
         with running(data, "--no-draft", key=key) as appliance:
             target_only = measure(appliance, prompts[1:], tokens_each=TOKENS)
-            tell(target_only)
-        say("5. Verify the audit log of both runs, with the verifier an auditor would use")
+            show_measurement(target_only)
+        heading("5. Verify the audit log of both runs, with the verifier an auditor would use")
         command("audit", "verify", "--data", str(data))
-        say(f"6. The receipt of the streamed request (entry {receipt_index})")
+        heading(f"6. The receipt of the streamed request (entry {receipt_index})")
         command("audit", "receipt", receipt_index, "--data", str(data))
     ratio = speculative.tokens_per_second / target_only.tokens_per_second
-    say("7. What speculation bought")
+    heading("7. Effect of speculation")
     print(f"  acceptance length   {speculative.acceptance_length:.2f} (EAGLE 3.1, K=3, code prompts)")
     print(f"  with draft          {speculative.tokens_per_second:.0f} tokens/s")
     print(f"  target only         {target_only.tokens_per_second:.0f} tokens/s")
@@ -58,7 +60,7 @@ def main() -> None:
 
 @contextmanager
 def running(data: Path, *arguments: str, key: str = "") -> Iterator[ApplianceProcess]:
-    """Run `appliance up`, showing what it prints, and insist on a clean exit."""
+    """Run `appliance up`, show its output, and require a clean exit."""
     environment = {"APPLIANCE_LOG__LEVEL": "warning"}
     with ApplianceProcess(
         "up", *arguments, data=data, key=key, environment=environment, show=show
@@ -70,12 +72,11 @@ def running(data: Path, *arguments: str, key: str = "") -> Iterator[AppliancePro
 
 
 def show(line: str) -> None:
-    """Indent what the appliance prints."""
     print("   |", line, end="", flush=True)
 
 
 def stream(appliance: ApplianceProcess, prompt: str) -> str:
-    """Print a streamed completion as it comes; return the index of its audit entry."""
+    """Print a streamed completion; return the index of its audit entry."""
     body = {
         "model": model(appliance),
         "prompt": prompt,
@@ -94,8 +95,7 @@ def stream(appliance: ApplianceProcess, prompt: str) -> str:
     return index
 
 
-def tell(measured: Measurement) -> None:
-    """Show one measurement."""
+def show_measurement(measured: Measurement) -> None:
     print(f"   {measured.tokens} tokens in {measured.seconds:.1f} s", end=": ")
     print(f"{measured.tokens_per_second:.0f} tokens/s, acceptance length {measured.acceptance_length:.2f}")
 
@@ -106,8 +106,7 @@ def command(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "appliance", *arguments], check=True)
 
 
-def say(title: str) -> None:
-    """A heading."""
+def heading(title: str) -> None:
     print(f"\n\x1b[1m{title}\x1b[0m", flush=True)
 
 

@@ -1,1 +1,1 @@
-"""How the demo pair is trained."""
+"""Training of the demo pair."""

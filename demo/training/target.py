@@ -1,5 +1,5 @@
 """
-The demo target: a Llama of 8 layers of width 256, trained from nothing.
+The demo target: a Llama of 8 layers of width 256, trained from scratch.
 """
 
 import random
@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from appliance.drafts.training.recipe import learning_rate
 from appliance.drafts.training.small.target import mixed_precision
+from appliance.drafts.training.training_recipe import learning_rate
 from demo.training.corpus import Corpus
 from demo.training.tokenizer import ASSISTANT, BEGIN, END, USER, VOCABULARY
 
