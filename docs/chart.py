@@ -5,7 +5,7 @@ The Helm chart's values as a JSON Schema and as a reference page, from the chart
     values.schema.yaml ──► constraints by path
     Settings ────────────► the sections of appliance.yaml that values may hold
 
-Everything that a value can be wrong in, Helm then says before anything is rendered.
+Helm checks values against the schema before it renders anything.
 """
 
 import json
@@ -70,7 +70,7 @@ Schema = dict[str, Any]
 
 
 def packaged_files() -> dict[str, Path]:
-    """Files that the chart carries and that have their home elsewhere: path in the chart, and that home."""
+    """Files of the chart that are copies: path in the chart, and the original."""
     deploy = CHART.parent
     files = {"files/offline.env": deploy / "offline.env"}
     for folder, pattern in (("rules", "*.yaml"), ("dashboards", "*.json")):
@@ -92,7 +92,7 @@ def values_schema() -> str:
     model = json.loads(json.dumps(root["properties"]["modelDefaults"]))
     model["properties"] = {"name": NAME, **model["properties"]}
     model["required"] = ["name"]
-    model["description"] = "A model; what it does not say is taken from `modelDefaults`."
+    model["description"] = "A model; missing values are taken from `modelDefaults`."
     root["properties"]["models"]["items"] = model
     root["definitions"] = {
         **definitions,

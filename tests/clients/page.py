@@ -1,5 +1,5 @@
 """
-The page `docs/reference/clients.md`, from the pins of the clients that are tried.
+The page `docs/reference/clients.md`, generated from the pins of the tested clients.
 """
 
 from tests.clients.contract import DEVIATIONS
@@ -10,36 +10,35 @@ BEFORE = """\
 
 <!-- Written by `python -m docs.generate`; edit tests/clients/pins.py or tests/clients/page.py instead. -->
 
-*For developers and operators.* A user changes the base URL and the key, and nothing else. `make clients`
-installs each client below, unmodified, in an environment of its own, and runs its tests against a gateway
-with a real vLLM worker for chat and one for embeddings; `make test` does so too. Every answer and every
-frame of every stream that passes is checked against the schemas of OpenAI's public API description, and
-every refusal against its error schema.
+*For developers and operators.* Change the base URL and the key, and nothing else. `make clients` and `make test`
+install each client below, unmodified, in an environment of its own, and run its tests against a gateway with a
+real vLLM worker for chat and one for embeddings. Every answer and every frame of every stream is checked against
+the schemas of OpenAI's public API description, and every refusal against its error schema.
 
-A client that cannot be installed, because no package index is in reach or Python is too new for it, is named
-in capitals when it is left out, and its tests skip. The routes themselves, what is refused and what differs
-from OpenAI's own service are in [the API](openai-api.md), and as an OpenAPI document in
-[openapi.json](openapi.json), which schemathesis tries against the same appliance.
+If a client cannot be installed, because no package index is reachable or Python is too new for it, the output names
+it in capitals, and its tests are skipped. The routes, refusals and differences from OpenAI's service are in [the
+API](openai-api.md), and as an OpenAPI document in [openapi.json](openapi.json), which schemathesis tests against the
+same appliance.
 
-| Client | Version | What is tried | What to set |
+| Client | Version | Tested | Settings |
 |---|---|---|---|
 """
 
 AFTER = """\
 
-## What a worker has to be started with
+## Worker settings
 
 | For | Set |
 |---|---|
-| tools | `worker.tool_call_parser`: how the model writes calls, such as `hermes` or `mistral` |
-| reasoning apart from the answer | `worker.reasoning_parser`, such as `qwen3` |
-| embeddings | a worker of its own with `worker.task: embed`, listed in `pool.urls` |
+| tools | `worker.tool_call_parser`: the model's format of calls, such as `hermes` or `mistral` |
+| reasoning separated from the answer | `worker.reasoning_parser`, such as `qwen3` |
+| embeddings | a separate worker with `worker.task: embed`, listed in `pool.urls` |
 
-Without a tool call parser a request with `tools` is refused with 400 by the worker.
+Without a tool call parser the worker refuses a request with `tools` with 400.
 
 ## Short examples
 
-Where a client reads its address and key from the environment, that is all:
+For clients that read address and key from the environment:
 
 ```sh
 export OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=sk-...      # OpenAI's clients, LangChain
@@ -63,11 +62,11 @@ const appliance = createOpenAI({ baseURL: 'http://127.0.0.1:8080/v1', apiKey: 's
 const { text } = await generateText({ model: appliance.chat('demo-coder'), prompt: 'Write a function.' });
 ```
 
-## Not tried here
+## Not tested
 
-These speak the same API and are set up in the same way, but nothing in this repository runs them.
+These use the same API and are set up in the same way, but no test runs them.
 
-**Open WebUI**, by its environment; switch its other connections off, or it asks them first:
+**Open WebUI**, by its environment; switch its other connections off, or it tries them first:
 
 ```sh
 export OPENAI_API_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=sk-...
@@ -86,10 +85,10 @@ models:
     roles: [chat, edit, apply]
 ```
 
-## What differs from OpenAI's description
+## Differences from OpenAI's description
 
-A member that may be absent may be `null`, and answers hold members of vLLM's that the description does not
-know; typed clients read both. Beyond that:
+Optional members may be `null`, and answers have members of vLLM that the description does not have; typed clients
+accept both. Other differences:
 
 | Answer | Member | Difference |
 |---|---|---|

@@ -1,5 +1,5 @@
 """
-The clients that are tried, in which environment and version, and what their users have to set.
+The tested clients, with environment, version and settings.
 """
 
 import json
@@ -22,13 +22,13 @@ class Client:
     suite: str
     """File of its tests, relative to this directory."""
     routes: frozenset[str]
-    """Routes its tests must have used, or the check of their answers would say nothing."""
+    """Routes its tests must use, so that the check of the answers is significant."""
     covers: str
-    """What the tests try, for the reference page."""
+    """What the tests cover, for the reference page."""
     settings: str
-    """What its user sets, for the reference page."""
+    """Settings of a user, for the reference page."""
     leaves: bool = True
-    """Whether its tests leave a request before its answer is over."""
+    """Whether its tests disconnect before an answer ends."""
 
     @property
     def version(self) -> str:
@@ -47,17 +47,17 @@ class Client:
 
     @property
     def identity(self) -> str:
-        """Its name in test ids: the package, and the major version where two are tried."""
+        """Its name in test ids: the package, and the environment."""
         return f"{self.package.rpartition('/')[2]}-{self.environment}"
 
     @property
     def executable(self) -> Path:
-        """What runs its tests."""
+        """The interpreter of its tests."""
         return ENVIRONMENTS / self.environment / "bin" / ("node" if self.environment == "node" else "python")
 
 
 def is_installed(environment: str) -> bool:
-    """Whether an environment is there, with the pins of now."""
+    """Whether an environment exists, with the current pins."""
     pins = HERE / "requirements" / f"{environment}.txt"
     installed = ENVIRONMENTS / environment / "installed.txt"
     return installed.is_file() and installed.read_bytes() == pins.read_bytes()
@@ -68,7 +68,7 @@ RESPONSES, EMBEDDINGS, MESSAGES = "/v1/responses", "/v1/embeddings", "/v1/messag
 COUNT_TOKENS = "/v1/messages/count_tokens"
 OPENAI_COVERS = (
     "chat, streams and their usage, tools, structured outputs, logprobs, `n`, stop, embeddings, "
-    "responses, models, files and batches, errors, limits, timeouts, leaving"
+    "responses, models, files and batches, errors, limits, timeouts, disconnects"
 )
 OPENAI_SETTINGS = "`base_url` (ends in `/v1`), `api_key`"
 
@@ -97,7 +97,7 @@ CLIENTS = (
         environment="node",
         suite="node/openai.test.mjs",
         routes=frozenset({CHAT, MODELS, RESPONSES, EMBEDDINGS}),
-        covers="chat, streams, tools, structured outputs, embeddings, responses, models, errors, leaving",
+        covers="chat, streams, tools, structured outputs, embeddings, responses, models, errors, disconnects",
         settings="`baseURL` (ends in `/v1`), `apiKey`",
     ),
     Client(
@@ -108,8 +108,8 @@ CLIENTS = (
         routes=frozenset({CHAT, RESPONSES, EMBEDDINGS}),
         covers="`invoke`, `stream`, `batch`, tools, `with_structured_output`, embeddings, responses, errors",
         settings=(
-            "`base_url`, `api_key`; `stream_usage=True` to see usage of streams; "
-            "`check_embedding_ctx_length=False` for embeddings, or it fetches a tokenizer"
+            "`base_url`, `api_key`; `stream_usage=True` for usage of streams; "
+            "`check_embedding_ctx_length=False` for embeddings, or it downloads a tokenizer"
         ),
         leaves=False,
     ),
@@ -119,7 +119,7 @@ CLIENTS = (
         environment="current",
         suite="python/test_anthropic.py",
         routes=frozenset({MESSAGES, COUNT_TOKENS}),
-        covers="messages, streams, tools, stop sequences, `count_tokens`, errors, leaving",
+        covers="messages, streams, tools, stop sequences, `count_tokens`, errors, disconnects",
         settings="`base_url` (without `/v1`), `api_key`",
     ),
     Client(
@@ -137,7 +137,7 @@ CLIENTS = (
         environment="aider",
         suite="python/test_aider.py",
         routes=frozenset({CHAT}),
-        covers="its model layer: plain, streamed, with a function, the errors it acts on",
+        covers="its model layer: plain, streamed, with a function, the errors it handles",
         settings="`OPENAI_API_BASE` (ends in `/v1`), `OPENAI_API_KEY`, `--model openai/NAME`",
         leaves=False,
     ),
