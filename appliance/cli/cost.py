@@ -1,5 +1,5 @@
 """
-`appliance cost`: what serving cost, read from the database; no gateway has to run.
+`appliance cost`: reports the cost of serving from the database; no gateway has to run.
 
 The report names tenants and holds no content.  Reading it is not recorded in the audit log.
 """
@@ -28,17 +28,17 @@ from appliance.gateway.cost.summary import make_report
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings
 
-commands = typer.Typer(help="What serving cost, by tenant and model.", no_args_is_help=True)
+commands = typer.Typer(help="Report the cost of serving, by tenant and model.", no_args_is_help=True)
 
 FromOption = Annotated[
-    str | None, typer.Option("--from", help="First day, or a month; default: the first of this month.")
+    str | None, typer.Option("--from", help="First day or month; default: the first of this month.")
 ]
 ToOption = Annotated[
-    str | None, typer.Option("--to", help="Day, or month, that it ends before; default: the end of today.")
+    str | None, typer.Option("--to", help="Day or month before which it ends; default: the end of today.")
 ]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Print a table for spreadsheets.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV for spreadsheets.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
-HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write a page that opens without a network.")]
+HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML page.")]
 
 
 @commands.command()
@@ -51,7 +51,7 @@ def report(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Show engine time, energy, tokens and their cost over some days. It names tenants."""
+    """Show engine time, energy, tokens and cost of a period, with tenants' names."""
     if as_csv and as_json:
         raise ConfigurationError("--csv and --json both print: choose one of them")
     now = time.time()  # noqa: TID251 - a command is a composition root
@@ -73,16 +73,12 @@ def report(
 
 def read_report(settings: Settings, first: str | None, end: str | None, now: float) -> CostReport:
     """
-    The report of these days.
+    The report from `first` (default: the first of this month) to before `end` (default: the end of today).
 
-    Args:
-        settings: whose `cost` section prices it; `limits.time_zone` says when days begin.
-        first: first day or month; None for the first of this month.
-        end: day or month it ends before; None for the end of today.
-        now: Unix time.
+    Days are those of `limits.time_zone`; `now` is Unix time.
 
     Raises:
-        ConfigurationError: these are no days, or there is no database.
+        ConfigurationError: the days are invalid, or there is no database.
         CostUnavailableError: the database cannot be read.
     """
     zone = ZoneInfo(settings.limits.time_zone)
@@ -90,7 +86,7 @@ def read_report(settings: Settings, first: str | None, end: str | None, now: flo
     first_day = today.replace(day=1) if first is None else parse_day(first)
     end_day = today + timedelta(days=1) if end is None else parse_day(end)
     if first_day >= end_day:
-        raise ConfigurationError(f"a report ends after it begins: {first_day} is not before {end_day}")
+        raise ConfigurationError(f"--from must be before --to: {first_day} is not before {end_day}")
     installation = locate(settings)
     if settings.audit.database_url is None and not (installation.directory / "audit.db").exists():
         message = f"there is no database in {installation.directory}: name its directory with --data"

@@ -1,5 +1,5 @@
 """
-`appliance key`: API keys of tenants.
+`appliance key`: manages tenants' API keys.
 """
 
 import secrets
@@ -20,10 +20,10 @@ from appliance.tenancy.roster import find_tenant
 
 REASON_CHARACTERS = 200
 
-commands = typer.Typer(help="API keys of tenants.", no_args_is_help=True)
+commands = typer.Typer(help="Manage tenants' API keys.", no_args_is_help=True)
 KeyArgument = Annotated[str, typer.Argument(help="Id of the key: the eight characters after `sk-`.")]
 ExpiresOption = Annotated[
-    str | None, typer.Option("--expires", help="After so long (90d), or at a date or time (UTC).")
+    str | None, typer.Option("--expires", help="Expiry: after a duration (90d), or at a date or time (UTC).")
 ]
 
 
@@ -31,16 +31,16 @@ ExpiresOption = Annotated[
 def create(
     tenant: Annotated[str, typer.Argument(help="Name of the tenant.")],
     models: Annotated[
-        str | None, typer.Option("--models", help="Only these of its tenant's models: a,b.")
+        str | None, typer.Option("--models", help="Restrict it to these of its tenant's models: a,b.")
     ] = None,
     expires: ExpiresOption = None,
     admin: Annotated[  # noqa: FBT002 - a flag of the command line
-        bool, typer.Option("--admin", help="For the admin API, and for nothing else.")
+        bool, typer.Option("--admin", help="For the admin API only.")
     ] = False,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Make a key for a tenant and show it, this once."""
+    """Create a key for a tenant and show it once."""
     now = int(CLOCK())
     text, key = make_key(
         secrets.token_bytes(KEY_BYTES),
@@ -58,13 +58,13 @@ def create(
 def rotate(
     key_id: KeyArgument,
     overlap: Annotated[
-        str, typer.Option("--overlap", help="How long the old key still works: 30m, 24h, 7d.")
+        str, typer.Option("--overlap", help="Time the old key stays valid: 30m, 24h, 7d.")
     ] = "24h",
     expires: ExpiresOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Make a key that takes another's place and show it, this once; the old one ends after a while."""
+    """Replace a key and show the new one once; the old one stays valid for the overlap."""
     settings, now, seconds = settings_from(config, data), int(CLOCK()), parse_duration(overlap)
     text, key = make_key(
         secrets.token_bytes(KEY_BYTES), created_at=now, expires_at=parse_expiry(expires, now)
@@ -79,7 +79,7 @@ def rotate(
         err=True,
     )
     installation = locate(settings)
-    if _kept_admin_key(installation) == key_id:
+    if _local_admin_key(installation) == key_id:
         write_private(installation.admin_key, text + "\n")
         typer.echo(f"{installation.admin_key} holds the new key now.", err=True)
 
@@ -87,19 +87,19 @@ def rotate(
 @commands.command()
 def revoke(
     key_id: KeyArgument,
-    reason: Annotated[str | None, typer.Option("--reason", help="Why; goes into the audit log.")] = None,
+    reason: Annotated[str | None, typer.Option("--reason", help="Reason, recorded in the audit log.")] = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """End a key for good, on every gateway within about a second."""
+    """Revoke a key: final, on every gateway within about a second."""
     if reason is not None and (len(reason) > REASON_CHARACTERS or not reason.isprintable()):
         raise ConfigurationError(f"--reason takes one line of at most {REASON_CHARACTERS} characters")
     settings, now = settings_from(config, data), int(CLOCK())
     change_roster(settings, lambda tenants: revoke_key(tenants, key_id, now=now), reason=reason)
-    typer.echo(f"{key_id} opens nothing any more")
+    typer.echo(f"{key_id} is revoked")
     installation = locate(settings)
-    if _kept_admin_key(installation) == key_id:
-        typer.echo(f"It is the key in {installation.admin_key}, which is of no use now.", err=True)
+    if _local_admin_key(installation) == key_id:
+        typer.echo(f"It is the key in {installation.admin_key}, which is invalid now.", err=True)
 
 
 @commands.command(name="list")
@@ -108,24 +108,23 @@ def list_keys(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """List the public part of keys: tenant, id, what it opens, until when."""
+    """List keys: tenant, id, permissions, validity; never the keys themselves."""
     tenants, now = read_roster(settings_from(config, data)).tenants, CLOCK()
     for each in tenants if tenant is None else (find_tenant(tenants, tenant),):
         for key in each.keys:
-            typer.echo("\t".join((each.name, key.key_id, _opens(each, key), show_state(key, now))))
+            typer.echo("\t".join((each.name, key.key_id, _permissions(each, key), show_state(key, now))))
 
 
 def show_state(key: ApiKey, now: float) -> str:
-    """Whether a key is in force, and until when."""
     if key.revoked_at is not None:
         return f"revoked {_day(key.revoked_at)}"
     if key.expires_at is None:
         return "in force"
     word = "rotated, until" if key.rotated_at is not None else "until"
-    return f"{word if key.opens_at(now) else 'expired'} {_day(key.expires_at)}"
+    return f"{word if key.is_valid_at(now) else 'expired'} {_day(key.expires_at)}"
 
 
-def _opens(tenant: Tenant, key: ApiKey) -> str:
+def _permissions(tenant: Tenant, key: ApiKey) -> str:
     if key.admin:
         return "admin"
     return ", ".join(tenant.models if key.models is None else key.models) or "no model"
@@ -135,8 +134,8 @@ def _day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _kept_admin_key(installation: Installation) -> str | None:
-    """Id of the key that commands of this machine use; None where there is none."""
+def _local_admin_key(installation: Installation) -> str | None:
+    """Id of the key that this machine's commands use; None if there is none."""
     try:
         found = KEY_FORMAT.match(installation.admin_key.read_text(encoding="utf-8").strip())
     except (OSError, UnicodeDecodeError):

@@ -1,8 +1,8 @@
 """
-Tenants and keys as commands change them: in the database itself, whether or not a gateway runs.
+Commands change tenants and keys directly in the database, whether or not a gateway runs.
 
-The command writes the audit entry and the change; gateways that run see it when they next look,
-which takes about a second.  It fails closed: what cannot be recorded is not changed.
+A command writes the audit entry and the change; running gateways apply it at their next poll, within about a
+second.  It fails closed: a change that cannot be recorded is not made.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any
 
 from appliance.audit.append import append_entry
 from appliance.audit.registry import EntryType
-from appliance.cli.audit import open_store
+from appliance.cli.common.audit_log import open_store
 from appliance.cli.common.duration import SECONDS_IN, parse_duration
 from appliance.control.tenants.registrar import Edit, Registrar
 from appliance.infra.os_account import account_name
@@ -27,10 +27,10 @@ CLOCK: Callable[[], float] = time.time  # noqa: TID251 - commands are compositio
 
 def read_roster(settings: Settings) -> Roster:
     """
-    All tenants and keys there are.
+    All tenants and keys.
 
     Raises:
-        ConfigurationError: there is no database where the settings say.
+        ConfigurationError: the database of the settings does not exist.
         TenantsUnavailableError: it cannot be read.
     """
     with _open_register(settings) as registrar:
@@ -39,10 +39,10 @@ def read_roster(settings: Settings) -> Roster:
 
 def change_roster(settings: Settings, edit: Edit, *, reason: str | None = None) -> Roster:
     """
-    Make one change, and return what is in force then.
+    Apply one change; returns the new state.
 
     Raises:
-        ApplianceError: why it was not made.
+        ApplianceError: the change was not made.
     """
     with _open_register(settings) as registrar:
         return asyncio.run(registrar.apply(edit, actor=f"cli:{account_name()}", reason=reason))
@@ -50,10 +50,10 @@ def change_roster(settings: Settings, edit: Edit, *, reason: str | None = None) 
 
 def parse_expiry(text: str | None, now: float) -> int | None:
     """
-    When something ends: after a while such as `90d`, or at a date, or a date and time in UTC.
+    Unix time of an expiry: a duration such as `90d`, a date, or a date and time in UTC.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: it has another form.
     """
     if text is None:
         return None
@@ -63,7 +63,7 @@ def parse_expiry(text: str | None, now: float) -> int | None:
 
 
 def parse_names(text: str) -> list[str]:
-    """The names in a list with commas."""
+    """Names separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 

@@ -1,5 +1,5 @@
 """
-`appliance tenant`: who may call, which models, how urgently, how much.
+`appliance tenant`: manages tenants, their models, priority and limits.
 """
 
 import sys
@@ -22,26 +22,26 @@ from appliance.tenancy.roster import find_tenant
 STANDARD_STREAM = Path("-")
 NO_LIMIT = "none"
 
-commands = typer.Typer(help="Tenants: who may call, and how much.", no_args_is_help=True)
+commands = typer.Typer(help="Manage tenants: models, priority, limits, permissions.", no_args_is_help=True)
 NameArgument = Annotated[str, typer.Argument(help="Name of the tenant.")]
 ModelsOption = Annotated[
     str | None, typer.Option("--models", help="Models it may use: a,b; '*' for all, '' for none.")
 ]
 SpeculationOption = Annotated[str | None, typer.Option("--speculation", help="auto or off.")]
 ContentOption = Annotated[
-    str | None, typer.Option("--content", help="What is kept of its content: none, digest or encrypted.")
+    str | None,
+    typer.Option("--content", help="Content in the audit log: none, digest or encrypted."),
 ]
 PriorityOption = Annotated[str | None, typer.Option("--priority", help="interactive, standard or batch.")]
 MayOption = Annotated[
     str | None,
-    typer.Option(
-        "--may", help="What it may or allows: priority,lora,remote_media,train_drafts; '' for none."
-    ),
+    typer.Option("--may", help="Permissions: priority,lora,remote_media,train_drafts; '' for none."),
 ]
 LimitOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--limit", help="requests_per_minute=60, or MODEL:tokens_per_day=10000; none lifts it; repeatable."
+        "--limit",
+        help="requests_per_minute=60 or MODEL:tokens_per_day=10000; =none for no limit; repeatable.",
     ),
 ]
 
@@ -58,7 +58,7 @@ def create(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Create a tenant; `appliance key create` then makes keys for it."""
+    """Create a tenant; then create its keys with `appliance key create`."""
     members = merge_patch({}, _members(models, speculation, content, priority, may, limit))
     change_roster(settings_from(config, data), lambda tenants: create_tenant(tenants, name, members))
     typer.echo(f"{name} is created; `appliance key create {name}` makes a key for it")
@@ -76,21 +76,21 @@ def change(
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Change what is named of a tenant, and leave the rest as it is."""
+    """Change a tenant; options that are not given keep their values."""
     _change(config, data, name, _members(models, speculation, content, priority, may, limit))
     typer.echo(f"{name} is changed")
 
 
 @commands.command()
 def disable(name: NameArgument, config: ConfigOption = None, data: DataOption = None) -> None:
-    """Let none of a tenant's keys open anything until it is enabled."""
+    """Disable a tenant: its keys stop working until you enable it again."""
     _change(config, data, name, {"disabled": True})
     typer.echo(f"{name} is disabled")
 
 
 @commands.command()
 def enable(name: NameArgument, config: ConfigOption = None, data: DataOption = None) -> None:
-    """Let a disabled tenant's keys work again."""
+    """Enable a disabled tenant: its keys work again."""
     _change(config, data, name, {"disabled": False})
     typer.echo(f"{name} is enabled")
 
@@ -98,11 +98,11 @@ def enable(name: NameArgument, config: ConfigOption = None, data: DataOption = N
 @commands.command()
 def delete(
     name: NameArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,  # noqa: FBT002
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Remove a tenant and all its keys; what the audit log says of it stays."""
+    """Delete a tenant and all its keys; its audit entries stay."""
     if not yes:
         typer.confirm(f"Remove the tenant {name} and all its keys?", abort=True)
     change_roster(settings_from(config, data), lambda tenants: delete_tenant(tenants, name))
@@ -111,11 +111,11 @@ def delete(
 
 @commands.command(name="list")
 def list_tenants(config: ConfigOption = None, data: DataOption = None) -> None:
-    """List tenants: name, state, priority, models, keys in force."""
+    """List tenants: name, state, priority, models, number of valid keys."""
     now = CLOCK()
     for tenant in read_roster(settings_from(config, data)).tenants:
         state = "disabled" if tenant.disabled else "enabled"
-        keys = sum(key.opens_at(now) for key in tenant.keys)
+        keys = sum(key.is_valid_at(now) for key in tenant.keys)
         models = ", ".join(tenant.models) or "no model"
         count = "1 key" if keys == 1 else f"{keys} keys"
         typer.echo(f"{tenant.name}\t{state}\t{tenant.priority}\t{models}\t{count}")
@@ -123,7 +123,7 @@ def list_tenants(config: ConfigOption = None, data: DataOption = None) -> None:
 
 @commands.command()
 def show(name: NameArgument, config: ConfigOption = None, data: DataOption = None) -> None:
-    """Print all that is known of a tenant, as YAML; never a digest or a key."""
+    """Print a tenant as YAML, without digests or keys."""
     tenant, now = find_tenant(read_roster(settings_from(config, data)).tenants, name), CLOCK()
     keys = [
         {"key_id": key.key_id, "admin": key.admin, "state": show_state(key, now), **describe_key(key)}
@@ -137,12 +137,12 @@ def show(name: NameArgument, config: ConfigOption = None, data: DataOption = Non
 def import_file(
     file: Annotated[Path, typer.Argument(help="The tenants file (YAML); - for standard input.")],
     prune: Annotated[  # noqa: FBT002
-        bool, typer.Option("--prune", help="Remove tenants and keys that are not in the file.")
+        bool, typer.Option("--prune", help="Delete tenants and keys that are not in the file.")
     ] = False,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Make tenants and keys what a file says of them; the same file again changes nothing."""
+    """Create and change tenants and keys from a file; idempotent."""
     wanted = parse_tenants(_read(file))
     changed = change_roster(
         settings_from(config, data),
@@ -154,12 +154,12 @@ def import_file(
 @commands.command()
 def export(
     file: Annotated[
-        Path, typer.Argument(help="File to write, readable by its owner only; - for standard output.")
+        Path, typer.Argument(help="File to write, with mode 0600; - for standard output.")
     ] = STANDARD_STREAM,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
-    """Write all tenants as `import` reads them: with digests of keys, which open nothing."""
+    """Write all tenants for `import`: with digests of keys, without keys."""
     text = encode_tenants(read_roster(settings_from(config, data)).tenants)
     if file == STANDARD_STREAM:
         typer.echo(text, nl=False)
@@ -182,7 +182,7 @@ def _members(
     may: str | None,
     limits: list[str] | None,
 ) -> dict[str, Any]:
-    """What the command line names, as members of the tenants file."""
+    """The given options, as members of the tenants file."""
     named: dict[str, Any] = {
         "models": None if models is None else parse_names(models),
         "speculation": speculation,

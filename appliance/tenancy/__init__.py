@@ -1,13 +1,13 @@
 """
-Tenants and their API keys: who may call, what, how much, and with which key.
+Tenants and their API keys: permissions, limits and authentication.
 
-- `tenant`, `limits`, `keys`, `directory`: what is known of them, in memory; pure.
+- `tenant`, `allowances`, `keys`, `directory`: tenants in memory; pure.
 - `file`, `moments`: the same as YAML and JSON; pure.
-- `roster`, `edits`: one state, and how it becomes the next; pure.
-- `tables`, `store`: the database.  `watch`: follows it while a gateway runs.
+- `roster`, `edits`: one state, and the changes to it; pure.
+- `tables`, `store`: the database.  `watch`: polls it while a gateway runs.
 
-Fails open towards the database: while it cannot be read, what was read last stays in force, and
-metrics and readiness say so.  Fails closed towards callers: what is not known opens nothing.
+Fails open towards the database: while it cannot be read, the last state stays in force, and metrics and
+readiness show it.  Fails closed towards callers: unknown credentials are refused.
 """
 
 from appliance.tenancy.allowances import Limits

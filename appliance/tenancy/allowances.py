@@ -1,5 +1,5 @@
 """
-How much a tenant may ask for; who holds it to that is `appliance.tenancy.limits`.
+A tenant's limits; `appliance.tenancy.limits` enforces them.
 """
 
 from collections.abc import Mapping
@@ -13,34 +13,25 @@ BY_MODEL = "by_model"
 LARGEST = 2**53
 """Larger numbers are not the same in every JSON reader."""
 MOST_MODELS, LONGEST_MODEL = 256, 256
-"""Most models that have limits of their own, and characters of a model's name."""
+"""Maximum models with their own limits, and characters of a model's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Upper bounds; None for none."""
+    """Limits; None for no limit."""
 
     requests_per_minute: int | None = None
-    """Requests that may begin in a minute."""
+    """Maximum requests started per minute."""
     tokens_per_minute: int | None = None
-    """Tokens of prompts and answers together, in a minute."""
+    """Maximum tokens of prompts and answers per minute."""
     concurrent_requests: int | None = None
-    """Requests that may be under way at once."""
+    """Maximum concurrent requests."""
     tokens_per_day: int | None = None
-    """Tokens of prompts and answers together, in a calendar day (`limits.time_zone`)."""
+    """Maximum tokens of prompts and answers per calendar day (`limits.time_zone`)."""
     tokens_per_month: int | None = None
-    """Tokens of prompts and answers together, in a calendar month (`limits.time_zone`)."""
+    """Maximum tokens of prompts and answers per calendar month (`limits.time_zone`)."""
     by_model: "Mapping[str, Limits]" = field(default_factory=lambda: MappingProxyType({}), hash=False)
-    """Limits of single models, by served name, that hold beside the others; they have no `by_model`."""
-
-    @property
-    def is_unlimited(self) -> bool:
-        """Whether nothing is bounded, for any model."""
-        return self == UNLIMITED
-
-    def of_model(self, model: str) -> "Limits | None":
-        """What holds for one model beside the rest; None where nothing does."""
-        return self.by_model.get(model)
+    """Additional limits of single models, by served name; they have no `by_model`."""
 
 
 UNLIMITED = Limits()
@@ -50,12 +41,12 @@ BOUNDS = tuple(each.name for each in fields(Limits) if each.name != BY_MODEL)
 
 def parse_limits(where: str, body: object, *, models: bool = True) -> Limits:
     """
-    Read limits as files and the admin API have them.
+    Read limits of the tenants file and the admin API.
 
     Args:
-        where: who they are of, for the message.
+        where: their owner, for the message.
         body: decoded YAML or JSON.
-        models: whether it may have `by_model`.
+        models: whether `by_model` is allowed.
 
     Raises:
         ConfigurationError: one line that names the limit and what is wrong with it.
@@ -65,7 +56,7 @@ def parse_limits(where: str, body: object, *, models: bool = True) -> Limits:
         raise ConfigurationError(f"{where}: limits must be numbers by name, such as requests_per_minute: 60")
     for name in body:
         if name not in known:
-            raise ConfigurationError(f"{where}: {name!s:.80} is no limit; use {', '.join(known)}")
+            raise ConfigurationError(f"{where}: {name!s:.80} is not a limit; use {', '.join(known)}")
     by_model = {} if body.get(BY_MODEL) is None else body[BY_MODEL]
     if not isinstance(by_model, Mapping) or not all(map(is_model, by_model)) or len(by_model) > MOST_MODELS:
         raise ConfigurationError(
@@ -83,7 +74,7 @@ def parse_limits(where: str, body: object, *, models: bool = True) -> Limits:
 
 
 def encode_limits(limits: Limits) -> dict[str, Any]:
-    """The limits there are, by name; `parse_limits` reads them back."""
+    """The limits that are set, by name; `parse_limits` reads them back."""
     encoded: dict[str, Any] = {name: bound for name in BOUNDS if (bound := getattr(limits, name)) is not None}
     if limits.by_model:
         encoded[BY_MODEL] = {model: encode_limits(each) for model, each in limits.by_model.items()}
@@ -91,7 +82,7 @@ def encode_limits(limits: Limits) -> dict[str, Any]:
 
 
 def is_model(name: object) -> bool:
-    """Whether a model can have this name: text of one line, without what nobody sees."""
+    """Whether this is a valid model name: one line of printable text."""
     return isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_MODEL
 
 

@@ -1,8 +1,8 @@
 """
-All tenants in memory: whose key a request came with, looked up without any I/O.
+All tenants in memory: authenticates API keys without I/O.
 
-What is known is replaced as a whole, in one assignment: a request sees either all of a change or
-nothing of it.  Expiry is looked at with every request, so it needs nobody to tell us.
+The content is replaced as a whole: a request sees either all of a change or nothing of it.  Expiry is
+checked with every request.
 """
 
 import hmac
@@ -25,12 +25,12 @@ class Caller:
     key: ApiKey
 
     def may_use(self, model: str) -> bool:
-        """Whether both tenant and key are scoped to `model`."""
+        """Whether both tenant and key may use `model`."""
         return self.tenant.may_use(model) and self.key.may_use(model)
 
 
 class TenantDirectory:
-    """All tenants, looked up by name, and by the key id that every key carries in clear."""
+    """All tenants, by name and by the key id in each key."""
 
     def __init__(
         self,
@@ -42,7 +42,6 @@ class TenantDirectory:
         self.replace(tenants)
 
     def replace(self, tenants: Iterable[Tenant]) -> None:
-        """Forget all tenants and keys, and know these."""
         self.tenants = tuple(tenants)
         served = [tenant for tenant in self.tenants if not tenant.disabled]
         self._by_name = {tenant.name: tenant for tenant in served}
@@ -51,31 +50,28 @@ class TenantDirectory:
         }
 
     def tenant(self, name: str) -> Tenant | None:
-        """The tenant of this name; None where there is none, or it is disabled."""
+        """The tenant of this name; None if it does not exist or is disabled."""
         return self._by_name.get(name)
 
     @property
-    def next_key_end(self) -> int:
-        """Unix time at which the next key ends that is in force and has no successor; 0 if none does."""
-        keys = (caller.key for caller in self._by_key.values())
+    def next_key_expiry(self) -> int:
+        """Unix time of the next expiry of a valid key without a successor; 0 if there is none."""
         now = self._clock()
-        return min(
-            (key.expires_at for key in keys if key.expires_at and not key.rotated_at and key.opens_at(now)),
-            default=0,
-        )
+        keys = [caller.key for caller in self._by_key.values() if caller.key.is_valid_at(now)]
+        return min((key.expires_at for key in keys if key.expires_at and not key.rotated_at), default=0)
 
     def authenticate(self, presented: str | None) -> Caller:
         """
-        Return whose key this is.
+        The caller with this key.
 
         Raises:
-            InvalidApiKeyError: always with the same words, whatever was wrong.
+            InvalidApiKeyError: with the same message for every cause.
         """
         match = KEY_FORMAT.match(presented or "")
         caller = self._by_key.get(match["key_id"]) if match else None
         # The comparison runs for unknown keys too, so that timing does not tell which ids exist.
         expected = caller.key.digest if caller else "0" * 64
         matches = hmac.compare_digest(digest_key(presented or ""), expected)
-        if caller is None or not matches or not caller.key.opens_at(self._clock()):
+        if caller is None or not matches or not caller.key.is_valid_at(self._clock()):
             raise InvalidApiKeyError(REFUSAL)
         return caller

@@ -1,8 +1,8 @@
 """
-What can be done to tenants and keys: each function returns all tenants as they are afterwards.
+Changes to tenants and keys: each function returns all tenants after the change.
 
-Pure: the store compares and writes.  A revocation is final, and a rotation is never taken back by
-a file that does not know of it.
+Pure: the store compares and writes.  A revocation is final, and importing an older file does not undo a
+rotation.
 """
 
 from collections.abc import Mapping
@@ -24,17 +24,17 @@ def create_tenant(tenants: Tenants, name: str, members: Mapping[str, Any]) -> Te
 
     Raises:
         ConfigurationError: a member cannot be understood.
-        TenantConflictError: there is one of this name.
+        TenantConflictError: the name is taken.
     """
     created = parse_policy(name, members)
     if any(tenant.name == name for tenant in tenants):
-        raise TenantConflictError(f"There is a tenant {name!r} already.")
+        raise TenantConflictError(f"The tenant {name!r} exists already.")
     return (*tenants, created)
 
 
 def change_tenant(tenants: Tenants, name: str, patch: Mapping[str, Any]) -> Tenants:
     """
-    Change what `patch` names and leave the rest (RFC 7396: null stands for the default).
+    Change the members in `patch` and keep the rest (RFC 7396: null resets to the default).
 
     Raises:
         TenantNotFoundError: there is no such tenant.
@@ -58,7 +58,7 @@ def delete_tenant(tenants: Tenants, name: str) -> Tenants:
 
 def add_key(tenants: Tenants, name: str, key: ApiKey) -> Tenants:
     """
-    Give a tenant one more key.
+    Add a key to a tenant.
 
     Raises:
         TenantNotFoundError: there is no such tenant.
@@ -71,20 +71,19 @@ def rotate_key(
     tenants: Tenants, key_id: str, successor: ApiKey, *, now: int, overlap_seconds: int
 ) -> Tenants:
     """
-    Let another key take a key's place, which goes on to open what it does for the overlap.
+    Replace a key by another; the old one stays valid for the overlap.
 
-    The successor opens what the key does; it expires when its maker says or, without a word, after
-    as long as the key was made for.
+    The successor has the same permissions; unless it has an expiry, it gets the lifetime of the old key.
 
     Raises:
         TenantNotFoundError: there is no such key.
-        TenantConflictError: it has a successor, or opens nothing any more.
+        TenantConflictError: it has a successor, or is no longer valid.
     """
     tenant, key = find_key(tenants, key_id)
     if key.rotated_at is not None:
         raise TenantConflictError(f"The key {key_id} has been rotated already: rotate its successor.")
-    if not key.opens_at(now):
-        raise TenantConflictError(f"The key {key_id} opens nothing any more: create another.")
+    if not key.is_valid_at(now):
+        raise TenantConflictError(f"The key {key_id} is no longer valid: create another.")
     expires_at = successor.expires_at
     if expires_at is None and key.expires_at is not None:
         expires_at = now + key.expires_at - (now if key.created_at is None else key.created_at)
@@ -98,7 +97,7 @@ def rotate_key(
 
 def revoke_key(tenants: Tenants, key_id: str, *, now: int) -> Tenants:
     """
-    End a key for good; one that was revoked before stays as it is.
+    Revoke a key; final and idempotent.
 
     Raises:
         TenantNotFoundError: there is no such key.
@@ -110,7 +109,7 @@ def revoke_key(tenants: Tenants, key_id: str, *, now: int) -> Tenants:
 
 def import_tenants(tenants: Tenants, wanted: Tenants, *, prune: bool, now: float) -> Tenants:
     """
-    Make tenants and keys what a file says of them; with `prune`, remove what it does not name.
+    Apply a tenants file; with `prune`, remove tenants and keys that it does not contain.
 
     Raises:
         TenantConflictError: a key of the file is known under another tenant, digest or purpose, or
@@ -131,13 +130,13 @@ def import_tenants(tenants: Tenants, wanted: Tenants, *, prune: bool, now: float
         merged[tenant.name] = tenant.with_keys(tuple(keys.values()))
     if prune and not has_admin(merged.values(), now):
         raise TenantConflictError(
-            "The file has no admin key that is in force, so nobody could open the admin API: add one."
+            "The file has no valid admin key, so the admin API would be unreachable: add one."
         )
     return tuple(merged.values())
 
 
 def merge_patch(target: object, patch: object) -> Any:  # noqa: ANN401 - JSON
-    """Return `target` with `patch` applied as RFC 7396 has it."""
+    """`target` with `patch` applied (RFC 7396)."""
     if not isinstance(patch, Mapping):
         return patch
     merged = dict(target) if isinstance(target, Mapping) else {}

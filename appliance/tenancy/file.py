@@ -1,5 +1,5 @@
 """
-The tenants file (YAML), and the same values in JSON: read strictly, written so that they read back.
+The tenants file (YAML), and the same values in JSON: read strictly, written losslessly.
 
 Pure; the roots read and write the file.
 """
@@ -25,10 +25,10 @@ from appliance.tenancy.tenant import (
 )
 
 POLICY = ("models", "speculation", "content", "priority", "may", "limits", "disabled")
-"""Members of a tenant beside its keys."""
+"""Members of a tenant besides its keys."""
 MOMENTS = ("created_at", "expires_at", "rotated_at", "revoked_at")
 MODELS_BYTES, PER_NAME_BYTES = 2048, 3
-"""Most bytes of a list of models, quotes and commas counted: an entry of the audit log names them all."""
+"""Maximum bytes of a list of models, including quotes and commas: one audit entry names them all."""
 _KEY = ("key_id", "digest", "admin", "models", "replaces", *MOMENTS)
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -60,7 +60,7 @@ def parse_tenants(text: str) -> tuple[Tenant, ...]:
 
 
 def encode_tenants(tenants: Iterable[Tenant]) -> str:
-    """The tenants file; `parse_tenants` reads it back.  It holds digests, and nothing that opens a door."""
+    """The tenants file; `parse_tenants` reads it back.  It holds digests of keys, no keys."""
     content = {
         "tenants": {
             tenant.name: {**encode_policy(tenant), "keys": [encode_key(key) for key in tenant.keys]}
@@ -72,7 +72,7 @@ def encode_tenants(tenants: Iterable[Tenant]) -> str:
 
 def parse_policy(name: object, body: Mapping[str, Any]) -> Tenant:
     """
-    Read a tenant without its keys; what is left out has its default.
+    Read a tenant without its keys; absent members have their defaults.
 
     Raises:
         ConfigurationError: one line that names the tenant and what is wrong with it.
@@ -83,7 +83,8 @@ def parse_policy(name: object, body: Mapping[str, Any]) -> Tenant:
     where = f"tenant {name}"
     for member in body:
         if member not in POLICY:
-            raise ConfigurationError(f"{where}: {member!s:.80} is not known here; use {', '.join(POLICY)}")
+            message = f"{where}: {member!s:.80} is not a known member; use {', '.join(POLICY)}"
+            raise ConfigurationError(message)
     may = body.get("may", [])
     if not isinstance(may, list):
         raise ConfigurationError(f"{where}: may must be a list of {_named(Permission)}")
@@ -118,10 +119,10 @@ def encode_policy(tenant: Tenant) -> dict[str, Any]:
 
 def parse_models(where: str, models: object) -> tuple[str, ...]:
     """
-    Read a list of models' names.
+    Read a list of model names.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is not a list of names.
     """
     if not isinstance(models, list) or not all(map(is_model, models)):
         message = f"{where}: models must be a list of names, such as [demo]"
@@ -133,12 +134,12 @@ def parse_models(where: str, models: object) -> tuple[str, ...]:
 
 
 def encode_key(key: ApiKey) -> dict[str, Any]:
-    """A key with its digest; members that say nothing are left out."""
+    """A key with its digest, without empty members."""
     return {"key_id": key.key_id, "digest": key.digest, "admin": key.admin, **describe_key(key)}
 
 
 def describe_key(key: ApiKey) -> dict[str, Any]:
-    """What else is known of a key, times as text; members that say nothing are left out."""
+    """A key's other members, times as text, without empty members."""
     described: dict[str, Any] = {}
     if key.models is not None:
         described["models"] = list(key.models)
@@ -163,7 +164,8 @@ def _parse_key(name: object, body: Mapping[str, Any]) -> ApiKey:
     where = f"{where}, key {key_id}"
     for member in body:
         if member not in _KEY:
-            raise ConfigurationError(f"{where}: {member!s:.80} is not known here; use {', '.join(_KEY)}")
+            message = f"{where}: {member!s:.80} is not a known member; use {', '.join(_KEY)}"
+            raise ConfigurationError(message)
     replaces = body.get("replaces")
     if replaces is not None and not KEY_ID_FORMAT.fullmatch(str(replaces)):
         raise ConfigurationError(f"{where}: replaces must be the id of the key it replaces")

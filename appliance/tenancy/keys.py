@@ -1,7 +1,7 @@
 """
-API keys: made here, shown once, kept only as SHA-256 digests.
+API keys: generated here, shown once, stored only as SHA-256 digests.
 
-A plain digest is enough because a key is 256 random bits: there is nothing to guess.
+A plain digest is enough because a key has 256 random bits: it cannot be guessed.
 """
 
 import base64
@@ -18,31 +18,31 @@ DIGEST_FORMAT = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key as it is stored: its public id, the digest of the whole key, and what it opens until when."""
+    """A stored key: its public id, the digest of the whole key, its permissions and validity."""
 
     key_id: str
     digest: str
     admin: bool = False
-    """Whether it opens the admin API; such a key cannot call models."""
+    """Whether it is for the admin API; such a key cannot call models."""
     models: tuple[str, ...] | None = None
-    """The only models of its tenant that it opens; None for all of them."""
+    """Models of its tenant that it may use; None for all of them."""
     created_at: int | None = None
-    """Unix time; None where nobody wrote it down."""
+    """Unix time; None if unknown."""
     expires_at: int | None = None
-    """Unix time from which on it opens nothing; None for never."""
+    """Unix time from which it is invalid; None for never."""
     replaces: str | None = None
-    """Id of the key that it was made to replace."""
+    """Id of the key it replaces."""
     rotated_at: int | None = None
-    """Unix time at which another key was made to replace it."""
+    """Unix time at which another key replaced it."""
     revoked_at: int | None = None
-    """Unix time at which it was revoked, for good."""
+    """Unix time at which it was revoked."""
 
-    def opens_at(self, now: float) -> bool:
-        """Whether it opens anything at this Unix time."""
+    def is_valid_at(self, now: float) -> bool:
+        """Whether it is valid at this Unix time."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def may_use(self, model: str) -> bool:
-        """Whether it opens `model`, if its tenant may use that."""
+        """Whether the key allows `model`; its tenant has to allow it too."""
         return self.models is None or model in self.models
 
 
@@ -54,7 +54,7 @@ def make_key(
     created_at: int | None = None,
     expires_at: int | None = None,
 ) -> tuple[str, ApiKey]:
-    """Turn 37 random bytes into a key to show once and the form to store."""
+    """Make the text of a key, to show once, and its stored form from `KEY_BYTES` random bytes."""
     key_id = base64.b32encode(random_bytes[:5]).decode().lower()
     secret = base64.urlsafe_b64encode(random_bytes[5:KEY_BYTES]).rstrip(b"=").decode()
     key = f"sk-{key_id}-{secret}"

@@ -1,5 +1,5 @@
 """
-Points in time as files, commands and the admin API write them: `2026-12-31T23:59:59Z`, whole seconds.
+Points in time in files, commands and the admin API: `2026-12-31T23:59:59Z`, whole seconds.
 """
 
 from datetime import UTC, date, datetime
@@ -12,14 +12,10 @@ LATEST = 253_402_300_799
 
 def parse_moment(where: str, value: object) -> int:
     """
-    Unix time of a date, or of a date and time; without an offset they are in UTC.
-
-    Args:
-        where: what has it, for the message.
-        value: text, or what YAML makes of it.
+    Unix time of a date, or of a date and time, as text or as decoded from YAML; UTC without an offset.
 
     Raises:
-        ConfigurationError: it is none, or is before 1970.
+        ConfigurationError: it is not a time, or is before 1970; the message begins with `where`.
     """
     try:
         if isinstance(value, str):
@@ -37,5 +33,5 @@ def parse_moment(where: str, value: object) -> int:
 
 
 def format_moment(seconds: int) -> str:
-    """Write Unix time the way `parse_moment` reads it."""
+    """Unix time as `parse_moment` reads it."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,5 +1,5 @@
 """
-All tenants with their keys, as the database has them at one moment.
+A snapshot of all tenants with their keys.
 """
 
 from collections.abc import Iterable
@@ -15,11 +15,11 @@ class Roster:
     """Tenants by name, their keys by age, and the number of changes that led here."""
 
     generation: int = 0
-    """0 where nobody has ever been let in."""
+    """0 before the first change."""
     tenants: tuple[Tenant, ...] = ()
 
 
-def in_order(tenants: Iterable[Tenant]) -> tuple[Tenant, ...]:
+def sorted_tenants(tenants: Iterable[Tenant]) -> tuple[Tenant, ...]:
     """Tenants by name, the keys of each by age and then by id."""
     return tuple(
         tenant.with_keys(tuple(sorted(tenant.keys, key=lambda key: (key.created_at or 0, key.key_id))))
@@ -29,10 +29,10 @@ def in_order(tenants: Iterable[Tenant]) -> tuple[Tenant, ...]:
 
 def find_tenant(tenants: Iterable[Tenant], name: str) -> Tenant:
     """
-    The tenant of this name, disabled or not.
+    The tenant of this name, even if disabled.
 
     Raises:
-        TenantNotFoundError: there is none.
+        TenantNotFoundError: it does not exist.
     """
     for tenant in tenants:
         if tenant.name == name:
@@ -51,12 +51,12 @@ def find_key(tenants: Iterable[Tenant], key_id: str) -> tuple[Tenant, ApiKey]:
         for key in tenant.keys:
             if key.key_id == key_id:
                 return tenant, key
-    # What is not an id is not repeated: it may be a whole key, by mistake.
+    # The input is not repeated: it may be a whole key, by mistake.
     raise TenantNotFoundError("There is no key with this id. An id is the eight characters after `sk-`.")
 
 
 def has_admin(tenants: Iterable[Tenant], now: float) -> bool:
-    """Whether any key opens the admin API at this Unix time."""
+    """Whether there is a valid admin key at this Unix time."""
     return any(
-        key.admin and key.opens_at(now) for tenant in tenants if not tenant.disabled for key in tenant.keys
+        key.admin and key.is_valid_at(now) for tenant in tenants if not tenant.disabled for key in tenant.keys
     )

@@ -1,9 +1,9 @@
 """
-Where tenants and keys are kept: the audit log's database, SQLite file or PostgreSQL.
+Tenants and keys in the audit log's database, SQLite or PostgreSQL.
 
-Every change is one transaction that first moves the generation on from what the change was made
-of, so of two changes at once one is refused and made anew.  Fails with an error, always; what that
-means for serving is the caller's to say.
+Every change is one transaction that first increments the generation it was based on, so of two concurrent
+changes one is refused and has to be retried.  All failures raise; the caller decides what that means for
+serving.
 """
 
 import json
@@ -18,7 +18,7 @@ from appliance.errors import ConfigurationError, TenantConflictError, TenantsUna
 from appliance.infra.database import SqlStore, first_line
 from appliance.tenancy.file import encode_policy, parse_policy
 from appliance.tenancy.keys import ApiKey
-from appliance.tenancy.roster import Roster, in_order
+from appliance.tenancy.roster import Roster, sorted_tenants
 from appliance.tenancy.tables import api_keys, tenancy_generation, tenants
 from appliance.tenancy.tenant import Tenant
 
@@ -26,20 +26,20 @@ _AS_JSON = ("models", "may", "limits")
 
 
 class TenantStore(Protocol):
-    """Where tenants are kept; every method may raise `TenantsUnavailableError`."""
+    """Storage of tenants; every method may raise `TenantsUnavailableError`."""
 
     def generation(self) -> int:
-        """Number of changes so far: cheap to ask for, again and again."""
+        """Number of changes so far; cheap to poll."""
 
     def read(self) -> Roster:
-        """All tenants and keys."""
+        """A snapshot of all tenants and keys."""
 
     def write(self, before: Roster, after: tuple[Tenant, ...]) -> Roster:
         """
-        Keep `after` in place of `before`; durable on return.
+        Replace `before` by `after`; durable on return.
 
         Raises:
-            TenantConflictError: what is kept is not `before` any more.
+            TenantConflictError: the stored state is no longer `before`.
         """
 
 
@@ -52,15 +52,15 @@ class SqlTenantStore(SqlStore):
 
     def read(self) -> Roster:
         with self._errors("read"), self._reader.begin() as connection:
-            # First: whoever changes something in between makes this older than it is, never newer,
-            # so the next look or the comparison in `write` notices.
+            # First: a concurrent change then makes this generation too old, never too new, so the next poll
+            # or the comparison in `write` notices it.
             generation = _read_generation(connection)
             keys: dict[str, list[ApiKey]] = {}
             for row in connection.execute(select(api_keys)):
                 keys.setdefault(row.tenant, []).append(_decode_key(row))
             rows = connection.execute(select(tenants))
             found = [_decode_tenant(row, keys.get(row.name, [])) for row in rows]
-        return Roster(generation=generation, tenants=in_order(found))
+        return Roster(generation=generation, tenants=sorted_tenants(found))
 
     def write(self, before: Roster, after: tuple[Tenant, ...]) -> Roster:
         old, new = (_rows(each) for each in (before.tenants, after))
@@ -71,15 +71,15 @@ class SqlTenantStore(SqlStore):
         )
         with self._errors("written"), self._engine.begin() as connection:
             if connection.execute(move).rowcount != 1:
-                raise TenantConflictError("Somebody else changed the tenants at the same time. Try again.")
+                raise TenantConflictError("The tenants were changed at the same time. Try again.")
             for table in (tenants, api_keys):
                 _replace_rows(connection, table, old[table], new[table])
-        # A crash before this line: the change is made or not, and its entry in the log is there.
-        return Roster(generation=before.generation + 1, tenants=in_order(after))
+        # A crash before this line: the change is committed or not; its audit entry exists.
+        return Roster(generation=before.generation + 1, tenants=sorted_tenants(after))
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
-        """Whatever the database says, or holds, becomes one of our errors."""
+        """Translate database errors and unreadable rows."""
         try:
             yield
         except SQLAlchemyError as error:

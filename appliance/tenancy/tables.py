@@ -1,7 +1,7 @@
 """
-The tables of tenants and keys, as the newest of `appliance.infra.migrations` leaves them.
+The tables of tenants and keys, as the newest migration leaves them.
 
-Lists and limits are JSON text, written and read like the tenants file.  Times are Unix time.
+Lists and limits are JSON text in the format of the tenants file.  Times are Unix time.
 """
 
 from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, Table, Text
@@ -36,8 +36,8 @@ api_keys = Table(
     Column("revoked_at", BigInteger),
 )
 
-# One row.  Every change adds one to it, so whoever polls it reads the rest only after a change; and it
-# is compared before it is changed, so two changes at once cannot undo each other.
+# One row, incremented by every change, so that gateways poll only it; each change compares it first, so
+# that concurrent changes cannot overwrite each other.
 tenancy_generation = Table(
     "tenancy_generation",
     metadata,

@@ -1,5 +1,5 @@
 """
-Tenants: who may call, which models, how urgently, how much, whether drafts may help, what is kept.
+Tenants and their policies: models, speculation, stored content, priority, permissions, limits.
 """
 
 import re
@@ -14,38 +14,38 @@ ANY_MODEL = "*"
 
 
 class SpeculationPolicy(StrEnum):
-    """Whether somebody's requests may be drafted for."""
+    """Whether workers may speculate for a tenant's requests."""
 
     AUTO = "auto"
-    """The appliance decides, by what pays."""
+    """The monitor decides."""
     OFF = "off"
-    """Never: only workers without a draft may answer."""
+    """Never: only workers without speculation may answer."""
 
 
 class ContentPolicy(StrEnum):
-    """What the audit log keeps of somebody's requests and answers; `content_mode` in an intent."""
+    """What the audit log stores of a tenant's requests and answers; `content_mode` in an intent."""
 
     NONE = "none"
-    """Nothing but sizes."""
+    """Only sizes."""
     DIGEST = "digest"
-    """Keyed commitments: who holds the text can show that it is the one."""
+    """Keyed commitments: a holder of the text can prove that it is the original."""
     ENCRYPTED = "encrypted"
-    """All of it, encrypted, until it is erased."""
+    """All content, encrypted, until it is erased."""
 
 
 class PriorityClass(StrEnum):
-    """Who goes first when there are more requests than the workers can take."""
+    """Order of requests when workers are at capacity."""
 
     INTERACTIVE = "interactive"
-    """People who wait."""
+    """For users who wait."""
     STANDARD = "standard"
-    """Everybody else."""
+    """The default."""
     BATCH = "batch"
-    """Only what nobody else uses."""
+    """In capacity that other classes leave."""
 
 
 class Permission(StrEnum):
-    """What policy takes out of requests, refuses or leaves alone, unless their tenant may."""
+    """Request features that are removed or refused unless the tenant has the permission."""
 
     PRIORITY = "priority"
     """The request's own `priority`."""
@@ -54,12 +54,12 @@ class Permission(StrEnum):
     REMOTE_MEDIA = "remote_media"
     """Images and sound by URL, which the worker would fetch."""
     TRAIN_DRAFTS = "train_drafts"
-    """Its kept content may train draft models, on this site and nowhere else."""
+    """Its stored content may train draft models, on this site only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Who is limited, billed and named in the audit log."""
+    """A team or an application: limits, permissions and audit entries are per tenant."""
 
     name: str
     models: tuple[str, ...] = (ANY_MODEL,)
@@ -70,12 +70,11 @@ class Tenant:
     may: frozenset[Permission] = frozenset()
     limits: Limits = UNLIMITED
     disabled: bool = False
-    """Whether none of its keys opens anything for now."""
+    """Whether its keys are refused until it is enabled."""
 
     def may_use(self, model: str) -> bool:
-        """Whether this tenant's keys are scoped to `model`."""
+        """Whether this tenant may use `model`."""
         return ANY_MODEL in self.models or model in self.models
 
     def with_keys(self, keys: tuple[ApiKey, ...]) -> "Tenant":
-        """Return the same tenant with these keys and no others."""
         return replace(self, keys=keys)

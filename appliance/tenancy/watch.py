@@ -1,8 +1,8 @@
 """
-Follows the database of tenants while a gateway runs, so that what one changes holds in all.
+Polls the database of tenants while a gateway runs, so that changes apply on all gateways.
 
-While the database cannot be read, what was read last stays in force: serving must not depend on
-it.  That a key was revoked is then not known here; metrics and readiness say since when.
+While the database cannot be read, the last state stays in force: serving must not depend on it.  Keys
+revoked meanwhile still work; metrics and readiness show the age of the state.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from appliance.tenancy.store import TenantStore
 POLL_SECONDS = 0.5
 """Time between two reads of the database's generation."""
 LATE_SECONDS = 5.0
-"""Age of what is known from which on operators are warned."""
+"""Age of the state from which operators are warned."""
 
 
 class TenantWatch:
-    """Keeps a directory the way the database is."""
+    """Keeps a directory in step with the database."""
 
     def __init__(
         self,
@@ -40,49 +40,49 @@ class TenantWatch:
         self._read_at = clock()
         self._failure: str | None = None
         self.generation = 0
-        """Of what is in force here."""
+        """Of the state in force."""
 
     @property
     def age_seconds(self) -> float:
-        """How long ago the database last confirmed what is in force."""
+        """Time since the database last confirmed the state in force."""
         return max(0.0, self._clock() - self._read_at)
 
     @property
-    def next_key_end(self) -> int:
-        """Unix time at which the next key ends that nobody has rotated; 0 if none does."""
-        return self._directory.next_key_end
+    def next_key_expiry(self) -> int:
+        """Unix time of the next expiry of a key without a successor; 0 if there is none."""
+        return self._directory.next_key_expiry
 
     @property
     def warning(self) -> str | None:
-        """What operators are told while the database cannot be read; None while all is well."""
+        """For operators while the database cannot be read; otherwise None."""
         if self.age_seconds < LATE_SECONDS:
             return None
         reason = self._failure or "the database does not answer"
-        return f"tenants and keys are as they were {self.age_seconds:.0f} s ago: {reason}"
+        return f"tenants and keys were last read {self.age_seconds:.0f} s ago: {reason}"
 
-    def adopt(self, roster: Roster) -> None:
-        """Put in force what was read or written just now."""
+    def apply(self, roster: Roster) -> None:
+        """Apply a state that was read or written now."""
         self._directory.replace(roster.tenants)
         self.generation = roster.generation
         self._read_at = self._clock()
 
     async def run(self) -> None:
-        """Look again and again, for ever."""
+        """Poll until cancelled."""
         while True:
             await asyncio.sleep(self._seconds)
-            await self.look()
+            await self.poll()
 
-    async def look(self) -> None:
-        """Adopt what has changed since; nothing is raised when the database cannot be read."""
+    async def poll(self) -> None:
+        """Apply changes since the last poll; a database that cannot be read raises nothing."""
         known = self.generation
         try:
             if await asyncio.to_thread(self._store.generation) == known:
                 self._read_at = self._clock()
             else:
                 roster = await asyncio.to_thread(self._store.read)
-                # A change made here meanwhile is newer than what was read.
+                # A change made here meanwhile is newer than the one read.
                 if self.generation == known:
-                    self.adopt(roster)
+                    self.apply(roster)
         except TenantsUnavailableError as error:
             if self._failure is None:
                 self._logger.warning("tenants_not_read", error=str(error))

@@ -15,7 +15,7 @@ from appliance.infra import schema
 from appliance.infra.schema import grants
 from appliance.tenancy import Tenant, encode_tenants, parse_tenants
 from appliance.tenancy.edits import add_key, create_tenant, import_tenants, revoke_key
-from appliance.tenancy.roster import Roster, in_order
+from appliance.tenancy.roster import Roster, sorted_tenants
 from appliance.tenancy.store import SqlTenantStore
 from tests.grower import Grower
 from tests.unit.tenancy.states import ADMIN, STORED, TENANTS
@@ -157,7 +157,7 @@ def test_tenants_move_with_the_log(postgres, sqlite_url, open_store, open_tenant
         clock=lambda: 1_800_000_000.0,
     )
     store = open_tenants(sqlite_url)
-    written = store.write(store.read(), in_order((ACME, Tenant(name="operator", keys=(ADMIN,)))))
+    written = store.write(store.read(), sorted_tenants((ACME, Tenant(name="operator", keys=(ADMIN,)))))
     target = postgres.new_database()
     schema.upgrade_database(target)
     copy_log(sqlite_url, target, progress=lambda _done, _total: None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from appliance.control.tenants.changes import TenantChange, changes_between
 from appliance.errors import TenantConflictError
-from appliance.tenancy.roster import Roster, in_order
+from appliance.tenancy.roster import Roster, sorted_tenants
 from appliance.tenancy.store import TenantStore
 from appliance.tenancy.tenant import Tenant
 
@@ -61,7 +61,7 @@ class Registrar:
             recorded: list[TenantChange] = []
             for _ in range(TRIES):
                 before = await self.roster()
-                after = in_order(edit(before.tenants))
+                after = sorted_tenants(edit(before.tenants))
                 changes = changes_between(before.tenants, after, reason=reason)
                 if not changes:
                     return before

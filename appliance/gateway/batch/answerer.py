@@ -59,7 +59,7 @@ def find_owner(directory: TenantDirectory, tenant: str, key_id: str, now: float)
     if key is None and KEY_ID_FORMAT.fullmatch(key_id):
         return None
     key = key or ApiKey(key_id=key_id, digest="")
-    return Caller(tenant=owner, key=key) if key.opens_at(now) else None
+    return Caller(tenant=owner, key=key) if key.is_valid_at(now) else None
 
 
 Render = Callable[[Exception, str], tuple[int, str, bool]]

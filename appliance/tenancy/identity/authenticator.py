@@ -1,9 +1,9 @@
 """
-Whose a request is: by its API key, its token, or the client certificate of its connection.
+Authenticates a request by its API key, its token, or its connection's client certificate.
 
-A key or token decides; the certificate alone does where there is neither.  With
-`tls.require_client_certificate` both are needed, and must be of one tenant.  It fails closed: what is
-not understood opens nothing.
+A key or token takes precedence; the certificate alone counts without either.  With
+`tls.require_client_certificate` both are needed and must belong to one tenant.  It fails closed: credentials
+that are not understood are refused.
 """
 
 from collections.abc import Iterable
@@ -14,13 +14,11 @@ from appliance.tenancy import ApiKey, Caller, TenantDirectory
 from appliance.tenancy.identity.certificates import ClientCertificate, find_tenant
 from appliance.tenancy.identity.credentials import is_token, presented
 from appliance.tenancy.identity.provider import IdentityProvider
-from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
 from appliance.tenancy.identity.tokens import subject_id
 
 
 class Authenticator:
-    """Tells who is calling."""
-
     def __init__(
         self,
         directory: TenantDirectory,
@@ -36,15 +34,15 @@ class Authenticator:
         self, headers: Iterable[tuple[bytes, bytes]], certificate: ClientCertificate | None = None
     ) -> Caller:
         """
-        Whose a request with these headers (names in lower case) is, over a connection with this certificate.
+        The caller of a request with these headers (names in lower case) and this connection's certificate.
 
         Raises:
-            RefusedCallerError: always in the same words, with the reason for operators.
+            RefusedCallerError: with the same message always, and the reason for operators.
         """
         credential = presented(headers)
         if credential is None:
             if certificate is None:
-                raise RefusedCallerError(Reason.NO_CREDENTIAL)
+                raise RefusedCallerError(RefusalReason.NO_CREDENTIAL)
             return self._by_certificate(certificate)
         caller = self._by_token(credential) if is_token(credential) else self._by_key(credential)
         if self._tls.require_client_certificate:
@@ -55,27 +53,27 @@ class Authenticator:
         try:
             return self._directory.authenticate(key)
         except InvalidApiKeyError as error:
-            raise RefusedCallerError(Reason.API_KEY) from error
+            raise RefusedCallerError(RefusalReason.API_KEY) from error
 
     def _by_token(self, token: str) -> Caller:
         if self._provider is None:
-            raise RefusedCallerError(Reason.TOKENS_NOT_ACCEPTED)
+            raise RefusedCallerError(RefusalReason.TOKENS_NOT_ACCEPTED)
         bearer = self._provider.read(token)
         tenant = self._directory.tenant(bearer.tenant)
         if tenant is None:
-            raise RefusedCallerError(Reason.TOKEN_TENANT)
+            raise RefusedCallerError(RefusalReason.TOKEN_TENANT)
         return Caller(tenant=tenant, key=ApiKey(key_id=bearer.key_id, digest="", admin=bearer.is_admin))
 
     def _by_certificate(self, certificate: ClientCertificate) -> Caller:
         name, known_by = find_tenant(certificate, self._tls.client_tenants)
         tenant = self._directory.tenant(name)
         if tenant is None:
-            raise RefusedCallerError(Reason.CERTIFICATE_TENANT)
+            raise RefusedCallerError(RefusalReason.CERTIFICATE_TENANT)
         return Caller(tenant=tenant, key=ApiKey(key_id=subject_id("cert", known_by), digest=""))
 
     def _check_certificate(self, caller: Caller, certificate: ClientCertificate | None) -> None:
         if certificate is None:
-            raise RefusedCallerError(Reason.CERTIFICATE_MISSING)
+            raise RefusedCallerError(RefusalReason.CERTIFICATE_MISSING)
         name, _ = find_tenant(certificate, self._tls.client_tenants)
         if name != caller.tenant.name:
-            raise RefusedCallerError(Reason.CERTIFICATE_OF_ANOTHER)
+            raise RefusedCallerError(RefusalReason.CERTIFICATE_OF_ANOTHER)

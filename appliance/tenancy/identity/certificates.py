@@ -1,18 +1,17 @@
 """
-Client certificates: the names in one, and the tenant they stand for.  Pure.
+Client certificates: their names, and the tenant these map to.  Pure.
 
-That a certificate was signed by an authority we believe, and that the client holds its key, TLS has
-checked before anything here is asked.
+TLS has already verified that a trusted authority signed the certificate and that the client holds its key.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
 
 EXTENSION = "appliance.client_certificate"
-"""Where an ASGI scope's `extensions` hold the `ClientCertificate`, on connections that came with one."""
+"""Key of the `ClientCertificate` in an ASGI scope's `extensions`, if the connection has one."""
 KINDS = {"URI": "uri", "DNS": "dns"}
 
 
@@ -24,7 +23,7 @@ class ClientCertificate:
 
 
 def read_certificate(peer: Mapping[str, Any]) -> ClientCertificate:
-    """The names in what `ssl.SSLObject.getpeercert()` returned; none for a certificate without any."""
+    """The names in a result of `ssl.SSLObject.getpeercert()`, possibly none."""
     alternatives = [
         f"{KINDS[kind]}:{value.lower() if kind == 'DNS' else value}"
         for kind, value in peer.get("subjectAltName", ())
@@ -41,19 +40,12 @@ def read_certificate(peer: Mapping[str, Any]) -> ClientCertificate:
 
 def find_tenant(certificate: ClientCertificate, tenants: Mapping[str, str]) -> tuple[str, str]:
     """
-    Whose a certificate is.
-
-    Args:
-        certificate: what the client came with.
-        tenants: tenant by name in the certificate, as in `tls.client_tenants`.
-
-    Returns:
-        The tenant and the name that says so.
+    The tenant of a certificate, by `tls.client_tenants`, and the name that maps to it.
 
     Raises:
-        RefusedCallerError: its names lead to no tenant, or to several.
+        RefusedCallerError: its names map to no tenant, or to several.
     """
     named = {tenants[name]: name for name in certificate.names if name in tenants}
     if len(named) != 1:
-        raise RefusedCallerError(Reason.CERTIFICATE_TENANT)
+        raise RefusedCallerError(RefusalReason.CERTIFICATE_TENANT)
     return named.popitem()

@@ -1,7 +1,7 @@
 """
-Files that are read again when they change: keys and certificates, replaced while the gateway runs.
+Reloads key and certificate files that change while the gateway runs.
 
-A file that cannot be used changes nothing: what was read before stays in force, and the log says why.
+A file that cannot be used changes nothing: the previous content stays in force, and the log says why.
 """
 
 import asyncio
@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""Inode, size and time of change of each file; None for one that is not there."""
+"""Inode, size and modification time of each file; None for a missing one."""
 
 
 def stamp(paths: Iterable[Path]) -> Stamp:
-    """What shows that files have changed, also when a link now leads to others."""
+    """Changes if the files change, or if a link leads to others."""
     return tuple(_stamp(path) for path in paths)
 
 
@@ -29,14 +29,12 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class Renewable(Protocol):
-    """Something read from files."""
-
     def renew(self) -> None:
-        """Read them again if they have changed; never raises because of what is in them."""
+        """Reload the files if they have changed; their content never makes it raise."""
 
 
-async def keep_renewed(parts: Sequence[Renewable], *, seconds: float = LOOK_SECONDS) -> None:
-    """Look at the files of all parts now and then, until cancelled."""
+async def keep_renewed(parts: Sequence[Renewable], *, seconds: float = POLL_SECONDS) -> None:
+    """Poll the files of all parts until cancelled."""
     while True:
         await asyncio.sleep(seconds)
         for part in parts:

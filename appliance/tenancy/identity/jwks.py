@@ -1,8 +1,8 @@
 """
 The public keys of an identity provider, read from its JSON Web Key Set (RFC 7517).  Pure.
 
-Each key is bound to the algorithms it can verify, so a token's header chooses among them and nothing
-more.  Shared secrets are never used: whoever can check such a token could also make one.
+Each key is bound to the algorithms it can verify, so a token's header only chooses among them.
+Shared secrets are never used: a verifier of such tokens could also issue them.
 """
 
 import json
@@ -15,7 +15,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from appliance.errors import ConfigurationError
-from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
 
 RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 ALGORITHMS: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -25,23 +25,23 @@ ALGORITHMS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("EC", "P-521"): ("ES512",),
     ("OKP", "Ed25519"): ("EdDSA",),
 }
-"""What a key of each type and curve can verify."""
+"""Algorithms for each key type and curve."""
 LEAST_RSA_BITS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySet:
-    """Keys by their id and algorithm, and how many of the file are of no use here."""
+    """Keys by id and algorithm, and the number of unusable keys in the file."""
 
     keys: Mapping[tuple[str | None, str], jwt.PyJWK]
     skipped: int
 
     def find(self, key_id: str | None, algorithm: str) -> jwt.PyJWK:
         """
-        The key a token names; one that names none may mean the only key of its algorithm.
+        The key a token names; without a name, the only key for its algorithm.
 
         Raises:
-            RefusedCallerError: there is no such key, or it could be one of several.
+            RefusedCallerError: there is no such key, or there are several.
         """
         if key_id is not None:
             found = self.keys.get((key_id, algorithm))
@@ -49,7 +49,7 @@ class KeySet:
             fitting = [key for (_, of), key in self.keys.items() if of == algorithm]
             found = fitting[0] if len(fitting) == 1 else None
         if found is None:
-            raise RefusedCallerError(Reason.TOKEN_KEY_UNKNOWN)
+            raise RefusedCallerError(RefusalReason.TOKEN_KEY_UNKNOWN)
         return found
 
 
@@ -58,14 +58,14 @@ def parse_key_set(text: str, algorithms: Collection[str]) -> KeySet:
     Read the file, keeping the keys that can verify one of `algorithms`.
 
     Raises:
-        ConfigurationError: it is no key set, holds a private key, names two keys alike, or none can be
+        ConfigurationError: it is not a key set, holds a private key or a duplicate `kid`, or no key can be
             used; one line that never quotes the file.
     """
     try:
         content = json.loads(text)
         entries = content["keys"]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise ConfigurationError('it is no JSON Web Key Set, `{"keys": [...]}`') from error
+        raise ConfigurationError('it is not a JSON Web Key Set, `{"keys": [...]}`') from error
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigurationError("`keys` must be a list of objects")
     keys: dict[tuple[str | None, str], jwt.PyJWK] = {}
@@ -75,7 +75,7 @@ def parse_key_set(text: str, algorithms: Collection[str]) -> KeySet:
             raise ConfigurationError("it holds a private key: copy only what the provider publishes")
         found = _keys_of(entry, algorithms)
         if found.keys() & keys.keys():
-            raise ConfigurationError("two keys have the same `kid`: tokens could mean either")
+            raise ConfigurationError("two keys have the same `kid`: remove one")
         keys |= found
         skipped += not found
     if not keys:
@@ -89,7 +89,7 @@ def parse_key_set(text: str, algorithms: Collection[str]) -> KeySet:
 def _keys_of(
     entry: Mapping[str, Any], algorithms: Collection[str]
 ) -> dict[tuple[str | None, str], jwt.PyJWK]:
-    """One entry as a key for each algorithm it may be used with; none if it is not for us."""
+    """One entry as a key for each allowed algorithm; empty if it cannot be used."""
     key_id = entry.get("kid")
     if not isinstance(key_id, str | None) or entry.get("use", "sig") != "sig":
         return {}

@@ -1,8 +1,8 @@
 """
-The identity provider as it is known here: the file of its keys, kept current, and the tokens they verify.
+The identity provider: its key file, reloaded when it changes, and token verification.
 
-It fails closed at a start: without keys that can be used, no gateway.  Later a broken file keeps the
-keys that were read last, because a half-written copy must not lock everybody out.
+It fails closed at start: without usable keys the gateway does not start.  Later a broken file keeps the
+previous keys, so that a partial copy does not lock out all callers.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from appliance.tenancy.identity.tokens import Bearer, TokenCache, verify_token
 
 
 class IdentityProvider:
-    """Verifies bearer tokens against the key file; made only if that can be used (ConfigurationError)."""
+    """Verifies bearer tokens with the key file; raises ConfigurationError if that cannot be used."""
 
     def __init__(
         self, file: Path, settings: OidcSettings, *, logger: Logger, clock: Callable[[], float]
@@ -32,7 +32,7 @@ class IdentityProvider:
 
     def read(self, token: str) -> Bearer:
         """
-        What a token says, if it is good now.
+        The content of a token, if it is valid now.
 
         Raises:
             RefusedCallerError: with the reason.
@@ -40,7 +40,7 @@ class IdentityProvider:
         return self._cache.read(token)
 
     def renew(self) -> None:
-        """Take over the file if it has changed; tokens by keys that are gone are then refused."""
+        """Reload the file if it has changed; tokens of removed keys are then refused."""
         now = stamp([self._file])
         if now == self._stamp:
             return
@@ -67,7 +67,7 @@ class IdentityProvider:
 
     def _report(self) -> None:
         ids = {key_id for key_id, _ in self._keys.keys}
-        detail = f"{self._keys.skipped} more are not for us" if self._keys.skipped else "all of the file"
+        detail = f"{self._keys.skipped} more cannot be used" if self._keys.skipped else "all of the file"
         self._logger.info("jwks_loaded", path=str(self._file), count=len(ids), detail=detail)
 
 
@@ -75,10 +75,10 @@ def open_provider(
     settings: OidcSettings, *, logger: Logger, clock: Callable[[], float]
 ) -> IdentityProvider | None:
     """
-    The provider the settings describe; None where they name no keys.
+    The provider of the settings; None without a key file.
 
     Raises:
-        ConfigurationError: the file has no key that can be used.
+        ConfigurationError: the file has no usable key.
     """
     if settings.jwks_file is None:
         return None

@@ -1,8 +1,8 @@
 """
-Why a caller was not believed: one answer for clients, a reason for operators.
+Why a caller was refused: one answer for clients, a reason for operators.
 
-Every refusal reads alike on the wire, so that nobody learns from it which part was right.  The reason
-is a word from a closed list, for the log and the metrics; it never holds anything the caller sent.
+All refusals are the same for clients, so that they do not reveal which part was right.  The reason is from a
+closed list, for the log and the metrics; it never holds anything the caller sent.
 """
 
 from enum import StrEnum
@@ -11,9 +11,7 @@ from appliance.errors import InvalidApiKeyError
 from appliance.tenancy.directory import REFUSAL
 
 
-class Reason(StrEnum):
-    """What was wrong."""
-
+class RefusalReason(StrEnum):
     NO_CREDENTIAL = "no_credential"
     CREDENTIALS_DISAGREE = "credentials_disagree"
     API_KEY = "api_key"
@@ -29,17 +27,17 @@ class Reason(StrEnum):
     TOKEN_AUDIENCE = "token_audience"  # noqa: S105 - as above
     TOKEN_CLAIM_MISSING = "token_claim_missing"  # noqa: S105 - as above
     TOKEN_TENANT = "token_tenant"  # noqa: S105 - as above
-    """Its claim leads to no tenant, to one that does not exist, or to several."""
+    """Its claim maps to no tenant, to an unknown one, or to several."""
     CERTIFICATE_MISSING = "certificate_missing"
     CERTIFICATE_TENANT = "certificate_tenant"
-    """Its names lead to no tenant, to one that does not exist, or to several."""
+    """Its names map to no tenant, to an unknown one, or to several."""
     CERTIFICATE_OF_ANOTHER = "certificate_of_another"
     """The key or token belongs to another tenant than the certificate."""
 
 
 class RefusedCallerError(InvalidApiKeyError):
-    """A caller who was not believed; the words are always the same, `reason` is for operators."""
+    """A refused caller; the message is always the same, `reason` is for operators."""
 
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: RefusalReason) -> None:
         super().__init__(REFUSAL)
         self.reason = reason

@@ -1,9 +1,8 @@
 """
-Bearer tokens (JWT, RFC 7519) of an identity provider: signature, claims, and whose they are.
+Bearer tokens (JWT, RFC 7519) of an identity provider: signature, claims and tenant.
 
-PyJWT does the cryptography and the registered claims; it is the most used library for them in Python, under
-the MIT licence, and stands on the same `cryptography` as the audit log.  Which algorithms a key may be used
-with is settled here before it is asked, never by the token (RFC 8725).
+PyJWT verifies the signature and the registered claims, with the same `cryptography` as the audit log.  The
+allowed algorithms of a key are fixed here, never by the token (RFC 8725).
 """
 
 import hashlib
@@ -17,52 +16,52 @@ import jwt
 
 from appliance.infra.settings import OidcSettings
 from appliance.tenancy.identity.jwks import KeySet
-from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
 
 MAX_TOKEN_CHARACTERS = 16 * 2**10
 REQUIRED = ["exp", "iss", "aud", "sub"]
 REMEMBERED = 4096
-"""Verified tokens that are remembered; an entry takes some 500 bytes."""
+"""Maximum cached tokens; an entry takes about 500 bytes."""
 DIGEST_CHARACTERS = 16
 
-REASONS: Mapping[type[jwt.PyJWTError], Reason] = {
-    jwt.ExpiredSignatureError: Reason.TOKEN_EXPIRED,
-    jwt.ImmatureSignatureError: Reason.TOKEN_NOT_YET_VALID,
-    jwt.InvalidAudienceError: Reason.TOKEN_AUDIENCE,
-    jwt.InvalidIssuerError: Reason.TOKEN_ISSUER,
-    jwt.InvalidAlgorithmError: Reason.TOKEN_ALGORITHM,
-    jwt.InvalidSignatureError: Reason.TOKEN_SIGNATURE,
-    jwt.MissingRequiredClaimError: Reason.TOKEN_CLAIM_MISSING,
+REASONS: Mapping[type[jwt.PyJWTError], RefusalReason] = {
+    jwt.ExpiredSignatureError: RefusalReason.TOKEN_EXPIRED,
+    jwt.ImmatureSignatureError: RefusalReason.TOKEN_NOT_YET_VALID,
+    jwt.InvalidAudienceError: RefusalReason.TOKEN_AUDIENCE,
+    jwt.InvalidIssuerError: RefusalReason.TOKEN_ISSUER,
+    jwt.InvalidAlgorithmError: RefusalReason.TOKEN_ALGORITHM,
+    jwt.InvalidSignatureError: RefusalReason.TOKEN_SIGNATURE,
+    jwt.MissingRequiredClaimError: RefusalReason.TOKEN_CLAIM_MISSING,
 }
-"""What each of PyJWT's errors means; any other is a token that is none."""
+"""Reasons of PyJWT's errors; any other is a malformed token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bearer:
-    """What a verified token says."""
+    """The content of a verified token."""
 
     tenant: str
     key_id: str
-    """Stands for issuer and subject in the audit log: the same in every token of one subject."""
+    """Identifies issuer and subject in the audit log: the same in all tokens of one subject."""
     is_admin: bool
-    good_until: float
-    """Unix time after which it is not believed any more."""
+    valid_until: float
+    """Unix time after which it is refused."""
 
 
 def verify_token(token: str, keys: KeySet, settings: OidcSettings) -> Bearer:
     """
-    Check a token and read what it says; the wall clock is PyJWT's own.
+    Verify a token and read its content; PyJWT reads the wall clock.
 
     Raises:
         RefusedCallerError: with the reason.
     """
     if len(token) > MAX_TOKEN_CHARACTERS:
-        raise RefusedCallerError(Reason.TOKEN_MALFORMED)
+        raise RefusedCallerError(RefusalReason.TOKEN_MALFORMED)
     try:
         header = jwt.get_unverified_header(token)
         algorithm = header.get("alg")
         if algorithm not in settings.algorithms:
-            raise RefusedCallerError(Reason.TOKEN_ALGORITHM)
+            raise RefusedCallerError(RefusalReason.TOKEN_ALGORITHM)
         claims = jwt.decode(
             token,
             keys.find(header.get("kid"), algorithm),
@@ -73,19 +72,19 @@ def verify_token(token: str, keys: KeySet, settings: OidcSettings) -> Bearer:
             options={"require": REQUIRED},
         )
     except jwt.PyJWTError as error:
-        raise RefusedCallerError(REASONS.get(type(error), Reason.TOKEN_MALFORMED)) from error
+        raise RefusedCallerError(REASONS.get(type(error), RefusalReason.TOKEN_MALFORMED)) from error
     except (ValueError, TypeError, RecursionError) as error:
-        # What a library lets through of a hostile token must not become a crash, and is no caller.
-        raise RefusedCallerError(Reason.TOKEN_MALFORMED) from error
+        # A hostile token must not crash the library's caller.
+        raise RefusedCallerError(RefusalReason.TOKEN_MALFORMED) from error
     return read_claims(claims, settings)
 
 
 def read_claims(claims: Mapping[str, Any], settings: OidcSettings) -> Bearer:
     """
-    Whose a token with these verified claims is.
+    The tenant and subject of verified claims.
 
     Raises:
-        RefusedCallerError: its claim names no tenant, or several.
+        RefusedCallerError: the claim names no tenant, or several.
     """
     admin = _words(claims.get(settings.admin_claim)) if settings.admin_claim is not None else set()
     is_admin = not admin.isdisjoint(settings.admin_values)
@@ -93,12 +92,12 @@ def read_claims(claims: Mapping[str, Any], settings: OidcSettings) -> Bearer:
         tenant=settings.admin_tenant if is_admin else _tenant_of(claims, settings),
         key_id=subject_id("jwt", claims["iss"], claims["sub"]),
         is_admin=is_admin,
-        good_until=int(claims["exp"]) + settings.leeway_seconds,
+        valid_until=int(claims["exp"]) + settings.leeway_seconds,
     )
 
 
 def subject_id(kind: str, *names: str) -> str:
-    """What the audit log calls a caller without an API key: a digest anyone who knows the names can make."""
+    """Id of a caller without an API key in the audit log: a digest that holders of the names can compute."""
     digest = hashlib.sha256(json.dumps(names, ensure_ascii=True).encode()).hexdigest()
     return f"{kind}:{digest[:DIGEST_CHARACTERS]}"
 
@@ -108,19 +107,19 @@ def _tenant_of(claims: Mapping[str, Any], settings: OidcSettings) -> str:
     if settings.tenants:
         named = {settings.tenants[word] for word in named if word in settings.tenants}
     if len(named) != 1:
-        raise RefusedCallerError(Reason.TOKEN_TENANT)
+        raise RefusedCallerError(RefusalReason.TOKEN_TENANT)
     return named.pop()
 
 
 def _words(claim: object) -> set[str]:
-    """The words in a claim; anything else in it says nothing."""
+    """The strings in a claim; other values are ignored."""
     if isinstance(claim, str):
         return {claim}
     return {word for word in claim if isinstance(word, str)} if isinstance(claim, list) else set()
 
 
 class TokenCache:
-    """Remembers verified tokens by digest, so that a signature is checked once and not for each request."""
+    """Caches verified tokens by digest, so that a signature is verified once, not for each request."""
 
     def __init__(self, verify: Callable[[str], Bearer], clock: Callable[[], float]) -> None:
         self._verify = verify
@@ -129,15 +128,15 @@ class TokenCache:
 
     def read(self, token: str) -> Bearer:
         """
-        What the token says, if it is good now.
+        The content of a token, if it is valid now.
 
         Raises:
-            RefusedCallerError: with the reason; refusals are not remembered.
+            RefusedCallerError: with the reason; refusals are not cached.
         """
         digest = hashlib.sha256(token.encode()).digest()
         known = self._known.get(digest)
         if known is not None:
-            if self._clock() < known.good_until:
+            if self._clock() < known.valid_until:
                 self._known.move_to_end(digest)
                 return known
             del self._known[digest]
@@ -148,5 +147,5 @@ class TokenCache:
         return bearer
 
     def forget(self) -> None:
-        """Check every token anew: the keys have changed."""
+        """Drop all tokens: the keys have changed."""
         self._known.clear()

@@ -231,11 +231,11 @@ SLIPS = [
     (("tenant", "create", "x", "--limit", "60"), "write requests_per_minute=60"),
     (("tenant", "create", "x", "--limit", "requests_per_minute=many"), "write requests_per_minute=60"),
     (("tenant", "create", "x", "--limit", "=5"), "write requests_per_minute=60"),
-    (("tenant", "set", "acme", "--limit", "requests_per_second=5"), "requests_per_second is no limit"),
+    (("tenant", "set", "acme", "--limit", "requests_per_second=5"), "requests_per_second is not a limit"),
     (("tenant", "import", "missing.yaml"), "cannot read the tenants file missing.yaml"),
     (("tenant", "export", "/missing/tenants.yaml"), "cannot write /missing/tenants.yaml"),
     (("key", "create", "acme", "--expires", "soon"), "--expires must be a time"),
-    (("key", "rotate", STORED.key_id, "--overlap", "long"), "no length of time"),
+    (("key", "rotate", STORED.key_id, "--overlap", "long"), "is not a duration"),
     (("key", "revoke", STORED.key_id, "--reason", "x" * 201), "--reason takes one line"),
 ]
 

@@ -19,7 +19,7 @@ from appliance.tenancy import (
 )
 from appliance.tenancy.allowances import BOUNDS, LARGEST
 from appliance.tenancy.moments import LATEST
-from appliance.tenancy.roster import in_order
+from appliance.tenancy.roster import sorted_tenants
 
 KEY, STORED = make_key(b"a" * 37)
 OTHER_KEY, OTHER = make_key(b"b" * 37)
@@ -84,7 +84,7 @@ def _with_keys_of_their_own(tenants):
         keys = {key.key_id: key for key in tenant.keys if key.key_id not in seen}
         seen |= set(keys)
         kept.append(replace(tenant, keys=tuple(keys.values())))
-    return in_order(kept)
+    return sorted_tenants(kept)
 
 
 TENANTS = st.lists(TENANT, unique_by=lambda tenant: tenant.name, max_size=3).map(_with_keys_of_their_own)

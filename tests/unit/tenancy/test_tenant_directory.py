@@ -164,6 +164,6 @@ def test_the_next_end_of_a_key_is_told_unless_somebody_has_seen_to_it():
         replace(STORED, key_id="ending11", expires_at=NOW + 3),
         replace(STORED, key_id="later111", expires_at=NOW + 4),
     )
-    assert directory(Tenant(name="demo", keys=keys)).next_key_end == NOW + 3
-    assert directory(Tenant(name="demo", keys=keys[:4])).next_key_end == 0
-    assert directory(Tenant(name="demo", keys=keys, disabled=True)).next_key_end == 0
+    assert directory(Tenant(name="demo", keys=keys)).next_key_expiry == NOW + 3
+    assert directory(Tenant(name="demo", keys=keys[:4])).next_key_expiry == 0
+    assert directory(Tenant(name="demo", keys=keys, disabled=True)).next_key_expiry == 0

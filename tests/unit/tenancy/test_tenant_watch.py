@@ -68,10 +68,10 @@ def watch(store, directory, now, logged):
 
 async def test_a_change_made_elsewhere_is_in_force_after_the_next_look(watch, store, directory):
     """New keys open, keys that are gone do not."""
-    await watch.look()
+    await watch.poll()
     assert directory.authenticate(KEY).tenant.name == "acme"
     store.roster = Roster(generation=2)
-    await watch.look()
+    await watch.poll()
     with pytest.raises(InvalidApiKeyError):
         directory.authenticate(KEY)
     assert watch.generation == 2
@@ -80,46 +80,46 @@ async def test_a_change_made_elsewhere_is_in_force_after_the_next_look(watch, st
 async def test_while_nothing_changes_nothing_but_a_number_is_read(watch, store):
     """A look costs one row, however many keys there are."""
     for _ in range(5):
-        await watch.look()
+        await watch.poll()
     assert store.reads == 1
 
 
 async def test_a_database_that_was_put_back_is_followed(watch, store, directory):
     """Its generation is a smaller one; what it has is what counts."""
-    await watch.look()
+    await watch.poll()
     store.roster = Roster(generation=0)
-    await watch.look()
+    await watch.poll()
     assert (directory.tenants, watch.generation) == ((), 0)
 
 
 async def test_a_lost_database_changes_nothing_and_is_told(watch, store, directory, now, logged):
     """What was read last stays in force; operators see since when, and that it is over."""
-    await watch.look()
+    await watch.poll()
     store.failure = "disk I/O error"
     for _ in range(3):
-        await watch.look()
+        await watch.poll()
     assert directory.authenticate(KEY).tenant.name == "acme"
     assert watch.warning is None
     now[0] += LATE_SECONDS + 2
-    assert watch.warning == "tenants and keys are as they were 7 s ago: disk I/O error"
+    assert watch.warning == "tenants and keys were last read 7 s ago: disk I/O error"
     assert watch.age_seconds == 7
     store.failure = None
-    await watch.look()
+    await watch.poll()
     assert (watch.warning, watch.age_seconds) == (None, 0)
     assert logged == ["tenants_not_read", "tenants_read_again"]
 
 
 async def test_a_database_that_does_not_answer_at_all_is_told(watch, now):
     """A look that hangs is noticed by the clock alone."""
-    await watch.look()
+    await watch.poll()
     now[0] += 60
-    assert watch.warning == "tenants and keys are as they were 60 s ago: the database does not answer"
+    assert watch.warning == "tenants and keys were last read 60 s ago: the database does not answer"
 
 
 async def test_a_look_never_undoes_a_change_made_here_meanwhile(watch, store, directory):
     """What was read while this gateway wrote is older than what it wrote."""
-    store.during_read = lambda: watch.adopt(Roster(generation=2))
-    await watch.look()
+    store.during_read = lambda: watch.apply(Roster(generation=2))
+    await watch.poll()
     assert (watch.generation, directory.tenants) == (2, ())
 
 

@@ -12,7 +12,7 @@ from appliance.tenancy.directory import REFUSAL
 from appliance.tenancy.identity.authenticator import Authenticator
 from appliance.tenancy.identity.certificates import ClientCertificate
 from appliance.tenancy.identity.provider import IdentityProvider, open_provider
-from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
 from appliance.tenancy.identity.tokens import subject_id
 from tests.clock import Clock
 from tests.identity_provider import AUDIENCE, ISSUER, Provider, publish
@@ -58,7 +58,7 @@ def bearer(credential: str) -> list[tuple[bytes, bytes]]:
     return [(b"authorization", f"Bearer {credential}".encode())]
 
 
-def refused(authenticator: Authenticator, *given) -> Reason:
+def refused(authenticator: Authenticator, *given) -> RefusalReason:
     with pytest.raises(RefusedCallerError) as refusal:
         authenticator.identify(*given)
     assert str(refusal.value) == REFUSAL
@@ -88,15 +88,15 @@ def test_a_token_with_the_admins_claim_is_an_admin(provider):
 def test_every_refusal_reads_alike_and_has_its_reason(provider):
     """Clients learn nothing; operators learn which."""
     who = Authenticator(DIRECTORY, provider=provider, tls=TLS)
-    assert refused(who, []) is Reason.NO_CREDENTIAL
-    assert refused(who, bearer("sk-no")) is Reason.API_KEY
-    assert refused(who, bearer(KEY[:-1] + "!")) is Reason.API_KEY
-    assert refused(who, bearer(PROVIDER.token(tenant="nobody"))) is Reason.TOKEN_TENANT
-    assert refused(who, bearer(PROVIDER.token(tenant="gone"))) is Reason.TOKEN_TENANT
-    assert refused(who, bearer(Provider().token())) is Reason.TOKEN_SIGNATURE
-    assert refused(who, [], ClientCertificate(("cn:other",))) is Reason.CERTIFICATE_TENANT
-    assert refused(who, [], ClientCertificate(("cn:gone",))) is Reason.CERTIFICATE_TENANT
-    assert refused(Authenticator(DIRECTORY), bearer(PROVIDER.token())) is Reason.TOKENS_NOT_ACCEPTED
+    assert refused(who, []) is RefusalReason.NO_CREDENTIAL
+    assert refused(who, bearer("sk-no")) is RefusalReason.API_KEY
+    assert refused(who, bearer(KEY[:-1] + "!")) is RefusalReason.API_KEY
+    assert refused(who, bearer(PROVIDER.token(tenant="nobody"))) is RefusalReason.TOKEN_TENANT
+    assert refused(who, bearer(PROVIDER.token(tenant="gone"))) is RefusalReason.TOKEN_TENANT
+    assert refused(who, bearer(Provider().token())) is RefusalReason.TOKEN_SIGNATURE
+    assert refused(who, [], ClientCertificate(("cn:other",))) is RefusalReason.CERTIFICATE_TENANT
+    assert refused(who, [], ClientCertificate(("cn:gone",))) is RefusalReason.CERTIFICATE_TENANT
+    assert refused(Authenticator(DIRECTORY), bearer(PROVIDER.token())) is RefusalReason.TOKENS_NOT_ACCEPTED
 
 
 def test_the_key_decides_where_a_certificate_came_as_well():
@@ -106,7 +106,7 @@ def test_the_key_decides_where_a_certificate_came_as_well():
 
 def test_a_certificate_does_not_rescue_a_wrong_key():
     """A revoked key stays revoked on a connection with a certificate."""
-    assert refused(Authenticator(DIRECTORY, tls=TLS), bearer("sk-no"), ACME) is Reason.API_KEY
+    assert refused(Authenticator(DIRECTORY, tls=TLS), bearer("sk-no"), ACME) is RefusalReason.API_KEY
 
 
 def test_where_certificates_are_required_key_and_certificate_are_of_one_tenant(provider):
@@ -115,12 +115,12 @@ def test_where_certificates_are_required_key_and_certificate_are_of_one_tenant(p
     assert who.identify(bearer(KEY), ACME).key == STORED
     assert who.identify([], ACME).tenant.name == "acme"
     assert who.identify(bearer(PROVIDER.token()), ACME).tenant.name == "acme"
-    assert refused(who, bearer(KEY)) is Reason.CERTIFICATE_MISSING
-    assert refused(who, bearer(KEY), BILLING) is Reason.CERTIFICATE_OF_ANOTHER
-    assert refused(who, bearer(PROVIDER.token()), BILLING) is Reason.CERTIFICATE_OF_ANOTHER
-    assert refused(who, bearer(ADMIN_KEY), ACME) is Reason.CERTIFICATE_OF_ANOTHER
-    assert refused(who, bearer(KEY), ClientCertificate(())) is Reason.CERTIFICATE_TENANT
-    assert refused(who, []) is Reason.NO_CREDENTIAL
+    assert refused(who, bearer(KEY)) is RefusalReason.CERTIFICATE_MISSING
+    assert refused(who, bearer(KEY), BILLING) is RefusalReason.CERTIFICATE_OF_ANOTHER
+    assert refused(who, bearer(PROVIDER.token()), BILLING) is RefusalReason.CERTIFICATE_OF_ANOTHER
+    assert refused(who, bearer(ADMIN_KEY), ACME) is RefusalReason.CERTIFICATE_OF_ANOTHER
+    assert refused(who, bearer(KEY), ClientCertificate(())) is RefusalReason.CERTIFICATE_TENANT
+    assert refused(who, []) is RefusalReason.NO_CREDENTIAL
 
 
 def test_a_changed_key_file_is_taken_over_and_old_tokens_end(provider, settings):
@@ -131,7 +131,7 @@ def test_a_changed_key_file_is_taken_over_and_old_tokens_end(provider, settings)
     publish(settings.jwks_file, successor)
     assert who.identify(bearer(old))
     provider.renew()
-    assert refused(who, bearer(old)) is Reason.TOKEN_KEY_UNKNOWN
+    assert refused(who, bearer(old)) is RefusalReason.TOKEN_KEY_UNKNOWN
     assert who.identify(bearer(successor.token()))
 
 
@@ -153,7 +153,7 @@ def test_a_broken_key_file_changes_nothing_and_says_so(settings, broken, capsys)
         provider.read(PROVIDER.token())
 
 
-@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("x", "no JSON Web Key Set")])
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("x", "not a JSON Web Key Set")])
 def test_a_start_without_keys_is_refused_in_one_line(settings, content, words):
     """Rather no gateway than one that turns all its users away."""
     settings.jwks_file.unlink()

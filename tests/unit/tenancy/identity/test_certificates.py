@@ -3,7 +3,7 @@
 import pytest
 
 from appliance.tenancy.identity.certificates import ClientCertificate, find_tenant, read_certificate
-from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
 
 PEER = {
     "subject": ((("countryName", "DE"),), (("commonName", "billing"),)),
@@ -31,4 +31,4 @@ def test_a_certificate_of_nobody_or_of_two_is_refused(names):
     """Nothing is guessed."""
     with pytest.raises(RefusedCallerError) as refusal:
         find_tenant(ClientCertificate(names), TENANTS)
-    assert refusal.value.reason is Reason.CERTIFICATE_TENANT
+    assert refusal.value.reason is RefusalReason.CERTIFICATE_TENANT

@@ -3,7 +3,7 @@
 import pytest
 
 from appliance.tenancy.identity.credentials import is_token, presented
-from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
 
 KEY = "sk-aaaaaaaa-" + "x" * 43
 
@@ -44,7 +44,7 @@ def test_headers_that_disagree_are_refused(headers):
     """Neither is chosen: a proxy and the gateway might choose differently."""
     with pytest.raises(RefusedCallerError) as refusal:
         presented([(name.encode(), value.encode()) for name, value in headers])
-    assert refusal.value.reason is Reason.CREDENTIALS_DISAGREE
+    assert refusal.value.reason is RefusalReason.CREDENTIALS_DISAGREE
 
 
 @pytest.mark.parametrize("value", [f"Basic {KEY}", KEY, "Digest x", "", "Bearer\xa0x"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import OidcSettings
 from appliance.tenancy.identity.jwks import parse_key_set
-from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
 from tests.identity_provider import Provider, key_set
 
 ALLOWED = OidcSettings().algorithms
@@ -38,7 +38,7 @@ def test_a_curve_serves_its_own_algorithm_only():
     """A P-256 key checks no ES384 signature."""
     with pytest.raises(RefusedCallerError) as refusal:
         parse_key_set(key_set(ES.jwk()), ALLOWED).find("e1", "ES384")
-    assert refusal.value.reason is Reason.TOKEN_KEY_UNKNOWN
+    assert refusal.value.reason is RefusalReason.TOKEN_KEY_UNKNOWN
 
 
 def test_what_is_not_for_us_is_left_out_and_counted():
@@ -85,10 +85,10 @@ def test_an_entry_of_any_shape_is_used_or_left_out(junk, provider):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no JSON Web Key Set"),
-        ("[]", "no JSON Web Key Set"),
-        ("{}", "no JSON Web Key Set"),
-        ("[" * 5000, "no JSON Web Key Set"),
+        ("", "not a JSON Web Key Set"),
+        ("[]", "not a JSON Web Key Set"),
+        ("{}", "not a JSON Web Key Set"),
+        ("[" * 5000, "not a JSON Web Key Set"),
         ('{"keys": "k"}', "list of objects"),
         ('{"keys": [1]}', "list of objects"),
         ('{"keys": []}', "none of its 0 keys"),

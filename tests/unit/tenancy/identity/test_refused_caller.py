@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from appliance.api.errors import render
-from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
 
 PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "single-sign-on.md"
 
@@ -16,13 +16,13 @@ def test_the_page_for_operators_tells_what_to_do_about_each_reason():
     table = PAGE.read_text(encoding="utf-8").partition("| Reason |")[2]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     told = {word for row in rows for word in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
-    assert told == set(Reason)
+    assert told == set(RefusalReason)
 
 
-@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("reason", RefusalReason)
 def test_no_client_can_tell_one_refusal_from_another(reason):
     """Status, headers and body are the same, byte for byte."""
-    answer, other = (render(RefusedCallerError(given)) for given in (reason, Reason.API_KEY))
+    answer, other = (render(RefusedCallerError(given)) for given in (reason, RefusalReason.API_KEY))
     assert answer.status_code == 401
     assert answer.body == other.body
     assert answer.raw_headers == other.raw_headers

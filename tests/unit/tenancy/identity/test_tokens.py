@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from appliance.infra.settings import OidcSettings
 from appliance.tenancy.directory import REFUSAL
 from appliance.tenancy.identity.jwks import parse_key_set
-from appliance.tenancy.identity.refusal import Reason, RefusedCallerError
+from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
 from appliance.tenancy.identity.tokens import (
     REMEMBERED,
     REQUIRED,
@@ -53,7 +53,7 @@ def settings(**fields) -> OidcSettings:
     return OidcSettings(jwks_file="keys.json", issuer=ISSUER, audience=AUDIENCE, **fields)
 
 
-def refusal(token: str, given: OidcSettings = SETTINGS) -> Reason:
+def refusal(token: str, given: OidcSettings = SETTINGS) -> RefusalReason:
     with pytest.raises(RefusedCallerError) as error:
         verify_token(token, KEYS, given)
     assert str(error.value) == REFUSAL
@@ -67,7 +67,7 @@ def b64(content: object) -> str:
 def test_a_token_says_whose_it_is():
     """Tenant, a stable id, no admin, and until when."""
     bearer = verify_token(PROVIDER.token(exp=NOW + 100), KEYS, SETTINGS)
-    assert (bearer.tenant, bearer.is_admin, bearer.good_until) == ("acme", False, NOW + 130)
+    assert (bearer.tenant, bearer.is_admin, bearer.valid_until) == ("acme", False, NOW + 130)
     assert bearer.key_id == subject_id("jwt", ISSUER, "ada")
 
 
@@ -79,25 +79,25 @@ def test_an_audience_may_be_one_of_several():
 @pytest.mark.parametrize(
     ("token", "reason"),
     [
-        (STRANGER.token(), Reason.TOKEN_SIGNATURE),
-        (PROVIDER.token(header={"kid": "k9"}), Reason.TOKEN_KEY_UNKNOWN),
-        (PROVIDER.token(exp=NOW - 31), Reason.TOKEN_EXPIRED),
-        (PROVIDER.token(nbf=NOW + 90), Reason.TOKEN_NOT_YET_VALID),
-        (PROVIDER.token(iat=NOW + 90), Reason.TOKEN_NOT_YET_VALID),
-        (PROVIDER.token(iss=ISSUER + "/"), Reason.TOKEN_ISSUER),
-        (PROVIDER.token(aud="another"), Reason.TOKEN_AUDIENCE),
-        (PROVIDER.token(aud=[]), Reason.TOKEN_CLAIM_MISSING),
-        *((PROVIDER.token(without=(name,)), Reason.TOKEN_CLAIM_MISSING) for name in REQUIRED),
-        (PROVIDER.token(exp="soon"), Reason.TOKEN_MALFORMED),
-        (PROVIDER.token(sub=7), Reason.TOKEN_MALFORMED),
-        (PROVIDER.token(header={"crit": ["x"], "x": 1}), Reason.TOKEN_MALFORMED),
-        (PROVIDER.token(without=("tenant",)), Reason.TOKEN_TENANT),
-        (PROVIDER.token(tenant=["acme", "other"]), Reason.TOKEN_TENANT),
-        (PROVIDER.token(tenant={"acme": 1}), Reason.TOKEN_TENANT),
-        ("eyJ.e30.c2ln", Reason.TOKEN_MALFORMED),
-        (f"{b64({'alg': 'ES256', 'kid': ['k1']})}.{b64({})}.c2ln", Reason.TOKEN_MALFORMED),
-        (f"{b64({'alg': ['ES256']})}.{b64({})}.c2ln", Reason.TOKEN_ALGORITHM),
-        (f"{b64({'alg': 'ES256', 'kid': 'k1'})}.{'A' * 20_000}.c2ln", Reason.TOKEN_MALFORMED),
+        (STRANGER.token(), RefusalReason.TOKEN_SIGNATURE),
+        (PROVIDER.token(header={"kid": "k9"}), RefusalReason.TOKEN_KEY_UNKNOWN),
+        (PROVIDER.token(exp=NOW - 31), RefusalReason.TOKEN_EXPIRED),
+        (PROVIDER.token(nbf=NOW + 90), RefusalReason.TOKEN_NOT_YET_VALID),
+        (PROVIDER.token(iat=NOW + 90), RefusalReason.TOKEN_NOT_YET_VALID),
+        (PROVIDER.token(iss=ISSUER + "/"), RefusalReason.TOKEN_ISSUER),
+        (PROVIDER.token(aud="another"), RefusalReason.TOKEN_AUDIENCE),
+        (PROVIDER.token(aud=[]), RefusalReason.TOKEN_CLAIM_MISSING),
+        *((PROVIDER.token(without=(name,)), RefusalReason.TOKEN_CLAIM_MISSING) for name in REQUIRED),
+        (PROVIDER.token(exp="soon"), RefusalReason.TOKEN_MALFORMED),
+        (PROVIDER.token(sub=7), RefusalReason.TOKEN_MALFORMED),
+        (PROVIDER.token(header={"crit": ["x"], "x": 1}), RefusalReason.TOKEN_MALFORMED),
+        (PROVIDER.token(without=("tenant",)), RefusalReason.TOKEN_TENANT),
+        (PROVIDER.token(tenant=["acme", "other"]), RefusalReason.TOKEN_TENANT),
+        (PROVIDER.token(tenant={"acme": 1}), RefusalReason.TOKEN_TENANT),
+        ("eyJ.e30.c2ln", RefusalReason.TOKEN_MALFORMED),
+        (f"{b64({'alg': 'ES256', 'kid': ['k1']})}.{b64({})}.c2ln", RefusalReason.TOKEN_MALFORMED),
+        (f"{b64({'alg': ['ES256']})}.{b64({})}.c2ln", RefusalReason.TOKEN_ALGORITHM),
+        (f"{b64({'alg': 'ES256', 'kid': 'k1'})}.{'A' * 20_000}.c2ln", RefusalReason.TOKEN_MALFORMED),
     ],
     ids=count(),  # each test process has other tokens, and all must agree on the names
 )  # fmt: skip
@@ -110,7 +110,7 @@ def test_an_unsigned_token_is_refused():
     """`none` is no algorithm (RFC 8725, 2.1)."""
     claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ada", "exp": NOW + 100, "tenant": "acme"}
     for name in ("none", "None", "nOnE"):
-        assert refusal(f"{b64({'alg': name, 'typ': 'JWT'})}.{b64(claims)}.") is Reason.TOKEN_ALGORITHM
+        assert refusal(f"{b64({'alg': name, 'typ': 'JWT'})}.{b64(claims)}.") is RefusalReason.TOKEN_ALGORITHM
 
 
 def test_a_public_key_is_no_shared_secret():
@@ -119,24 +119,24 @@ def test_a_public_key_is_no_shared_secret():
     signed = f"{b64({'alg': 'HS256', 'kid': 'r1'})}.{b64(claims)}"
     made = hmac.digest(json.dumps(RSA.jwk()).encode(), signed.encode(), "sha256")
     signature = base64.urlsafe_b64encode(made).rstrip(b"=").decode()
-    assert refusal(f"{signed}.{signature}") is Reason.TOKEN_ALGORITHM
+    assert refusal(f"{signed}.{signature}") is RefusalReason.TOKEN_ALGORITHM
 
 
 def test_a_key_in_the_token_itself_is_not_believed():
     """Neither `jwk` nor `jku` nor `x5c` of a header chooses the key."""
     header = {"jwk": STRANGER.jwk(), "jku": "http://127.0.0.1/keys", "x5u": "http://127.0.0.1/keys"}
-    assert refusal(STRANGER.token(header=header)) is Reason.TOKEN_SIGNATURE
+    assert refusal(STRANGER.token(header=header)) is RefusalReason.TOKEN_SIGNATURE
 
 
 def test_an_algorithm_the_operator_did_not_allow_is_refused():
     """However good the signature is."""
-    assert refusal(PROVIDER.token(), settings(algorithms=("RS256",))) is Reason.TOKEN_ALGORITHM
+    assert refusal(PROVIDER.token(), settings(algorithms=("RS256",))) is RefusalReason.TOKEN_ALGORITHM
 
 
 def test_clocks_may_be_a_little_apart():
     """Expired within the leeway still counts, and not a second longer."""
     assert verify_token(PROVIDER.token(exp=NOW - 5), KEYS, settings(leeway_seconds=60))
-    assert refusal(PROVIDER.token(exp=NOW - 61), settings(leeway_seconds=60)) is Reason.TOKEN_EXPIRED
+    assert refusal(PROVIDER.token(exp=NOW - 61), settings(leeway_seconds=60)) is RefusalReason.TOKEN_EXPIRED
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_groups_lead_to_tenants_where_the_operator_says_so(groups, tenant):
 def test_groups_that_lead_nowhere_or_to_two_tenants_are_refused(groups):
     """With a list of values, a value that happens to be a tenant's name is none of them."""
     given = settings(tenant_claim="groups", tenants={"ward-7": "hospital", "lab": "research"})
-    assert refusal(PROVIDER.token(groups=groups), given) is Reason.TOKEN_TENANT
+    assert refusal(PROVIDER.token(groups=groups), given) is RefusalReason.TOKEN_TENANT
 
 
 def test_a_claim_can_open_the_admin_api():
@@ -203,8 +203,8 @@ def cache(clock, asked) -> TokenCache:
     def verify(token: str) -> Bearer:
         asked.append(token)
         if token.startswith("bad"):
-            raise RefusedCallerError(Reason.TOKEN_SIGNATURE)
-        return Bearer(tenant=token, key_id="jwt:x", is_admin=False, good_until=clock.now + 60)
+            raise RefusedCallerError(RefusalReason.TOKEN_SIGNATURE)
+        return Bearer(tenant=token, key_id="jwt:x", is_admin=False, valid_until=clock.now + 60)
 
     return TokenCache(verify, clock)
 
