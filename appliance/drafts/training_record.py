@@ -71,7 +71,7 @@ def encode_record(record: TrainingRecord) -> dict[str, Any]:
     }
     content["aux_layers"] = None if record.aux_layers is None else list(record.aux_layers)
     content["recipe"] = dict(record.recipe) or None
-    content["expected"] = {kind: asdict(said) for kind, said in record.expected.items()} or None
+    content["expected"] = {kind: asdict(expectation) for kind, expectation in record.expected.items()} or None
     return {name: value for name, value in content.items() if value is not None}
 
 
@@ -80,8 +80,8 @@ def _expectations(content: object) -> Mapping[str, Expectation] | None:
     if not isinstance(content, dict):
         return None
     found: dict[str, Expectation] = {}
-    for kind, said in content.items():
-        expectation = parse_expectation(said)
+    for kind, value in content.items():
+        expectation = parse_expectation(value)
         if expectation is None:
             return None
         found[kind] = expectation

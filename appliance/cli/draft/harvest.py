@@ -155,12 +155,12 @@ def _tenants(settings: Settings) -> tuple[Tenant, ...]:
         return store.read().tenants
 
 
-def _longest(asked: int | None, served: int | None, config: Mapping[str, Any]) -> int:
+def _longest(requested: int | None, served: int | None, config: Mapping[str, Any]) -> int:
     """Maximum tokens of one sample: the requested value, limited by the target's context."""
     inner = config.get("text_config")
     known = (config, inner if isinstance(inner, dict) else {})
-    says = [each["max_position_embeddings"] for each in known if each.get("max_position_embeddings")]
-    bounds = [bound for bound in (asked, served, *says[:1]) if isinstance(bound, int)]
+    stated = [each["max_position_embeddings"] for each in known if each.get("max_position_embeddings")]
+    bounds = [bound for bound in (requested, served, *stated[:1]) if isinstance(bound, int)]
     return min(bounds, default=ANY_LENGTH)
 
 

@@ -238,7 +238,7 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _target(settings: Settings, named: str | None) -> Weights:
-    """The target's weights, with their digest: without them nobody could tell whether a draft fits."""
+    """The target's weights with their digest, which lint needs."""
     typer.echo("reading the target's weights", err=True)
     if named is None or not is_digest(named):
         return load_weights(settings.worker.model if named is None else Path(named))
@@ -252,7 +252,7 @@ def _target(settings: Settings, named: str | None) -> Weights:
 
 
 def _linted(settings: Settings, revision: Revision, weights: Path) -> dict[str, Any] | None:
-    """What lint says of a draft; None where its target is not the one of the settings."""
+    """The lint findings of a draft; None if the settings name another target."""
     try:
         target = load_weights(settings.worker.model)
     except ConfigurationError:
@@ -264,7 +264,7 @@ def _linted(settings: Settings, revision: Revision, weights: Path) -> dict[str, 
 
 
 def _evaluated(registry: DraftRegistry, revision: Revision) -> dict[str, Any] | None:
-    """The verdict of its evaluation; None where it has none."""
+    """The verdict of its evaluation; None without one."""
     try:
         evaluation = load_evaluation(registry.directory, revision.digest)
     except DraftError as error:

@@ -85,7 +85,7 @@ PythonOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _TrainingRequest:
     """The checked arguments of the command."""
 
     settings: Settings
@@ -164,7 +164,7 @@ def train_draft(
         corpus_digest=None if corpus is None else _digest(corpus),
     )
     where = run_directory(registry.directory, job.identity, run)
-    asked = _Asked(
+    request = _TrainingRequest(
         settings=settings,
         registry=registry,
         dataset=opened,
@@ -175,15 +175,15 @@ def train_draft(
     sweep_scratch(registry.directory)
     chosen = choose_backend(backend, device, weights, detect_hardware())
     with where.locked():
-        _train_and_publish(asked, chosen, python or Path(sys.executable))
+        _train_and_publish(request, chosen, python or Path(sys.executable))
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"train": train_draft}
 
 
-def _train_and_publish(asked: _Asked, backend: Backend, python: Path) -> None:
-    run = asked.run
-    run.refuse_changed(asked.job.identity)
+def _train_and_publish(request: _TrainingRequest, backend: Backend, python: Path) -> None:
+    run = request.run
+    run.refuse_changed(request.job.identity)
     if run.published is not None:
         typer.echo(f"{run.published} is already trained by this run; nothing changed")
         return
@@ -191,22 +191,22 @@ def _train_and_publish(asked: _Asked, backend: Backend, python: Path) -> None:
         _say(f"training with the backend {backend} in {run.path}")
         line = ProgressLine(sys.stderr)
         try:
-            finished = _train(asked, backend, python, line)
+            finished = _train(request, backend, python, line)
         finally:
             line.close()
-        if asked.dataset.withheld:
-            _say(f"{asked.dataset.withheld} samples were excluded: their tenants no longer allow training")
+        if request.dataset.withheld:
+            _say(f"{request.dataset.withheld} samples were excluded: their tenants no longer allow training")
         if not finished:
             _say("stopped with a checkpoint: run the same command to resume")
             sys.exit(STOPPED)
-    refuse_erased(run.draft, asked.dataset)
+    refuse_erased(run.draft, request.dataset)
     digest = publish(
         run.draft,
-        asked.target,
-        registry=asked.registry,
-        signer=lambda: site_signer(asked.settings),
-        journal=open_journal(asked.settings),
-        context=asked.settings.worker.max_model_len,
+        request.target,
+        registry=request.registry,
+        signer=lambda: site_signer(request.settings),
+        journal=open_journal(request.settings),
+        context=request.settings.worker.max_model_len,
     )
     run.publish(digest)
     _summarise(run)
@@ -214,19 +214,19 @@ def _train_and_publish(asked: _Asked, backend: Backend, python: Path) -> None:
     typer.echo(f"{digest} is registered; measure it with `appliance draft evaluate`")
 
 
-def _train(asked: _Asked, backend: Backend, python: Path, line: ProgressLine) -> bool:
+def _train(request: _TrainingRequest, backend: Backend, python: Path, line: ProgressLine) -> bool:
     def observe(point: Point) -> None:
-        line.show(point, steps=asked.job.recipe.steps)
+        line.show(point, steps=request.job.recipe.steps)
 
     if backend is Backend.SPECULATORS:
         return train_with_speculators(
-            asked.job, asked.run, sample_lines(asked.dataset), python=python,
+            request.job, request.run, sample_lines(request.dataset), python=python,
             environment=process_environment(), say=_say,
         )  # fmt: skip
     return train(
-        asked.job,
-        lambda: sample_lines(asked.dataset),
-        log=asked.run.log,
+        request.job,
+        lambda: sample_lines(request.dataset),
+        log=request.run.log,
         environment=process_environment(),
         observe=observe,
     )

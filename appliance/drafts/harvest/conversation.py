@@ -84,7 +84,7 @@ class SampledAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    asked: PromptSource
+    prompt: PromptSource
     answer: SampledAnswer
 
 

@@ -192,7 +192,7 @@ def _sample(
     kind = ROUTES[candidate.route]
     try:
         conversation = Conversation(
-            asked=read_body(kind, content.body), answer=read_answer(kind, content.answer)
+            prompt=read_body(kind, content.body), answer=read_answer(kind, content.answer)
         )
     except UnusableError as error:
         return error.reason

@@ -50,7 +50,7 @@ class TargetTokenizer:
         """
         answer = conversation.answer
         job = {
-            **asdict(conversation.asked),
+            **asdict(conversation.prompt),
             "answer": answer.text,
             "end": answer.end,
             "stop": answer.stop,

@@ -23,7 +23,7 @@ def fusion_problems(pair: Pair) -> Iterator[Finding]:
         yield from _norm_problems(pair)
         yield from _layer_problems(pair)
     else:
-        message = "its eagle_config says use_aux_hidden_state: false, which one of vLLM's runners ignores"
+        message = "its eagle_config sets use_aux_hidden_state: false, which one of vLLM's runners ignores"
         yield Finding(Rule.AUX_HIDDEN_STATES_OFF, message)
     yield from _record_problems(pair)
 
@@ -48,11 +48,11 @@ def _fused_width(pair: Pair) -> Size:
 def _norm_problems(pair: Pair) -> Iterator[Finding]:
     shape, is_mla = pair.shape, pair.shape.family is Family.MLA
     if shape.flag("fc_norm") and shape.norm_before_fc and not is_mla:
-        yield Finding(Rule.NORMS_COMBINED, "its config says both fc_norm and norm_before_fc")
+        yield Finding(Rule.NORMS_COMBINED, "its config sets both fc_norm and norm_before_fc")
     yield from _fc_norm_problems(pair)
     yield from _mla_norm_problems(pair) if is_mla else _input_norm_problems(pair)
     if shape.flag("fc_norm") and not shape.flag("norm_output") and pair.record.norm_output is None:
-        message = "its config says fc_norm, but not norm_output; EAGLE 3.1 has both"
+        message = "its config sets fc_norm, but not norm_output; EAGLE 3.1 has both"
         yield Finding(Rule.NORM_OUTPUT_UNSET, message)
 
 
@@ -61,23 +61,23 @@ def _fc_norm_problems(pair: Pair) -> Iterator[Finding]:
     if pair.shape.flag("fc_norm"):
         names = [f"fc_norm.{index}.weight" for index in range(pair.shape.aux_count)]
         if problem := _absent_or_misshapen(pair, names, pair.shape.target_hidden_size):
-            yield Finding(Rule.FC_NORM_WEIGHTS, f"its config says fc_norm, but {problem}")
+            yield Finding(Rule.FC_NORM_WEIGHTS, f"its config sets fc_norm, but {problem}")
     elif found:
-        yield Finding(Rule.FC_NORM_FLAG, f"it has {found[0]}, but its config does not say fc_norm")
+        yield Finding(Rule.FC_NORM_FLAG, f"it has {found[0]}, but its config does not set fc_norm")
 
 
 def _input_norm_problems(pair: Pair) -> Iterator[Finding]:
     if pair.shape.norm_before_fc:
         if problem := _absent_or_misshapen(pair, [INPUT_NORM], _fused_width(pair)):
-            yield Finding(Rule.NORM_BEFORE_FC_WEIGHTS, f"its config says norm_before_fc, but {problem}")
+            yield Finding(Rule.NORM_BEFORE_FC_WEIGHTS, f"its config sets norm_before_fc, but {problem}")
     elif INPUT_NORM in pair.tensors:
-        message = f"it has {INPUT_NORM}, but its config does not say norm_before_fc"
+        message = f"it has {INPUT_NORM}, but its config does not set norm_before_fc"
         yield Finding(Rule.NORM_BEFORE_FC_FLAG, message)
 
 
 def _mla_norm_problems(pair: Pair) -> Iterator[Finding]:
     if pair.shape.norm_before_fc or INPUT_NORM in pair.tensors:
-        what = "its config says norm_before_fc" if pair.shape.norm_before_fc else f"it has {INPUT_NORM}"
+        what = "its config sets norm_before_fc" if pair.shape.norm_before_fc else f"it has {INPUT_NORM}"
         message = f"{what}, which vLLM 0.32 has no place for in an MLA draft"
         yield Finding(Rule.NORM_BEFORE_FC_IGNORED, message)
 
@@ -130,7 +130,7 @@ def _record_problems(pair: Pair) -> Iterator[Finding]:
     )
     for name, rule, flag, was in flags:
         if was is not None and was != flag:
-            message = f"its config says {name}: {json.dumps(flag)}, its training.json {json.dumps(was)}"
+            message = f"its config has {name}: {json.dumps(flag)}, its training.json {json.dumps(was)}"
             yield Finding(rule, message)
     captured = shape.captured_layers(pair.target_size("num_hidden_layers"))
     if record.aux_layers is not None and shape.fuses and record.aux_layers != captured:

@@ -24,7 +24,7 @@ SPECULATORS_FIELDS = ("rms_norm_eps", "hidden_act")
 """Fields without a default in the speculators format only."""
 USUAL_TRAINED_CONTEXT = 2048
 """Longest text in published EAGLE 3 recipes, in tokens; assumed if no record states it."""
-UNKNOWN_TRAINING = f"nothing says how long its training texts were (usual are {USUAL_TRAINED_CONTEXT})"
+UNKNOWN_TRAINING = f"the length of its training texts is unknown (usually {USUAL_TRAINED_CONTEXT})"
 
 
 def lint_pair(target: Weights, draft: Weights, *, context: int | None = None) -> tuple[Finding, ...]:
@@ -67,8 +67,8 @@ def _format_problems(pair: Pair) -> Iterator[Finding]:
     elif shape.model_type is None:
         yield Finding(Rule.MODEL_TYPE_MISSING, "its config.json has no model_type")
     if shape.family is None:
-        asked = ", ".join(shape.architectures) or shape.model_type or "none at all"
-        message = f"its architecture is {asked}, which vLLM 0.32 has no EAGLE 3 draft for"
+        wanted = ", ".join(shape.architectures) or shape.model_type or "none at all"
+        message = f"its architecture is {wanted}, which vLLM 0.32 has no EAGLE 3 draft for"
         yield Finding(Rule.ARCHITECTURE_UNKNOWN, message)
     missing = [name for name in SIZES if shape.size(name) is None]
     if shape.family is Family.MLA:
@@ -76,7 +76,7 @@ def _format_problems(pair: Pair) -> Iterator[Finding]:
     if shape.speculators:
         missing += [name for name in SPECULATORS_FIELDS if shape.fields.get(name) is None]
     if missing:
-        yield Finding(Rule.CONFIG_FIELD_MISSING, f"its config.json does not say {', '.join(missing)}")
+        yield Finding(Rule.CONFIG_FIELD_MISSING, f"its config.json lacks {', '.join(missing)}")
     named = pair.target.config.get("architectures")
     names = [str(name) for name in named] if isinstance(named, list) else []
     if not TARGETS.intersection(names):
@@ -86,7 +86,7 @@ def _format_problems(pair: Pair) -> Iterator[Finding]:
         name for name in ("hidden_size", "vocab_size", "num_hidden_layers") if pair.target_size(name) is None
     ]
     if unsaid:
-        yield Finding(Rule.TARGET_FIELD_MISSING, f"its target's config.json does not say {', '.join(unsaid)}")
+        yield Finding(Rule.TARGET_FIELD_MISSING, f"its target's config.json lacks {', '.join(unsaid)}")
 
 
 def _speculators_problems(pair: Pair) -> Iterator[Finding]:

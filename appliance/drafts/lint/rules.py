@@ -87,7 +87,7 @@ class Rule(StrEnum):
     NORMS_COMBINED = _error("norms-combined", "keep the one it was trained with")
     NORM_OUTPUT_UNSET = _warning(
         "norm-output-unset",
-        "set norm_output as it was trained, or say it in a training.json beside the weights",
+        "set norm_output as it was trained, or record it in a training.json next to the weights",
     )
     AUX_HIDDEN_STATES_OFF = _warning(
         "aux-hidden-states-off", "set VLLM_USE_V2_MODEL_RUNNER=0 for the worker if it does not start"

@@ -74,9 +74,7 @@ def tensor_problems(pair: Pair) -> Iterator[Finding]:
         yield Finding(Rule.MODEL_PREFIX, message)
     if pair.undeclared:
         first = pair.undeclared[0]
-        message = (
-            f"{first} is stored as {pair.tensors[first].dtype}, and its config does not say how to read it"
-        )
+        message = f"{first} is stored as {pair.tensors[first].dtype}, and its config declares no quantization"
         yield Finding(Rule.QUANTIZATION_UNDECLARED, message)
     if pair.packed:
         return

@@ -19,11 +19,11 @@ from appliance.sovereignty.landlock import allow_connections
 
 class StopRequest:
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
     def __call__(self, *_signal: object) -> None:
         """Take a signal; the current step still finishes."""
-        self.asked = True
+        self.requested = True
 
 
 def main() -> int:
@@ -65,7 +65,7 @@ def _train(stop: StopRequest) -> int:
     def report(point: Point) -> None:
         _emit({"event": "step", **point.to_json()})
 
-    ended = Training(job, given, report=report, is_stopped=lambda: stop.asked).run()
+    ended = Training(job, given, report=report, is_stopped=lambda: stop.requested).run()
     _emit({"event": "finished" if ended.finished else "stopped", "step": ended.step})
     return 0
 

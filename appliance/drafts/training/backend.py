@@ -13,23 +13,23 @@ BYTES_OF = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
 """Bytes of a number by its type in a safetensors header; other types count as 1."""
 
 
-def choose_backend(asked: str, device: str, target: Weights, machine: Hardware) -> Backend:
+def choose_backend(requested: str, device: str, target: Weights, machine: Hardware) -> Backend:
     """
     Choose a backend, or check the requested one.
 
     Raises:
         ConfigurationError: unknown name, or it needs a GPU and there is none.
     """
-    if asked == "auto":
+    if requested == "auto":
         is_large = device != "cpu" and machine.gpus > 0 and target_bytes(target) >= LARGE_BYTES
         return Backend.SPECULATORS if is_large else Backend.SMALL
-    if asked not in set(Backend):
+    if requested not in set(Backend):
         raise ConfigurationError("--backend is auto, small or speculators")
-    if asked == Backend.SPECULATORS and (device == "cpu" or machine.gpus == 0):
+    if requested == Backend.SPECULATORS and (device == "cpu" or machine.gpus == 0):
         raise ConfigurationError(
             "the backend speculators needs NVIDIA GPUs, and this machine has none: use --backend small"
         )
-    return Backend(asked)
+    return Backend(requested)
 
 
 def target_bytes(target: Weights) -> int:

@@ -93,7 +93,7 @@ def write_outcome(
         "Target": job.target_digest,
         "Started from": job.parent_digest or "nothing",
         "Data set": job.dataset,
-        "Samples learnt from": f"{len(outcome.used)}, and {given.missing} of the data set were erased",
+        "Training samples": f"{len(outcome.used)}, and {given.missing} of the data set were erased",
         "Held-out samples": len(given.held_out),
         "Steps": outcome.steps,
         "Tool": outcome.tool,

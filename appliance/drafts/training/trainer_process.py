@@ -75,7 +75,7 @@ def train(
 
 def _send(process: subprocess.Popen[str], job: Job, lines: Callable[[], Iterable[str]]) -> None:
     stdin = process.stdin
-    if stdin is None:  # pragma: no cover - it was asked for
+    if stdin is None:  # pragma: no cover - it is a pipe
         return
     # It may have exited already; its last event says why.
     with suppress(BrokenPipeError):

@@ -48,17 +48,17 @@ def unrolled_loss(
     for j in range(unroll):
         positions = batch.positions[:, :rows] + j
         output, fed = head.step(fed, seen.embeds[:, 1 + j : 1 + j + rows], positions, cache)
-        asked = batch.mask[:, 2 + j : 2 + j + rows]
-        logits, wanted = head.logits(output[asked]), seen.logits[:, 1 + j : 1 + j + rows][asked].float()
+        active = batch.mask[:, 2 + j : 2 + j + rows]
+        logits, wanted = head.logits(output[active]), seen.logits[:, 1 + j : 1 + j + rows][active].float()
         count = logits.shape[0]
         counts.append(count)
-        hit = torch.zeros_like(asked)
+        hit = torch.zeros_like(active)
         if count:
             known = wanted if head.proposes is None else wanted[:, head.proposes]
             loss = loss + decay**j * functional.cross_entropy(logits, known.softmax(-1))
             guess = logits.argmax(-1)
             guess = guess if head.proposes is None else head.proposes[guess]
-            hit[asked] = guess == wanted.argmax(-1)
+            hit[active] = guess == wanted.argmax(-1)
         hits.append(int(hit.sum()))
         unbroken = unbroken & hit
         accepted += int(unbroken.sum())

@@ -152,10 +152,10 @@ def row_mask(text: Text, window: TextWindow) -> list[int]:
     Its `shift_batch` pairs a token's mask with the prediction made from that token; an unshifted mask would
     train on the token after each answer.
     """
-    learnt = [
+    counted = [
         int(text.loss_mask[place] and place >= window.first) for place in range(window.start, window.stop)
     ]
-    return [*learnt[1:], 0]
+    return [*counted[1:], 0]
 
 
 def _check_version(python: Path, environment: Mapping[str, str]) -> None:

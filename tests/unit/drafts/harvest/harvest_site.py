@@ -107,7 +107,7 @@ class LetterChild:
 
     def tokenize(self, conversation, *, prompt_tokens, completion_tokens):
         self.asked += 1
-        asked, answer = conversation.asked, conversation.answer
+        asked, answer = conversation.prompt, conversation.answer
         job = {
             "messages": asked.messages,
             "tools": asked.tools,

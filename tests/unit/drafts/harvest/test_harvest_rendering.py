@@ -27,7 +27,7 @@ def user(text, **more):
 def tokens(asked, answer, prompt, completion, tokenizer=None):
     """What a child would answer."""
     child = LetterChild(tokenizer)
-    talk = Conversation(asked=asked, answer=answer)
+    talk = Conversation(prompt=asked, answer=answer)
     return child.tokenize(talk, prompt_tokens=prompt, completion_tokens=completion)
 
 

@@ -46,7 +46,7 @@ def test_errors_are_printed_with_advice(lint):
     assert result.exit_code == 1
     error, warning, verdict = result.stdout.splitlines()
     assert error == f"error    fc-missing: it has no fc.weight; {Rule.FC_MISSING.advice}"
-    assert warning.startswith("warning  norm-output-unset: its config says fc_norm, but not norm_output")
+    assert warning.startswith("warning  norm-output-unset: its config sets fc_norm, but not norm_output")
     assert warning.endswith(f"; {Rule.NORM_OUTPUT_UNSET.advice}")
     assert verdict == "verdict  does not fit: 1 error, 1 warning"
 
