@@ -7,7 +7,7 @@ An `Exchange` is owned by the task that serves the request; nothing else writes 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from appliance.audit.entry import JSON
 from appliance.audit.pending import Receipt
@@ -15,11 +15,13 @@ from appliance.errors import ApplianceError, Outcome, spec_of
 from appliance.gateway.attribution import context_bucket
 from appliance.gateway.call import Call
 from appliance.gateway.capture import NO_CAPTURE, Capture
-from appliance.gateway.tracing.trace import Trace
 from appliance.infra.metrics.gaps import Gaps
 from appliance.serving.usage import Usage
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.tenancy.limits.estimate import estimate_tokens
+
+if TYPE_CHECKING:  # loaded only if tracing is on
+    from appliance.gateway.tracing.tracer import Trace
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class Exchange:
     capture: Capture = NO_CAPTURE
     content: dict[str, JSON] = field(default_factory=dict)
     """Audit fields about the part of the answer that was kept."""
-    trace: Trace | None = None
+    trace: "Trace | None" = None
     worker: WorkerSnapshot | None = None
     """The worker that was asked last."""
     queued: float = 0.0

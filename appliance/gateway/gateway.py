@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from sys import getsizeof
+from typing import TYPE_CHECKING
 
 from appliance.errors import (
     ApplianceError,
@@ -33,7 +34,6 @@ from appliance.gateway.exchange import Exchange
 from appliance.gateway.recorder import Recorder
 from appliance.gateway.relay import EVENT_STREAM, Relay
 from appliance.gateway.reply import ReplySink
-from appliance.gateway.tracing.trace import Tracing
 from appliance.infra.metrics import Metrics
 from appliance.serving import sse
 from appliance.serving.client import ReadTimeouts, WorkerClient
@@ -43,6 +43,9 @@ from appliance.serving.pool import WorkerPool
 from appliance.serving.router import has_target_only
 from appliance.serving.worker import ServedModel, WorkerId
 from appliance.tenancy.limits.limiting import NO_LIMITS, Limiting, Reservation
+
+if TYPE_CHECKING:  # loaded only if tracing is on
+    from appliance.gateway.tracing.tracer import Tracing
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a request whose client left; no client receives it."""
@@ -72,7 +75,7 @@ class Gateway:
         policy: GatewayPolicy,
         limits: Limiting = NO_LIMITS,
         costs: Metering = NO_METERING,
-        tracing: Tracing | None = None,
+        tracing: "Tracing | None" = None,
     ) -> None:
         self.pool = pool
         self.admission = admission

@@ -7,12 +7,15 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from appliance.gateway.tracing.endpoint import public_address
-from appliance.gateway.tracing.trace import Tracing
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import TracingSettings, forget_variables
+
+if TYPE_CHECKING:
+    from appliance.gateway.tracing.tracer import Tracing
 
 LIBRARY = "opentelemetry"
 QUEUE_SPANS = 4096
@@ -30,7 +33,7 @@ async def open_tracing(
     logger: Logger,
     clock: Callable[[], float],
     wall_clock: Callable[[], float],
-) -> AsyncIterator[Tracing | None]:
+) -> AsyncIterator["Tracing | None"]:
     """
     Trace requests until the block ends; None, and no library imported, if tracing is off.
 
@@ -53,7 +56,7 @@ async def open_tracing(
     forget_variables(VARIABLES)
     # Imported here, so that a gateway that does not trace loads none of it.
     from appliance.gateway.tracing.delivery import CountingExporter, Delivery, make_exporter  # noqa: PLC0415
-    from appliance.gateway.tracing.tracer import SpanTracing, make_provider  # noqa: PLC0415
+    from appliance.gateway.tracing.tracer import Tracing, make_provider  # noqa: PLC0415
 
     # It logs every batch that fails, with the collector's address; `CountingExporter` logs only the first.
     logging.getLogger(LIBRARY).setLevel(logging.CRITICAL)  # noqa: TID251 - the logger is the library's
@@ -71,7 +74,7 @@ async def open_tracing(
     )
     provider = make_provider(settings, processor=delivery, version=version, gateway=gateway)
     try:
-        yield SpanTracing(provider.get_tracer("appliance"), settings, clock=clock, wall_clock=wall_clock)
+        yield Tracing(provider.get_tracer("appliance"), settings, clock=clock, wall_clock=wall_clock)
     finally:
         stopping = asyncio.ensure_future(asyncio.to_thread(provider.shutdown))
         # A thread cannot be stopped; the process waits for it no longer than for one batch.

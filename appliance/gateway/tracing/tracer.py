@@ -65,8 +65,8 @@ def make_provider(
     return provider
 
 
-class SpanTracing:
-    """`appliance.gateway.tracing.trace.Tracing` by a tracer."""
+class Tracing:
+    """Begins the traces of requests."""
 
     def __init__(
         self,
@@ -90,14 +90,15 @@ class SpanTracing:
         model: str,
         traceparent: str | None,
         started: float,
-    ) -> "SpanTrace":
+    ) -> "Trace":
+        """Begin the trace of an admitted request; `traceparent` is the client's header, unchecked."""
         parent = None if self._client_context == "ignore" else read_parent(traceparent)
         context, links = Context(), list[Link]()
         if parent is not None and self._client_context == "continue":
             context = set_span_in_context(NonRecordingSpan(parent), context)
         elif parent is not None:
             links.append(Link(parent))
-        return SpanTrace(
+        return Trace(
             self._tracer,
             context,
             links,
@@ -107,8 +108,8 @@ class SpanTracing:
         )
 
 
-class SpanTrace:
-    """`appliance.gateway.tracing.trace.Trace` by spans."""
+class Trace:
+    """The trace of one request; times are readings of the gateway's monotonic clock, in seconds."""
 
     def __init__(
         self,
@@ -146,14 +147,18 @@ class SpanTrace:
         self._worker_span: Span | None = None
         self._left = started
         own = self._root.get_span_context()
-        self.sampled_id = f"{own.trace_id:032x}" if own.trace_flags.sampled else None
-        self.exemplar = {"trace_id": self.sampled_id} if self.sampled_id else None
+        self.sampled_id: str | None = f"{own.trace_id:032x}" if own.trace_flags.sampled else None
+        """In 32 hexadecimal digits; None if the trace is not sampled."""
+        self.exemplar: dict[str, str] | None = {"trace_id": self.sampled_id} if self.sampled_id else None
+        """The labels that name this trace in a histogram; None if it is not sampled."""
 
     def waited(self, began: float, ended: float) -> None:
+        """Add a wait for a worker with room, however it ended."""
         span = self._tracer.start_span("queue", context=self._inside, start_time=self._at(began))
         span.end(self._at(ended))
 
     def forward(self, url: str, now: float) -> dict[str, str]:
+        """Start the span of a worker; returns the headers that make the worker's spans part of this trace."""
         self._worker_span = self._tracer.start_span(
             f"{operation(self._route)} {self._model}",
             context=self._inside,
@@ -167,7 +172,7 @@ class SpanTrace:
         return headers
 
     def leave(self, now: float, *, is_retried: bool) -> None:
-        """End the worker's span if another follows; the last one waits for the outcome."""
+        """End the worker's span if `is_retried`; the last one waits for the outcome."""
         self._left = now
         if is_retried and self._worker_span is not None:
             self._worker_span.set_attribute("error.type", "worker_failed")
@@ -176,6 +181,7 @@ class SpanTrace:
             self._worker_span = None
 
     def finish(self, fields: Mapping[str, Any], now: float) -> None:
+        """End the trace with the fields of the `request.outcome` entry that `attributes` lists."""
         if self._worker_span is not None:
             _end(self._worker_span, answer_attributes(fields), fields, self._at(self._left))
         _end(self._root, ending_attributes(fields), fields, self._at(now))

@@ -5,7 +5,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from appliance.gateway.tracing.tracer import SpanTracing, make_provider, read_parent
+from appliance.gateway.tracing.tracer import Tracing, make_provider, read_parent
 from appliance.infra.settings import TracingSettings
 
 THEIRS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -31,7 +31,7 @@ class Traced:
         provider = make_provider(
             chosen, processor=SimpleSpanProcessor(self._exporter), version="1", gateway="g"
         )
-        self.tracing = SpanTracing(
+        self.tracing = Tracing(
             provider.get_tracer("test"), chosen, clock=lambda: 100.0, wall_clock=lambda: 1_000_100.0
         )
 
