@@ -1,4 +1,4 @@
-"""Promises about who is harvested and which requests may be taken, by policy and log alone."""
+"""Permission and audit entries decide which requests are candidates."""
 
 from dataclasses import replace
 

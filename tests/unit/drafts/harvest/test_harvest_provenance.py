@@ -1,4 +1,4 @@
-"""What a draft used, held against the log."""
+"""The samples of a draft are checked against its data set and the erasures."""
 
 import hashlib
 

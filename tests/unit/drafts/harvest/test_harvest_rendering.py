@@ -1,4 +1,4 @@
-"""The worker's own tokens, or none."""
+"""Rendering gives the worker's tokens, or a reason."""
 
 import io
 import json

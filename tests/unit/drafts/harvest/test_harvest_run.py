@@ -1,4 +1,4 @@
-"""The log first, within the policy, and nothing twice."""
+"""A harvest is logged first, stays within the policy, and takes nothing twice."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""One spelling each, names that give nothing away, no silent change."""
+"""Samples and manifests are canonical, and their digests reveal nothing."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Bounded, fair, of every kind, and the same again."""
+"""The selection is limited, fair, stratified and deterministic."""
 
 from collections import Counter
 

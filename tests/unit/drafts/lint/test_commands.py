@@ -1,4 +1,4 @@
-"""Lines for people, one stable object for programs, an exit code."""
+"""`appliance draft lint`: lines, a stable JSON object, an exit code."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""One broken draft for each rule, nothing said of a good one."""
+"""Every rule has a broken draft; a good draft has no findings."""
 
 import re
 from importlib.util import find_spec

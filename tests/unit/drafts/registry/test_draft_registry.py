@@ -1,4 +1,4 @@
-"""A draft is found as it was registered, or not at all."""
+"""A draft is found as it was registered, or refused."""
 
 import os
 from datetime import date

@@ -1,4 +1,4 @@
-"""One spelling, and nothing but what was written."""
+"""Revisions are canonical and round-trip."""
 
 import json
 from typing import Any

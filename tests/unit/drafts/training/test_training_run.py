@@ -1,5 +1,5 @@
 """
-Promises of a run's directory, its progress, its report, and the lines samples are handed over in.
+A run's directory, progress, report and sample lines.
 """
 
 import hashlib

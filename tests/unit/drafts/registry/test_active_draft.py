@@ -1,4 +1,4 @@
-"""What was decided is found, or nothing is guessed."""
+"""Each target has one active draft; an unreadable file is an error."""
 
 import json
 import signal

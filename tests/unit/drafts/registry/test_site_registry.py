@@ -1,4 +1,4 @@
-"""The site's own key, made once, and whom else it trusts."""
+"""The site's signing key is made once; trusted keys come from the settings."""
 
 import os
 import stat
@@ -67,7 +67,7 @@ def test_half_made_key_of_a_crash_is_replaced(tmp_path):
 def test_key_at_a_configured_path_is_never_made(tmp_path):
     """A forgotten mount must not create a second key."""
     chosen = settings(tmp_path / "data", signing_key_file=tmp_path / "vault" / "drafts.key")
-    with pytest.raises(AuditKeyError, match="there is no signing key"):
+    with pytest.raises(AuditKeyError, match="no signing key"):
         site_signer(chosen)
     assert not (tmp_path / "vault").exists()
 

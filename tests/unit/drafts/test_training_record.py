@@ -1,4 +1,4 @@
-"""What a trainer wrote is read as it was meant, or not at all."""
+"""A training record is parsed completely, or its malformed fields are named."""
 
 import math
 from typing import Any
