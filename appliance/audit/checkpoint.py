@@ -2,10 +2,10 @@
 Signed tree heads: C2SP `tlog-checkpoint` in a C2SP `signed-note`.
 
 Pure: text in, values out.  A note may carry signatures of keys we do not know; they are kept and
-ignored, as the specification asks.  A log signs with Ed25519 (type 0x01) and, beside it, ML-DSA-44
+ignored, as the specification asks.  A log signs with Ed25519 (type 0x01) and optionally ML-DSA-44
 (0x06); a witness cosigns with Ed25519 (0x04) or ML-DSA-44.  What each type signs is in
-`appliance.audit.cosignature`.  It is longer than other files because keys, notes and checkpoints are
-one format, read together.
+`appliance.audit.cosignature`.  The file is long because keys, notes and checkpoints are
+one format.
 
 Sources: c2sp.org/signed-note@v1.0.0, c2sp.org/tlog-checkpoint@v1.0.0.
 """
@@ -56,7 +56,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteSignature:
-    """One signature line: who claims to have signed, and the signature."""
+    """One signature line: claimed name and signature."""
 
     name: str
     key_id: bytes
@@ -82,12 +82,12 @@ class VerifierKey:
 
     @property
     def key_id(self) -> bytes:
-        """Four bytes that, with the name, tell which key made a signature."""
+        """Four bytes that identify, with the name, the key of a signature."""
         content = self.name.encode() + b"\n" + bytes([self.kind]) + self.public_key
         return hashlib.sha256(content).digest()[:KEY_ID_BYTES]
 
     def encode(self) -> str:
-        """Return the one-line form `name+hash+base64`, to be handed to auditors."""
+        """Return the one-line form `name+hash+base64`, for auditors."""
         return f"{self.name}+{self.key_id.hex()}+{_to_base64(bytes([self.kind]) + self.public_key)}"
 
 
@@ -103,11 +103,11 @@ class Cosignature:
 
 
 class NoteSigner(Protocol):
-    """What `sign_note` needs of a private key."""
+    """A private key, as `sign_note` uses it."""
 
     @property
     def verifier_key(self) -> VerifierKey:
-        """Public half."""
+        """Public half of the key."""
         ...
 
     def sign_text(self, text: str, time: int) -> bytes:
@@ -174,7 +174,7 @@ def parse_body(text: str) -> Checkpoint:
     Extension lines are refused: this log writes none, and no one could audit them.
 
     Raises:
-        MalformedCheckpointError: it is no checkpoint.
+        MalformedCheckpointError: it is not a checkpoint.
     """
     try:
         origin, size, encoded, end = text.split("\n")
@@ -199,7 +199,7 @@ def sign_note(text: str, signers: Sequence[NoteSigner], *, time: int = 0) -> str
 
 
 def signature_lines(text: str, signers: Sequence[NoteSigner], *, time: int) -> str:
-    """Return one signature line per signer, to be put under `text`."""
+    """Return one signature line per signer, for `text`."""
     return "".join(
         f"{_SIGNATURE_PREFIX}{signer.verifier_key.name} "
         f"{_to_base64(signer.verifier_key.key_id + signer.sign_text(text, time))}\n"
@@ -227,7 +227,7 @@ def parse_note(note_text: str) -> Note:
     Split a signed note into its text and signatures, without judging either.
 
     Raises:
-        MalformedCheckpointError: it is no signed note.
+        MalformedCheckpointError: it is not a signed note.
     """
     text, blank, block = note_text.rpartition("\n\n")
     if not blank or not text or not block.endswith("\n") or len(note_text) > MAX_NOTE_CHARACTERS:
@@ -250,7 +250,7 @@ def verify_checkpoint(note_text: str, *verifier_keys: VerifierKey) -> Checkpoint
     Return the checkpoint, once it is certain that every one of the keys signed it.
 
     Raises:
-        MalformedCheckpointError: the text is no signed checkpoint.
+        MalformedCheckpointError: the text is not a signed checkpoint.
         AuditVerificationError: a key did not sign it, or it is a checkpoint of another log.
     """
     note = parse_note(note_text)
@@ -275,7 +275,7 @@ def verify_cosignatures(note_text: str, witness_keys: Iterable[VerifierKey]) -> 
     Return what the known witnesses stated about a checkpoint; others are ignored.
 
     Raises:
-        MalformedCheckpointError: the text is no signed note.
+        MalformedCheckpointError: the text is not a signed note.
         AuditVerificationError: a known witness's signature is wrong: the note was tampered with.
     """
     note = parse_note(note_text)
@@ -335,7 +335,7 @@ def _to_base64(content: bytes) -> str:
 
 
 def _from_base64(text: str) -> bytes:
-    """Decode standard base64 in its one canonical spelling, or raise ValueError."""
+    """Decode canonical standard base64, or raise ValueError."""
     try:
         content = base64.b64decode(text, validate=True)
     except binascii.Error as error:

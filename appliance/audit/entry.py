@@ -1,12 +1,11 @@
 """
-One entry of the audit log, and the only bytes it can have.
+One entry of the audit log, and its canonical encoding.
 
 A leaf is the RFC 8785 canonical JSON of a flat object: the envelope (`v`, `log`, `id`, `type`,
-`time`) and the fields that the type's schema allows.  No floats, no nulls, no nesting: whoever
-encodes the same entry gets the same bytes.  This module is pure; time and randomness are arguments.
+`time`) and the fields that the type's schema allows.  No floats, no nulls, no nesting: every
+implementation encodes an entry as the same bytes.  Pure; time and randomness are arguments.
 
-Both directions are strict and raise `AuditEntryError` only: what could not be read back is never
-written.
+Both directions are strict and raise only `AuditEntryError`: no entry is written that could not be read back.
 """
 
 import json
@@ -119,7 +118,7 @@ def decode(leaf: bytes) -> Entry:
     Read a leaf back; `encode` gives the same bytes again.
 
     Raises:
-        AuditEntryError: it is no entry of this format, or not in canonical form.
+        AuditEntryError: it is not an entry of this format, or not in canonical form.
     """
     if len(leaf) > MAX_LEAF_BYTES:
         raise AuditEntryError(f"a leaf of {len(leaf)} bytes, more than {MAX_LEAF_BYTES}")
@@ -143,7 +142,7 @@ def decode(leaf: bytes) -> Entry:
 
 
 def _refuse_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no integer")
+    raise ValueError(f"{text} is not an integer")
 
 
 def _check_envelope(entry: Entry) -> None:

@@ -1,11 +1,10 @@
 """
-What an auditor is given: a directory in C2SP `tlog-tiles` layout, or one receipt.
+Writes the files for an auditor: a directory in C2SP `tlog-tiles` layout, or one receipt.
 
-The directory holds `checkpoint`, `vkey`, `tile/<level>/<n>` (hashes), `tile/entries/<n>` (leaves)
-and `witnessed/<n>-<size>` (older checkpoints that witnesses cosigned).  It covers exactly the latest
-checkpoint, so it is consistent while the log grows on.
-Leaves and hashes are copied as they are stored: an export of a damaged log must still come about,
-so that `appliance.audit.verify` can say what is wrong with it.  Source: c2sp.org/tlog-tiles.
+The directory holds `checkpoint`, `vkey`, `tile/<level>/<n>` (hashes), `tile/entries/<n>` (leaves) and
+`witnessed/<n>-<size>` (older checkpoints that witnesses cosigned).  It covers exactly the latest checkpoint,
+so it is consistent while the log grows. Leaves and hashes are copied as stored: a damaged log can be
+exported, so that `appliance.audit.verify` can report the damage.  Source: c2sp.org/tlog-tiles.
 """
 
 import tempfile
@@ -33,12 +32,12 @@ def export_log(store: AuditStore, directory: Path, *, vkey: str) -> int:
 
     Raises:
         AuditUnavailableError: the log cannot be read.
-        AuditVerificationError: there is no checkpoint yet, or leaves it covers are missing.
+        AuditVerificationError: no checkpoint yet, or leaves it covers are missing.
         ConfigurationError: the directory exists or cannot be written.
     """
     if directory.exists():
         raise ConfigurationError(f"{directory} exists already; export into a new directory")
-    cosigned = _cosigned(store)  # first: what is read later is never older than what was cosigned
+    cosigned = _cosigned(store)  # first: the log read later is never older than what was cosigned
     checkpoint = _latest(store)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as temporary:

@@ -1,8 +1,8 @@
 """
 RFC 6962 Merkle tree arithmetic over SHA-256: roots, proofs and their verification.
 
-Pure: hashes in, hashes out.  `appliance.audit.verify` repeats what it needs of this on purpose, so
-that a mistake made here is not made again by the auditor; external vectors pin both.
+Pure: hashes in, hashes out.  `appliance.audit.verify` implements its part again on purpose, so that
+it does not repeat a mistake made here; external vectors pin both.
 
 Source: RFC 6962 section 2.1; verification as spelled out in RFC 9162 sections 2.1.3.2 and 2.1.4.2.
 """
@@ -85,11 +85,11 @@ def inclusion_proof(leaf_hashes: Sequence[bytes], index: int, size: int) -> list
     Return the path from a leaf to the root of the first `size` leaves, the leaf's sibling first.
 
     Raises:
-        AuditVerificationError: there is no such leaf or tree.
+        AuditVerificationError: no such leaf or tree.
     """
     if not 0 <= index < size <= len(leaf_hashes):
         raise AuditVerificationError(
-            f"there is no entry {index} in a tree of size {size} out of {len(leaf_hashes)} entries"
+            f"no entry {index} in a tree of size {size} out of {len(leaf_hashes)} entries"
         )
     path: list[bytes] = []
     start, end = 0, size

@@ -1,7 +1,7 @@
 """
-ML-DSA-44 (FIPS 204) as the installed `cryptography` has it; versions before 47 have none.
+ML-DSA-44 (FIPS 204) in the installed `cryptography`; versions before 47 do not have it.
 
-Only what is asked for is refused: a log without a post-quantum key works with any version.
+A log without a post-quantum key works with any version.
 """
 
 from importlib.metadata import version
@@ -36,10 +36,10 @@ def supports_mldsa() -> bool:
 
 def require_mldsa() -> None:
     """
-    Say what is missing where ML-DSA-44 is asked for and not there.
+    Check that ML-DSA-44 is available.
 
     Raises:
-        AuditKeyError: one line that says what to install.
+        AuditKeyError: what to install.
     """
     if not supports_mldsa():
         raise AuditKeyError(

@@ -1,11 +1,9 @@
 """
 The registry of entry types: what the audit log records, with the reason each type exists.
 
-Every type is a closed schema.  A field that is not listed here cannot be written, so nobody can
-slip content or personal data into the log by adding an argument somewhere else.  The reference
-page is generated from this file.
-
-It is longer than other files because it is a table; there is no logic in it.
+Every type is a closed schema.  A field that is not listed here cannot be written, so no caller can add
+content or personal data to the log.  The reference page is generated from this file, which is long because it
+is a table.
 """
 
 from collections.abc import Mapping
@@ -147,13 +145,13 @@ _ACTOR = _text(
     "actor", "who did it: an admin key id, `console:` and one, or `cli:` and the operating-system account"
 )
 _CLIENT = _text("client", "class of the client's address", "loopback", "private", "public", "unknown")
-_STATUS = _count("status", "HTTP status the client was given, or would have been")
+_STATUS = _count("status", "HTTP status that the client got, or would have got")
 _EXIT_CODE = _count("exit_code", "exit status of the process; minus the number of the signal that ended it")
 _REASON = _text("reason", "why, in the operator's words, at most 200 characters")
 _PAYLOAD_LIMITS = (
     _count("payload_bytes", "bytes of the answer that the commitment is to"),
     _flag("payload_truncated", "whether the answer was longer, and only its beginning was kept"),
-    _flag("payload_lost", "whether the content could not be kept although the tenant's mode asks for it"),
+    _flag("payload_lost", "whether the content could not be kept although the tenant's mode requires it"),
 )
 _CHANGES = _list("changes", "names of what changed; never the values")
 _ACCEPTANCE_LENGTH = Field(
@@ -165,8 +163,8 @@ _ACCEPTANCE_LENGTH = Field(
 REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
     {
         EntryType.REQUEST_INTENT: _schema(
-            "Proves a request was accepted before any byte of its answer left; without it a request could be "
-            "served and never recorded.",
+            "Proves that a request was accepted before any byte of its answer was sent; without it a request "
+            "could be served and never recorded.",
             _REQUEST_ID,
             _TENANT,
             _KEY_ID,
@@ -177,7 +175,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _count("body_bytes", "size of the request body"),
             _text(
                 "content_mode",
-                "what is kept of the content; `none`: nothing, `digest`: keyed commitments, `encrypted`: all",
+                "kept content: `none`, `digest` (keyed commitments) or `encrypted` (all of it)",
                 "none",
                 "digest",
                 "encrypted",
@@ -185,19 +183,19 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             *_maybe(
                 _WORKER,
                 _GATEWAY,
-                _text("client_request_id", "the client's own id of the request, as it sent it"),
+                _text("client_request_id", "the client's own id of the request"),
                 _text("end_user", "keyed pseudonym (HMAC) of the `user` the client named"),
                 _text(
                     "batch",
                     "batch it is a line of; its `custom_id` is the client's own id, if short and plain",
                 ),
                 _count("batch_line", "line of the batch's input file, from 1"),
-                *_payload("the request body as it came"),
+                *_payload("the request body as received"),
             ),
         ),
         EntryType.REQUEST_OUTCOME: _schema(
-            "Says how an accepted request ended, what served it and what it cost; with the intent it makes "
-            "completeness checkable.  Most fields are missing when no worker answered.",
+            "The end of an accepted request, what served it and its cost; together with the intent it makes "
+            "completeness verifiable.  Most fields are missing if no worker answered.",
             _REQUEST_ID,
             _TENANT,
             _KEY_ID,
@@ -225,14 +223,16 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 _ACCEPTANCE_LENGTH,
                 _count("prompt_tokens", "tokens of the prompt"),
                 _count("completion_tokens", "tokens of the answer"),
-                _flag("tokens_estimated", "whether the counts are estimates, the worker having sent none"),
+                _flag("tokens_estimated", "whether the counts are estimates because the worker sent none"),
                 _count("draft_tokens", "tokens the draft model proposed"),
                 _count("accepted_tokens", "draft tokens the target model accepted"),
                 _count("drafts", "proposal rounds"),
                 _text("finish_reason", "why the model stopped"),
                 _count("ttft_ms", "from the request's arrival to the first byte of the answer"),
                 _count("retries", "workers tried before the one that answered"),
-                _count("queued_ms", "how long it waited for a worker with room; missing where it did not"),
+                _count(
+                    "queued_ms", "time it waited for a worker with free capacity; missing if it did not wait"
+                ),
                 _text("template", "label of the prompt template: a keyed hash, never the template"),
                 _text("context_bucket", "range of prompt lengths, in tokens, such as `1k-2k`"),
                 _text(
@@ -248,47 +248,46 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             ),
         ),
         EntryType.REQUEST_ABORTED: _schema(
-            "Closes a request whose outcome could not be recorded, so that every intent has an end and a "
-            "crash is visible rather than silent.",
+            "Closes a request whose outcome could not be recorded, so that every intent has an end and every "
+            "crash shows.",
             _REQUEST_ID,
             _text(
                 "reason",
-                "`gateway_stopped`: it stopped first; `gateway_failed`: a defect or the log kept it from "
-                "answering; `entry_not_durable`: the log could not be written",
+                "`gateway_stopped`: it stopped first; `gateway_failed`: a defect or the log prevented an "
+                "answer; `entry_not_durable`: the log could not be written",
                 "gateway_stopped",
                 "gateway_failed",
                 "entry_not_durable",
             ),
-            *_maybe(*_payload("what was sent of the answer"), *_PAYLOAD_LIMITS),
+            *_maybe(*_payload("the part of the answer that was sent"), *_PAYLOAD_LIMITS),
         ),
         EntryType.REQUEST_DENIED: _schema(
             "Records a request that was refused before it reached a worker: authentication, policy, limits.",
             _REQUEST_ID,
             _ROUTE,
-            _text("reason", "error code the client was given"),
+            _text("reason", "error code that the client got"),
             _STATUS,
             *_maybe(_TENANT, _KEY_ID, _CLIENT),
         ),
         EntryType.FILE_CREATED: _schema(
-            "Content came into the building's keeping, or a batch put it out: from here on it lies on a "
-            "disk.",
+            "A tenant stored a file, or a batch wrote one: its content is on a disk from now on.",
             _TENANT,
             _KEY_ID,
             _FILE,
-            _text("purpose", "requests of a batch, or what came of one", "batch", "batch_output"),
-            _count("bytes", "its size, as the tenant sees it"),
-            _flag("encrypted", "whether it lies there encrypted, under a key of its own"),
+            _text("purpose", "requests of a batch, or its results", "batch", "batch_output"),
+            _count("bytes", "its size before encryption"),
+            _flag("encrypted", "whether it is encrypted on disk, under a key of its own"),
             *_maybe(_BATCH),
         ),
         EntryType.FILE_DELETED: _schema(
-            "A file is gone, with its key if it had one; written before its bytes are removed, and again if "
-            "a crash interrupted that.",
+            "A file was deleted, with its key if it had one; written before its bytes are removed, and again "
+            "if a crash interrupted that.",
             _TENANT,
             _FILE,
             _text(
                 "reason",
-                "why: its tenant said so, its time had come, the tenant's content was erased, or the tenant "
-                "keeps too much already",
+                "why: its tenant deleted it, it expired, the tenant's content was erased, or the tenant's "
+                "quota was exceeded",
                 "deleted",
                 "expired",
                 "erased",
@@ -297,7 +296,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             *_maybe(_KEY_ID),
         ),
         EntryType.BATCH_CREATED: _schema(
-            "Somebody left many requests to be run later under this key; their intents name the batch.",
+            "A batch of requests was submitted under this key; their intents name the batch.",
             _TENANT,
             _KEY_ID,
             _BATCH,
@@ -305,21 +304,21 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _ROUTE,
         ),
         EntryType.BATCH_ENDED: _schema(
-            "Says how a batch ended and where its results are; written before they can be read, and again "
-            "if a crash interrupted that.",
+            "The end of a batch and its result files; written before they can be read, and again if a crash "
+            "interrupted that.",
             _TENANT,
             _BATCH,
             _text("outcome", "how it ended", "completed", "failed", "expired", "cancelled"),
-            _count("requests", "requests in its input, as far as they were counted"),
+            _count("requests", "requests in its input, as far as counted"),
             _count("completed", "requests that were answered"),
-            _count("failed", "requests that were refused, failed, or were not run to their end"),
+            _count("failed", "requests that were refused, failed, or did not finish"),
             *_maybe(
                 _text("output_file", "id of the file with the answers"),
                 _text("error_file", "id of the file with the errors"),
             ),
         ),
         EntryType.SPECULATION_CHANGED: _schema(
-            "A change of speculation mode changes how tokens are made; ties later outcomes to the decision.",
+            "The speculation mode of a worker changed; links later outcomes to the decision.",
             _WORKER,
             _MODEL,
             _text("mode", "speculation mode from now on"),
@@ -327,25 +326,27 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             *_maybe(
                 _text("previous_mode", "speculation mode until now"),
                 _list("table", "draft tokens by batch size from now on, such as `1-8: 3`"),
-                _flag("avoided", "whether other workers are preferred, because this one cannot be steered"),
+                _flag(
+                    "avoided", "whether other workers are preferred, because this one cannot be controlled"
+                ),
                 _ACCEPTANCE_LENGTH,
                 _count("drafts", "drafts in the window that was judged"),
             ),
         ),
         EntryType.SPECULATION_OVERRIDDEN: _schema(
-            "A person overruled the monitor, or gave it back its say; without it, a mode nobody measured "
-            "could not be told from one the monitor chose.  Written before the order is in force.",
+            "An operator set an override, or removed it; without it, a mode set by hand could not be told "
+            "from one the monitor chose.  Written before the override is in force.",
             _ACTOR,
             _text("worker", "id of the worker, or `*` for all"),
-            _text("mode", "what was ordered; `auto` ends an order", "speculative", "target_only", "auto"),
+            _text("mode", "mode of the override; `auto` removes it", "speculative", "target_only", "auto"),
             *_maybe(
-                _count("draft_tokens", "draft tokens that were ordered"),
-                _text("until", "when the order ends by itself, as `time`"),
+                _count("draft_tokens", "draft tokens of the override"),
+                _text("until", "when the override ends by itself, as `time`"),
                 _text("note", "why, in the operator's words, at most 200 characters"),
             ),
         ),
         EntryType.WORKER_STARTED: _schema(
-            "Binds everything a worker serves from now on to the exact weights and engine it loaded.",
+            "Binds the requests that a worker serves from now on to the weights and engine it loaded.",
             _WORKER,
             _MODEL,
             _WEIGHTS,
@@ -353,43 +354,42 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _text("speculation_method", "how drafts are made; `none` for the target alone"),
             *_maybe(
                 _DRAFT,
-                _list("draft_lint", "rules of `appliance draft lint` that found something about the draft"),
+                _list("draft_lint", "rules of `appliance draft lint` that reported a finding"),
             ),
         ),
         EntryType.WORKER_STOPPED: _schema(
-            "Ends the span of a worker that was asked to stop.",
+            "A worker stopped on request.",
             _WORKER,
             _text("reason", "why it was stopped"),
             *_maybe(_EXIT_CODE),
         ),
         EntryType.WORKER_RECYCLED: _schema(
-            "A worker was replaced on purpose; explains a gap between its stop and its next start.",
+            "A worker was restarted on purpose; explains the gap between its stop and its next start.",
             _WORKER,
             _text("reason", "why it was recycled"),
             *_maybe(
                 _flag("with_draft", "whether it was started with its draft this time"),
-                _text("canary", "whether it then answered as it should; missing before", "passed", "failed"),
+                _text("canary", "whether its answers were then right; missing before", "passed", "failed"),
                 _ACTOR,
                 _text("note", "why, in the operator's words, at most 200 characters"),
             ),
         ),
         EntryType.WORKER_DRAINED: _schema(
-            "An operator kept requests away from a worker, or let it have them again; without it, why others "
-            "carried its load would be a guess.  The gateway that is asked writes it before it is in force.",
+            "An operator drained a worker, or ended that; explains why other workers took its load.  The "
+            "gateway that gets the command writes it before it takes effect.",
             _WORKER,
-            _flag("drained", "whether requests are kept away from now on"),
+            _flag("drained", "whether it gets no new requests from now on"),
             _ACTOR,
             *_maybe(_text("note", "why, in the operator's words, at most 200 characters")),
         ),
         EntryType.WORKER_FAILED: _schema(
-            "A worker ended or went silent by itself: the failure record that regulators ask for.",
+            "A worker ended or stopped answering by itself: the failure record that regulators require.",
             _WORKER,
-            _text("reason", "how the failure was noticed"),
+            _text("reason", "how the failure was detected"),
             *_maybe(_EXIT_CODE),
         ),
         EntryType.DRAFT_IMPORTED: _schema(
-            "A draft model entered the registry, from outside or from a training here; from now on it can be "
-            "put into service.",
+            "A draft model entered the registry, imported or trained here; from now on it can be deployed.",
             _DRAFT,
             _text("target", "digest of the target model it was made for"),
             _text("signer", "key its revision was signed with"),
@@ -401,23 +401,23 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             ),
         ),
         EntryType.DRAFT_HARVESTED: _schema(
-            "Kept content of tenants was read to train a draft: a further use of personal data, with what "
-            "allowed it.  Written twice: before anything is read, and with the counts when it is done.",
-            _text("stage", "whether reading is about to begin, or the data set is complete", "begun", "done"),
+            "Kept content of tenants was read to train a draft: a further use of personal data, with its "
+            "permission.  Written twice: before anything is read, and with the counts at the end.",
+            _text("stage", "before reading, or after the data set is complete", "begun", "done"),
             _list("tenants", "tenants whose policy allows it and whose content was read"),
-            _text("policy", "what allowed it: the permission and the content mode that every tenant had"),
+            _text("policy", "the permission and content mode that every tenant had"),
             _ACTOR,
             *_maybe(
-                _text("dataset", "digest of the manifest of what was taken"),
-                _count("samples", "requests taken"),
-                _count("tokens", "tokens of these"),
+                _text("dataset", "digest of the manifest of the samples"),
+                _count("samples", "number of samples"),
+                _count("tokens", "tokens of the samples"),
                 _text("purpose", "why, in the operator's words, at most 200 characters"),
             ),
         ),
         EntryType.DRAFT_TRAINED: _schema(
             "A draft model was trained on this site; links it to its data and its parent.",
             _DRAFT,
-            _text("target", "digest of the target model it learnt from"),
+            _text("target", "digest of the target model it was trained for"),
             _text("record", "digest (SHA-256, hex) of its training record"),
             _text("recipe", "tool and version that trained it"),
             _ACTOR,
@@ -425,14 +425,14 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 _text("parent", "digest of the draft model the training started from"),
                 _text("dataset", "digest of the manifest of the data it was trained on"),
                 _count("samples", "requests of the data set that were used"),
-                _count("missing", "requests of the data set that had been erased by then, and were not used"),
+                _count("missing", "requests of the data set that had been erased, and were not used"),
             ),
         ),
         EntryType.DRAFT_EVALUATED: _schema(
-            "A draft model was measured against the one in service before it may serve anybody.",
+            "A draft model was compared with the one in service, before it serves any request.",
             _DRAFT,
             _text("previous_draft", "digest of the draft model it was compared with; `none` for none"),
-            _text("verdict", "whether it may be tried on served traffic", "passed", "refused"),
+            _text("verdict", "whether a canary may run", "passed", "refused"),
             _text("evaluation", "digest (SHA-256, hex) of the report"),
             _ACTOR,
             *_maybe(
@@ -444,7 +444,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             ),
         ),
         EntryType.DRAFT_TRIED: _schema(
-            "One step on the way of a new draft model into service, with the numbers it was decided on.",
+            "One step of a promotion, with the numbers behind the decision.",
             _text("promotion", "id of the promotion"),
             _text(
                 "step",
@@ -456,16 +456,15 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             *_maybe(
                 _text("previous_draft", "digest of the draft model in service before; `none` for none"),
                 _WORKER,
-                _text("reason", "why, where it did not go on"),
-                _count("drafts", "drafts the trial saw of the new one"),
+                _text("reason", "why, if it did not continue"),
+                _count("drafts", "drafts of the new one in the trial"),
                 _decimal("acceptance_length", "mean tokens per draft of the new one in the trial"),
                 _decimal("previous_acceptance_length", "the same of the one in service, over the same time"),
                 _decimal("speed_ratio", "tokens per engine second, the new one over the one in service"),
             ),
         ),
         EntryType.DRAFT_PROMOTED: _schema(
-            "A new draft model was put into service; the change record for something that shapes latency, "
-            "and the anchor for rolling it back.",
+            "A new draft model was deployed: the change record, and the reference for a rollback.",
             _MODEL,
             _DRAFT,
             _ACTOR,
@@ -475,7 +474,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             ),
         ),
         EntryType.DRAFT_ROLLED_BACK: _schema(
-            "A draft model was taken out of service again.",
+            "A draft model was rolled back.",
             _MODEL,
             _text("draft", "digest of the draft model now in service; `none` for the target alone"),
             _text("previous_draft", "digest of the draft model taken out"),
@@ -483,7 +482,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             *_maybe(_ACTOR),
         ),
         EntryType.TENANT_CREATED: _schema(
-            "Someone new may be served: access control must be reconstructible.",
+            "A tenant was created: access control must be reconstructible.",
             _text("tenant", "the new tenant"),
             _list("models", "models it may use; `*` for all"),
             _ACTOR,
@@ -492,46 +491,49 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             "Limits, models or policy of a tenant changed.", _TENANT, _CHANGES, _ACTOR
         ),
         EntryType.TENANT_DELETED: _schema(
-            "Nobody is served under this name from here on; a later tenant of the same name is another.",
+            "A tenant was deleted; a later tenant of the same name is a different one.",
             _TENANT,
             _ACTOR,
         ),
         EntryType.KEY_CREATED: _schema(
-            "A new credential exists; every request names the key it came with.",
+            "An API key was created; every request names its key.",
             _TENANT,
             _KEY_ID,
-            _flag("admin", "whether it opens the admin API"),
+            _flag("admin", "whether it is for the admin API"),
             _ACTOR,
         ),
         EntryType.KEY_REVOKED: _schema(
-            "From here on the key opens nothing; a later request with it would be a finding.",
+            "The key is invalid from now on; a later request with it would be a finding.",
             _TENANT,
             _KEY_ID,
             _ACTOR,
             *_maybe(_text("reason", "why")),
         ),
         EntryType.KEY_ROTATED: _schema(
-            "A key was replaced; links what the old and the new key did.",
+            "A key was replaced; links the requests of the old and the new key.",
             _TENANT,
             _KEY_ID,
             _text("previous_key_id", "public part of the key it replaces"),
             _ACTOR,
         ),
         EntryType.CONFIG_CHANGED: _schema(
-            "The appliance runs under other settings than before.",
+            "The settings of the appliance changed.",
             _text("digest", "digest of the settings now in force"),
             _CHANGES,
             _ACTOR,
             *_maybe(_text("previous_digest", "digest of the settings before")),
         ),
         EntryType.AUDIT_STARTED: _schema(
-            "A gateway opened the log and found it whole; says what it had to repair.",
+            "A gateway opened the log, found it valid, and closed what a crash left open.",
             _text("version", "version of the appliance"),
             _count("recovered", "intents without outcome that were closed with `request.aborted`"),
-            _count("tree_size", "size of the tree that was found"),
+            _count("tree_size", "size of the tree then"),
             *_maybe(
                 _GATEWAY,
-                _text("wall", "what the kernel lets the gateway and its worker connect to, or why all of it"),
+                _text(
+                    "wall",
+                    "what the kernel lets the gateway and its worker connect to, or why it is not restricted",
+                ),
             ),
         ),
         EntryType.AUDIT_READ: _schema(
@@ -542,68 +544,66 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 _count("start", "index of the first entry read"),
                 _count("end", "index after the last entry read"),
                 _text("purpose", "why, in the reader's words"),
-                _text("key_id", "admin key it was recorded with; missing when the command wrote it itself"),
+                _text("key_id", "admin key it was recorded with; missing if the command wrote it itself"),
             ),
         ),
         EntryType.AUDIT_SPOOLED: _schema(
-            "Entries before it waited on a gateway's own disk while the database took none; says how many "
-            "and when, so that times that go back are no riddle.",
+            "Entries before it waited on a gateway's disk while the database took none; explains times that "
+            "go back.",
             _text("reason", "why the database could not take them"),
-            _count("entries", "entries that waited, those the database had taken after all included"),
+            _count("entries", "entries that waited, including those that the database turned out to have"),
             _text("since", "when the first of them was kept, as `time`"),
             _text("until", "when the last of them had been handed over, as `time`"),
             _text("spool", "id of the spool; each is reported once"),
         ),
         EntryType.AUDIT_GAP: _schema(
-            "Admits that requests were served without being recorded, how many, and when; the verifier "
-            "reports the log as incomplete.",
+            "Admits that entries are missing, how many, and from when; the verifier reports the log as "
+            "incomplete.",
             _text("reason", "why entries could not be written"),
             _count("entries", "entries that were lost"),
             _text("since", "when it began, as `time`"),
             _text("until", "when it ended, as `time`"),
         ),
         EntryType.ERASURE: _schema(
-            "Payload keys were destroyed; explains why payloads can no longer be opened while every proof "
+            "Payload keys were destroyed; explains why payloads can no longer be decrypted while every proof "
             "still verifies.",
             _TENANT,
-            _count("payloads", "payloads that can no longer be opened"),
-            _text("legal_basis", "the duty or request it answers"),
+            _count("payloads", "payloads that can no longer be decrypted"),
+            _text("legal_basis", "the duty or request it fulfils"),
             _ACTOR,
             *_maybe(
-                _list("requests", "requests whose content was erased, when few"),
-                _text(
-                    "before", "otherwise all content of the tenant's requests that came before this `time`"
-                ),
-                _list("keys", "ids of the tenant's keys that were destroyed, when few"),
+                _list("requests", "requests whose content was erased, if few"),
+                _text("before", "otherwise all content of the tenant's requests from before this `time`"),
+                _list("keys", "ids of the tenant's keys that were destroyed, if few"),
             ),
         ),
         EntryType.HOLD_PLACED: _schema(
-            "From here on nothing of the tenant may be erased; an erasure under a hold is a finding.",
+            "Nothing of the tenant may be erased from now on; an erasure under a hold is a finding.",
             _TENANT,
             _REASON,
             _ACTOR,
         ),
         EntryType.HOLD_RELEASED: _schema(
-            "Ends a hold, so that what was kept for it alone can be erased.",
+            "Ends a legal hold; the tenant's content can be erased again.",
             _TENANT,
             _REASON,
             _ACTOR,
         ),
         EntryType.EGRESS_ATTESTED: _schema(
-            "A gateway tried to get out; the evidence behind the word sovereign.  Each gateway attests for "
+            "A gateway tried to reach the outside: the evidence for sovereignty.  Each gateway attests for "
             "itself.",
             _text(
                 "result",
-                "`closed`: every attempt failed, and the control did not; `open`: something outside was "
-                "reached; `inconclusive`: neither was shown",
+                "`closed`: every attempt failed, and the control succeeded; `open`: an attempt succeeded; "
+                "`inconclusive`: neither was shown",
                 "closed",
                 "open",
                 "inconclusive",
             ),
-            _text("trigger", "why it was tried", "start", "schedule", "request"),
-            _count("attempts", "ways out that were tried"),
-            _list("outcomes", "each of them and how it ended, such as `tcp 192.0.2.1:443 timed_out`"),
-            _text("control", "the listener of the enclave that had to be reached, and how that ended"),
+            _text("trigger", "what triggered the check", "start", "schedule", "request"),
+            _count("attempts", "egress attempts made"),
+            _list("outcomes", "each attempt and its result, such as `tcp 192.0.2.1:443 timed_out`"),
+            _text("control", "the listener inside the network that had to be reached, and the result"),
             _flag("wall", "whether Landlock keeps the gateway itself from connecting to other ports"),
             _text("host", "name of the machine, container or pod"),
             _text("settings", "digest (SHA-256, hex) of the settings it was made under"),
@@ -612,7 +612,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             *_maybe(_ACTOR),
         ),
         EntryType.BUNDLE_INSTALLED: _schema(
-            "Software or weights entered the building; the supply-chain record.",
+            "Software or weights were installed: the supply-chain record.",
             _text("bundle", "name of the bundle"),
             _text("version", "version of the bundle"),
             _text("digest", "digest of its manifest"),
@@ -620,12 +620,12 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             *_maybe(_text("signer", "key its signature was checked with")),
         ),
         EntryType.SIGNER_ROTATED: _schema(
-            "The last thing the old key signs: names the key that signs from here on.",
+            "The old key's last signature: names the key that signs from now on.",
             _text(
                 "previous_key", "verifier key until now; of an ML-DSA-44 key `name+id+sha256:` and its hash"
             ),
-            _text("key", "verifier key from the next checkpoint on, written alike"),
-            _text("signature", "the old key's, over what these fields say, in base64"),
+            _text("key", "verifier key from the next checkpoint on, in the same form"),
+            _text("signature", "of the old key, over these fields, in base64"),
             _ACTOR,
         ),
     }

@@ -1,15 +1,15 @@
 """
-Handing the log over to a new signing key, while no gateway runs.
+Rotates the signing key of a log, while no gateway runs.
 
-The old key signs an entry that names the new one, so whoever trusts the old key can follow; then
-both sign one checkpoint that covers the entry.  From there on the new key signs alone.
+The old key signs an entry that names the new one, so an auditor who trusts the old key can follow; then both
+sign one checkpoint that covers the entry.  From there on the new key signs alone.
 
-Gateways on other machines have sealed heads of their own: there, the new key is put beside the old one
-as `audit.key.new`, and the same command finishes what it finds begun.
+Gateways on other machines have sealed heads of their own: copy the new key there as `audit.key.new` and run
+the same command, which completes the rotation.
 
-Every step looks first and does only what is missing: a rotation that was cut short is finished by
-running it again.  The file of the new key is made first, and while it is there no gateway starts
-(`load_signing_key`), so the old key never signs alone what comes after its own end.
+Every step does only what is missing: run an interrupted rotation again to complete it.  The file of the new
+key is created first, and while it exists no gateway starts (`load_signing_key`), so the old key never signs
+alone after the entry that ends it.
 """
 
 import base64
@@ -225,7 +225,7 @@ def _successors(store: AuditStore) -> set[str]:
 
 
 def _replace(path: Path) -> Path:
-    """Put the fresh key in place; the old one stays beside it until somebody destroys it."""
+    """Put the fresh key in place; the old one stays next to it until the operator destroys it."""
     key_id = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     retired = path.with_name(f"{path.name}.retired-{key_id}")
     try:

@@ -20,7 +20,7 @@ from appliance.audit.content.payload_keys import PayloadKeys, Purpose, ulid_ms
 from appliance.audit.content.payloads import Selection, SqlPayloadStore, first_id
 from appliance.audit.content.retention import (
     NAMED_KEYS,
-    NAMED_KEYS_BESIDE_REQUESTS,
+    NAMED_KEYS_WITH_REQUESTS,
     NAMED_PER_ENTRY,
     Erasure,
     Retention,
@@ -312,7 +312,7 @@ async def test_a_hold_of_today_keeps_a_start_from_finishing_an_erasure(kept, mon
 @pytest.mark.parametrize("everything", [False, True])
 async def test_the_largest_entry_about_an_erasure_fits_a_leaf(kept, clock, everything):
     """Longest names, most requests, most keys, widest characters."""
-    count = NAMED_KEYS if everything else NAMED_KEYS_BESIDE_REQUESTS
+    count = NAMED_KEYS if everything else NAMED_KEYS_WITH_REQUESTS
     tenant, requests = "t" * 63, []
     for number in range(NAMED_PER_ENTRY):
         if number < count:
