@@ -1,8 +1,8 @@
 """
-Harvesting on a real gateway's log: only who allowed it, nothing that was erased, and killed at any moment.
+Harvesting on a real gateway's log: permission, erasure, and kills at any point.
 
-The worker is scripted, but counts tokens with the demo target's own tokenizer, by a library of its own and
-a template written down here: what the harvest makes of the text has to agree with it.
+The worker is scripted but counts tokens with the demo target's tokenizer, loaded by another library, and a
+template written here: the harvest must agree with its counts.
 """
 
 import asyncio
@@ -55,10 +55,10 @@ class CountingWorker(FakeWorker):
         super().__init__()
         self.tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
         self.said: dict[str, str] = {}
-        """Answers by what was asked."""
+        """Scripted answers by question."""
 
     async def completions(self, request: Any) -> Any:
-        """Answer each question in its own words."""
+        """Answer each question."""
         asked = json.loads(await request.read())
         self.question = asked.get("prompt") or asked["messages"][-1]["content"]
         answer = f"def reply_{len(self.said)}(x):\n    return x + {len(self.said)}\n"
@@ -67,7 +67,7 @@ class CountingWorker(FakeWorker):
         return await super().completions(request)
 
     def usage(self, path: str) -> dict[str, int]:
-        """What the last request cost, the token that ended the answer included."""
+        """Token counts of the last request, the final token included."""
         prompt = rendered(self.question) if "chat" in path else self.question
         counts = {
             "prompt_tokens": len(self.tokens(prompt)),
@@ -320,7 +320,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_target_without_a_tokenizer_is_refused(tmp_path: Path):
-    """With what the library says, before any content is read."""
+    """With the library's message, before any content is read."""
     environment = offline_environment(process_environment(), plugins=())
     with pytest.raises(DraftRefusedError, match="cannot be loaded"), open_tokenizer(tmp_path, environment):
         pass

@@ -1,7 +1,7 @@
 """
-A draft trained by the command on the demo pair, and what becomes of it: registered, recorded, served by vLLM.
+`appliance draft train` on the demo pair: training, registration, records, and serving by vLLM.
 
-The data set is one as `open_dataset` gives it, made of held-out code; the process that trains is real.
+The data set has the interface of `open_dataset` and holds held-out code; the training process is real.
 """
 
 import json
@@ -44,18 +44,18 @@ from tests.integration.worker_process import ONE_ENGINE_PROCESS, stock_worker
 from tests.unit.drafts.training import tiny
 
 pytestmark = pytest.mark.worker
-"""One training serves all of these, and one of them serves its draft."""
+"""One training serves all tests here, and one of them serves its draft."""
 DATASET = f"sha256:{'d' * 64}"
 STEPS = 60
 SIZES = ("--batch", "4", "--window", "96")
 ONE_THREAD = ("OMP_NUM_THREADS", "1")
-"""Several threads wait for each other in every small operation: beside another process that takes minutes."""
+"""Threads contend in small operations: with another busy process a training would take minutes."""
 PROMPT = 40
-"""Tokens of a sample that are asked; the rest is answered."""
+"""Prompt tokens of a sample; the rest is the answer."""
 
 
 def samples(count: int = 48) -> list[TrainingSample]:
-    """Code that neither of the pair was trained on, as a harvest would have it."""
+    """Code that neither model was trained on, in the form of harvested samples."""
     tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
     made = []
     for place, text in enumerate(held_out_prompts(load_corpus(), count=count, characters=500)):
@@ -75,7 +75,7 @@ def samples(count: int = 48) -> list[TrainingSample]:
 
 
 class SmallDataset:
-    """A data set as `open_dataset` gives one, without a database behind it."""
+    """The interface of `open_dataset`'s data set, without a database."""
 
     def __init__(self, taken: list[TrainingSample]) -> None:
         self._samples = taken
@@ -100,7 +100,7 @@ def dataset() -> SmallDataset:
 
 @pytest.fixture(scope="module")
 def worn(tmp_path_factory) -> Path:
-    """The committed draft, worn: with noise in its weights, as if its target had changed."""
+    """The committed draft with noise in its weights, as if its target had changed."""
     directory = tmp_path_factory.mktemp("worn") / "draft"
     shutil.copytree(DEMO_DRAFT, directory)
     tensors = load_file(directory / "model.safetensors")
@@ -154,7 +154,7 @@ def trained(site, worn) -> Result:
 
 
 def test_refresh_trains_and_registers_a_draft(site, trained, worn, dataset):
-    """From a worn draft to a better one, with a training record next to it and in the log."""
+    """From a noisy draft to a better one, with a training record in its directory and in the log."""
     assert trained.exit_code == 0, (trained.output, trained.exception)
     (revision,) = open_registry(site.settings, lambda: 0.0).revisions()
     assert (revision.source, revision.parent, revision.dataset) == ("trained", digest_weights(worn), DATASET)
@@ -180,7 +180,7 @@ def test_finished_run_changes_nothing(site, trained, worn):
     before = site.entries()
     again = site.run("--from", str(worn), "--steps", str(STEPS), *SIZES, "--run", "refresh")
     assert again.exit_code == 0
-    assert "nothing was changed" in again.output
+    assert "nothing changed" in again.output
     other = site.run("--from", str(worn), "--steps", "61", *SIZES, "--run", "refresh")
     assert isinstance(other.exception, DraftRefusedError)
     assert "recipe" in str(other.exception)
@@ -190,7 +190,7 @@ def test_finished_run_changes_nothing(site, trained, worn):
 
 
 def test_nothing_of_the_samples_is_in_the_run(site, trained, dataset):
-    """Not in the checkpoint, the log, the report or the record; only which they were."""
+    """Not in the checkpoint, the log, the report or the record; these only name them."""
     run = locate(site.settings).drafts / "runs"
     tokens = dataset._samples[1].token_ids[PROMPT : PROMPT + 6]
     text = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json")).decode(list(tokens))
@@ -207,7 +207,7 @@ def test_nothing_of_the_samples_is_in_the_run(site, trained, dataset):
 
 
 def test_content_erased_during_training_is_in_no_new_draft(site, worn, dataset):
-    """The draft is there, but is not registered: it learnt from what may not be learnt from any more."""
+    """The draft is complete but not registered."""
     before = site.entries()
     dataset.erased = set()
     arguments = ("--from", str(worn), "--steps", "2", "--window", "64", "--run", "late")
@@ -223,7 +223,7 @@ def test_content_erased_during_training_is_in_no_new_draft(site, worn, dataset):
         result = site.run(*arguments)
     dataset.erased = set()
     assert isinstance(result.exception, DraftRefusedError)
-    assert "erased while the draft was trained" in str(result.exception)
+    assert "erased during the training" in str(result.exception)
     assert site.entries() == before
 
 
@@ -286,7 +286,7 @@ def test_killed_or_stopped_training_gives_the_same_draft(tmp_path, small):
 
 
 def test_trained_draft_is_served(site, trained, tmp_path):
-    """vLLM loads the head, and accepts as much of it as the training says: more than after a few steps."""
+    """vLLM loads the head and accepts about as much of it as the training measured."""
     (revision,) = open_registry(site.settings, lambda: 0.0).revisions()
     draft = open_registry(site.settings, lambda: 0.0).weights(revision)
     with stock_worker(tmp_path / "worker.log", draft=draft, environment=ONE_ENGINE_PROCESS) as worker:
@@ -321,7 +321,7 @@ def counter(url: str, name: str) -> float:
 
 
 def test_vllm_accepts_the_server_arguments():
-    """Every flag of the server of hidden states exists, and takes the value it is given."""
+    """Every flag of the server for hidden states exists and accepts its value."""
     setup = Setup(
         python=Path("/train/bin/python"),
         target=DEMO_TARGET,
