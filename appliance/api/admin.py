@@ -46,7 +46,7 @@ async def status(request: Request, _caller: AdminCaller) -> Response:
 
 
 def _worker(snapshot: WorkerSnapshot, in_flight: int) -> dict[str, Any]:
-    window, metrics = snapshot.figures.window, snapshot.metrics
+    metrics = snapshot.metrics
     return {
         "worker": snapshot.worker.worker_id,
         "url": snapshot.worker.url,
@@ -55,12 +55,7 @@ def _worker(snapshot: WorkerSnapshot, in_flight: int) -> dict[str, Any]:
         "engine": snapshot.engine,
         "mode": snapshot.decision.mode,
         "reason": snapshot.decision.reason,
-        "acceptance_length": round(window.acceptance_length, 3) if window.drafts else None,
-        "acceptance_rate": round(window.acceptance_rate, 3) if window.drafts else None,
-        "acceptance_rate_per_position": [
-            round(rate, 3) for rate in window.acceptance_rate_per_position if window.drafts
-        ],
-        "window_drafts": window.drafts,
+        **speculation.show_acceptance(snapshot),
         "tokens_per_second": round(snapshot.tokens_per_second, 1),
         "running": metrics.running if metrics else 0,
         "waiting": metrics.waiting if metrics else 0,

@@ -141,13 +141,26 @@ async def _overrides(services: Services, now: float) -> tuple[tuple[Override, ..
         return (), str(error)
 
 
+def show_acceptance(snapshot: WorkerSnapshot) -> dict[str, Any]:
+    """Acceptance over the monitor's window; nulls without drafts."""
+    window = snapshot.figures.window
+    return {
+        "acceptance_length": _rounded(window.acceptance_length if window.drafts else None),
+        "acceptance_rate": _rounded(window.acceptance_rate if window.drafts else None),
+        "acceptance_rate_per_position": [
+            _rounded(rate) for rate in window.acceptance_rate_per_position if window.drafts
+        ],
+        "window_drafts": window.drafts,
+    }
+
+
 def _known(services: Services, worker: str, *others: str) -> None:
     if services.pool.snapshot(WorkerId(worker)) is None and worker not in others:
         raise WorkerNotFoundError("No worker has this id; GET /admin/v1/speculation lists them.")
 
 
 def _worker(snapshot: WorkerSnapshot, view: WorkerView | None, order: Override | None) -> dict[str, Any]:
-    window, reading = snapshot.figures.window, snapshot.reading
+    reading = snapshot.reading
     table = reading.table if reading else ()
     return {
         "worker": snapshot.worker.worker_id,
@@ -164,12 +177,7 @@ def _worker(snapshot: WorkerSnapshot, view: WorkerView | None, order: Override |
         "table": [list(span) for span in table],
         "batch": reading.batch if reading else 0,
         "draft_tokens": draft_tokens_at(table, max(1, reading.batch)) if reading and table else None,
-        "acceptance_length": _rounded(window.acceptance_length if window.drafts else None),
-        "acceptance_rate": _rounded(window.acceptance_rate if window.drafts else None),
-        "acceptance_rate_per_position": [
-            _rounded(rate) for rate in window.acceptance_rate_per_position if window.drafts
-        ],
-        "window_drafts": window.drafts,
+        **show_acceptance(snapshot),
         "buckets": [_bucket(bucket) for bucket in view.buckets] if view else [],
         "probes": {
             "failed": view.probes_failed if view else 0,

@@ -27,19 +27,18 @@ BOTH = pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (TEXT, text())
 
 
 def salted(body: bytes) -> bytes:
-    """Return a body of the first tenant as a worker gets it."""
+    """A body of the first tenant as a worker receives it."""
     opening = body.index(b"{") + 1
     return body[:opening] + f'"cache_salt":"{salt_of("acme", None)}",'.encode() + body[opening:]
 
 
 def frames(stream: bytes) -> list[bytes]:
-    """Cut a stream into its frames."""
     assert stream.endswith(b"\n\n")
     return [frame + b"\n\n" for frame in stream.split(b"\n\n")[:-1]]
 
 
 def last_error(stream: bytes) -> dict:
-    """Return the error that a stream ends with, once its shape is checked."""
+    """The error that a stream ends with, after its shape is checked."""
     *before, last = frames(stream)
     assert DONE not in before
     error = json.loads(last.removeprefix(b"data: "))["error"]
@@ -52,7 +51,7 @@ def last_error(stream: bytes) -> dict:
 
 @BOTH
 async def test_a_stream_reaches_the_client_byte_for_byte(running, path, body):
-    """Every frame is passed on as the worker sent it."""
+    """Every frame is relayed as the worker sent it."""
     reply = await running.post({**body, "stream": True}, path=path)
     assert reply.status == 200
     assert reply.body == b"".join(running.worker.frames(path, {}))
@@ -61,7 +60,7 @@ async def test_a_stream_reaches_the_client_byte_for_byte(running, path, body):
 
 @BOTH
 async def test_a_plain_answer_reaches_the_client_byte_for_byte(running, path, body):
-    """Only `metrics`, which is the gateway's business, is cut out."""
+    """Only `metrics`, which the gateway requests for itself, is removed."""
     reply = await running.post(body, path=path)
     whole = {name: value for name, value in running.worker.whole(path).items() if name != "metrics"}
     assert reply.status == 200
@@ -80,7 +79,7 @@ async def test_spelling_and_order_of_a_plain_answer_are_kept(running):
 
 
 async def test_the_body_reaches_the_worker_byte_for_byte(running):
-    """Unknown members, number spellings, escapes and spaces are the worker's to judge."""
+    """The worker validates unknown members, number spellings, escapes and spaces."""
     body = (
         rb' {"temperature":1.00, "messages":[{"role":"user","content":"caf\u00e9 \/ %s"}] , "model": "demo",'
         rb' "seed":1e2,"unknown_to_us": {"a":[null,-0.0]}}'
@@ -89,14 +88,14 @@ async def test_the_body_reaches_the_worker_byte_for_byte(running):
     assert running.worker.bodies == [salted(body)]
 
 
-async def test_usage_is_asked_for_on_a_stream_and_nothing_else_is_changed(running):
-    """`stream_options` is added in front, the rest is byte-identical."""
+async def test_only_stream_options_are_added_to_a_stream_request(running):
+    """In front; the rest is byte-identical."""
     body = rb'{ "model":"demo","messages":[] , "stream": true, "temperature" : 1.00}'
     await running.post(body)
     assert running.worker.bodies == [salted(rb'{"stream_options":{"include_usage": true},' + body[1:])]
 
 
-async def test_stream_options_that_ask_for_nothing_are_replaced_in_place(running):
+async def test_empty_stream_options_are_replaced_in_place(running):
     """Only the value of `stream_options` changes."""
     body = b'{"model":"demo","messages":[],"stream_options" :  %s ,"stream":true}'
     for given in (b"null", b"{}", b'{"include_usage":false}'):
@@ -105,8 +104,8 @@ async def test_stream_options_that_ask_for_nothing_are_replaced_in_place(running
         assert USAGE_FRAME not in reply.body
 
 
-async def test_stream_options_the_client_gave_are_kept(running):
-    """Other requested options are still there."""
+async def test_stream_options_of_the_client_are_kept(running):
+    """Its other options are still there."""
     await running.post(chat(stream=True, stream_options={"include_obfuscation": False}))
     assert json.loads(running.worker.bodies[0])["stream_options"] == {
         "include_obfuscation": False,
@@ -114,8 +113,8 @@ async def test_stream_options_the_client_gave_are_kept(running):
     }
 
 
-async def test_the_usage_frame_is_kept_for_a_client_that_asked(running):
-    """As the worker sent it, without `metrics`, before the end; the body was not touched."""
+async def test_the_usage_frame_is_sent_to_a_client_that_requested_it(running):
+    """As the worker sent it, without `metrics`, before the end; the body was not changed."""
     body = json.dumps(chat(stream=True, stream_options={"include_usage": True})).encode()
     reply = await running.post(body)
     assert running.worker.bodies == [salted(body)]
@@ -123,7 +122,7 @@ async def test_the_usage_frame_is_kept_for_a_client_that_asked(running):
     assert b"metrics" not in reply.body
 
 
-async def test_the_usage_frame_is_not_sent_to_a_client_that_did_not_ask(running):
+async def test_the_usage_frame_is_not_sent_to_other_clients(running):
     """A frame without choices breaks clients that index `choices[0]`."""
     reply = await running.post(chat(stream=True))
     assert b'"usage"' not in reply.body
@@ -131,7 +130,7 @@ async def test_the_usage_frame_is_not_sent_to_a_client_that_did_not_ask(running)
 
 
 async def test_content_that_carries_usage_is_not_held_back(running):
-    """A client may ask for usage in every frame; its stream must still flow."""
+    """A client may request usage in every frame; its stream must still flow."""
     worker = running.worker
     contents = [
         {**worker.choice(CHAT, f"t{number}", None), "usage": {**USAGE, "completion_tokens": number}}
@@ -155,8 +154,8 @@ async def test_content_that_carries_usage_is_not_held_back(running):
     assert "ttft_ms" in outcome
 
 
-async def test_characters_and_frames_cut_in_the_middle_survive(running):
-    """However the network splits them, the client gets the worker's bytes and whole characters."""
+async def test_characters_and_frames_may_be_split_by_the_network(running):
+    """The client receives the worker's bytes and complete characters."""
     running.worker.pieces = ["naïve ", "模型", "😀👩‍👧", "\u2028"]
     for running.worker.write_bytes in (3, 7, 64):
         reply = await running.post(chat(stream=True))
@@ -165,7 +164,7 @@ async def test_characters_and_frames_cut_in_the_middle_survive(running):
         assert "".join(said) == "".join(running.worker.pieces)
 
 
-async def test_many_frames_in_one_read_are_all_passed_on(running):
+async def test_many_frames_in_one_read_are_all_relayed(running):
     """A worker may send the whole stream in one write."""
     running.worker.script = [
         b"".join(running.worker.frames(CHAT, {"stream_options": {"include_usage": True}}))
@@ -174,7 +173,7 @@ async def test_many_frames_in_one_read_are_all_passed_on(running):
     assert reply.body == b"".join(running.worker.frames(CHAT, {}))
 
 
-async def test_a_long_stream_passes_unchanged(running):
+async def test_a_long_stream_is_relayed_unchanged(running):
     """Thousands of frames, none lost, none out of order."""
     running.worker.pieces = [f"token {number} " for number in range(3000)]
     running.worker.write_bytes = 50_000
@@ -182,8 +181,7 @@ async def test_a_long_stream_passes_unchanged(running):
     assert (await running.post(chat(stream=True))).body == running.worker.script[0]
 
 
-async def test_streams_at_the_same_time_do_not_mix(running):
-    """Each client gets its own answer."""
+async def test_concurrent_streams_do_not_mix(running):
     replies = await asyncio.gather(*(running.post(chat(stream=True, n=number)) for number in range(20)))
     # A slow machine may have some of them filled with comments.
     bodies = {reply.body.replace(b": keep-alive\n\n", b"") for reply in replies}
@@ -191,15 +189,14 @@ async def test_streams_at_the_same_time_do_not_mix(running):
     assert len({reply.headers["x-appliance-audit"] for reply in replies}) == 20
 
 
-async def test_a_stream_tells_proxies_not_to_buffer_or_cache(running):
-    """The headers that keep a stream flowing."""
+async def test_headers_of_a_stream_disable_buffering_and_caching(running):
     reply = await running.post(chat(stream=True))
     assert reply.headers["Content-Type"] == "text/event-stream; charset=utf-8"
     assert (reply.headers["x-accel-buffering"], reply.headers["cache-control"]) == ("no", "no-cache")
 
 
-async def test_silence_is_filled_with_comments(serve):
-    """Proxies see bytes while the worker thinks; without the comments the stream is as it was."""
+async def test_a_silent_stream_gets_keep_alive_comments(serve):
+    """Proxies receive bytes while the worker computes; without the comments the stream is unchanged."""
     running = await serve(FakeWorker(pause_seconds=0.07), keep_alive_seconds=0.03)
     reply = await running.post(chat(stream=True))
     assert reply.body.startswith(b": keep-alive\n\n")
@@ -207,8 +204,7 @@ async def test_silence_is_filled_with_comments(serve):
     assert b"".join(kept) == b"".join(running.worker.frames(CHAT, {}))
 
 
-async def test_the_openai_client_reads_past_the_comments(serve):
-    """A real client gets only the text."""
+async def test_the_openai_client_ignores_keep_alive_comments(serve):
     running = await serve(FakeWorker(pause_seconds=0.03), keep_alive_seconds=0.01)
     stream = await running.client.chat.completions.create(**chat(), stream=True)
     said = [chunk.choices[0].delta.content async for chunk in stream]
@@ -229,8 +225,8 @@ async def test_the_openai_client_reads_a_plain_answer_and_the_models(running):
 # Workers fail.
 
 
-async def test_a_worker_that_dies_in_a_stream_ends_it_with_an_error(running):
-    """What came is passed on, then an error; never a finish that did not happen."""
+async def test_a_worker_that_fails_in_a_stream_ends_it_with_an_error(running):
+    """The frames so far are relayed, then an error; never a finish reason that the worker did not send."""
     running.worker.breaks_after = 2
     reply = await running.post(chat(stream=True))
     assert frames(reply.body)[:-1] == running.worker.frames(CHAT, {})[:2]
@@ -240,7 +236,7 @@ async def test_a_worker_that_dies_in_a_stream_ends_it_with_an_error(running):
 
 
 async def test_a_stream_that_broke_is_recorded_as_failed_with_an_estimate(running):
-    """Tokens that were delivered are counted by frames, and marked as such."""
+    """Delivered tokens are estimated by frames, and marked as such."""
     running.worker.breaks_after = 2
     await running.post(chat(stream=True))
     outcome = await running.outcome()
@@ -261,7 +257,7 @@ async def test_dead_worker_is_excluded_until_a_poll_succeeds(running):
 
 
 async def test_openai_client_raises_for_a_broken_stream(running):
-    """A client must not take half an answer for a whole one."""
+    """A client must not take half an answer for a complete one."""
     running.worker.breaks_after = 2
     stream = await running.client.chat.completions.create(**chat(), stream=True)
     with pytest.raises(openai.APIError, match="worker"):
@@ -269,7 +265,7 @@ async def test_openai_client_raises_for_a_broken_stream(running):
 
 
 async def test_half_a_frame_is_never_sent(running):
-    """What the worker could not finish is dropped, so the error after it can be parsed."""
+    """An incomplete frame is dropped, so that the error after it can be parsed."""
     whole = running.worker.frames(CHAT, {})
     running.worker.script, running.worker.breaks_after = [whole[0], whole[1][:20]], 2
     reply = await running.post(chat(stream=True))
@@ -278,16 +274,16 @@ async def test_half_a_frame_is_never_sent(running):
     assert last_error(reply.body)["code"] == "worker_failed"
 
 
-async def test_a_stream_that_ends_without_its_end_is_a_failure(running):
-    """An orderly close of the connection is not an end either."""
+async def test_a_stream_without_its_last_frame_is_a_failure(running):
+    """Also if the worker closes the connection in order."""
     running.worker.script = running.worker.frames(CHAT, {})[:-1]
     reply = await running.post(chat(stream=True))
     assert last_error(reply.body)["code"] == "worker_failed"
     assert (await running.outcome())["outcome"] == "worker_failed"
 
 
-async def test_an_error_the_worker_sends_in_a_stream_keeps_its_words(running):
-    """The worker's message reaches the client in the shape it can parse."""
+async def test_an_error_of_the_worker_in_a_stream_keeps_its_message(running):
+    """In the shape that the client parses."""
     running.worker.error_frame = True
     reply = await running.post(chat(stream=True))
     errors = [json.loads(frame[6:])["error"] for frame in frames(reply.body) if b'"error"' in frame]
@@ -297,8 +293,8 @@ async def test_an_error_the_worker_sends_in_a_stream_keeps_its_words(running):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_worker_that_dies_before_its_answer_is_replaced_by_another(serve, stream):
-    """Nothing was sent yet, so the client notices nothing."""
+async def test_a_request_is_retried_if_its_worker_fails_before_the_answer(serve, stream):
+    """Nothing was sent yet, so the client does not notice."""
     running = await serve(FakeWorker(breaks_before_answer=True), FakeWorker())
     reply = await running.post(chat(stream=stream))
     assert reply.status == 200
@@ -308,15 +304,15 @@ async def test_a_worker_that_dies_before_its_answer_is_replaced_by_another(serve
     assert [seen.healthy for seen in running.pool.snapshots] == [False, True]
 
 
-async def test_a_plain_answer_that_breaks_off_is_asked_for_again_elsewhere(serve):
-    """Half of a plain answer was never sent on."""
+async def test_a_plain_answer_that_breaks_off_is_retried_on_another_worker(serve):
+    """None of it was sent."""
     running = await serve(FakeWorker(breaks_after=0), FakeWorker())
     reply = await running.post(chat())
     assert (reply.status, (await running.outcome())["retries"]) == (200, 1)
 
 
-async def test_after_the_first_byte_no_other_worker_is_tried(serve):
-    """A second worker would write another text."""
+async def test_after_the_first_byte_a_request_is_not_retried(serve):
+    """Another worker would generate another text."""
     running = await serve(FakeWorker(breaks_after=1), FakeWorker())
     await running.post(chat(stream=True))
     assert [len(worker.bodies) for worker in running.workers] == [1, 0]
@@ -324,7 +320,7 @@ async def test_after_the_first_byte_no_other_worker_is_tried(serve):
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_without_another_worker_the_error_is_retryable(running, stream):
-    """502 with `Retry-After`, in a shape the client understands."""
+    """502 with `Retry-After`, in the client's shape."""
     running.worker.breaks_before_answer = True
     reply = await running.post(chat(stream=stream))
     assert (reply.status, reply.error["code"]) == (502, "worker_failed")
@@ -335,7 +331,7 @@ async def test_without_another_worker_the_error_is_retryable(running, stream):
 
 
 async def test_unreachable_worker_is_a_failed_worker(running):
-    """A refused connection reads like any other failure."""
+    """A refused connection has the same error as any other failure."""
     seen = running.pool.snapshots[0]
     gone = replace(seen, worker=replace(seen.worker, url="http://127.0.0.1:9"))
     running.pool.update(gone)
@@ -346,7 +342,7 @@ async def test_unreachable_worker_is_a_failed_worker(running):
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_client_gets_503_when_every_worker_is_down(running, stream):
-    """503 with `Retry-After`; the log has the status the client was given."""
+    """With `Retry-After`; the log has the same status."""
     running.pool.report_unreachable(running.pool.snapshots[0].worker.worker_id)
     reply = await running.post(chat(stream=stream))
     assert (reply.status, reply.error["code"]) == (503, "no_worker_available")
@@ -356,7 +352,7 @@ async def test_client_gets_503_when_every_worker_is_down(running, stream):
 
 
 async def test_failed_poll_does_not_readmit_a_reported_worker(running):
-    """The gateway met a dead worker while the control loop was still waiting for it."""
+    """The gateway met a failed worker while the control loop was still waiting for it."""
     running.worker.metrics_seconds, running.worker.metrics = 0.2, "nothing of vLLM's"
     looking = asyncio.create_task(running.control.tick())
     await asyncio.sleep(0.05)
@@ -367,8 +363,8 @@ async def test_failed_poll_does_not_readmit_a_reported_worker(running):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_refusal_of_the_worker_reaches_the_client_as_a_refusal(running, stream):
-    """400 stays 400, with the worker's words and a code that is a string or null."""
+async def test_a_client_error_of_the_worker_reaches_the_client(running, stream):
+    """400 stays 400, with the worker's message and a code that is a string or null."""
     running.worker.status = 400
     reply = await running.post(chat(stream=stream))
     assert (reply.status, reply.headers["Content-Type"]) == (400, "application/json")
@@ -377,7 +373,7 @@ async def test_a_refusal_of_the_worker_reaches_the_client_as_a_refusal(running, 
     assert running.pool.any_healthy()
 
 
-async def test_a_prompt_that_is_too_long_has_the_code_clients_act_on(running):
+async def test_a_prompt_that_is_too_long_has_openais_code(running):
     """The openai client raises with `context_length_exceeded`."""
     message = "This model's maximum context length is 2048 tokens."
     running.worker.status = 400
@@ -388,8 +384,8 @@ async def test_a_prompt_that_is_too_long_has_the_code_clients_act_on(running):
 
 
 @pytest.mark.parametrize("status", [500, 503])
-async def test_an_internal_error_of_a_worker_is_tried_on_another(serve, status):
-    """The first answer is thrown away, the second counts."""
+async def test_an_internal_error_of_a_worker_is_retried_on_another(serve, status):
+    """The first answer is dropped."""
     running = await serve(FakeWorker(status=status), FakeWorker())
     assert (await running.post(chat(stream=True))).status == 200
     assert (await running.outcome())["retries"] == 1
@@ -404,8 +400,8 @@ async def test_the_error_of_the_last_worker_reaches_the_client(serve):
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b'{"a":1'])
-async def test_an_answer_that_is_no_answer_is_a_failed_worker(running, answer):
-    """A page of some proxy in between is not handed to the client as a completion."""
+async def test_a_malformed_answer_is_a_failed_worker(running, answer):
+    """The page of a proxy in between does not reach the client as a completion."""
     running.worker.answer = answer
     reply = await running.post(chat())
     assert (reply.status, reply.error["code"]) == (502, "worker_failed")
@@ -414,7 +410,7 @@ async def test_an_answer_that_is_no_answer_is_a_failed_worker(running, answer):
 
 @pytest.mark.parametrize("frame", [b'data: {"usage":{}}\n\n', b'data: {"usage":{"prompt_tokens":1}}\n\n'])
 async def test_a_usage_frame_of_another_shape_does_not_crash_the_relay(running, frame):
-    """A frame without `choices` carries no content: it is read, or ignored."""
+    """A frame without `choices` has no content: it is read, or ignored."""
     content = running.worker.frames(CHAT, {})[:-1]
     running.worker.script = [*content, frame, DONE]
     reply = await running.post(chat(stream=True))
@@ -444,8 +440,8 @@ async def test_a_stream_that_falls_silent_ends_with_a_timeout(serve):
     await until(lambda: running.worker.aborted, 1)
 
 
-async def test_a_slow_stream_that_keeps_talking_is_never_cut(serve):
-    """The limit is on silence, not on the whole."""
+async def test_a_slow_stream_never_times_out(serve):
+    """The limit is on silence, not on the total time."""
     running = await serve(FakeWorker(pause_seconds=0.1), silence_seconds=0.4, keep_alive_seconds=0.05)
     reply = await running.post(chat(stream=True))
     assert reply.body.endswith(DONE)
@@ -454,7 +450,7 @@ async def test_a_slow_stream_that_keeps_talking_is_never_cut(serve):
 # Clients leave.
 
 
-async def test_a_client_that_leaves_a_stream_stops_the_worker(running):
+async def test_a_disconnect_during_a_stream_stops_the_worker(running):
     """Within a second the worker observes the abort, and the log has the outcome and its tokens."""
     running.worker.pieces, running.worker.pause_seconds = ["x"] * 1000, 0.02
     async with running.asking(chat(stream=True)) as response:
@@ -469,8 +465,8 @@ async def test_a_client_that_leaves_a_stream_stops_the_worker(running):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_while_it_waits_stops_the_worker(running, stream):
-    """Also before the first byte, and for plain answers."""
+async def test_a_disconnect_before_the_first_byte_stops_the_worker(running, stream):
+    """Also for plain answers."""
     running.worker.head_seconds = 30
     waiting = asyncio.create_task(running.post(chat(stream=stream)))
     await until(lambda: running.worker.bodies)
@@ -482,8 +478,8 @@ async def test_a_client_that_leaves_while_it_waits_stops_the_worker(running, str
     assert (outcome["outcome"], outcome["tokens_estimated"]) == ("client_gone", True)
 
 
-async def test_time_between_frames_of_a_stream_is_measured(running):
-    """By model, every gap of it once it has ended; an answer in one piece has none."""
+async def test_inter_token_time_of_a_stream_is_measured(running):
+    """By model, every gap once the stream has ended; an answer in one piece has none."""
     running.worker.pieces, running.worker.pause_seconds = ["x"] * 5, 0.03
     for stream in (True, False):
         await running.post(chat(stream=stream))
@@ -497,7 +493,7 @@ async def test_time_between_frames_of_a_stream_is_measured(running):
 
 
 async def test_drafts_are_counted_by_context_and_template(running):
-    """The worker's counts, once by length of the context and once by template."""
+    """The worker's counts, once by context length and once by template."""
     await running.post(chat(stream=True))
     await running.events("request_finished")
     value = running.metrics.registry.get_sample_value
@@ -524,7 +520,7 @@ async def test_client_that_leaves_is_recorded_in_log_and_metrics(running):
 
 
 async def test_stopping_gateway_writes_an_audit_entry(running):
-    """A request that had to be cut is closed as aborted, not as the client's doing."""
+    """A request that was cut off is recorded as aborted, not as the client's disconnect."""
     running.worker.pieces, running.worker.pause_seconds = ["x"] * 1000, 0.02
     async with running.asking(chat(stream=True)) as response:
         await response.content.readuntil(b"\n\n")
@@ -537,8 +533,8 @@ async def test_stopping_gateway_writes_an_audit_entry(running):
 # Who may ask, and what.
 
 
-async def test_a_wrong_key_is_refused_and_told_nothing(running):
-    """No header, another scheme, an unknown id and a wrong secret get the very same answer."""
+async def test_all_wrong_keys_get_the_same_answer(running):
+    """No header, another scheme, an unknown id and a wrong secret."""
     wrong = "A" * 43
     headers = [
         {},
@@ -566,8 +562,7 @@ async def test_a_wrong_key_is_refused_and_told_nothing(running):
     assert running.worker.bodies == []
 
 
-async def test_an_admin_key_cannot_call_models_and_a_tenants_key_cannot_administer(running):
-    """Each key opens one door."""
+async def test_admin_keys_cannot_call_models_nor_tenant_keys_administer(running):
     assert (await running.post(chat(), key=running.admin_key)).status == 401
     assert (await running.get("/admin/v1/status", key=running.key)).status == 401
     status = await running.get("/admin/v1/status", key=running.admin_key)
@@ -577,7 +572,7 @@ async def test_an_admin_key_cannot_call_models_and_a_tenants_key_cannot_administ
 
 
 async def test_a_forbidden_model_reads_like_one_that_does_not_exist(running):
-    """A key learns nothing about models it or its tenant may not use; both refusals are in the log."""
+    """A key reveals nothing about models it or its tenant may not use; both refusals are in the log."""
     replies = [
         await running.post({**chat(), "model": name}, key=running.scoped_key) for name in (MODEL, "none")
     ]
@@ -593,8 +588,8 @@ async def test_a_forbidden_model_reads_like_one_that_does_not_exist(running):
     assert running.worker.bodies == []
 
 
-async def test_a_key_sees_only_the_models_it_may_use(running):
-    """The list is the tenant's and the key's, not the pool's."""
+async def test_the_list_of_models_has_only_those_a_key_may_use(running):
+    """It is the tenant's and the key's, not the pool's."""
     mine, others, narrow = [
         json.loads((await running.get("/v1/models", key=key)).body)
         for key in (running.key, running.scoped_key, running.narrow_key)
@@ -603,8 +598,8 @@ async def test_a_key_sees_only_the_models_it_may_use(running):
     assert others == narrow == {"object": "list", "data": []}
 
 
-async def test_a_narrowed_key_reaches_none_of_its_tenants_other_models(running):
-    """What the tenant may use, another of its keys reaches all the same."""
+async def test_a_key_with_fewer_models_cannot_use_its_tenants_others(running):
+    """Another key of the tenant still can."""
     refused = await running.post(chat(), key=running.narrow_key)
     assert (refused.status, refused.error["code"]) == (404, "model_not_found")
     assert (await running.get(f"/v1/models/{MODEL}", key=running.narrow_key)).status == 404
@@ -631,7 +626,7 @@ MALFORMED = [
 
 
 async def test_invalid_request_is_refused_before_a_worker_receives_it(running):
-    """400, with the parameter that is wrong; nothing was promised, so nothing is in the log."""
+    """400 with the invalid parameter; the log has no entry."""
     for body, param, code in MALFORMED:
         reply = await running.post(body)
         assert reply.status == 400
@@ -642,20 +637,20 @@ async def test_invalid_request_is_refused_before_a_worker_receives_it(running):
     assert running.entries("request.intent") == []
 
 
-async def test_a_model_name_that_cannot_be_encoded_is_just_unknown(running):
-    """Half a surrogate pair in a name is the client's mistake, not a crash."""
+async def test_a_model_name_that_cannot_be_encoded_is_unknown(running):
+    """Half a surrogate pair is the client's error, not a crash."""
     reply = await running.post(rb'{"model":"\ud800","messages":[]}')
     assert (reply.status, reply.error["code"]) == (404, "model_not_found")
 
 
 async def test_each_route_needs_its_own_member(running):
-    """A completion lives on `prompt`."""
+    """A completion needs `prompt`."""
     reply = await running.post({"model": MODEL, "messages": []}, path=TEXT)
     assert (reply.status, reply.error["param"]) == (400, "prompt")
 
 
-async def test_a_body_that_is_too_large_is_refused_in_words_the_client_reads(running):
-    """100 MB, declared: the openai client gets a 413 and not a broken connection."""
+async def test_a_body_over_the_limit_is_refused_with_413(running):
+    """100 MB, declared: the openai client receives the error and not a broken connection."""
     messages = [{"role": "user", "content": "x" * 100_000_000}]
     with pytest.raises(openai.APIStatusError) as caught:
         await running.client.chat.completions.create(model=MODEL, messages=messages)
@@ -663,7 +658,7 @@ async def test_a_body_that_is_too_large_is_refused_in_words_the_client_reads(run
     assert running.worker.bodies == []
 
 
-async def test_a_body_that_is_too_large_and_does_not_say_so_is_refused_as_well(running):
+async def test_a_chunked_body_over_the_limit_is_refused_with_413(running):
     """100 MB, chunked: the same answer."""
 
     async def endless():
@@ -676,8 +671,8 @@ async def test_a_body_that_is_too_large_and_does_not_say_so_is_refused_as_well(r
     assert running.worker.bodies == []
 
 
-async def test_the_largest_body_allowed_is_allowed(serve):
-    """The limit itself is within the limit, one byte more is not."""
+async def test_a_body_of_the_maximum_size_is_accepted(serve):
+    """One byte more is not."""
     running = await serve(FakeWorker(), max_body_bytes=2048)
     body = json.dumps(chat()).encode().ljust(2048)
     assert (await running.post(body)).status == 200
@@ -694,7 +689,7 @@ UNLISTED = (
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_route_that_is_not_listed_does_not_exist(running, method):
-    """No path of the worker is reachable, and there is no redirect: 404 in OpenAI's shape."""
+    """No path of the worker is reachable, and nothing is redirected: 404 in OpenAI's shape."""
     headers = {"Authorization": f"Bearer {running.key}"}
     for path in UNLISTED:
         url = yarl.URL(running.url + path, encoded=True)
@@ -705,8 +700,8 @@ async def test_a_route_that_is_not_listed_does_not_exist(running, method):
     assert running.worker.bodies == []
 
 
-async def test_a_wrong_method_is_named_as_such(running):
-    """405 in OpenAI shape."""
+async def test_a_wrong_method_is_answered_with_405(running):
+    """In OpenAI's shape."""
     for method, path in (("GET", CHAT), ("DELETE", "/v1/models"), ("POST", "/metrics"), ("PUT", TEXT)):
         async with running.session.request(method, running.url + path) as response:
             body = json.loads(await response.read())
@@ -717,8 +712,8 @@ async def test_a_wrong_method_is_named_as_such(running):
 # Ids, receipts, readiness.
 
 
-async def test_a_request_id_of_the_client_comes_back_to_it(running):
-    """On answers and on errors; the log keeps it next to ours."""
+async def test_the_clients_request_id_is_echoed(running):
+    """On answers and on errors; the log has it next to ours."""
     for given in ("abc-123", "A.b_c:9", "x" * 128):
         reply = await running.post(chat(), x_request_id=given)
         refused = await running.post(b"{", x_request_id=given)
@@ -729,8 +724,8 @@ async def test_a_request_id_of_the_client_comes_back_to_it(running):
         assert intent["request_id"] != given
 
 
-async def test_a_request_id_that_is_no_id_is_replaced_by_ours(running):
-    """What could forge a log line or a header is not repeated."""
+async def test_a_malformed_request_id_is_replaced_by_ours(running):
+    """Text that could forge a log line or a header is not echoed."""
     for given in ("", " ", "a b", "a,b", "x" * 129, "a/b", "<script>", "é"):
         reply = await running.post(chat(), x_request_id=given)
         intent = running.entries("request.intent")[-1]
@@ -738,8 +733,8 @@ async def test_a_request_id_that_is_no_id_is_replaced_by_ours(running):
         assert "client_request_id" not in intent
 
 
-async def test_every_request_has_an_id_of_its_own(running):
-    """Also when the client sends the same one twice."""
+async def test_every_request_has_its_own_id(running):
+    """Also if the client sends the same one twice."""
     for _ in range(2):
         await running.post(chat(), x_request_id="again")
     ids = [intent["request_id"] for intent in running.entries("request.intent")]
@@ -747,8 +742,8 @@ async def test_every_request_has_an_id_of_its_own(running):
     assert [headers["X-Request-Id"] for headers in running.worker.headers] == ids
 
 
-async def test_the_worker_never_sees_the_clients_key_or_headers(running):
-    """Only what the gateway sends on purpose is sent on."""
+async def test_the_clients_key_and_headers_never_reach_the_worker(running):
+    """The gateway sends only its own headers."""
     await running.post(chat(), X_Forwarded_For="10.1.2.3", Cookie="a=b")
     (headers,) = running.worker.headers
     assert running.key not in str(headers)
@@ -756,23 +751,22 @@ async def test_the_worker_never_sees_the_clients_key_or_headers(running):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_answer_names_its_place_in_the_log(running, stream):
-    """`x-appliance-audit` is the index of the request's intent."""
+async def test_an_answer_names_the_index_of_its_intent(running, stream):
+    """In `x-appliance-audit`."""
     await running.post(chat())
     reply = await running.post(chat(stream=stream))
     intent = running.entries("request.intent")[1]
     assert reply.headers["x-appliance-audit"] == f"appliance.local/audit/{intent['index']}"
 
 
-async def test_an_answer_says_what_the_gateway_added(running):
-    """Milliseconds, and not those the worker took."""
+async def test_an_answer_has_the_gateways_overhead(running):
+    """In milliseconds, without the worker's time."""
     running.worker.head_seconds = 0.3
     reply = await running.post(chat())
     assert 0 <= float(reply.headers["x-appliance-overhead-ms"]) < 250
 
 
-async def test_an_outcome_says_what_happened_and_what_it_cost(running):
-    """Counts from the worker, timings, and what served it."""
+async def test_an_outcome_has_counts_times_and_worker(running):
     await running.post(chat(stream=True))
     outcome = await running.outcome()
     expected = {
@@ -800,7 +794,7 @@ async def test_an_answer_without_usage_is_recorded_as_an_estimate(running):
 
 
 async def test_readiness_needs_a_worker(serve):
-    """Alive without one, ready with one."""
+    """Without one the gateway is alive but not ready."""
     running = await serve()
     assert (await running.get("/healthz")).status == 200
     ready = await running.get("/readyz")
@@ -809,8 +803,7 @@ async def test_readiness_needs_a_worker(serve):
     assert (reply.status, reply.error["code"]) == (503, "no_worker_available")
 
 
-async def test_readiness_with_a_worker(running):
-    """Everything that is checked is named."""
+async def test_readiness_names_every_check(running):
     ready = await running.get("/readyz")
     assert (ready.status, json.loads(ready.body)) == (
         200,
@@ -819,7 +812,7 @@ async def test_readiness_with_a_worker(running):
 
 
 async def test_readiness_needs_the_audit_log(running):
-    """A gateway that could only refuse takes itself out of the rotation, and comes back."""
+    """A gateway that could only refuse leaves the rotation, and comes back."""
     running.store.refused = {"request.intent"}
     assert (await running.post(chat())).status == 503
     assert (await running.get("/readyz")).status == 503
@@ -832,8 +825,8 @@ async def test_readiness_needs_the_audit_log(running):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_no_byte_leaves_before_the_intent_is_durable(running, stream):
-    """The worker is called at once, but its answer waits for the disk."""
+async def test_no_byte_is_sent_before_the_intent_is_durable(running, stream):
+    """The worker receives the request at once, but its answer waits for the disk."""
     running.store.held = {"request.intent"}
     asking = asyncio.create_task(running.post(chat(stream=stream)))
     await until(lambda: running.store.waiting.is_set() and running.worker.completed)
@@ -843,7 +836,7 @@ async def test_no_byte_leaves_before_the_intent_is_durable(running, stream):
     assert (await asking).status == 200
 
 
-async def test_no_byte_of_a_stream_leaves_before_the_intent_is_durable(running):
+async def test_no_byte_of_a_stream_is_sent_before_the_intent_is_durable(running):
     """Not even the head."""
     running.store.held = {"request.intent"}
     opening = asyncio.create_task(running.session.post(
@@ -858,7 +851,7 @@ async def test_no_byte_of_a_stream_leaves_before_the_intent_is_durable(running):
 
 
 async def test_the_last_frame_waits_for_the_outcome(running):
-    """Content flows; the end of the stream comes once the outcome is durable."""
+    """Content flows; the end of the stream is sent once the outcome is durable."""
     running.store.held = {"request.outcome"}
     async with running.asking(chat(stream=True, stream_options={"include_usage": True})) as response:
         content = running.worker.frames(CHAT, {})[:-1]
@@ -873,7 +866,6 @@ async def test_the_last_frame_waits_for_the_outcome(running):
 
 
 async def test_a_plain_answer_waits_for_the_outcome(running):
-    """A plain answer is all final frame."""
     running.store.held = {"request.outcome"}
     asking = asyncio.create_task(running.post(chat()))
     await until(running.store.waiting.is_set)
@@ -895,8 +887,8 @@ async def test_without_a_durable_intent_there_is_no_answer(running, stream):
     assert running.entries("request.intent") == []
 
 
-async def test_a_disk_that_hangs_is_a_disk_that_fails(serve):
-    """An entry that takes longer than it may is refused; the client does not wait for ever."""
+async def test_a_disk_that_hangs_is_treated_as_a_failed_disk(serve):
+    """An entry that takes too long is refused; the client does not wait for ever."""
     running = await serve(FakeWorker(), audit={"append_timeout_seconds": 0.3})
     running.store.held = {"request.intent"}
     async with asyncio.timeout(3):
@@ -906,8 +898,8 @@ async def test_a_disk_that_hangs_is_a_disk_that_fails(serve):
     await running.outcome()
 
 
-async def test_a_plain_answer_without_a_durable_outcome_is_not_given(serve):
-    """Nothing was sent yet, so it is refused; the request is closed as soon as the disk is back."""
+async def test_a_plain_answer_without_a_durable_outcome_is_refused(serve):
+    """Nothing was sent yet; the request is closed as soon as the disk works again."""
     running = await serve(FakeWorker(pieces=["COMPLETION"]), audit={"checkpoint_seconds": 0.2})
     running.store.refused = {"request.outcome"}
     reply = await running.post(chat())
@@ -918,7 +910,7 @@ async def test_a_plain_answer_without_a_durable_outcome_is_not_given(serve):
 
 
 async def test_a_refused_answer_is_not_counted_as_completed(running):
-    """Log line and metrics say what the client was given."""
+    """Log line and metrics have the status that the client received."""
     running.store.refused = {"request.outcome"}
     await running.post(chat())
     (line,) = await running.events("request_finished")
@@ -941,7 +933,7 @@ async def test_a_stream_without_a_durable_outcome_has_no_end(serve):
 
 
 async def test_full_queue_refuses_before_a_worker_is_called(serve):
-    """What cannot be recorded is not begun."""
+    """A request that cannot be recorded is not forwarded."""
     running = await serve(FakeWorker(), audit={"queue_entries": 1})
     running.store.held = {"request.intent"}
     first = asyncio.create_task(running.post(chat()))
@@ -954,7 +946,7 @@ async def test_full_queue_refuses_before_a_worker_is_called(serve):
 
 
 async def test_every_intent_has_one_outcome(serve):
-    """Whatever mixture of ends there was."""
+    """However the requests ended."""
     running = await serve(FakeWorker(), FakeWorker(breaks_before_answer=True), FakeWorker(status=400))
     bodies = [chat(stream=number % 2 == 0) for number in range(12)]
     await asyncio.gather(*(running.post(body) for body in bodies))
@@ -968,8 +960,7 @@ async def test_every_intent_has_one_outcome(serve):
 # Nothing leaks.
 
 
-async def test_metrics_are_ours_and_counted(running):
-    """Every family is `appliance_`, and a request is counted."""
+async def test_every_metric_has_our_prefix_and_requests_are_counted(running):
     await running.post(chat(stream=True))
     await running.outcome()
     families = list(text_string_to_metric_families((await running.get("/metrics")).body.decode()))
@@ -993,7 +984,7 @@ REFUSED = json.dumps({"error": {"message": f"bad: {SECRET}"}}).encode()
 
 
 def assert_nothing_was_kept(running, caplog):
-    """Search for prompt, completion and key in everything that outlives a request."""
+    """Search for prompt, completion and key in all logs, metrics, entries and files."""
     files = [path.read_bytes().decode("latin-1") for path in running.directory.rglob("*") if path.is_file()]
     ours = [
         record for record in caplog.records if not record.name.startswith(("httpx", "httpcore", "openai"))
@@ -1027,8 +1018,8 @@ async def test_content_is_in_no_log_metric_or_entry(serve, caplog, body, path, w
     assert_nothing_was_kept(running, caplog)
 
 
-async def test_refused_request_is_not_charged(running, caplog):
-    """Nor is a prompt that was malformed, meant for no model, or refused by the audit log."""
+async def test_a_refused_request_leaves_no_content(running, caplog):
+    """A prompt that was malformed, named no model, or was refused by the audit log."""
     await running.post(json.dumps(CHAT_OF_SECRETS).encode() + b"}")
     await running.post({**CHAT_OF_SECRETS, "model": SECRET})
     running.store.refused = {"request.intent"}
@@ -1036,8 +1027,8 @@ async def test_refused_request_is_not_charged(running, caplog):
     assert_nothing_was_kept(running, caplog)
 
 
-async def test_request_of_a_client_that_left_early_is_not_kept(running, caplog):
-    """A request that was cancelled leaves counts and nothing else."""
+async def test_a_cancelled_request_leaves_no_content(running, caplog):
+    """It leaves only counts."""
     running.worker.head_seconds = 30
     waiting = asyncio.create_task(running.post(CHAT_OF_SECRETS))
     await until(lambda: running.worker.bodies)
@@ -1046,8 +1037,8 @@ async def test_request_of_a_client_that_left_early_is_not_kept(running, caplog):
     assert_nothing_was_kept(running, caplog)
 
 
-async def test_the_operator_log_says_how_each_request_ended(running):
-    """One line, machine-readable, with counts and no content."""
+async def test_the_operator_log_has_one_line_for_each_request(running):
+    """Machine-readable, with counts and no content."""
     await running.post(chat(stream=True))
     (line,) = await running.events("request_finished")
     expected = {

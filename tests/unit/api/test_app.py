@@ -146,7 +146,7 @@ async def get(
     return start["status"], found, b"".join(message.get("body", b"") for message in rest)
 
 
-def test_the_framework_s_documentation_pages_are_off(app: FastAPI):
+def test_the_frameworks_documentation_pages_are_off(app: FastAPI):
     """They would load scripts from a content delivery network."""
     assert app.openapi_url is None
 

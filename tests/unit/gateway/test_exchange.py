@@ -222,7 +222,7 @@ def test_the_first_outcome_of_a_request_is_kept():
     assert (record.outcome, record.status) == (Outcome.WORKER_REFUSED, 400)
 
 
-def test_a_failed_audit_log_overrides_the_worker_s_outcome():
+def test_a_failed_audit_log_overrides_the_workers_outcome():
     """An answer that could not be recorded was not given."""
     record = exchange()
     record.end(Outcome.COMPLETED, 200)
