@@ -9,7 +9,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -106,8 +106,9 @@ def evaluate_draft(
     options = EvaluationOptions(
         max_tokens=max_tokens, draft_tokens=settings.worker.draft_tokens, seconds_limit=seconds_limit
     )
-    evaluation = _run(comparison, asked, options, _site(settings, directory, say))
-    # The audit entry comes before the report: promotion reads the report.
+    site = _site(settings, directory, say)
+    evaluation = _run(partial(evaluate, comparison, asked, options, site), say)
+    # The audit log records the verdict before the report exists: promotion relies on the report.
     open_journal(settings)(EntryType.DRAFT_EVALUATED, _entry(evaluation))
     path = save_evaluation(directory, evaluation, render_page(evaluation))
     if evaluation.complete or comparison.objections:
@@ -166,25 +167,21 @@ def _site(settings: Settings, directory: Path, say: Callable[[str], None]) -> Ev
     )
 
 
-def _run(
-    comparison: Comparison, data: HeldOutData, options: EvaluationOptions, site: EvaluationSite
-) -> Evaluation:
+def _run(work: Callable[[], Awaitable[Evaluation]], say: Callable[[str], None]) -> Evaluation:
     """Evaluate until done or until a signal; no worker keeps running."""
+
+    async def until_signal() -> Evaluation:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None  # noqa: S101 - this coroutine runs in it
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        return await work()
+
     try:
-        return asyncio.run(_until_signal(comparison, data, options, site))
+        return asyncio.run(until_signal())
     except asyncio.CancelledError:
-        site.say("stopped; no worker is left. Run the command again to continue")
+        say("stopped; no worker is left. Run the command again to continue")
         sys.exit(STOPPED_BY_SIGNAL)
-
-
-async def _until_signal(
-    comparison: Comparison, data: HeldOutData, options: EvaluationOptions, site: EvaluationSite
-) -> Evaluation:
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None  # noqa: S101 - it is what runs this
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    return await evaluate(comparison, data, options, site)
 
 
 def _entry(evaluation: Evaluation) -> dict[str, JSON | None]:
