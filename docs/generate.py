@@ -89,10 +89,10 @@ def errors_page() -> str:
         "# Errors",
         "",
         NOTE,
-        'Always `{"error": {"message", "type", "param", "code"}}`, with all four keys; on Anthropic\'s routes in',
-        "Anthropic's shape. `x-should-retry` says whether a retry of the same request can succeed, and",
-        "`Retry-After` when. A stream that fails after it began ends with an error frame instead of its usual",
-        "end: [each route's](openai-api.md#errors).",
+        'Always `{"error": {"message", "type", "param", "code"}}`, with all four keys; on Anthropic\'s routes',
+        "in Anthropic's shape. `x-should-retry` says whether a retry of the same request can succeed, and",
+        "`Retry-After` when. A stream that fails after it began ends with an error frame instead of its",
+        "usual end: [each route's](openai-api.md#errors).",
         "",
         "| Code | Status | Type | Retry | Meaning |",
         "|---|---|---|---|---|",
@@ -120,8 +120,8 @@ def lint_page() -> str:
         "# Rules of `appliance draft lint`",
         "",
         NOTE,
-        "Checks before a draft is loaded, and what vLLM 0.32 does without them; paths are below `vllm/`. An error",
-        "prevents the use of the draft; a warning is printed and recorded.",
+        "Checks before a draft is loaded, and what vLLM 0.32 does without them; paths are below `vllm/`. An",
+        "error prevents the use of the draft; a warning is printed and recorded.",
     ]
     facts = yaml.safe_load(LINT_FACTS.read_text(encoding="utf-8"))
     for rule in Rule:

@@ -10,15 +10,15 @@ BEFORE = """\
 
 <!-- Written by `python -m docs.generate`; edit tests/clients/pins.py or tests/clients/page.py instead. -->
 
-*For developers and operators.* Change the base URL and the key, and nothing else. `make clients` and `make test`
-install each client below, unmodified, in an environment of its own, and run its tests against a gateway with a
-real vLLM worker for chat and one for embeddings. Every answer and every frame of every stream is checked against
-the schemas of OpenAI's public API description, and every refusal against its error schema.
+*For developers and operators.* Change the base URL and the key, and nothing else. `make clients` and
+`make test` install each client below, unmodified, in an environment of its own, and run its tests against a
+gateway with a real vLLM worker for chat and one for embeddings. Every answer and every frame of every stream
+is checked against the schemas of OpenAI's public API description, and every refusal against its error schema.
 
-If a client cannot be installed, because no package index is reachable or Python is too new for it, the output names
-it in capitals, and its tests are skipped. The routes, refusals and differences from OpenAI's service are in [the
-API](openai-api.md), and as an OpenAPI document in [openapi.json](openapi.json), which schemathesis tests against the
-same appliance.
+If a client cannot be installed, because no package index is reachable or Python is too new for it, the output
+names it in capitals, and its tests are skipped. The routes, refusals and differences from OpenAI's service
+are in [the API](openai-api.md), and as an OpenAPI document in [openapi.json](openapi.json), which
+schemathesis tests against the same appliance.
 
 | Client | Version | Tested | Settings |
 |---|---|---|---|
@@ -87,8 +87,8 @@ models:
 
 ## Differences from OpenAI's description
 
-Optional members may be `null`, and answers have members of vLLM that the description does not have; typed clients
-accept both. Other differences:
+Optional members may be `null`, and answers have members of vLLM that the description does not have; typed
+clients accept both. Other differences:
 
 | Answer | Member | Difference |
 |---|---|---|
