@@ -89,7 +89,7 @@ def errors_page() -> str:
         "# Errors",
         "",
         NOTE,
-        'Always `{"error": {"message", "type", "param", "code"}}`, with all four keys; on Anthropic\'s routes',
+        'Always `{"error": {"message", "type", "param", "code"}}`, all four keys; on Anthropic\'s routes',
         "in Anthropic's shape. `x-should-retry` says whether a retry of the same request can succeed, and",
         "`Retry-After` when. A stream that fails after it began ends with an error frame instead of its",
         "usual end: [each route's](openai-api.md#errors).",
