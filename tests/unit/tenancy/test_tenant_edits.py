@@ -59,14 +59,13 @@ def test_a_tenant_is_created_without_keys():
     assert recorded(BOTH, after) == [("tenant.created", {"tenant": "new", "models": ["b"]})]
 
 
-def test_nobody_is_created_twice():
+def test_tenant_is_not_created_twice():
     """A second tenant of a name would take over the first one's limits and keys."""
     with pytest.raises(TenantConflictError, match="'acme' exists already"):
         create_tenant(BOTH, "acme", {})
 
 
-def test_a_change_leaves_what_it_does_not_name():
-    """Keys, and every other member."""
+def test_change_keeps_members_that_are_not_named():
     before = (replace(ACME, limits=Limits(requests_per_minute=5, tokens_per_day=7)),)
     after = change_tenant(before, "acme", {"content": "digest", "limits": {"tokens_per_day": None}})
     assert after == (replace(ACME, content=ContentPolicy.DIGEST, limits=Limits(requests_per_minute=5)),)
@@ -75,14 +74,12 @@ def test_a_change_leaves_what_it_does_not_name():
     ]
 
 
-def test_null_stands_for_the_default():
-    """As a merge patch has it."""
+def test_null_resets_a_member_to_its_default():
     (after,) = change_tenant((ACME,), "acme", {"models": None})
     assert after.models == (ANY_MODEL,)
 
 
-def test_a_member_nobody_knows_is_refused():
-    """Keys have commands of their own."""
+def test_unknown_member_is_refused():
     for members in ({"keys": []}, {"limit": {}}):
         with pytest.raises(ConfigurationError, match="is not a known member"):
             change_tenant(BOTH, "acme", members)
@@ -109,8 +106,7 @@ def test_the_keys_of_a_deleted_tenant_are_revoked_in_the_log():
         lambda: find_tenant(BOTH, "nobody"),
     ],
 )
-def test_what_does_not_exist_cannot_be_changed(edit):
-    """And is never made by the way."""
+def test_unknown_tenant_or_key_cannot_be_changed(edit):
     with pytest.raises(TenantNotFoundError):
         edit()
 
@@ -131,8 +127,7 @@ def test_a_new_key_leaves_the_policy_of_its_tenant_as_it_was():
     ]
 
 
-def test_a_rotated_key_opens_for_the_overlap_and_its_successor_opens_the_same():
-    """Models and purpose go over; the log links the two."""
+def test_rotated_key_is_valid_for_the_overlap():
     before, after, old, new = rotated(replace(STORED, models=("a",), admin=True))
     assert (old.rotated_at, old.expires_at) == (NOW, NOW + DAY)
     assert old.is_valid_at(NOW + DAY - 1)
@@ -146,7 +141,7 @@ def test_a_rotated_key_opens_for_the_overlap_and_its_successor_opens_the_same():
     ]
 
 
-def test_a_rotation_never_lengthens_a_life():
+def test_rotation_never_extends_a_key():
     """The old key ends when it would have; the new one lives as long as the old one was made for."""
     _, _, old, new = rotated(replace(STORED, created_at=NOW - 3 * DAY, expires_at=NOW + 60))
     assert (old.expires_at, new.expires_at) == (NOW + 60, NOW + 3 * DAY + 60)
@@ -165,8 +160,7 @@ def test_a_rotation_never_lengthens_a_life():
     ],
     ids=["revoked", "expired", "rotated"],
 )
-def test_a_key_that_ends_anyway_is_not_rotated(key):
-    """A revoked key must not come back as another."""
+def test_invalid_key_is_not_rotated(key):
     with pytest.raises(TenantConflictError):
         rotated(key)
 
@@ -217,7 +211,7 @@ def test_pruning_removes_what_the_file_does_not_name():
     ]
 
 
-def test_pruning_never_locks_the_operator_out():
+def test_prune_keeps_a_valid_admin_key():
     """A file without an admin key in force is refused; without `prune` it is none of its business."""
     for operator in ((), (replace(ADMIN, expires_at=NOW),)):
         with pytest.raises(TenantConflictError, match="no valid admin key"):
@@ -225,7 +219,7 @@ def test_pruning_never_locks_the_operator_out():
     assert import_tenants((ACME,), (ACME,), prune=False, now=NOW) == (ACME,)
 
 
-def test_a_file_does_not_bring_back_what_was_revoked_or_rotated():
+def test_import_does_not_undo_revocation_or_rotation():
     """It may be older than the revocation, and is imported at every start."""
     revoked = revoke_key(BOTH, STORED.key_id, now=NOW)
     for prune in (False, True):
@@ -235,7 +229,7 @@ def test_a_file_does_not_bring_back_what_was_revoked_or_rotated():
     assert find_key(again, STORED.key_id)[1] == old
 
 
-def test_a_file_may_end_a_key_and_move_its_end():
+def test_import_may_revoke_a_key_or_change_its_expiry():
     """Revoking and expiring by file is what a site without commands does."""
     expiring = (replace(ACME, keys=(replace(STORED, expires_at=NOW + 5),)), OPERATOR)
     after = import_tenants(BOTH, expiring, prune=False, now=NOW)
@@ -255,14 +249,13 @@ def test_a_file_may_end_a_key_and_move_its_end():
     ],
     ids=["tenant", "digest", "purpose"],
 )
-def test_a_known_key_never_becomes_another(wanted):
-    """What the log says of a key id stays true."""
+def test_import_never_changes_a_keys_owner_digest_or_purpose(wanted):
     with pytest.raises(TenantConflictError, match="make a new key"):
         import_tenants(BOTH, (wanted,), prune=False, now=NOW)
 
 
 @given(TENANTS, TENANTS)
-def test_every_difference_is_recorded_in_fields_the_log_knows_and_holds_no_digest(before, after):
+def test_every_change_is_recorded_without_digests(before, after):
     """The log's entries are closed: an unknown type or field would refuse the change."""
     changes = changes_between(before, after)
     assert bool(changes) == (before != after)

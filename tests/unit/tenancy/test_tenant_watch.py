@@ -66,8 +66,7 @@ def watch(store, directory, now, logged):
     return TenantWatch(store=store, directory=directory, logger=logger, clock=lambda: now[0], seconds=0.001)
 
 
-async def test_a_change_made_elsewhere_is_in_force_after_the_next_look(watch, store, directory):
-    """New keys open, keys that are gone do not."""
+async def test_change_on_another_gateway_applies_at_the_next_poll(watch, store, directory):
     await watch.poll()
     assert directory.authenticate(KEY).tenant.name == "acme"
     store.roster = Roster(generation=2)
@@ -77,22 +76,20 @@ async def test_a_change_made_elsewhere_is_in_force_after_the_next_look(watch, st
     assert watch.generation == 2
 
 
-async def test_while_nothing_changes_nothing_but_a_number_is_read(watch, store):
-    """A look costs one row, however many keys there are."""
+async def test_without_changes_only_the_generation_is_read(watch, store):
     for _ in range(5):
         await watch.poll()
     assert store.reads == 1
 
 
-async def test_a_database_that_was_put_back_is_followed(watch, store, directory):
-    """Its generation is a smaller one; what it has is what counts."""
+async def test_restored_database_is_applied(watch, store, directory):
     await watch.poll()
     store.roster = Roster(generation=0)
     await watch.poll()
     assert (directory.tenants, watch.generation) == ((), 0)
 
 
-async def test_a_lost_database_changes_nothing_and_is_told(watch, store, directory, now, logged):
+async def test_lost_database_keeps_the_state_and_warns(watch, store, directory, now, logged):
     """What was read last stays in force; operators see since when, and that it is over."""
     await watch.poll()
     store.failure = "disk I/O error"
@@ -109,22 +106,20 @@ async def test_a_lost_database_changes_nothing_and_is_told(watch, store, directo
     assert logged == ["tenants_not_read", "tenants_read_again"]
 
 
-async def test_a_database_that_does_not_answer_at_all_is_told(watch, now):
-    """A look that hangs is noticed by the clock alone."""
+async def test_silent_database_warns(watch, now):
     await watch.poll()
     now[0] += 60
     assert watch.warning == "tenants and keys were last read 60 s ago: the database does not answer"
 
 
-async def test_a_look_never_undoes_a_change_made_here_meanwhile(watch, store, directory):
+async def test_poll_never_undoes_a_newer_local_change(watch, store, directory):
     """What was read while this gateway wrote is older than what it wrote."""
     store.during_read = lambda: watch.apply(Roster(generation=2))
     await watch.poll()
     assert (watch.generation, directory.tenants) == (2, ())
 
 
-async def test_it_looks_again_and_again(watch, store):
-    """Until it is cancelled."""
+async def test_watch_polls_repeatedly(watch, store):
     running = asyncio.create_task(watch.run())
     await until(lambda: watch.generation == 1)
     store.roster = Roster(generation=7)

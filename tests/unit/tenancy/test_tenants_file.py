@@ -33,14 +33,13 @@ def test_the_tenants_file_reads_back_what_was_written(tenants):
     assert parse_tenants(encode_tenants(tenants)) == tenants
 
 
-def test_a_tenant_of_whom_nothing_is_said_has_the_defaults():
+def test_tenant_without_members_has_defaults():
     """Every model, nothing kept, no limit, nothing that policy would take out."""
     assert parse_one("keys: []") == Tenant(name="demo")
     assert parse_one("").may_use("anything")
 
 
-def test_a_whole_tenant_as_the_manual_has_it():
-    """Each member by its name."""
+def test_tenant_of_the_manual_is_parsed():
     tenant = parse_one(
         "models: [demo], priority: interactive, may: [lora, priority], disabled: true, "
         "limits: {requests_per_minute: 60, tokens_per_day: null, by_model: {demo: {concurrent_requests: 2}}}"
@@ -72,7 +71,7 @@ def test_no_content_is_kept_unless_a_tenant_asks_for_it(line, policy):
 
 
 @pytest.mark.parametrize("value", ["all", "None", "null", "true", "[]", "1"])
-def test_a_content_policy_nobody_knows_is_refused(value):
+def test_unknown_content_policy_is_refused(value):
     """A slip must not keep nothing where something was promised, nor the reverse."""
     with pytest.raises(ConfigurationError, match="content must be none, digest or encrypted"):
         parse_one(f"content: {value}")
@@ -88,13 +87,12 @@ def test_a_content_policy_nobody_knows_is_refused(value):
         ("speculation: false", SpeculationPolicy.OFF),
     ],
 )
-def test_speculation_is_left_to_the_appliance_unless_a_tenant_is_opted_out(line, policy):
-    """YAML reads a bare `off` as false; both mean off."""
+def test_speculation_policy_defaults_to_auto(line, policy):
     assert parse_one(line).speculation is policy
 
 
 @pytest.mark.parametrize("value", ["on", "true", "1", "0", "~", "OFF ", "never", "[off]", "{}"])
-def test_a_speculation_policy_nobody_knows_is_refused(value):
+def test_unknown_speculation_policy_is_refused(value):
     """A slip must not leave a tenant speculated that was to be opted out, nor the reverse."""
     quoted = f"'{value}'" if value == "OFF " else value
     with pytest.raises(ConfigurationError, match="speculation must be auto or off"):
@@ -139,8 +137,7 @@ def test_a_speculation_policy_nobody_knows_is_refused(value):
         ),
     ],
 )
-def test_a_slip_is_named_with_the_tenant_it_is_in(line, words):
-    """A limit that is misspelt must not be no limit."""
+def test_error_names_the_tenant_and_the_member(line, words):
     with pytest.raises(ConfigurationError, match=words) as caught:
         parse_one(line)
     assert str(caught.value).startswith("tenant demo")
@@ -224,7 +221,7 @@ def test_a_moment_is_in_utc_unless_it_says_otherwise(text):
 
 
 @pytest.mark.parametrize("value", ["", "tomorrow", 5, None, [], "1969-12-31", "2027-13-01", "99999-01-01"])
-def test_what_is_no_moment_is_refused(value):
+def test_invalid_moment_is_refused(value):
     """A number in particular: nobody can tell seconds from milliseconds."""
     with pytest.raises(ConfigurationError, match="it must be a time such as"):
         parse_moment("it", value)

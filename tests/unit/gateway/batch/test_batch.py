@@ -36,20 +36,19 @@ def test_every_state_can_be_reached_and_every_open_one_can_end():
 
 
 @pytest.mark.parametrize("status", sorted(ENDED))
-def test_what_has_ended_stays_as_it_is(status):
-    """Nothing follows an end."""
+def test_ended_states_are_final(status):
     assert not FOLLOWS[status]
     assert all(status not in before(other) for other in Status)
 
 
-def test_a_batch_is_complete_only_by_way_of_its_outputs():
+def test_completed_follows_finalizing_only():
     """`completed` is entered from `finalizing` alone, which a cancelled batch never enters."""
     assert before(Status.COMPLETED) == {Status.FINALIZING}
     assert before(Status.FINALIZING) == {Status.IN_PROGRESS}
     assert before(Status.CANCELLING) == {Status.VALIDATING, Status.IN_PROGRESS}
 
 
-def test_a_tenant_with_many_batches_does_not_keep_another_waiting():
+def test_tenant_with_fewest_running_batches_is_next():
     """Next is the tenant that has the fewest running; of its batches the oldest."""
     waiting = [batch("greedy", number) for number in (1, 2, 3)] + [batch("modest", 9), batch("modest", 8)]
     assert pick_next(waiting, {"greedy": 1}).batch_id == batch("modest", 8).batch_id

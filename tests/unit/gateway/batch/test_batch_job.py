@@ -31,7 +31,7 @@ async def run(scene, batch):
     return scene.row(batch)
 
 
-async def test_every_line_is_answered_and_the_outputs_say_so(scene):
+async def test_every_line_is_in_the_outputs(scene):
     """OpenAI's shapes, counts and states; nothing is left of the journal."""
     scene.answers.statuses = {"line-3": [400]}
     batch = await scene.begin(requests(*IDS))
@@ -50,7 +50,7 @@ async def test_every_line_is_answered_and_the_outputs_say_so(scene):
     assert (scene.counted["completed"], scene.counted["failed"]) == (39, 1)
 
 
-async def test_the_log_says_what_came_and_what_became_of_it(scene):
+async def test_audit_log_records_files_batch_and_end(scene):
     """TenantFiles, batch and its end, linked by their ids; never what is in them."""
     batch = await scene.begin(requests("a"))
     ended = await run(scene, batch)
@@ -65,7 +65,7 @@ async def test_the_log_says_what_came_and_what_became_of_it(scene):
     assert "secret" not in json.dumps(scene.sink.entries)
 
 
-async def test_content_on_disk_is_what_the_tenant_asked_for(scene):
+async def test_content_on_disk_follows_the_tenants_policy(scene):
     """Encrypted for a tenant whose content is, all of it; the keys lie apart."""
     encrypted = scene.caller().tenant.content is ContentPolicy.ENCRYPTED
     scene.gate.room, scene.answers.allowed = 1, 1
@@ -111,7 +111,7 @@ async def test_after_a_crash_no_line_is_in_the_outputs_twice_or_missing(scene):
 
 
 @pytest.mark.parametrize("step", ["write_outputs", "announce", "move", "remove"])
-async def test_a_crash_while_it_ends_changes_nothing_of_what_it_came_to(scene, monkeypatch, step):
+async def test_crash_while_finalizing_changes_no_result(scene, monkeypatch, step):
     """Outputs that nobody was told of are made again, from the same journal."""
     batch = await scene.begin(requests(*IDS))
 
@@ -154,8 +154,7 @@ async def test_a_crash_while_it_ends_changes_nothing_of_what_it_came_to(scene, m
     assert scene.on_disk() == {batch.input_file_id, ended.output_file_id}
 
 
-async def test_a_file_with_problems_fails_before_anything_is_run(scene):
-    """Each problem with its line; no line was asked."""
+async def test_invalid_input_fails_before_any_line_runs(scene):
     batch = await scene.begin(requests("a", "a") + b"nonsense\n")
     ended = await run(scene, batch)
     assert ended.status is Status.FAILED
@@ -168,14 +167,13 @@ async def test_a_file_with_problems_fails_before_anything_is_run(scene):
     assert scene.on_disk() == {batch.input_file_id}
 
 
-async def test_a_line_too_long_is_named(scene):
-    """And nothing after it is read."""
+async def test_too_long_line_is_reported(scene):
     batch = await scene.begin(requests("a") + b"x" * 100_001)
     ended = await run(scene, batch)
     assert [(problem.line, problem.code) for problem in ended.errors] == [(2, "line_too_long")]
 
 
-async def test_a_cancelled_batch_gives_out_what_was_done(scene):
+async def test_cancelled_batch_returns_finished_results(scene):
     """RunningLines under way are broken off as if the client had left; the rest is told in the error file."""
     scene.gate.room, scene.answers.allowed = 2, 6
     batch = await scene.begin(requests(*IDS))
@@ -198,8 +196,7 @@ async def test_a_cancelled_batch_gives_out_what_was_done(scene):
         await scene.batches.cancel("acme", batch.batch_id)
 
 
-async def test_a_batch_cancelled_before_it_was_judged_puts_nothing_out(scene):
-    """There is nothing to tell of lines nobody has read."""
+async def test_batch_cancelled_during_validation_has_no_outputs(scene):
     batch = await scene.begin(requests(*IDS))
     await scene.batches.cancel("acme", batch.batch_id)
     ended = await run(scene, batch)
@@ -207,8 +204,7 @@ async def test_a_batch_cancelled_before_it_was_judged_puts_nothing_out(scene):
     assert not scene.answers.asked
 
 
-async def test_a_batch_whose_window_ends_expires_with_what_was_done(scene):
-    """Also where the end came while no gateway was running."""
+async def test_expired_batch_returns_finished_results(scene):
     scene.answers.held.clear()
     batch = await scene.begin(requests(*IDS), window_seconds=3600)
     running = asyncio.ensure_future(run(scene, batch))
@@ -241,8 +237,7 @@ async def test_revoking_its_key_stops_a_batch(scene):
     assert len(await scene.lines("acme", ended.output_file_id)) >= 5
 
 
-async def test_erasing_its_input_ends_a_batch_and_leaves_nothing_of_it(scene):
-    """Neither results nor keys; the tenant is told why."""
+async def test_erasing_its_input_ends_a_batch_without_outputs(scene):
     scene.answers.held.clear()
     batch = await scene.begin(requests(*IDS))
     job = BatchJob(scene.row(batch), scene.parts)
@@ -259,7 +254,7 @@ async def test_erasing_its_input_ends_a_batch_and_leaves_nothing_of_it(scene):
     assert [entry["reason"] for entry in scene.sink.of("file.deleted")] == ["erased"]
 
 
-async def test_content_erased_in_the_moment_its_batch_ends_leaves_no_outputs(scene, monkeypatch):
+async def test_content_erased_while_its_batch_ends_leaves_no_outputs(scene, monkeypatch):
     """They are written, but never known, and the next try finds that there is nothing to do."""
     batch = await scene.begin(requests("a"))
     record_end = BatchJob._record_end
@@ -276,7 +271,7 @@ async def test_content_erased_in_the_moment_its_batch_ends_leaves_no_outputs(sce
     assert scene.on_disk() == set()
 
 
-async def test_what_passes_is_waited_for_with_one_line_ahead_of_the_others(scene):
+async def test_after_a_temporary_refusal_one_line_is_tried_first(scene):
     """A limit is not run into by every line again and again: each refusal is an entry in the log."""
     scene.answers.statuses = {each: [429, 503, 429] for each in IDS}
     batch = await scene.begin(requests(*IDS))
@@ -294,7 +289,7 @@ async def test_what_passes_is_waited_for_with_one_line_ahead_of_the_others(scene
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_limit_on_requests_at_once_is_found_and_seldom_run_into(scene):
+async def test_concurrency_adapts_to_the_tenants_limit(scene):
     """Otherwise every line that is answered would have some others refused, each an entry in the log."""
     scene.answers.limit, scene.gate.room = 2, 16
     batch = await scene.begin(requests(*(f"line-{number}" for number in range(200))))
@@ -309,8 +304,7 @@ async def test_a_limit_on_requests_at_once_is_found_and_seldom_run_into(scene):
     assert scene.clock.now - began < 300
 
 
-async def test_a_line_that_breaks_workers_is_given_up_and_the_others_go_on(scene):
-    """Three tries, then it is in the error file."""
+async def test_line_that_fails_repeatedly_is_given_up(scene):
     scene.answers.statuses = {"b": [502, 502, 502, 502]}
     ended = await run(scene, await scene.begin(requests("a", "b", "c")))
     assert ended.status is Status.COMPLETED
@@ -319,7 +313,7 @@ async def test_a_line_that_breaks_workers_is_given_up_and_the_others_go_on(scene
     assert (error["custom_id"], error["response"]["status_code"]) == ("b", 502)
 
 
-async def test_results_that_cannot_be_kept_are_asked_for_again_later(scene, monkeypatch):
+async def test_results_that_cannot_be_stored_are_requested_again(scene, monkeypatch):
     """A full disk stops the batch; nothing is counted that is not durable."""
     batch = await scene.begin(requests(*IDS))
     with monkeypatch.context() as patch:
@@ -337,8 +331,7 @@ async def test_results_that_cannot_be_kept_are_asked_for_again_later(scene, monk
     )
 
 
-async def test_no_more_lines_are_under_way_than_there_is_room_for(scene):
-    """And none begins while there is none."""
+async def test_lines_in_flight_are_bounded_by_capacity(scene):
     scene.gate.room = 3
     await run(scene, await scene.begin(requests(*IDS)))
     assert scene.answers.most_at_once == 3

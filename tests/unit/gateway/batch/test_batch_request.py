@@ -9,8 +9,7 @@ from appliance.serving.dialects.routes import ROUTES
 LEAST = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
 
-def test_what_the_openai_client_sends_is_read():
-    """All members, each as it was sent."""
+def test_request_of_the_openai_client_is_parsed():
     order = parse_batch_request(
         {
             **LEAST,
@@ -23,7 +22,7 @@ def test_what_the_openai_client_sends_is_read():
     assert (order.metadata, order.output_seconds) == ({"ward": "7"}, 7200)
 
 
-def test_what_is_left_out_has_a_usual_value():
+def test_absent_members_have_defaults():
     """Metadata and expiry need not be said; null is the same as nothing."""
     order = parse_batch_request({**LEAST, "metadata": None, "output_expires_after": None})
     assert (order.metadata, order.output_seconds) == ({}, None)
@@ -58,8 +57,7 @@ def test_a_window_may_be_hours_or_days(window, seconds):
         ({"priority": 1}, "priority"),
     ],
 )
-def test_anything_else_is_refused_by_name(change, param):
-    """The client is told which member is wrong."""
+def test_invalid_member_is_refused_by_name(change, param):
     with pytest.raises(InvalidRequestError) as caught:
         parse_batch_request({**LEAST, **change})
     assert caught.value.param == param

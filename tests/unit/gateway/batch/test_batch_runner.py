@@ -20,8 +20,7 @@ async def scene(tmp_path, monkeypatch):
     made.store.close()
 
 
-async def test_a_new_batch_is_begun_at_once_and_run_to_its_end(scene):
-    """Nobody waits for the next look."""
+async def test_new_batch_starts_at_once(scene):
     running = asyncio.ensure_future(scene.runner.run())
     await asyncio.sleep(0.05)
     batch = await scene.begin(requests("a", "b"))
@@ -30,8 +29,7 @@ async def test_a_new_batch_is_begun_at_once_and_run_to_its_end(scene):
     await running
 
 
-async def test_what_was_open_when_the_process_died_is_run_by_the_next(scene, tmp_path):
-    """Only this gateway's; another's are left to it."""
+async def test_open_batches_resume_after_a_crash(scene, tmp_path):
     mine = await scene.begin(requests("a"))
     other = Scene(tmp_path, gateway="two")
     theirs = await other.begin(requests("b"))
@@ -44,7 +42,7 @@ async def test_what_was_open_when_the_process_died_is_run_by_the_next(scene, tmp
     running.cancel()
 
 
-async def test_a_batch_that_ended_is_never_begun_again(scene):
+async def test_ended_batch_is_not_started_again(scene):
     """Also where it ended while the database was being asked what is open."""
     running = asyncio.ensure_future(scene.runner.run())
     batches = [await scene.begin(requests(*"abc")) for _ in range(10)]
@@ -55,8 +53,7 @@ async def test_a_batch_that_ended_is_never_begun_again(scene):
     running.cancel()
 
 
-async def test_only_so_many_run_at_once_and_every_tenant_has_its_turn(scene):
-    """A tenant with many batches does not keep another waiting."""
+async def test_parallel_batches_are_bounded_and_fair(scene):
     scene.answers.held.clear()
     greedy = []
     for number in range(3):
@@ -72,8 +69,7 @@ async def test_only_so_many_run_at_once_and_every_tenant_has_its_turn(scene):
     running.cancel()
 
 
-async def test_a_batch_that_cannot_go_on_holds_up_no_other_and_is_tried_again(scene, monkeypatch):
-    """A damaged disk is one batch's trouble until it is mended."""
+async def test_stalled_batch_is_retried_and_blocks_no_other(scene, monkeypatch):
     journal, broken = scene.vault.journal, set()
 
     def open_journal(batch):
@@ -93,8 +89,7 @@ async def test_a_batch_that_cannot_go_on_holds_up_no_other_and_is_tried_again(sc
     running.cancel()
 
 
-async def test_a_batch_that_another_gateway_was_told_to_cancel_is_cancelled(scene):
-    """The database is looked at while batches run."""
+async def test_cancellation_on_another_gateway_is_applied(scene):
     scene.answers.held.clear()
     batch = await scene.begin(requests("a"))
     running = asyncio.ensure_future(scene.runner.run())
@@ -105,7 +100,7 @@ async def test_a_batch_that_another_gateway_was_told_to_cancel_is_cancelled(scen
     running.cancel()
 
 
-async def test_stopping_breaks_off_what_is_under_way_and_begins_nothing(scene):
+async def test_stop_aborts_lines_and_starts_none(scene):
     """The log says of those lines that the gateway stopped, not that a client left."""
     scene.answers.held.clear()
     first = await scene.begin(requests("a"))

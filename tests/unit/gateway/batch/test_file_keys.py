@@ -28,23 +28,20 @@ def doomed(keys, *, before_ms=0, requests=(), everything=False):
     return {name.key_id for name in doomed_keys(keys, selection, (), everything=everything)}
 
 
-def test_everything_before_a_time_takes_the_files_from_before_it(made):
-    """And no others, and none of another tenant."""
+def test_erase_before_a_time_includes_earlier_file_keys(made):
     keys, early, late, _ = made
     assert doomed(keys, before_ms=EARLY_MS) == set()
     assert doomed(keys, before_ms=EARLY_MS + 1) == {early}
     assert doomed(keys, before_ms=LATE_MS + 1) == {early, late}
 
 
-def test_everything_takes_all_files_and_named_requests_take_none(made):
-    """A request is not in a file of its own."""
+def test_erase_all_includes_file_keys_and_named_requests_do_not(made):
     keys, early, late, _ = made
     assert doomed(keys, everything=True) == {early, late}
     assert doomed(keys, requests=("0" * 26,), before_ms=LATE_MS + 1) == set()
 
 
-def test_each_file_has_a_key_of_its_own_that_seals_nothing_else(made):
-    """Content beside the log never comes under the key of a file."""
+def test_every_file_has_its_own_key(made):
     keys, early, late, theirs = made
     assert len({early, late, theirs}) == 3
     assert keys.current("acme", Purpose.WRAPPING).key_id not in {early, late}

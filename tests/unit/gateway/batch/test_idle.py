@@ -35,19 +35,16 @@ def test_a_worker_at_its_share_takes_none(running, begins):
 
 
 @pytest.mark.parametrize(("in_flight", "begins"), [(4, True), (5, False)])
-def test_what_was_sent_since_the_last_look_counts(in_flight, begins):
-    """A burst of requests is noticed at once, not a second later."""
+def test_requests_sent_since_the_last_poll_count(in_flight, begins):
     assert may_begin("demo", ALONE, IDLE, [worker()], {"w1": in_flight}) is begins
 
 
-def test_lines_that_have_just_begun_count_before_a_worker_knows_of_them():
-    """Otherwise all that are there would begin at once."""
+def test_lines_count_before_a_worker_reports_them():
     assert may_begin("demo", RunningLines(all=4, mine=4, batches=1), IDLE, [worker()], {})
     assert not may_begin("demo", RunningLines(all=5, mine=5, batches=1), IDLE, [worker()], {})
 
 
-def test_nothing_begins_while_anything_waits():
-    """A queue in one worker of the model is a queue."""
+def test_no_line_starts_while_requests_wait():
     assert not may_begin("demo", ALONE, IDLE, [worker(), worker("w2", waiting=1)], {})
     assert may_begin("demo", ALONE, IDLE, [worker(), worker("w2", waiting=1, model="other")], {})
 
@@ -59,7 +56,7 @@ def test_two_workers_have_twice_the_share():
     assert not may_begin("demo", ALONE, IDLE, [busy[0], replace(busy[1], healthy=False)], {})
 
 
-def test_without_a_worker_it_waits_and_a_model_nobody_serves_is_answered_at_once():
+def test_unknown_model_is_answered_at_once_without_waiting():
     """A worker that is away comes back; a wrong name never does, and its line must hear so."""
     assert not may_begin("demo", ALONE, IDLE, [], {})
     assert not may_begin("demo", ALONE, IDLE, [worker(healthy=False)], {})
@@ -77,6 +74,5 @@ def test_without_a_worker_it_waits_and_a_model_nobody_serves_is_answered_at_once
         (RunningLines(all=7, mine=1, batches=100), False),
     ],
 )
-def test_batches_share_what_there_is(lines, begins):
-    """None takes more than its part, and each gets one."""
+def test_running_batches_get_equal_parts(lines, begins):
     assert may_begin("demo", lines, replace(IDLE, worker_requests=1000), [worker()], {}) is begins

@@ -21,7 +21,7 @@ def pieces(request):
     return PlainPieces() if request.param == "plain" else SealedPieces(KEY, "a batch", os.urandom)
 
 
-def test_what_was_added_is_there_again(tmp_path, pieces):
+def test_journal_reads_back_added_results(tmp_path, pieces):
     """Numbers, how it ended, and the lines, in the order they came."""
     wanted = [result(3), result(1, succeeded=False), result(2)]
     journal = ResultJournal.open(tmp_path / "j", pieces)
@@ -36,7 +36,7 @@ def test_what_was_added_is_there_again(tmp_path, pieces):
     again.close()
 
 
-def test_wherever_a_write_was_torn_whole_results_stay_and_the_rest_is_done_again(tmp_path, pieces):
+def test_torn_write_keeps_whole_results_only(tmp_path, pieces):
     """Every cut of the last record: what was before is kept, what comes after is readable."""
     path = tmp_path / "j"
     journal = ResultJournal.open(path, pieces)
@@ -54,7 +54,7 @@ def test_wherever_a_write_was_torn_whole_results_stay_and_the_rest_is_done_again
         journal.close()
 
 
-def test_noise_where_a_write_was_torn_is_no_result(tmp_path, pieces):
+def test_noise_after_a_torn_write_is_not_a_result(tmp_path, pieces):
     """After a power cut the length of a file may be right and its end not written."""
     path = tmp_path / "j"
     journal = ResultJournal.open(path, pieces)
@@ -67,7 +67,7 @@ def test_noise_where_a_write_was_torn_is_no_result(tmp_path, pieces):
     journal.close()
 
 
-def test_only_its_owner_reads_it_and_a_sealed_one_not_even_they(tmp_path):
+def test_journal_has_mode_0600_and_may_be_sealed(tmp_path):
     """Mode 0600; with a key, nothing of the content is in the file."""
     journal = ResultJournal.open(tmp_path / "j", SealedPieces(KEY, "a batch", os.urandom))
     journal.add([result(1, line="an unmistakable secret")])
@@ -78,7 +78,6 @@ def test_only_its_owner_reads_it_and_a_sealed_one_not_even_they(tmp_path):
         ResultJournal.open(tmp_path / "j", SealedPieces(bytes(32), "a batch", os.urandom))
 
 
-def test_a_disk_that_fails_is_said_to(tmp_path):
-    """Not a result less, silently."""
+def test_disk_error_raises_storage_unavailable(tmp_path):
     with pytest.raises(StorageUnavailableError):
         ResultJournal.open(tmp_path / "missing" / "j", PlainPieces())

@@ -26,7 +26,7 @@ def check(*lines, most=1000):
     return judged
 
 
-def test_the_body_is_kept_as_it_was_spelt():
+def test_request_body_is_kept_byte_for_byte():
     """Numbers, escapes, spaces and unknown members reach the worker untouched."""
     body = rb'{ "model":"demo", "messages" :[], "temperature":1.00, "x":"\u00e9\/" , "y":{"z":-0.0} }'
     read = parse_line(
@@ -61,14 +61,12 @@ def test_the_body_is_kept_as_it_was_spelt():
         (line(priority=1), "unknown_parameter", "priority"),
     ],
 )
-def test_what_is_no_request_is_told_with_its_line(text, code, param):
-    """The line, a code, and the member that is wrong."""
+def test_invalid_line_is_reported_with_its_number(text, code, param):
     (problem,) = check(line("first"), text).problems
     assert (problem.line, problem.code, problem.param) == (2, code, param)
 
 
-def test_a_custom_id_is_used_once():
-    """Two results under one id could not be told apart."""
+def test_custom_id_must_be_unique():
     (problem,) = check(line("a"), line("b"), line("a")).problems
     assert (problem.line, problem.code) == (3, "duplicate_custom_id")
 
@@ -80,8 +78,7 @@ def test_a_good_file_has_no_problems():
     assert check(line("a"), line("b", body={**BODY, "model": "other"})).model is None
 
 
-def test_an_empty_file_is_no_batch():
-    """Nothing to do is a mistake, not a success."""
+def test_empty_file_is_refused():
     (problem,) = check().problems
     assert (problem.code, problem.line) == ("empty_file", None)
 
@@ -93,8 +90,7 @@ def test_a_file_with_too_many_requests_is_not_read_further():
     assert (judged.problems[0].code, judged.problems[0].line) == ("too_many_requests", 3)
 
 
-def test_problems_are_not_told_without_end():
-    """A file of another kind altogether ends after some."""
+def test_number_of_reported_problems_is_limited():
     judged = InputCheck(CHAT, 10**6)
     for number in range(MOST_PROBLEMS):
         assert not judged.has_enough
@@ -107,8 +103,7 @@ def test_problems_are_not_told_without_end():
     st.integers(1, 7),
     st.booleans(),
 )
-def test_however_a_file_is_cut_its_lines_are_the_same(lines, size, ends):
-    """Pieces end anywhere; blank lines count, and are no requests."""
+def test_lines_do_not_depend_on_piece_boundaries(lines, size, ends):
     text = b"\n".join(lines) + (b"\n" if ends else b"")
     cutter, found = LineCutter(1000), []
     for start in range(0, len(text), size):
@@ -121,16 +116,14 @@ def test_however_a_file_is_cut_its_lines_are_the_same(lines, size, ends):
 @pytest.mark.parametrize(
     "pieces", [[b"ok\n" + b"x" * 11], [b"ok\n" + b"x" * 11 + b"\n"], [b"ok\nxxxxxx", b"xxxxx"]]
 )
-def test_a_line_without_end_is_refused_before_it_is_whole(pieces):
-    """Memory is bounded, and the line is named."""
+def test_endless_line_is_refused_early(pieces):
     cutter = LineCutter(10)
     with pytest.raises(InvalidRequestError) as caught:
         [list(cutter.feed(piece)) for piece in pieces]
     assert (cutter.number, caught.value.code) == (2, "line_too_long")
 
 
-def test_what_a_request_lives_on_is_that_of_its_endpoint():
-    """An embedding takes one of two members, a rerank both of two."""
+def test_required_members_depend_on_the_endpoint():
     for url, enough, missing in (
         ("/v1/embeddings", {"messages": []}, "body.input"),
         ("/v1/rerank", {"query": "a", "documents": []}, "body.query"),

@@ -13,14 +13,13 @@ def find(tenant, key_id=KEY.key_id, name="acme"):
     return find_owner(TenantDirectory((tenant,)), name, key_id, 100.0)
 
 
-def test_a_key_that_stands_stands_for_its_tenant():
+def test_valid_key_authenticates_its_tenant():
     """As the tenant is now: its models and modes are those of today."""
     assert find(ACME).tenant is ACME
     assert find(ACME).key is KEY
 
 
-def test_a_key_that_was_revoked_or_has_expired_stands_for_nobody():
-    """Its batches stop."""
+def test_revoked_or_expired_key_stops_its_batches():
     assert find(replace(ACME, keys=())) is None
     assert find(replace(ACME, keys=(replace(KEY, expires_at=99),))) is None
     assert find(replace(ACME, keys=(replace(KEY, expires_at=101),))) is not None
@@ -32,7 +31,7 @@ def test_a_tenant_that_is_gone_or_disabled_stops_its_batches():
     assert find(ACME, name="other") is None
 
 
-def test_a_token_of_an_identity_provider_stands_for_its_tenant():
+def test_batch_of_an_oidc_caller_runs_while_its_tenant_exists():
     """It has expired long before its batch is run: the tenant decides."""
     owner = find(ACME, key_id="oidc:1234")
     assert (owner.tenant, owner.key.key_id) == (ACME, "oidc:1234")

@@ -11,8 +11,7 @@ def answer(status=200, body='{"id":"c"}'):
     return LineAnswer(request_id="01ARZ", status=status, body=body)
 
 
-def test_an_answer_stands_in_the_output_as_the_worker_spelt_it():
-    """OpenAI's members, and the body byte for byte."""
+def test_answer_is_written_byte_for_byte():
     result = answered(4, 'a "b"', answer(body='{"n" : 1.00e0,"x":"\\u00e9"}'))
     assert result.succeeded
     assert '"body": {"n" : 1.00e0,"x":"\\u00e9"}' in result.line
@@ -32,8 +31,7 @@ def test_an_answer_over_several_lines_becomes_one():
     assert json.loads(result.line)["response"]["body"] == {"id": "c"}
 
 
-def test_an_answer_that_is_no_json_is_a_failure():
-    """One broken answer must not break the file."""
+def test_answer_that_is_not_json_is_a_failure():
     result = answered(1, "a", answer(body="<html>"))
     assert not result.succeeded
     assert json.loads(result.line)["response"]["status_code"] == 502
@@ -47,8 +45,7 @@ def test_a_refused_line_goes_to_the_error_file_with_its_answer():
     assert (line["response"]["status_code"], line["error"]) == (400, None)
 
 
-def test_a_line_that_was_never_run_says_why():
-    """No response, but an error."""
+def test_unfinished_line_has_a_reason():
     result = never_run(9, "z", line_id="01B", code="batch_expired", message="Too late.")
     assert json.loads(result.line) == {
         "id": "batch_req_01B",
@@ -59,7 +56,7 @@ def test_a_line_that_was_never_run_says_why():
     assert (result.number, result.succeeded) == (9, False)
 
 
-def test_a_line_larger_than_a_limit_is_not_waited_for():
+def test_line_over_a_limit_is_not_retried():
     """It would be refused again until the window ends, and hold up the others."""
     too_large = LineAnswer(request_id="r", status=429, body="{}", may_pass=False)
     assert not should_try_again(too_large, 1)
@@ -78,6 +75,6 @@ def test_a_line_larger_than_a_limit_is_not_waited_for():
         (504, MOST_TRIES, False),
     ],
 )
-def test_what_passes_is_waited_for_and_what_may_be_the_lines_fault_is_not_tried_forever(status, tries, again):
+def test_temporary_refusals_are_retried_and_failures_three_times(status, tries, again):
     """Limits and missing workers cost nothing but time; a line that breaks workers must end."""
     assert should_try_again(answer(status=status), tries) is again

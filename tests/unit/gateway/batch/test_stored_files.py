@@ -34,8 +34,7 @@ async def content_of(scene, stored):
     return b"".join([piece async for piece in scene.files.read(stored)])
 
 
-async def test_a_file_is_given_out_as_it_came_and_to_nobody_else(scene):
-    """Another tenant's file reads like one that does not exist."""
+async def test_file_is_returned_unchanged_to_its_tenant_only(scene):
     stored = await scene.upload(CONTENT)
     assert await content_of(scene, await scene.files.get("acme", stored.file_id)) == CONTENT
     for asked in (
@@ -81,7 +80,7 @@ async def test_a_deleted_file_is_gone_with_its_bytes_and_its_key(scene):
         await scene.files.delete(caller, stored.file_id)
 
 
-async def test_a_file_that_could_not_be_removed_is_out_of_sight_and_removed_later(scene):
+async def test_file_that_cannot_be_removed_is_hidden_and_removed_later(scene):
     """The log refuses the entry, so the bytes stay until it takes it."""
     stored = await scene.upload(CONTENT)
     scene.sink.refusal = AuditUnavailableError("the disk is full")
@@ -96,8 +95,7 @@ async def test_a_file_that_could_not_be_removed_is_out_of_sight_and_removed_late
     assert len(scene.sink.of("file.deleted")) == 1
 
 
-async def test_files_go_when_their_time_has_come_unless_a_batch_reads_them(scene):
-    """Thirty days by default, or what the client said."""
+async def test_expired_files_are_removed_unless_a_batch_reads_them(scene):
     usual = await scene.upload(b"x")
     short = await scene.upload(b"y", kept_seconds=3600)
     batch = await scene.begin(b"z", window_seconds=60 * DAY)
@@ -123,7 +121,7 @@ async def test_the_input_of_an_open_batch_cannot_be_deleted(scene):
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (600, 401)])
-async def test_a_tenant_keeps_no_more_than_it_may(scene, sizes):
+async def test_tenant_storage_is_limited(scene, sizes):
     """By number and by bytes; what was refused leaves nothing, and others are not concerned."""
     for size in sizes[:-1]:
         await scene.upload(b"x" * size)
@@ -134,7 +132,7 @@ async def test_a_tenant_keeps_no_more_than_it_may(scene, sizes):
     await scene.upload(b"x" * sizes[-1], "other")
 
 
-async def test_uploads_at_the_same_time_do_not_get_past_the_bound_together(scene):
+async def test_concurrent_uploads_cannot_exceed_the_quota(scene):
     """Each finds room; one of them comes last, and the log says that it was refused."""
     both = await asyncio.gather(*(scene.upload(b"x" * 600) for _ in range(2)), return_exceptions=True)
     assert sorted(type(each).__name__ for each in both) == ["StorageQuotaError", "StoredFile"]
@@ -144,8 +142,7 @@ async def test_uploads_at_the_same_time_do_not_get_past_the_bound_together(scene
     assert created - refused == scene.on_disk()
 
 
-async def test_a_file_larger_than_one_may_be_is_refused_while_it_comes(scene):
-    """Nothing of it stays."""
+async def test_too_large_upload_is_refused_while_it_arrives(scene):
     with pytest.raises(BodyTooLargeError):
         await scene.upload(b"x" * 1025)
     assert (scene.on_disk(), scene.keys.names()) == (set(), [])
@@ -160,8 +157,7 @@ async def test_a_nearly_full_disk_takes_no_files(tmp_path):
     scene.store.close()
 
 
-async def test_what_the_log_does_not_take_does_not_exist(scene):
-    """Fails closed, for files and for batches."""
+async def test_file_without_audit_entry_does_not_exist(scene):
     stored = await scene.upload(CONTENT)
     scene.sink.refusal = AuditUnavailableError("the disk is full")
     with pytest.raises(AuditUnavailableError):
@@ -169,7 +165,7 @@ async def test_what_the_log_does_not_take_does_not_exist(scene):
     assert scene.on_disk() == {stored.file_id}
 
 
-async def test_erasing_a_tenant_reaches_its_files_and_what_its_batches_put_out(scene):
+async def test_erase_removes_files_and_batch_outputs(scene):
     """By time: what came later stays, and so does another tenant's."""
     early, theirs = await scene.upload(b"x"), await scene.upload(b"y", "other")
     scene.clock.now += 100
@@ -206,8 +202,7 @@ async def test_a_batch_needs_a_file_of_its_own_tenant_made_for_batches(scene):
         await scene.begin_with(output.file_id)
 
 
-async def test_a_tenant_has_no_more_open_batches_than_it_may(tmp_path):
-    """One that has ended makes room."""
+async def test_open_batches_of_a_tenant_are_limited(tmp_path):
     scene = Scene(tmp_path, tenant_batches=1)
     first = await scene.begin(CONTENT)
     with pytest.raises(StorageQuotaError, match="have not ended"):
@@ -217,7 +212,7 @@ async def test_a_tenant_has_no_more_open_batches_than_it_may(tmp_path):
     scene.store.close()
 
 
-async def test_a_file_whose_bytes_are_elsewhere_makes_no_batch(tmp_path):
+async def test_batch_is_refused_if_another_gateway_has_the_bytes(tmp_path):
     """Gateways that share a database and no directory say whom to ask."""
     scene = Scene(tmp_path)
     stored = await scene.upload(CONTENT)

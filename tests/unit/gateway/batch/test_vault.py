@@ -64,14 +64,12 @@ def path_of(tmp_path, stored) -> Path:
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 5])
-def test_a_file_is_read_as_it_was_written(vault, sealed, size):
-    """Whatever its size is to the size of a piece."""
+def test_file_is_read_back_as_written(vault, sealed, size):
     content = os.urandom(size)
     assert b"".join(vault.read(store(vault, content, sealed=sealed))) == content
 
 
-def test_a_sealed_file_says_nothing_and_is_its_owners(tmp_path, vault):
-    """Encrypted, mode 0600, under a key of its own."""
+def test_sealed_file_is_encrypted_with_mode_0600(tmp_path, vault):
     stored = store(vault, SECRET, sealed=True)
     path = path_of(tmp_path, stored)
     assert SECRET[:10] not in path.read_bytes()
@@ -111,7 +109,7 @@ def test_a_removed_file_is_gone_with_its_key(tmp_path, vault, keys):
         list(vault.read(stored))
 
 
-def test_an_upload_that_was_broken_off_leaves_nothing(tmp_path, vault, keys):
+def test_aborted_upload_leaves_no_files(tmp_path, vault, keys):
     """Discarded, or half written when the process died: the next start removes it, key and all."""
     writer = vault.write(vault.new_place("acme", sealed=False))
     writer.write(SECRET)
@@ -126,8 +124,7 @@ def test_an_upload_that_was_broken_off_leaves_nothing(tmp_path, vault, keys):
     left.discard()
 
 
-def test_a_file_that_became_known_just_before_a_crash_gets_its_name(tmp_path, vault):
-    """And can be read before that, too."""
+def test_draft_with_a_row_is_published_after_a_crash(tmp_path, vault):
     stored = store(vault, SECRET, publish=False)
     assert not path_of(tmp_path, stored).exists()
     assert vault.has_bytes(stored)
@@ -137,7 +134,7 @@ def test_a_file_that_became_known_just_before_a_crash_gets_its_name(tmp_path, va
     assert b"".join(vault.read(stored)) == SECRET
 
 
-def test_a_database_that_knows_nothing_takes_no_file_away(tmp_path, clock, keys, vault):
+def test_wrong_database_removes_no_published_file(tmp_path, clock, keys, vault):
     """It may be the wrong one, or an old backup; only what nobody was ever told of goes."""
     other = open_vault(tmp_path, clock, keys, "two")
     theirs, mine = store(other, SECRET), store(vault, SECRET, sealed=True)
@@ -160,14 +157,12 @@ def test_gateways_that_share_the_directory_read_each_others_files(tmp_path, cloc
         list(apart.read(stored))
 
 
-def test_a_full_disk_is_noticed_before_it_is_full(tmp_path, clock, keys):
-    """The audit log may be on the same one."""
+def test_free_space_is_checked_before_writing(tmp_path, clock, keys):
     assert open_vault(tmp_path, clock, keys).has_room()
     assert not open_vault(tmp_path, clock, keys, keep_free=2**62).has_room()
 
 
-def test_a_directory_that_cannot_be_used_stops_the_start(tmp_path, clock, keys):
-    """With one line that says what to set."""
+def test_unusable_directory_refuses_the_start(tmp_path, clock, keys):
     (tmp_path / "files").write_text("a file")
     with pytest.raises(ConfigurationError, match=r"batch\.directory"):
         open_vault(tmp_path, clock, keys)
@@ -183,7 +178,6 @@ def test_a_directory_that_cannot_be_used_stops_the_start(tmp_path, clock, keys):
         ("\x00\n", "file"),
     ],
 )
-def test_a_clients_file_name_is_no_path(given, kept):
-    """It is shown again and never opened."""
+def test_client_file_name_is_never_a_path(given, kept):
     assert clean_filename(given) == kept
     assert len(clean_filename("x" * 1000)) == 255

@@ -13,7 +13,7 @@ WEIGHTS = st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False),
 
 
 @given(st.integers(min_value=0, max_value=10**13), WEIGHTS.filter(any))
-def test_parts_add_up_and_are_fair(total, weights):
+def test_apportioned_parts_add_up_and_are_proportional(total, weights):
     """Exactly; each within a unit of its share, and nothing for who weighs nothing."""
     parts = apportion(total, weights)
     assert sum(parts) == total
@@ -37,7 +37,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.booleans())
-def test_shares_and_rest_are_the_busy_time_whatever_happens(events, alone):
+def test_shares_and_unattributed_time_add_up_to_busy_time(events, alone):
     """To the microsecond, for any requests, looks and gaps between them; energy as well."""
     account, now, busy = WorkerAccount(Power(idle=50, busy=300)), 0.0, 0.0
     account.observe(WorkerSample(at=now, reading=reading(busy)), alone=alone)
@@ -71,7 +71,7 @@ def looked(account: WorkerAccount, at: float, busy: float, **sample) -> dict:
     return {tenant: us / 1e6 for (tenant, _model), (us, _joules) in seen.shares.items()}
 
 
-def test_each_request_weighs_as_long_as_it_was_there():
+def test_requests_weigh_by_their_seconds():
     """Two for the whole second, one for half of it: two fifths each, and one."""
     account = WorkerAccount(Power())
     account.observe(WorkerSample(at=0, reading=reading(0)), alone=True)
@@ -82,8 +82,7 @@ def test_each_request_weighs_as_long_as_it_was_there():
     assert looked(account, 1.0, 1.0) == {"red": 0.4, "green": 0.4, "blue": 0.2}
 
 
-def test_a_step_that_is_counted_late_belongs_to_who_was_there():
-    """But once only: what the engine does after that is nobody's."""
+def test_late_step_belongs_to_the_previous_requests():
     account = WorkerAccount(Power())
     account.observe(WorkerSample(at=0, reading=reading(0)), alone=True)
     account.presence.end(account.presence.begin("red", "m", 0.0), 0.9)
@@ -94,7 +93,7 @@ def test_a_step_that_is_counted_late_belongs_to_who_was_there():
     assert seen.unattributed_us == 500_000
 
 
-def test_other_gateways_have_their_part():
+def test_other_gateways_requests_get_their_part():
     """One request of ours, and three in the worker: two thirds are somebody else's."""
     account = WorkerAccount(Power())
     account.presence.begin("red", "m", 0.0)
@@ -106,7 +105,7 @@ def test_other_gateways_have_their_part():
     assert seen.unattributed_us == 600_000
 
 
-def test_a_request_of_several_choices_is_no_other_gateway():
+def test_request_with_several_choices_does_not_count_as_others():
     """Where there is none, all that the worker runs is ours, however many sequences it counts."""
     account = WorkerAccount(Power())
     account.presence.begin("red", "m", 0.0)
@@ -116,7 +115,7 @@ def test_a_request_of_several_choices_is_no_other_gateway():
     )
 
 
-def test_a_restarted_engine_counts_from_nothing():
+def test_restarted_engine_counts_from_zero():
     """What it did since its start is counted; what the old one did last is not known."""
     account = WorkerAccount(Power())
     account.observe(WorkerSample(at=0, reading=reading(100.0)), alone=True)
@@ -144,7 +143,7 @@ def test_an_engine_that_measures_nothing_is_busy_while_it_has_requests():
     }
 
 
-def test_gpus_are_believed_before_the_settings():
+def test_measured_energy_takes_precedence_over_settings():
     """Measured energy, with what the machine draws beside; by time between busy and idle."""
     account = WorkerAccount(Power(idle=1, busy=2, host=100))
     account.observe(WorkerSample(at=0, reading=reading(0, energy=(2, 5_000_000))), alone=True)
@@ -166,7 +165,7 @@ def test_without_watts_energy_is_unknown_not_nothing():
     assert time.unknown_power_us == time.observed_us
 
 
-def test_steps_wait_for_what_they_are_compared_with():
+def test_steps_are_compared_once_costs_are_known():
     """Those before the first sweep are compared once it has measured; each only once."""
     account, kind = WorkerAccount(Power()), (1, 3)
     account.observe(WorkerSample(at=0, reading=reading(0), costs={}), alone=True)
@@ -181,7 +180,7 @@ def test_steps_wait_for_what_they_are_compared_with():
     assert third.time.draft_us == 0
 
 
-def test_only_who_steers_counts_savings():
+def test_only_the_controlling_gateway_records_savings():
     """What was drafted while another gateway steered is that one's, also after a change of hands."""
     account = WorkerAccount(Power())
     drafted = {(1, 3): cell(steps=100, seconds=2.0, requests=100, tokens=300)}
@@ -192,8 +191,7 @@ def test_only_who_steers_counts_savings():
     assert seen.time.draft_us == 0
 
 
-def test_lines_that_are_done_are_forgotten():
-    """Tenants that left long ago take no memory."""
+def test_finished_request_groups_are_dropped():
     presence = Presence()
     presence.end(presence.begin("red", "m", 0.0), 1.0)
     assert presence.take(2.0) == ({("red", "m"): 1.0}, 1.0)

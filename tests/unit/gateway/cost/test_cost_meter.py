@@ -116,7 +116,7 @@ async def test_a_new_day_begins_new_rows(site):
     }
 
 
-async def test_a_database_that_is_away_costs_nothing(site):
+async def test_unavailable_database_does_not_lose_counts(site):
     """Nothing is lost, also of slots that are over; and a clock set back does not open them again."""
     site.look(0.0)
     site.pass_(5.0)
@@ -138,8 +138,7 @@ async def test_a_database_that_is_away_costs_nothing(site):
     assert site.store.periods[-1].until >= site.store.periods[-2].until
 
 
-async def test_rows_are_written_again_whole_not_added(site):
-    """Each write holds what its slot came to so far."""
+async def test_rows_are_replaced_not_added(site):
     site.look(0.0)
     for busy in (1.0, 2.0, 3.0):
         site.pass_(1.0)
@@ -149,7 +148,7 @@ async def test_rows_are_written_again_whole_not_added(site):
     assert time.busy_us == 3_000_000
 
 
-async def test_a_look_that_showed_nothing_is_made_up_for(site):
+async def test_failed_poll_is_covered_by_the_next(site):
     """The plugin did not answer once: the next time covers both, measured."""
     site.look(0.0)
     site.pass_(1.0)
@@ -162,15 +161,14 @@ async def test_a_look_that_showed_nothing_is_made_up_for(site):
     assert (time.observed_us, time.busy_us, time.estimated_us) == (2_000_000, 1_500_000, 0)
 
 
-async def test_it_says_when_it_ends_and_keeps_old_rows_for_as_long_as_it_is_told(site):
+async def test_close_is_recorded_and_old_rows_are_pruned(site):
     await site.meter.flush()
     await site.meter.flush(closed=True)
     assert [period.closed for period in site.store.periods] == [False, True]
     assert site.store.pruned == [int(site.wall - 800 * 86400)]
 
 
-async def test_workers_that_are_gone_are_forgotten(site):
-    """Addresses come and go, and some never answered."""
+async def test_accounts_of_removed_workers_are_dropped(site):
     site.look(0.0)
     site.meter.poll_started(WorkerId("never seen"))
     site.pass_(4000.0)
@@ -178,7 +176,7 @@ async def test_workers_that_are_gone_are_forgotten(site):
     assert site.meter._accounts == {}
 
 
-async def test_what_drafting_saved_is_exported_with_its_bounds(site):
+async def test_saved_time_is_exported_with_its_bounds(site):
     """A third of the engine time, give or take what was measured: low, mean and high in their order."""
     drafted = {(1, 3): cell(steps=100, seconds=2.0, requests=100, tokens=300)}
     figures = SpeculationFigures(costs={1: costs(k3=(math.log(1.5), 0.01))})
@@ -198,7 +196,7 @@ async def test_what_drafting_saved_is_exported_with_its_bounds(site):
     assert high == pytest.approx(2.87, rel=0.02)
 
 
-async def test_a_number_of_drafts_never_tried_at_a_batch_size_is_guessed_from_the_nearest(site):
+async def test_unmeasured_k_is_estimated_from_the_nearest_batch_size(site):
     """Within wide bounds, rather than left out for good; one that was tried nowhere waits."""
     known = {
         1: costs(k1=(math.log(9.0), 0.0)),

@@ -170,7 +170,7 @@ def test_prices_that_are_not_set_are_named():
     assert "cost.power_price_per_kwh" in made.notes[0]
 
 
-def test_energy_that_nobody_measured_is_said_to_be_missing():
+def test_unmeasured_energy_is_noted():
     """Also that of a worker on several machines, of which the driver knows the GPUs of one."""
     made = report(workers=[hour(busy=HOUR_US // 2, unknown_power_us=HOUR_US)])
     assert made.workers[0].metered_seconds == 0
@@ -213,7 +213,7 @@ def shown() -> CostReport:
     )
 
 
-def test_the_page_needs_nothing_and_quotes_everything():
+def test_page_is_self_contained_and_escaped():
     """No script, no address, nothing to load; names cannot become markup."""
     page = render_page(shown())
     assert not re.search(r"<script|<link|<img|@import|url\(|https?:|\bsrc=|\bhref=", page)
@@ -225,12 +225,12 @@ def test_the_page_needs_nothing_and_quotes_everything():
     assert "nothing could be compared" not in page.lower()
 
 
-def test_an_empty_report_is_a_page_too():
+def test_empty_report_renders_as_a_page():
     page = render_page(report())
     assert "No time was recorded" in page
 
 
-def test_the_sheet_adds_up_and_is_no_formula():
+def test_csv_adds_up_and_contains_no_formula():
     """One header, one row a line, and the total is the sum of the others to the cent."""
     made = report(
         [("s1", ShareKey(SLOT, "w1", "=1+1", "red"), TenantUsage(engine_us=HOUR_US // 3))],

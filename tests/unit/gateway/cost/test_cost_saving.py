@@ -22,7 +22,7 @@ def test_the_same_tokens_without_drafts():
 
 
 @given(st.floats(min_value=-1, max_value=2), st.floats(min_value=1e-6, max_value=0.5))
-def test_bounds_lie_on_either_side(mean, variance):
+def test_bounds_enclose_the_estimate(mean, variance):
     saving, _left = compare(DRAFTED, lambda _bucket: costs(k3=(mean, variance)))
     assert saving.low < saving.target_only < saving.high
 
@@ -34,7 +34,7 @@ def test_a_draft_that_fails_costs():
     assert saving.high < saving.seconds
 
 
-def test_what_cannot_be_compared_is_left():
+def test_steps_without_measured_cost_are_kept():
     """Another K being known does not help; steps without drafts save nothing and are not kept."""
     steps = {**DRAFTED, (2, 0): cell(steps=9, seconds=0.1, requests=18, tokens=18)}
     saving, left = compare(steps, lambda _bucket: costs(k1=(0.0, 0.0)))

@@ -19,7 +19,7 @@ ZONES = ("UTC", "Africa/Nairobi", "Asia/Kolkata", "Asia/Kathmandu", "America/St_
     st.dates(min_value=date(2020, 1, 1), max_value=date(2035, 12, 31)),
     st.integers(min_value=0, max_value=86399),
 )
-def test_a_moment_is_in_a_slot_of_its_day(zone, day, second):
+def test_slot_belongs_to_the_local_day(zone, day, second):
     """Half hours, quarters, and clocks that are changed by one or by half of one."""
     begin = begin_of(day, zone)
     assert slot_of(begin, zone) == begin
@@ -29,7 +29,7 @@ def test_a_moment_is_in_a_slot_of_its_day(zone, day, second):
     assert day_of(slot, zone) == datetime.fromtimestamp(moment, UTC).astimezone(zone).date()
 
 
-def test_a_month_of_a_clock_half_an_hour_off():
+def test_months_of_half_hour_time_zones_are_exact():
     """November in India begins at 18:30 of the last of October, by UTC."""
     begin = begin_of(date(2026, 11, 1), ZoneInfo("Asia/Kolkata"))
     assert datetime.fromtimestamp(begin, UTC).isoformat() == "2026-10-31T18:30:00+00:00"
@@ -41,6 +41,6 @@ def test_days_and_months_are_read():
 
 
 @pytest.mark.parametrize("text", ["", "2026", "21.11.2026", "2026-13", "2026-02-30", "yesterday"])
-def test_what_is_no_day_is_said_in_one_line(text):
+def test_invalid_day_is_refused_in_one_line(text):
     with pytest.raises(ConfigurationError, match="is not a day: write 2026-11-21"):
         parse_day(text)

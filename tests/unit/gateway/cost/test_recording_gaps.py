@@ -32,29 +32,28 @@ def test_nothing_is_missing_while_a_gateway_runs():
     assert find_gaps([period(0, NOW - 40, closed=False)], 1000, NOW + 9999, NOW) == ()
 
 
-def test_a_gateway_that_died_is_missing_what_it_had_not_written():
-    """At most until it would have written again."""
+def test_killed_gateway_leaves_a_gap():
     known = [period(0, 5000, closed=False), period(5600, NOW, closed=False)]
     assert find_gaps(known, 1000, NOW, NOW) == (unwritten(5000, 5030), nobody(5000, 5600))
 
 
-def test_a_gateway_that_came_back_at_once_had_died_all_the_same():
+def test_restarted_gateway_leaves_a_gap():
     """It wrote less than three writes ago, but it is another start of it that runs now."""
     known = [period(0, NOW - 20, closed=False), period(NOW - 10, NOW, closed=False)]
     assert unwritten(NOW - 20, NOW - 10) in find_gaps(known, 1000, NOW, NOW)
 
 
-def test_another_gateway_saw_the_workers_meanwhile():
+def test_no_gap_while_another_gateway_runs():
     """What passed through the one that died is missing, but the workers were seen."""
     known = [period(0, 5000, closed=False), period(0, NOW, gateway="b", closed=False)]
     assert find_gaps(known, 1000, NOW, NOW) == (unwritten(5000, 5030),)
 
 
-def test_a_gateway_that_was_stopped_misses_nothing_of_its_own():
+def test_stopped_gateway_leaves_no_unwritten_gap():
     known = [period(0, 5000), period(6000, 7000)]
     assert find_gaps(known, 1000, 8000, NOW) == (nobody(5000, 6000), nobody(7000, 8000))
 
 
-def test_before_the_first_start_there_was_nobody():
+def test_time_before_the_first_start_is_a_gap():
     assert find_gaps([], 1000, 2000, NOW) == (nobody(1000, 2000),)
     assert find_gaps([period(1500, 5000)], 1000, 2000, NOW) == (nobody(1000, 1500),)

@@ -65,7 +65,7 @@ def refused(authenticator: Authenticator, *given) -> RefusalReason:
     return refusal.value.reason
 
 
-def test_a_key_a_token_and_a_certificate_lead_to_their_tenants(provider):
+def test_key_token_and_certificate_authenticate_their_tenants(provider):
     """Each with an id for the audit log that says which kind it was."""
     who = Authenticator(DIRECTORY, provider=provider, tls=TLS)
     by_key = who.identify(bearer(KEY))
@@ -85,8 +85,7 @@ def test_a_token_with_the_admins_claim_is_an_admin(provider):
     assert (caller.tenant.name, caller.key.admin) == ("operator", True)
 
 
-def test_every_refusal_reads_alike_and_has_its_reason(provider):
-    """Clients learn nothing; operators learn which."""
+def test_every_refusal_has_the_same_message_and_its_reason(provider):
     who = Authenticator(DIRECTORY, provider=provider, tls=TLS)
     assert refused(who, []) is RefusalReason.NO_CREDENTIAL
     assert refused(who, bearer("sk-no")) is RefusalReason.API_KEY
@@ -99,17 +98,16 @@ def test_every_refusal_reads_alike_and_has_its_reason(provider):
     assert refused(Authenticator(DIRECTORY), bearer(PROVIDER.token())) is RefusalReason.TOKENS_NOT_ACCEPTED
 
 
-def test_the_key_decides_where_a_certificate_came_as_well():
-    """Unless certificates are required, they may differ."""
+def test_key_takes_precedence_over_the_certificate():
     assert Authenticator(DIRECTORY, tls=TLS).identify(bearer(KEY), BILLING).tenant.name == "acme"
 
 
-def test_a_certificate_does_not_rescue_a_wrong_key():
+def test_certificate_does_not_replace_a_wrong_key():
     """A revoked key stays revoked on a connection with a certificate."""
     assert refused(Authenticator(DIRECTORY, tls=TLS), bearer("sk-no"), ACME) is RefusalReason.API_KEY
 
 
-def test_where_certificates_are_required_key_and_certificate_are_of_one_tenant(provider):
+def test_required_certificate_must_match_the_keys_tenant(provider):
     """A key that was stolen is of no use elsewhere; a certificate alone is enough to call."""
     who = Authenticator(DIRECTORY, provider=provider, tls=STRICT)
     assert who.identify(bearer(KEY), ACME).key == STORED
@@ -123,7 +121,7 @@ def test_where_certificates_are_required_key_and_certificate_are_of_one_tenant(p
     assert refused(who, []) is RefusalReason.NO_CREDENTIAL
 
 
-def test_a_changed_key_file_is_taken_over_and_old_tokens_end(provider, settings):
+def test_changed_key_file_is_loaded_and_old_tokens_refused(provider, settings):
     """A key the provider has withdrawn verifies nothing any more, also not what was verified before."""
     who, successor = Authenticator(DIRECTORY, provider=provider), Provider("k2")
     old = PROVIDER.token()
@@ -136,8 +134,7 @@ def test_a_changed_key_file_is_taken_over_and_old_tokens_end(provider, settings)
 
 
 @pytest.mark.parametrize("broken", ["", '{"keys": [', '{"keys": []}', None])
-def test_a_broken_key_file_changes_nothing_and_says_so(settings, broken, capsys):
-    """A copy that is half written locks nobody out."""
+def test_broken_key_file_keeps_the_previous_keys(settings, broken, capsys):
     provider = open_provider(settings, logger=configure_logs(LogSettings(), terminal=False), clock=Clock(1e6))
     if broken is None:
         settings.jwks_file.unlink()

@@ -12,14 +12,13 @@ PEER = {
 TENANTS = {"uri:spiffe://bank/Billing": "billing", "cn:billing": "billing", "dns:lab.bank": "research"}
 
 
-def test_the_names_are_read_as_settings_spell_them():
+def test_certificate_names_have_the_form_of_the_settings():
     """Host names know no case, all others do; addresses and the rest of the subject are no names."""
     assert read_certificate(PEER).names == ("dns:host.bank", "uri:spiffe://bank/Billing", "cn:billing")
     assert read_certificate({"subject": ((("countryName", "DE"),),)}).names == ()
 
 
-def test_a_name_leads_to_its_tenant():
-    """Two names of one tenant are no contradiction."""
+def test_certificate_name_maps_to_its_tenant():
     assert find_tenant(read_certificate(PEER), TENANTS)[0] == "billing"
     assert find_tenant(ClientCertificate(("dns:lab.bank",)), TENANTS) == ("research", "dns:lab.bank")
 
@@ -27,8 +26,7 @@ def test_a_name_leads_to_its_tenant():
 @pytest.mark.parametrize(
     "names", [(), ("cn:unknown",), ("uri:spiffe://bank/billing",), ("cn:billing", "dns:lab.bank")]
 )
-def test_a_certificate_of_nobody_or_of_two_is_refused(names):
-    """Nothing is guessed."""
+def test_certificate_of_no_tenant_or_of_two_is_refused(names):
     with pytest.raises(RefusedCallerError) as refusal:
         find_tenant(ClientCertificate(names), TENANTS)
     assert refusal.value.reason is RefusalReason.CERTIFICATE_TENANT

@@ -27,8 +27,7 @@ def test_a_key_is_read_from_the_header_each_client_sends_it_in(headers):
 @pytest.mark.parametrize(
     "headers", [[], [("x-api-key", "")], [("authorization", "Bearer ")], [("cookie", KEY)]]
 )
-def test_without_a_credential_there_is_none(headers):
-    """An empty header is none."""
+def test_headers_without_credential_have_none(headers):
     assert presented([(name.encode(), value.encode()) for name, value in headers]) is None
 
 
@@ -54,13 +53,11 @@ def test_another_scheme_is_refused(value):
         presented([(b"authorization", value.encode("latin-1"))])
 
 
-def test_bytes_that_are_no_text_are_a_key_nobody_has():
-    """No header can crash the reading of it."""
+def test_non_text_credential_is_an_unknown_key():
     assert presented([(b"x-api-key", b"\xff\xfe")]) == "\xff\xfe"
 
 
-def test_tokens_and_keys_are_told_apart_by_their_shape():
-    """A key holds no dots, whatever its random part is."""
+def test_tokens_and_keys_differ_by_form():
     assert is_token("eyJhbGciOiJFUzI1NiJ9.e30.c2ln")
     for other in (KEY, "eyJhbGciOiJFUzI1NiJ9", "eyJh.e30", "eyJh.a.b.c.d", "abc.def.ghi", ""):
         assert not is_token(other)

@@ -41,7 +41,7 @@ def test_a_curve_serves_its_own_algorithm_only():
     assert refusal.value.reason is RefusalReason.TOKEN_KEY_UNKNOWN
 
 
-def test_what_is_not_for_us_is_left_out_and_counted():
+def test_unusable_keys_are_skipped_and_counted():
     """Shared secrets, keys to encrypt with, unknown kinds, and keys of algorithms nobody allowed."""
     text = key_set(
         ES.jwk(), SECRET, RSA.jwk(use="enc"), RSA.jwk(key_ops=["encrypt"]), {"kty": "AKP", "kid": "q"},
@@ -53,15 +53,14 @@ def test_what_is_not_for_us_is_left_out_and_counted():
     assert found.skipped == 8
 
 
-def test_a_weak_key_is_left_out():
-    """An RSA key of 1024 bits can be broken."""
+def test_weak_key_is_skipped():
     weak = rsa.generate_private_key(public_exponent=65537, key_size=1024)
     jwk = jwt.get_algorithm_by_name("RS256").to_jwk(weak.public_key(), as_dict=True)
     with pytest.raises(ConfigurationError, match="2048 bits"):
         parse_key_set(key_set(jwk), ALLOWED)
 
 
-def test_a_token_without_a_key_id_may_mean_the_only_key():
+def test_token_without_key_id_uses_the_only_key():
     """With two of its algorithm it could be either, and is refused."""
     one = parse_key_set(key_set(ES.jwk(), RSA.jwk()), ALLOWED)
     assert one.find(None, "ES256").key_id == "e1"
@@ -76,7 +75,7 @@ ENTRIES = st.dictionaries(st.sampled_from(MEMBERS), JUNK)
 
 
 @given(ENTRIES, st.sampled_from([ES, RSA, Provider("d", "EdDSA")]))
-def test_an_entry_of_any_shape_is_used_or_left_out(junk, provider):
+def test_entry_of_any_shape_is_used_or_skipped(junk, provider):
     """A key that is damaged in a file is no reason to lose the others, nor to crash."""
     found = parse_key_set(key_set({**provider.jwk(), **junk}, Provider("good").jwk()), ALLOWED)
     assert found.find("good", "ES256")
@@ -98,7 +97,7 @@ def test_an_entry_of_any_shape_is_used_or_left_out(junk, provider):
     ],
     ids=count(),  # each test process has other keys, and all must agree on the names
 )
-def test_a_file_that_cannot_be_used_says_why_in_one_line(text, words):
+def test_unusable_key_file_is_refused_in_one_line(text, words):
     """Nothing of the file is quoted: it may hold what should not be there."""
     with pytest.raises(ConfigurationError, match=words) as error:
         parse_key_set(text, ALLOWED)

@@ -50,8 +50,7 @@ def test_periods_end_at_local_midnight(measure, now, zone, name, ends):
 
 @given(now=st.floats(1e9, 4e9), measure=st.sampled_from([Measure.DAY, Measure.MONTH]),
        zone=st.sampled_from([BERLIN, NAIROBI, APIA]))  # fmt: skip
-def test_every_moment_is_before_the_end_of_its_period_and_the_end_in_the_next(now, measure, zone):
-    """Even on the day that Apia left out."""
+def test_period_end_belongs_to_the_next_period(now, measure, zone):
     period = period_at(measure, now, zone)
     assert now < period.ends
     assert period_at(measure, period.ends, zone).name > period.name
@@ -63,25 +62,21 @@ MOMENT = st.floats(0, 1e9)
 
 
 @given(used=MOMENT, later=st.floats(0, 59.999))
-def test_what_was_used_counts_for_a_whole_minute(used, later):
-    """However it lies in its slot."""
+def test_usage_counts_for_at_least_a_minute(used, later):
     assert not is_past(slot_at(used), used + later)
 
 
 @given(used=MOMENT)
-def test_what_was_used_counts_for_no_more_than_a_second_longer(used):
-    """The price of slots."""
+def test_usage_counts_for_at_most_61_seconds(used):
     assert is_past(slot_at(used), used + WINDOW_SECONDS + 1)
 
 
-def test_a_slot_counts_until_all_of_it_is_a_minute_past():
-    """To the boundary."""
+def test_slot_counts_until_all_of_it_is_a_minute_old():
     assert not is_past(100, 160.999)
     assert is_past(100, 161.0)
 
 
-def test_units_come_back_with_their_slots():
-    """The oldest first."""
+def test_units_expire_with_their_slots():
     slots = {100: 5, 103: 2, 110: 1}
     assert seconds_until_free(slots, 0, 120.0) == 0
     assert seconds_until_free(slots, 5, 120.0) == 41.0
@@ -89,7 +84,6 @@ def test_units_come_back_with_their_slots():
     assert seconds_until_free(slots, 8, 120.0) == 51.0
 
 
-def test_of_more_than_there_is_all_comes_back():
-    """The time is that of the last slot."""
+def test_time_for_more_units_than_used_is_that_of_the_last_slot():
     assert seconds_until_free({100: 5}, 9, 120.0) == 41.0
     assert seconds_until_free({}, 9, 120.0) == 0.0

@@ -33,22 +33,20 @@ def test_a_prompt_is_a_third_of_its_bytes():
         ({"max_tokens": 10**30}, MOST_TOKENS),
     ],
 )
-def test_an_answer_is_what_the_client_allows(members, completion):
-    """For each of the answers it asks for."""
+def test_completion_estimate_is_the_clients_maximum(members, completion):
     found = estimate(**members)
     assert found.completion == completion
     assert not found.is_guess
 
 
 @pytest.mark.parametrize("value", [None, True, -1, "10", 1.5, [10]])
-def test_an_answer_without_a_bound_is_guessed(value):
+def test_completion_without_maximum_is_guessed(value):
     """What is no count is none: whether it may be there is the worker's to judge."""
     found = estimate(max_tokens=value)
     assert (found.completion, found.is_guess) == (GUESS, True)
 
 
-def test_the_bytes_of_a_picture_are_no_tokens():
-    """A megabyte of picture is not a third of a million tokens."""
+def test_bytes_of_a_picture_do_not_count_as_tokens():
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 2**20}}
     found = estimate(messages=[{"role": "user", "content": [picture, picture]}])
     assert 2 * MEDIA_TOKENS <= found.prompt < 2 * MEDIA_TOKENS + 100

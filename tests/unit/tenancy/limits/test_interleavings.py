@@ -194,8 +194,7 @@ def fullest(requests: list[Request]) -> tuple[int, int, int]:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_no_interleaving_lets_more_in_than_a_limit_allows(seed):
-    """Over every minute there is, and at every moment."""
+def test_no_interleaving_exceeds_a_limit(seed):
     simulation = Simulation(seed, LIMITS)
     small = LIMITS.by_model["small"]
     requests, tokens, tokens_of_small = fullest(simulation.requests)
@@ -228,7 +227,7 @@ def test_no_interleaving_exceeds_a_budget(seed):
 
 
 @given(seed=st.integers(0, 2**32), limits=st.sampled_from([LIMITS, BUDGETS]))
-def test_after_every_interleaving_all_comes_back(seed, limits):
+def test_every_interleaving_returns_all_units(seed, limits):
     """Nothing is in use once all have ended, and in the next month everything is there again."""
     simulation = Simulation(seed, limits)
     simulation.end()

@@ -109,8 +109,7 @@ async def test_a_tenant_without_limits_costs_nothing(gateway):
         assert one.store.exchanges == 0
 
 
-async def test_as_many_are_let_in_as_the_limit_says(gateway):
-    """However many come at once."""
+async def test_exactly_the_limit_is_admitted(gateway):
     async with gateway(requests_per_minute=20) as one:
         ended = await asyncio.gather(*(one.let_in() for _ in range(50)), return_exceptions=True)
         refused = [each for each in ended if isinstance(each, LimitReachedError)]
@@ -120,8 +119,7 @@ async def test_as_many_are_let_in_as_the_limit_says(gateway):
         assert 'appliance_limit_used_ratio{limit="requests_per_minute",tenant="acme"} 1.0' in one.page
 
 
-async def test_who_is_refused_again_and_again_costs_the_database_nothing(gateway):
-    """It is requests once in a while, not for each of them."""
+async def test_repeated_refusals_cause_no_exchange(gateway):
     async with gateway(requests_per_minute=1) as one:
         await one.let_in()
         for _ in range(200):
@@ -130,8 +128,7 @@ async def test_who_is_refused_again_and_again_costs_the_database_nothing(gateway
         assert one.store.exchanges < 50
 
 
-async def test_a_place_that_is_left_is_taken_at_once(gateway):
-    """No exchange is needed where it was this gateway's."""
+async def test_released_concurrency_is_taken_at_once(gateway):
     async with gateway(concurrent_requests=1) as one:
         for _ in range(20):
             reservation = await one.let_in()
@@ -141,14 +138,13 @@ async def test_a_place_that_is_left_is_taken_at_once(gateway):
         assert one.share.holdings["concurrent_requests"].in_use == 0
 
 
-async def test_a_request_larger_than_the_limit_is_told_so(gateway):
-    """At once, and not to come back."""
+async def test_request_larger_than_the_limit_is_refused(gateway):
     async with gateway(tokens_per_minute=5) as one:
         with pytest.raises(RequestOverLimitError):
             await one.let_in()
 
 
-async def test_whoever_is_cancelled_while_waiting_leaves_nothing_behind(gateway):
+async def test_request_cancelled_while_waiting_releases_everything(gateway):
     """At whatever moment it happens: before, while and after the ledger was requests."""
     async with gateway(concurrent_requests=50, tokens_per_minute=100_000) as one:
         for number in range(150):
@@ -166,8 +162,7 @@ async def test_whoever_is_cancelled_while_waiting_leaves_nothing_behind(gateway)
         await until(lambda: one.limiter.headers(one.tenant)["x-ratelimit-remaining-tokens"] == "100000")
 
 
-async def test_without_the_database_it_goes_on_with_what_it_holds_and_then_refuses(gateway):
-    """Fails closed, and finds back by itself."""
+async def test_without_database_held_units_are_used_then_requests_refused(gateway):
     async with gateway(requests_per_minute=1000) as one:
         for _ in range(10):
             await one.let_in()
@@ -184,8 +179,7 @@ async def test_without_the_database_it_goes_on_with_what_it_holds_and_then_refus
         assert await one.let_in()
 
 
-async def test_what_is_held_cannot_be_used_once_the_lease_has_run_out(gateway):
-    """Others may have it by then."""
+async def test_held_units_are_unusable_after_the_lease(gateway):
     async with gateway(requests_per_minute=1000) as one:
         await one.let_in()
         await until(lambda: one.share.holdings["requests_per_minute"].free > 0)
@@ -195,7 +189,7 @@ async def test_what_is_held_cannot_be_used_once_the_lease_has_run_out(gateway):
         assert one.take() is None
 
 
-async def test_an_answer_that_was_lost_loses_nothing(gateway):
+async def test_lost_answer_loses_no_units(gateway):
     """Every request is counted once, whether or not the gateway heard that it was."""
     async with gateway(requests_per_minute=1000) as one:
         let_in = 0
@@ -213,7 +207,7 @@ async def test_an_answer_that_was_lost_loses_nothing(gateway):
         assert sum(ledger.spent["requests_per_minute"].values()) == let_in
 
 
-async def test_two_gateways_share_a_limit_to_the_last_unit(gateway):
+async def test_two_gateways_share_a_limit_exactly(gateway):
     """Neither refuses while the other holds something it does not need."""
     books = {}
 
@@ -233,8 +227,7 @@ async def test_two_gateways_share_a_limit_to_the_last_unit(gateway):
         assert sum(isinstance(each, LimitReachedError) for each in ended) == 60
 
 
-async def test_closing_gives_back_what_is_held(gateway):
-    """The next gateway need not wait for a lease to run out."""
+async def test_close_returns_held_units(gateway):
     async with gateway(requests_per_minute=1000, concurrent_requests=10) as one:
         for _ in range(10):
             (await one.let_in()).settle(5)
@@ -243,8 +236,7 @@ async def test_closing_gives_back_what_is_held(gateway):
         assert set(held.values()) == {0}
 
 
-async def test_headers_count_what_was_let_in(gateway):
-    """Also what the database has not been told yet."""
+async def test_headers_count_admitted_requests(gateway):
     async with gateway(requests_per_minute=50, tokens_per_day=1000) as one:
         before = one.limiter.headers(one.tenant, "demo")
         (await one.let_in()).settle(7)
@@ -255,8 +247,7 @@ async def test_headers_count_what_was_let_in(gateway):
         assert after["x-ratelimit-limit-tokens"] == "1000"
 
 
-async def test_limits_that_change_while_requests_wait_are_asked_for_anew(gateway):
-    """Nobody is refused by a limit that is no more."""
+async def test_waiting_requests_are_decided_by_changed_limits(gateway):
     async with gateway(requests_per_minute=1, concurrent_requests=1) as one:
         for number in range(30):
             limits = [Limits(concurrent_requests=1), Limits(requests_per_minute=100_000)][number % 2]
@@ -277,8 +268,7 @@ async def test_limits_that_change_while_requests_wait_are_asked_for_anew(gateway
         assert list(one.share.holdings) == ["concurrent_requests"]
 
 
-async def test_a_limit_that_is_taken_away_leaves_the_metrics(gateway):
-    """Nobody is alarmed by what is no limit any more."""
+async def test_removed_limit_leaves_the_metrics(gateway):
     async with gateway(requests_per_minute=10, tokens_per_day=1000) as one:
         await one.let_in()
         assert 'limit="tokens_per_day"' in one.page

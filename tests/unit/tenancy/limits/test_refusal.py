@@ -18,8 +18,7 @@ NOON = 1_763_726_400.0  # 2025-11-21
     ("seconds", "spelt"),
     [(0, "0s"), (0.2, "1s"), (59, "59s"), (59.5, "1m0s"), (360, "6m0s"), (86399, "23h59m59s")],
 )
-def test_durations_are_spelt_as_openai_does(seconds, spelt):
-    """In whole seconds, rounded up."""
+def test_durations_are_formatted_like_openai(seconds, spelt):
     assert spell_seconds(seconds) == spelt
 
 
@@ -29,7 +28,7 @@ def holding(measure, limit, free, *, refilled_at=0.0):
     return made
 
 
-def test_the_limit_that_leaves_least_is_told():
+def test_headers_show_the_limit_with_least_remaining():
     """Of tokens by the minute and of the day; places are told in no header."""
     headers = render_headers(
         [
@@ -50,8 +49,7 @@ def test_the_limit_that_leaves_least_is_told():
     }
 
 
-def test_what_was_just_used_resets_in_a_minute():
-    """Although the book has not seen it yet."""
+def test_new_usage_resets_in_a_minute():
     requests = holding(Measure.REQUESTS, 60, 58)
     requests.free = 2
     requests.take(1)
@@ -65,21 +63,18 @@ def refused(measure, seconds, *, model=None):
     return refusal(quota, LimitDecision(LimitVerdict.REFUSED, quota.key, seconds), 70, now=NOON, zone=UTC)
 
 
-def test_a_refusal_names_the_limit_and_when_to_come_back():
-    """In one line."""
+def test_refusal_names_the_limit_and_the_retry_time():
     error = refused(Measure.REQUESTS, 22.5)
     assert type(error) is LimitReachedError
     assert str(error) == "Your limit of 60 requests per minute is reached. Try again in 23s."
     assert error.retry_seconds == 22.5
 
 
-def test_a_refusal_by_a_models_limit_names_the_model():
-    """So that another one may be tried."""
+def test_refusal_by_a_model_limit_names_the_model():
     assert "60 concurrent requests of the model `demo`" in str(refused(Measure.CONCURRENT, 1.0, model="demo"))
 
 
-def test_a_budget_that_is_used_up_names_its_period():
-    """And whose calendar it goes by."""
+def test_used_up_budget_names_its_period():
     error = refused(Measure.DAY, 3600.0)
     assert type(error) is BudgetUsedUpError
     assert str(error) == (
@@ -87,8 +82,7 @@ def test_a_budget_that_is_used_up_names_its_period():
     )
 
 
-def test_a_request_that_never_fits_says_what_it_needs():
-    """There is no time to come back at."""
+def test_request_over_the_limit_names_what_it_needs():
     error = refused(Measure.TOKENS, None)
     assert type(error) is RequestOverLimitError
     assert error.retry_seconds is None

@@ -61,13 +61,11 @@ class Scene:
         return sum(self.ledger.spent.get(key, {}).values())
 
 
-def test_nothing_is_let_in_before_the_book_was_seen():
-    """A gateway that has just started holds nothing."""
+def test_nothing_is_admitted_before_the_first_exchange():
     assert Scene(Limits(requests_per_minute=5)).take() is None
 
 
-def test_a_request_takes_of_every_limit_or_of_none():
-    """What one limit refuses costs nothing of the others."""
+def test_request_takes_units_of_every_limit_or_of_none():
     scene = Scene(Limits(requests_per_minute=5, tokens_per_minute=10))
     scene.admit(tokens=10)
     (decision,) = scene.round("a", 1).decisions
@@ -75,7 +73,7 @@ def test_a_request_takes_of_every_limit_or_of_none():
     assert scene.spent("requests_per_minute") == 1
 
 
-def test_a_request_counts_for_those_limits_that_are_about_it():
+def test_request_counts_against_limits_of_its_model():
     """A model without limits of its own is bounded by the tenant's alone."""
     limits = Limits(requests_per_minute=5, by_model={"other": Limits(requests_per_minute=0)})
     scene = Scene(limits)
@@ -84,15 +82,14 @@ def test_a_request_counts_for_those_limits_that_are_about_it():
     assert [holding.key for holding, _ in need] == ["requests_per_minute", "requests_per_minute/other"]
 
 
-def test_the_usual_request_does_not_wait_for_the_book():
-    """After the first one some are held for those to come."""
+def test_usual_request_needs_no_exchange():
     scene = Scene(Limits(requests_per_minute=1000))
     scene.admit()
     scene.round()
     assert [scene.take() is not None for _ in range(4)] == [True] * 4
 
 
-def test_who_asked_a_while_ago_still_finds_something_held():
+def test_units_stay_held_for_a_while_after_the_last_request():
     """Until a minute has passed without a request; then all of it is given back."""
     scene = Scene(Limits(requests_per_minute=1000))
     scene.admit()
@@ -105,8 +102,7 @@ def test_who_asked_a_while_ago_still_finds_something_held():
     assert scene.ledger.leases["a"].held == {"requests_per_minute": 0}
 
 
-def test_the_rest_of_a_reservation_comes_back_at_once():
-    """Before it was reported it is there again without the book."""
+def test_unused_tokens_are_released_at_once():
     scene = Scene(Limits(tokens_per_minute=100))
     reservation = scene.admit(tokens=100)
     reservation.settle(30)
@@ -114,8 +110,7 @@ def test_the_rest_of_a_reservation_comes_back_at_once():
     assert scene.take(tokens=1) is None
 
 
-def test_the_rest_of_a_reported_reservation_comes_back_with_the_next_report():
-    """It is taken out of the slot it was entered in."""
+def test_unused_tokens_of_a_reported_reservation_are_refunded():
     scene = Scene(Limits(tokens_per_minute=100))
     reservation = scene.admit(tokens=100)
     scene.round()
@@ -126,8 +121,7 @@ def test_the_rest_of_a_reported_reservation_comes_back_with_the_next_report():
     assert scene.admit(tokens=70) is not None
 
 
-def test_the_rest_of_a_reservation_whose_report_is_on_its_way_is_not_forgotten():
-    """It waits for the answer, which says where it was entered."""
+def test_unused_tokens_are_refunded_if_the_report_is_in_flight():
     scene = Scene(Limits(tokens_per_minute=100))
     reservation = scene.admit(tokens=100)
     reply = scene.send()
@@ -137,8 +131,7 @@ def test_the_rest_of_a_reservation_whose_report_is_on_its_way_is_not_forgotten()
     assert scene.spent("tokens_per_minute") == 30
 
 
-def test_what_left_the_window_is_not_given_back_again():
-    """A long answer's rest comes too late to count."""
+def test_usage_outside_the_window_is_not_refunded():
     scene = Scene(Limits(tokens_per_minute=100))
     reservation = scene.admit(tokens=60)
     scene.round()
@@ -151,8 +144,7 @@ def test_what_left_the_window_is_not_given_back_again():
     assert scene.share.holdings["tokens_per_minute"].remaining(scene.now) == 100
 
 
-def test_settling_again_changes_nothing():
-    """The first word counts."""
+def test_settle_is_idempotent():
     scene = Scene(Limits(tokens_per_minute=100, concurrent_requests=2))
     reservation = scene.admit(tokens=50)
     reservation.settle(20)
@@ -162,7 +154,7 @@ def test_settling_again_changes_nothing():
     assert [(holding.free, holding.in_use) for holding in scene.share.holdings.values()] == before
 
 
-def test_what_a_request_used_beyond_its_reservation_is_charged():
+def test_usage_beyond_a_reservation_is_charged():
     """Those after it wait for it, and nobody else is let in on its account."""
     scene = Scene(Limits(tokens_per_minute=100))
     scene.admit(tokens=10).settle(150)
@@ -174,8 +166,7 @@ def test_what_a_request_used_beyond_its_reservation_is_charged():
     assert scene.admit(tokens=100) is not None
 
 
-def test_what_was_used_beyond_a_reservation_of_yesterday_is_not_of_today():
-    """A request counts on the day it began."""
+def test_usage_beyond_yesterdays_reservation_is_not_charged_today():
     scene = Scene(Limits(tokens_per_day=100))
     scene.now = NOON + 43_199
     reservation = scene.admit(tokens=10)
@@ -187,8 +178,7 @@ def test_what_was_used_beyond_a_reservation_of_yesterday_is_not_of_today():
     assert scene.spent("tokens_per_day") == 0
 
 
-def test_at_midnight_what_is_held_is_held_no_more():
-    """A lease does not carry yesterday's budget into today."""
+def test_held_budget_ends_at_midnight():
     scene = Scene(Limits(tokens_per_day=100))
     scene.now = NOON + 43_198
     scene.admit(tokens=10)
@@ -200,8 +190,7 @@ def test_at_midnight_what_is_held_is_held_no_more():
     assert scene.share.holdings["tokens_per_day"].remaining(scene.now) == 100
 
 
-def test_a_guess_is_cut_to_what_the_limit_allows():
-    """Nobody asked for a long answer; the prompt is what it is."""
+def test_guessed_tokens_are_capped_by_the_limit():
     scene = Scene(Limits(tokens_per_minute=100))
 
     def units(prompt, completion, *, is_guess):
@@ -213,7 +202,7 @@ def test_a_guess_is_cut_to_what_the_limit_allows():
     assert units(130, 512, is_guess=True) == 130
 
 
-def test_a_killed_gateway_takes_no_more_than_it_held():
+def test_killed_gateway_costs_no_more_than_it_held():
     """It counts as spent when its lease runs out, and is back a minute later."""
     scene = Scene(Limits(requests_per_minute=100, concurrent_requests=10), "a", "b")
     scene.admit("a")
@@ -229,7 +218,7 @@ def test_a_killed_gateway_takes_no_more_than_it_held():
     assert scene.shares["b"].holdings["requests_per_minute"].remaining(scene.now) == 100
 
 
-def test_a_gateway_that_lost_its_lease_says_what_it_never_used():
+def test_unused_units_are_refunded_after_a_lost_lease():
     """The book takes that back: an outage of the database costs the tenant nothing."""
     scene = Scene(Limits(tokens_per_day=1000, requests_per_minute=1000))
     scene.admit(tokens=5)
@@ -242,8 +231,7 @@ def test_a_gateway_that_lost_its_lease_says_what_it_never_used():
     assert scene.spent("requests_per_minute") == 1
 
 
-def test_requests_under_way_on_a_gateway_that_lost_its_lease_are_counted_again():
-    """They take a place, also where others took it meanwhile."""
+def test_running_requests_count_again_after_a_lost_lease():
     scene = Scene(Limits(concurrent_requests=2), "a", "b")
     running = [scene.admit("a"), scene.admit("a")]
     scene.now += TERMS.lease_seconds + 0.1
@@ -256,7 +244,7 @@ def test_requests_under_way_on_a_gateway_that_lost_its_lease_are_counted_again()
     assert scene.admit("b") is not None
 
 
-def test_a_report_that_is_sent_again_is_entered_once():
+def test_resent_report_is_applied_once():
     """Nobody knows of an answer that was lost whether its report came."""
     scene = Scene(Limits(tokens_per_minute=100))
     scene.admit(tokens=10)
@@ -266,8 +254,7 @@ def test_a_report_that_is_sent_again_is_entered_once():
     assert scene.spent("tokens_per_minute") == 10
 
 
-def test_what_one_gateway_does_not_need_is_handed_to_another():
-    """Nobody is refused while there is something left."""
+def test_units_one_gateway_does_not_need_go_to_another():
     scene = Scene(Limits(requests_per_minute=12), "a", "b")
     scene.admit("a")
     scene.round("a")
@@ -283,7 +270,7 @@ def test_what_one_gateway_does_not_need_is_handed_to_another():
     assert scene.round("b", 1).decisions[0].verdict is LimitVerdict.REFUSED
 
 
-def test_nobody_waits_for_a_gateway_that_has_gone_silent():
+def test_requests_do_not_wait_for_a_silent_gateway():
     """What it holds comes back when its lease runs out, not sooner."""
     scene = Scene(Limits(requests_per_minute=12), "a", "b")
     scene.admit("a")
@@ -293,8 +280,7 @@ def test_nobody_waits_for_a_gateway_that_has_gone_silent():
     assert verdicts == {LimitVerdict.GRANTED, LimitVerdict.REFUSED}
 
 
-def test_other_limits_take_hold_at_once():
-    """What was used of those that stay is kept."""
+def test_changed_limits_apply_at_once():
     scene = Scene(Limits(requests_per_minute=100))
     scene.admit()
     scene.round()
@@ -306,15 +292,13 @@ def test_other_limits_take_hold_at_once():
 
 
 @pytest.mark.parametrize("limits", [Limits(requests_per_minute=0), Limits(tokens_per_day=0)])
-def test_a_limit_of_nothing_lets_nothing_in(limits):
-    """And says that waiting is of no use."""
+def test_limit_of_zero_refuses_every_request(limits):
     (decision,) = Scene(limits).round("a", 1).decisions
     assert (decision.verdict, decision.seconds) == (LimitVerdict.REFUSED, None)
 
 
 @pytest.mark.parametrize("seconds", [1, 30, 3600, 86400, 40 * 86400])
-def test_a_clock_that_is_set_back_brings_nothing_back(seconds):
-    """Neither a minute's requests nor a budget."""
+def test_clock_set_back_restores_no_units(seconds):
     scene = Scene(Limits(tokens_per_day=10, requests_per_minute=1), "a", "b")
     scene.admit(tokens=10)
     scene.round()
@@ -322,8 +306,7 @@ def test_a_clock_that_is_set_back_brings_nothing_back(seconds):
     assert scene.round("b", 1).decisions[0].verdict is LimitVerdict.REFUSED
 
 
-def test_a_clock_that_is_set_back_holds_nobody_up_for_longer_than_two_minutes():
-    """Only budgets wait for their day."""
+def test_clock_set_back_delays_requests_at_most_two_minutes():
     scene = Scene(Limits(requests_per_minute=1))
     scene.admit()
     scene.now -= 5 * 86400
@@ -332,8 +315,7 @@ def test_a_clock_that_is_set_back_holds_nobody_up_for_longer_than_two_minutes():
     assert scene.admit() is not None
 
 
-def test_books_are_read_as_they_were_written():
-    """Whatever is in them."""
+def test_ledger_is_read_back_as_written():
     scene = Scene(Limits(tokens_per_day=10, concurrent_requests=3), "a", "b")
     scene.admit("a", 2)
     scene.round("b", 100)
@@ -341,7 +323,7 @@ def test_books_are_read_as_they_were_written():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"leases": {"a": {}}}', '{"leases": {}, "more": 1}'])
-def test_a_book_that_cannot_be_read_is_an_error_of_ours(text):
+def test_unreadable_ledger_raises_limits_unavailable(text):
     """Limits are refused for as long as it is there, and the gateway goes on."""
     with pytest.raises(LimitsUnavailableError, match="cannot be read"):
         decode_ledger(text)
