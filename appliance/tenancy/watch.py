@@ -85,9 +85,9 @@ class TenantWatch:
                     self.apply(roster)
         except TenantsUnavailableError as error:
             if self._failure is None:
-                self._logger.warning("tenants_not_read", error=str(error))
+                self._logger.warning("tenants_unavailable", error=str(error))
             self._failure = str(error)
             return
         if self._failure is not None:
-            self._logger.info("tenants_read_again")
+            self._logger.info("tenants_available")
         self._failure = None

@@ -175,7 +175,7 @@ async def test_keys_a_provider_withdraws_stop_working_while_the_gateway_runs(ser
     old, successor = PROVIDER.token(groups=["cardiology"]), Provider("k2")
     assert (await running.post(chat(), key=old)).status == 200
     oidc.jwks_file.write_text("half of")
-    await running.events("jwks_not_taken_over")
+    await running.events("jwks_reload_failed")
     assert (await running.post(chat(), key=old)).status == 200
     publish(oidc.jwks_file, successor)
     await running.events("jwks_loaded", 2)

@@ -48,7 +48,7 @@ class IdentityProvider:
         try:
             self._keys = self._load()
         except ConfigurationError as error:
-            self._logger.warning("jwks_not_taken_over", path=str(self._file), reason=str(error))
+            self._logger.warning("jwks_reload_failed", path=str(self._file), reason=str(error))
             return
         self._cache.forget()
         self._report()

@@ -1,5 +1,5 @@
 """
-What clients are told about limits: headers with every answer, and the error for a refused request.
+Limits as clients see them: headers with every answer, and the error for a refused request.
 
 The headers are OpenAI's: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`.  If several limits
 apply to the same thing, the one with the least remaining is reported.

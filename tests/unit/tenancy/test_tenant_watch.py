@@ -103,7 +103,7 @@ async def test_lost_database_keeps_the_state_and_warns(watch, store, directory, 
     store.failure = None
     await watch.poll()
     assert (watch.warning, watch.age_seconds) == (None, 0)
-    assert logged == ["tenants_not_read", "tenants_read_again"]
+    assert logged == ["tenants_unavailable", "tenants_available"]
 
 
 async def test_silent_database_warns(watch, now):
