@@ -23,10 +23,8 @@ from appliance.api.services import Services
 from appliance.app.announcer import Announcer
 from appliance.app.opened import WALL_CLOCK, GatewayOpener, OpenedParts, new_request_id
 from appliance.audit.content.payload_keys import PayloadKeys, load_master_key
-from appliance.audit.durability.guarded import GuardedLog
 from appliance.audit.keys import load_signing_key
 from appliance.audit.verification import LogVerification
-from appliance.audit.witness.witnessing import Witnessing
 from appliance.control.changes import ChangeLog
 from appliance.control.egress import EgressWatch
 from appliance.control.loop import ControlLoop, ControlParts
@@ -42,24 +40,17 @@ from appliance.gateway.attribution import Attribution
 from appliance.gateway.batch.answerer import Answerer
 from appliance.gateway.batch.opening import OpenBatches, open_batches
 from appliance.gateway.batch.runner import BatchRunner
-from appliance.gateway.cost.meter import CostMeter
 from appliance.gateway.gateway import Gateway, GatewayPolicy
 from appliance.gateway.recorder import Recorder
-from appliance.infra.data_directory import Installation
-from appliance.infra.logs import Logger
-from appliance.infra.metrics import Metrics, observe_tenants
+from appliance.infra.metrics import observe_tenants
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
 from appliance.serving.discovery import Discovery
-from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import WorkerId
-from appliance.sovereignty.egress.prober import Prober
-from appliance.sovereignty.wall import Wall
 from appliance.tenancy import TenantDirectory
 from appliance.tenancy.identity.authenticator import Authenticator
 from appliance.tenancy.identity.files import Renewable
 from appliance.tenancy.identity.provider import open_provider
-from appliance.tenancy.limits.limiter import Limiter
 from appliance.tenancy.watch import TenantWatch
 
 
@@ -67,40 +58,28 @@ from appliance.tenancy.watch import TenantWatch
 class GatewayParts:
     """The parts of a process with a gateway."""
 
+    opened: OpenedParts
     services: Services
-    pool: WorkerPool
     discovery: Discovery
     egress: EgressWatch
     control: ControlLoop
     promoter: Promoter
-    audit: GuardedLog
-    witnessing: Witnessing
     console: Console | None
     tenants: TenantWatch
     shown: dict[str, str]
     """Keys made by this start, by purpose."""
-    metrics: Metrics
     batches: BatchRunner
-    limits: Limiter
-    costs: CostMeter
     renewable: tuple[Renewable, ...]
     """Parts that read files which may change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayRole:
+class GatewayRole(GatewayOpener):
     """A gateway before any part is opened."""
 
-    settings: Settings
     read_settings: Callable[[], Settings]
     """Reads file and environment again, for a reload of the worker list."""
-    installation: Installation
-    logger: Logger
-    version: str
     announcer: Announcer
-    wall: Wall
-    prober: Prober | None
-    """Makes the egress checks, if there are any; closed with the gateway."""
     own: Mapping[WorkerId, Restarter]
     """Workers of this process."""
     local: LocalTarget | None
@@ -114,15 +93,7 @@ class GatewayRole:
         Raises:
             ApplianceError: one line that says what cannot be opened, and what to do.
         """
-        opener = GatewayOpener(
-            settings=self.settings,
-            installation=self.installation,
-            logger=self.logger,
-            version=self.version,
-            wall=self.wall,
-            prober=self.prober,
-        )
-        async with opener.open() as opened:
+        async with self.opened() as opened:
             tenants = TenantDirectory()
             provider = open_provider(self.settings.oidc, logger=self.logger, clock=WALL_CLOCK)
             watch = self._watch_tenants(opened, tenants)
@@ -178,22 +149,17 @@ class GatewayRole:
                     promoter=promoter,
                 )
                 yield GatewayParts(
+                    opened=opened,
                     services=services,
-                    pool=opened.pool,
                     discovery=discovery,
                     egress=egress,
                     control=control,
                     promoter=promoter,
-                    audit=opened.audit,
-                    witnessing=opened.witnessing,
                     console=console,
                     tenants=watch,
                     shown=shown,
-                    metrics=opened.metrics,
                     renewable=(provider,) if provider else (),
                     batches=work.runner,
-                    limits=opened.limits,
-                    costs=opened.costs,
                 )
 
     def _watch_tenants(self, opened: OpenedParts, tenants: TenantDirectory) -> TenantWatch:
@@ -208,7 +174,7 @@ class GatewayRole:
 
     async def _enrol(self, opened: OpenedParts, watch: TenantWatch) -> tuple[Registrar, dict[str, str]]:
         """Import the tenants, and show new keys."""
-        registrar = Registrar(store=opened.tenant_store, record=opened.audit.log.append, adopt=watch.adopt)
+        registrar = Registrar(store=opened.tenant_store, record=opened.audit.log.append, adopt=watch.apply)
         roster, shown = await enrol(
             registrar,
             self.installation,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -29,7 +30,6 @@ from appliance.control.override import SqlOverrideStore
 from appliance.gateway.capture import OpenContent, open_content
 from appliance.gateway.cost.meter import CostMeter, open_costs
 from appliance.gateway.tracing.opening import open_tracing
-from appliance.gateway.tracing.trace import Tracing
 from appliance.infra.data_directory import Installation, load_control_token
 from appliance.infra.database import Database
 from appliance.infra.lease import SqlLease
@@ -44,6 +44,9 @@ from appliance.sovereignty.egress.prober import Prober
 from appliance.sovereignty.wall import Wall
 from appliance.tenancy.limits.limiter import Limiter, open_limits
 from appliance.tenancy.store import SqlTenantStore
+
+if TYPE_CHECKING:  # loaded only if tracing is on
+    from appliance.gateway.tracing.tracer import Tracing
 
 WALL_CLOCK = time.time  # noqa: TID251 - the composition root hands out the clock
 """Seconds since the epoch, for every part."""
@@ -63,7 +66,7 @@ class OpenedParts:
     witnessing: Witnessing
     limits: Limiter
     costs: CostMeter
-    tracing: Tracing | None
+    tracing: "Tracing | None"
     client: WorkerClient
     speculation: SpeculationClient
     others: RestartClient
@@ -82,9 +85,10 @@ class GatewayOpener:
     version: str
     wall: Wall
     prober: Prober | None
+    """Makes the egress checks, if there are any; closed with the gateway."""
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[OpenedParts]:
+    async def opened(self) -> AsyncIterator[OpenedParts]:
         """
         Open every part until the block ends.
 
@@ -219,7 +223,7 @@ class GatewayOpener:
             logger=self.logger,
         )
 
-    def _open_tracing(self, gateway: str, metrics: Metrics) -> AbstractAsyncContextManager[Tracing | None]:
+    def _open_tracing(self, gateway: str, metrics: Metrics) -> "AbstractAsyncContextManager[Tracing | None]":
         return open_tracing(
             self.settings.tracing,
             version=self.version,

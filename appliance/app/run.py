@@ -34,7 +34,7 @@ from appliance.gateway.tracing.endpoint import refuse_public
 from appliance.infra.data_directory import Installation, locate, prepare
 from appliance.infra.logs import Logger, configure_logs, take_over_libraries
 from appliance.infra.os_account import account_name
-from appliance.infra.settings import Settings, WorkerSettings, process_environment
+from appliance.infra.settings import ApiSettings, Settings, WorkerSettings, process_environment
 from appliance.serving.worker import WorkerId
 from appliance.sovereignty.egress.plan import plan_egress
 from appliance.sovereignty.egress.prober import Prober
@@ -91,10 +91,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
     own: dict[WorkerId, Restarter] = {} if worker is None else {worker.worker.worker_id: worker}
     tls = open_tls(settings.tls, logger=logger, clock=time.time)  # noqa: TID251 - the root hands out the clock
-    if tls is None and not is_loopback(settings.api.host):
-        logger.warning("plain_http", host=settings.api.host, detail="keys cross the network in clear")
-    if (fitting := allow_open_files(settings.api)) < settings.api.max_connections:
-        logger.warning("open_files_limited", count=fitting, detail="raise the limit (ulimit -n)")
+    _warn_of_weaknesses(settings.api, logger, is_plain=tls is None)
     gateway = GatewayRole(
         settings=settings,
         read_settings=read_settings,
@@ -108,9 +105,10 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
         local=_local(settings.worker, worker),
     )
     async with gateway.open() as parts:
+        opened = parts.opened
         if tls is not None:
-            parts.metrics.tls_certificate_not_after.set_function(lambda: tls.not_after)
-        server = make_server(create_app(parts.services), settings.api, tls=tls, metrics=parts.metrics)
+            opened.metrics.tls_certificate_not_after.set_function(lambda: tls.not_after)
+        server = make_server(create_app(parts.services), settings.api, tls=tls, metrics=opened.metrics)
         listener = bind(settings.api)
 
         async def drain() -> None:
@@ -131,11 +129,11 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             _wait_for(serving),
             parts.control.run(),
             parts.promoter.run(),
-            parts.audit.run(),
-            parts.witnessing.run(),
+            opened.audit.run(),
+            opened.witnessing.run(),
             parts.batches.run(),
-            parts.limits.run(),
-            parts.costs.run(),
+            opened.limits.run(),
+            opened.costs.run(),
             parts.tenants.run(),
             parts.discovery.run(),
             parts.egress.run(),
@@ -149,10 +147,17 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             running.append(parts.console.run())
         if worker is not None:
             running.append(
-                worker.run(Listeners(pool=parts.pool, audit=parts.audit.sink, metrics=parts.metrics))
+                worker.run(Listeners(pool=opened.pool, audit=opened.audit.sink, metrics=opened.metrics))
             )
         _freeze_gc()
         await _until_stopped(stop, announcer, *running, drain=drain)
+
+
+def _warn_of_weaknesses(settings: ApiSettings, logger: Logger, *, is_plain: bool) -> None:
+    if is_plain and not is_loopback(settings.host):
+        logger.warning("plain_http", host=settings.host, detail="keys cross the network in clear")
+    if (fitting := allow_open_files(settings)) < settings.max_connections:
+        logger.warning("open_files_limited", count=fitting, detail="raise the limit (ulimit -n)")
 
 
 def _plan_worker(
@@ -257,6 +262,6 @@ async def _wait_for(serving: "asyncio.Future[None]") -> None:
 async def _announce_when_ready(
     parts: GatewayParts, announcer: Announcer, installation: Installation, url: str, key: str
 ) -> None:
-    await parts.pool.wait_healthy()
+    await parts.opened.pool.wait_healthy()
     console = parts.services.console is not None
-    announcer.ready(installation, url, sorted(parts.pool.models()), key, console=console)
+    announcer.ready(installation, url, sorted(parts.opened.pool.models()), key, console=console)
