@@ -45,7 +45,7 @@ async def warm_up(worker: EvaluationWorker, prompt: Prompt) -> None:
     """Send short requests, so that one-time work is done before measuring; may raise `WorkerFailedError`."""
     short = replace(prompt, token_ids=prompt.token_ids[:WARM_UP_PROMPT])
     for mode in Mode:
-        await worker.asker.ask(short, mode, max_tokens=WARM_UP_TOKENS)
+        await worker.client.ask(short, mode, max_tokens=WARM_UP_TOKENS)
 
 
 async def measure(worker: EvaluationWorker, asked: PromptRound, *, draft_tokens: int) -> StepResult:
@@ -56,11 +56,14 @@ async def measure(worker: EvaluationWorker, asked: PromptRound, *, draft_tokens:
         WorkerFailedError: the worker failed, or its answer is not what vLLM answers.
     """
     if worker.arm is Arm.TARGET:
-        return StepResult(arm=worker.arm, number=asked.number, answered=await _own_answers(worker, asked))
+        own = await ask_all(
+            partial(worker.client.ask, mode=Mode.GREEDY, likeliest=True), asked.prompts, at_once=1
+        )
+        return StepResult(arm=worker.arm, number=asked.number, answered=_results(Mode.GREEDY, asked, own))
     before, problem = await _set_draft_tokens(worker, draft_tokens)
     greedy = await _ask(worker, Mode.GREEDY, asked.prompts)
     sampled = await _ask(worker, Mode.SAMPLED, asked.prompts)
-    answered = (*_drafted(Mode.GREEDY, asked, greedy), *_drafted(Mode.SAMPLED, asked, sampled))
+    answered = (*_results(Mode.GREEDY, asked, greedy), *_results(Mode.SAMPLED, asked, sampled))
     if problem:
         return StepResult(arm=worker.arm, number=asked.number, answered=answered, problem=problem)
     paces = _paces(before, await _read(worker))
@@ -74,27 +77,12 @@ async def measure(worker: EvaluationWorker, asked: PromptRound, *, draft_tokens:
     return StepResult(arm=worker.arm, number=asked.number, answered=answered, paces=paces, problem=problem)
 
 
-async def _own_answers(worker: EvaluationWorker, asked: PromptRound) -> tuple[PromptResult, ...]:
-    ask = partial(worker.asker.ask, mode=Mode.GREEDY, likeliest=True)
-    answers = await ask_all(ask, asked.prompts, at_once=1)
-    return tuple(
-        PromptResult(
-            prompt=place,
-            mode=Mode.GREEDY,
-            tokens=len(answer.token_ids),
-            trail=trail_of(prompt, answer.token_ids),
-            near=near_tokens(prompt, answer.token_ids, answer.choices, epsilon=NEAR),
-        )
-        for place, prompt, answer in zip(asked.places, asked.prompts, answers, strict=True)
-    )
-
-
 async def _ask(worker: EvaluationWorker, mode: Mode, prompts: tuple[Prompt, ...]) -> list[Completion]:
     at_once = 1 if mode is Mode.GREEDY else AT_ONCE
-    return await ask_all(partial(worker.asker.ask, mode=mode), prompts, at_once=at_once)
+    return await ask_all(partial(worker.client.ask, mode=mode), prompts, at_once=at_once)
 
 
-def _drafted(mode: Mode, asked: PromptRound, answers: list[Completion]) -> tuple[PromptResult, ...]:
+def _results(mode: Mode, asked: PromptRound, answers: list[Completion]) -> tuple[PromptResult, ...]:
     return tuple(
         PromptResult(
             prompt=place,
@@ -105,6 +93,9 @@ def _drafted(mode: Mode, asked: PromptRound, answers: list[Completion]) -> tuple
             accepted=answer.accepted,
             accepted_at=answer.accepted_at,
             trail=trail_of(prompt, answer.token_ids) if mode is Mode.GREEDY else (),
+            near=near_tokens(prompt, answer.token_ids, answer.choices, epsilon=NEAR)
+            if answer.choices
+            else (),
         )
         for place, prompt, answer in zip(asked.places, asked.prompts, answers, strict=True)
     )

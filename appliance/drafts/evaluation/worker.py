@@ -156,7 +156,7 @@ class EvaluationWorker:
 
     arm: Arm
     worker: Worker
-    asker: CompletionClient
+    client: CompletionClient
     speculation: SpeculationClient
 
 
@@ -198,11 +198,11 @@ async def run_worker(
     try:
         await supervisor.healthy()
         async with (
-            CompletionClient.open(url=plan.url, model=plan.model, max_tokens=max_tokens) as asker,
+            CompletionClient.open(url=plan.url, model=plan.model, max_tokens=max_tokens) as client,
             SpeculationClient.open(token=token) as speculation,
         ):
             worker = Worker(worker_id=WorkerId(str(arm)), url=plan.url)
-            yield EvaluationWorker(arm=arm, worker=worker, asker=asker, speculation=speculation)
+            yield EvaluationWorker(arm=arm, worker=worker, client=client, speculation=speculation)
     finally:
         # A second cancellation interrupts these waits; the task's own end then kills what is left.
         try:

@@ -127,11 +127,11 @@ async def in_thread(
     thread.start()
     try:
         async with (
-            CompletionClient.open(url=plan.url, model=plan.model, max_tokens=max_tokens) as asker,
+            CompletionClient.open(url=plan.url, model=plan.model, max_tokens=max_tokens) as client,
             SpeculationClient.open(token=token) as speculation,
         ):
             worker = Worker(worker_id=WorkerId(str(arm)), url=plan.url)
-            yield EvaluationWorker(arm=arm, worker=worker, asker=asker, speculation=speculation)
+            yield EvaluationWorker(arm=arm, worker=worker, client=client, speculation=speculation)
     finally:
         server.shutdown()
         server.server_close()
