@@ -51,6 +51,13 @@ def test_every_page_is_reachable_from_the_index():
     assert not pages - found
 
 
+@pytest.mark.parametrize("page", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_named_in_the_docs_exist(page):
+    folders = "appliance|benchmarks|demo|deploy|docs|tests"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+\.\w+)`", page.read_text(encoding="utf-8"))
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
 def test_paths_on_the_architecture_page_exist():
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
     paths = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:/|\.py))`", page))
