@@ -37,10 +37,6 @@ from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings
 
 commands = typer.Typer(help="Read, export and verify the audit log.", no_args_is_help=True)
-for _name, _command in {**CONTENT_COMMANDS, **MAINTENANCE_COMMANDS}.items():
-    commands.command(name=_name)(_command)
-commands.add_typer(witness_commands, name="witness")
-
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="Number of newest entries.")]
 HeldOption = Annotated[
@@ -209,3 +205,8 @@ def _line(index: int, entry: dict[str, Any]) -> str:
     head = ("v", "log", "id", "type", "time")
     rest = " ".join(f"{name}={value}" for name, value in entry.items() if name not in head)
     return f"{index:>6}  {entry['time']}  {entry['type']:<18}  {rest}"
+
+
+for _name, _command in {**CONTENT_COMMANDS, **MAINTENANCE_COMMANDS}.items():
+    commands.command(name=_name)(_command)
+commands.add_typer(witness_commands, name="witness")

@@ -63,7 +63,6 @@ def parse_expiry(text: str | None, now: float) -> int | None:
 
 
 def parse_names(text: str) -> list[str]:
-    """Names separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 

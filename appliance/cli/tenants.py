@@ -182,7 +182,6 @@ def _members(
     may: str | None,
     limits: list[str] | None,
 ) -> dict[str, Any]:
-    """The given options, as members of the tenants file."""
     named: dict[str, Any] = {
         "models": None if models is None else parse_names(models),
         "speculation": speculation,

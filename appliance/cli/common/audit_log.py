@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from appliance.audit.reading import MAX_PURPOSE_CHARACTERS, Reading, record
-from appliance.audit.store import AuditStore, SqlAuditStore
+from appliance.audit.store import SqlAuditStore
 from appliance.cli.common.options import ask_gateway, wall_clock
 from appliance.errors import AuditError, AuditUnavailableError, ConfigurationError
 from appliance.infra.data_directory import locate
@@ -38,7 +38,7 @@ class Reader:
     """One run of a command that reads the log."""
 
     settings: Settings
-    store: AuditStore
+    store: SqlAuditStore
     url: str | None
     """Base URL of the gateway that records it; None for this command."""
     purpose: str

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, Mapping
 
 from appliance.errors import InvalidRequestError
-from appliance.infra.json_members import Member, cut_member
+from appliance.infra.json_members import Member, cut_member, value_of
 from appliance.serving import sse
-from appliance.serving.dialects.dialect import Dialect, Edits, ParsedAnswer, SortedFrames, value_of
+from appliance.serving.dialects.dialect import Dialect, Edits, ParsedAnswer, SortedFrames
 from appliance.serving.error_text import SERVER_ERROR, worker_error
 from appliance.serving.usage import first_finish_reason, parse_answer, parse_usage
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from appliance.errors import InvalidRequestError
-from appliance.infra.json_members import Member
-from appliance.serving.dialects.dialect import Dialect, ParsedAnswer, value_of
+from appliance.infra.json_members import Member, value_of
+from appliance.serving.dialects.dialect import Dialect, ParsedAnswer
 from appliance.serving.error_text import ErrorText, anthropic_error, encode_error
 from appliance.serving.usage import Usage, count_of, object_of
 

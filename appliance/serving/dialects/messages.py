@@ -8,7 +8,7 @@ Frames are named events.  Prompt tokens come with the first, completion tokens w
 from collections.abc import Iterable, Mapping
 
 from appliance.errors import InvalidRequestError
-from appliance.infra.json_members import Member
+from appliance.infra.json_members import Member, value_of
 from appliance.serving.dialects.dialect import (
     Dialect,
     ParsedAnswer,
@@ -16,7 +16,6 @@ from appliance.serving.dialects.dialect import (
     data_of,
     event_frame,
     event_of,
-    value_of,
     word_of,
 )
 from appliance.serving.error_text import SERVER_ERROR, ErrorText, anthropic_error, encode_error, worker_error

@@ -10,8 +10,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from appliance.errors import InvalidRequestError
-from appliance.infra.json_members import Member
-from appliance.serving.dialects.dialect import value_of
+from appliance.infra.json_members import Member, value_of
 from appliance.serving.dialects.media import refuse_media
 from appliance.serving.worker import ServedModel
 from appliance.tenancy import Caller, Permission

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from appliance.errors import InvalidRequestError
-from appliance.infra.json_members import Member, cut_member, replace_member
+from appliance.infra.json_members import Member, cut_member, replace_member, value_of
 from appliance.serving.dialects.dialect import (
     Dialect,
     Edits,
@@ -21,7 +21,6 @@ from appliance.serving.dialects.dialect import (
     event_frame,
     event_of,
     refuse_state,
-    value_of,
     with_data,
     word_of,
 )

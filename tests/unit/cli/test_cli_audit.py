@@ -132,7 +132,7 @@ def test_what_cannot_be_recorded_is_not_shown(data, tmp_path, monkeypatch, words
 
 
 @pytest.mark.parametrize("words", [["tail"], ["show", "1"], ["receipt", "1"], ["export", "out"]])
-def test_a_reader_who_insists_is_shown_it_and_told(data, tmp_path, monkeypatch, words):
+def test_unrecorded_option_shows_entries_with_a_warning(data, tmp_path, monkeypatch, words):
     """`--unrecorded` shows the entries of a broken log and says in one line that nobody will know."""
     monkeypatch.chdir(tmp_path)
     break_writing(data)
@@ -143,7 +143,7 @@ def test_a_reader_who_insists_is_shown_it_and_told(data, tmp_path, monkeypatch, 
     assert result.stdout
 
 
-def test_a_gateway_that_is_not_there_hides_no_reading(data):
+def test_reading_is_recorded_locally_if_the_gateway_is_down(data):
     """The command then records it itself, and says so."""
     result = run(data, "tail", "--url", NOBODY)
     assert result.exit_code == 0
@@ -156,7 +156,7 @@ def test_an_account_without_a_name_is_recorded_by_its_number():
     assert account_name(lambda: 2**31 - 7) == f"uid-{2**31 - 7}"
 
 
-def test_insisting_does_not_hide_a_reading(data):
+def test_unrecorded_option_still_records_when_possible(data):
     """Where the reading can be recorded it is, whatever was asked."""
     assert run(data, "tail", "--unrecorded").exit_code == 0
     assert entries(data)[-1]["type"] == "audit.read"
@@ -170,7 +170,7 @@ def test_a_purpose_is_one_line(data, purpose):
     assert result.stdout == ""
 
 
-def test_what_does_not_exist_is_not_recorded(data):
+def test_reading_of_a_missing_entry_is_not_recorded(data):
     """Asking for an entry that is not there reads nothing."""
     assert isinstance(run(data, "show", "99").exception, ConfigurationError)
     assert len(entries(data)) == 3

@@ -170,7 +170,7 @@ def refusal(result: Result) -> str:
 # What it says.
 
 
-def test_status_shows_a_worker_with_its_reason_and_what_is_to_come(gateway: Gateway):
+def test_status_shows_mode_reason_and_next_probe(gateway: Gateway):
     gateway.run("off", "--worker", "w1", "--for", "3090m", "--note", "ticket [7]")
     gateway.control.changes.append(change())
     gateway.attribution.record(
@@ -196,7 +196,7 @@ def test_status_shows_a_worker_with_its_reason_and_what_is_to_come(gateway: Gate
         assert text in result.output, text
 
 
-def test_status_for_programs_is_what_the_gateway_said(gateway: Gateway):
+def test_status_json_is_the_gateways_answer(gateway: Gateway):
     gateway.control.changes.append(change())
     shown = json.loads(gateway.run("status", "--json").output)
     assert [worker["worker"] for worker in shown["workers"]] == ["w1"]
@@ -220,14 +220,14 @@ def change() -> SpeculationChange:
     )
 
 
-def test_a_worker_nobody_has_looked_at_can_be_shown(gateway: Gateway):
+def test_status_shows_a_worker_that_was_not_scraped_yet(gateway: Gateway):
     gateway.control.views.clear()
     result = gateway.run("status", "--once")
     assert result.exit_code == 0
     assert "not scraped yet" in result.output
 
 
-def test_a_gateway_that_cannot_read_its_orders_says_so():
+def test_status_reports_unreadable_overrides():
     attribution: dict[str, Any] = {"offenders": []}
     shown = {"now": 0.0, "workers": [], "failure": "disk I/O error", "attribution": attribution}
     console = Console(record=True, width=120, file=open_nowhere())
@@ -242,7 +242,7 @@ def open_nowhere() -> Any:
 # What it does.
 
 
-def test_off_and_on_order_a_mode_for_all_workers_for_an_hour(gateway: Gateway):
+def test_off_and_on_override_all_workers_for_an_hour(gateway: Gateway):
     assert gateway.run("off").exit_code == 0
     assert gateway.orders() == [("*", "target_only", 3600, "")]
     result = gateway.run("on")
@@ -250,7 +250,7 @@ def test_off_and_on_order_a_mode_for_all_workers_for_an_hour(gateway: Gateway):
     assert gateway.orders() == [("*", "speculative", 3600, "")]
 
 
-def test_an_order_can_be_for_one_worker_and_some_time_and_says_why(gateway: Gateway):
+def test_override_takes_worker_duration_and_note(gateway: Gateway):
     result = gateway.run("off", "--worker", "w1", "--for", "90m", "--note", "drift")
     assert result.output == "w1: target_only for 1h 30m; `appliance speculation auto` ends it\n"
     assert gateway.orders() == [("w1", "target_only", 5400, "drift")]
@@ -262,14 +262,14 @@ def test_an_order_can_be_for_one_worker_and_some_time_and_says_why(gateway: Gate
     )
 
 
-def test_auto_ends_an_order(gateway: Gateway):
+def test_auto_removes_an_override(gateway: Gateway):
     gateway.run("off", "--worker", "w1")
     result = gateway.run("auto", "--worker", "w1")
     assert result.output == "w1: automatic control\n"
     assert gateway.orders() == []
 
 
-def test_probe_asks_for_one_worker_or_all_that_can_be_probed(gateway: Gateway):
+def test_probe_requests_one_worker_or_all_controllable_ones(gateway: Gateway):
     assert gateway.run("probe", "--worker", "w1").exit_code == 0
     assert gateway.run("probe").output == "probe requested: w1\n"
     assert gateway.control.probes == ["w1", "w1"]
@@ -278,7 +278,7 @@ def test_probe_asks_for_one_worker_or_all_that_can_be_probed(gateway: Gateway):
     assert gateway.control.probes == ["w1", "w1"]
 
 
-def test_recycle_keeps_the_draft_unless_told_otherwise(gateway: Gateway):
+def test_recycle_keeps_the_draft_by_default(gateway: Gateway):
     assert gateway.run("recycle", "w1").exit_code == 0
     assert gateway.run("recycle", "w1", "--without-draft", "--note", "memory").exit_code == 0
     asked = [(each["with_draft"], each["note"]) for each in gateway.control.recycles]
@@ -288,7 +288,7 @@ def test_recycle_keeps_the_draft_unless_told_otherwise(gateway: Gateway):
 # What it refuses.
 
 
-def test_what_the_gateway_refuses_is_one_line_with_its_reason(gateway: Gateway):
+def test_refusal_of_the_gateway_is_one_line(gateway: Gateway):
     gateway.control.refusal = "It is the last worker of its model."
     assert refusal(gateway.run("recycle", "w1")).endswith("(409): It is the last worker of its model.")
     assert "No worker has this id" in refusal(gateway.run("off", "--worker", "w9"))
@@ -296,17 +296,17 @@ def test_what_the_gateway_refuses_is_one_line_with_its_reason(gateway: Gateway):
     assert gateway.orders() == []
 
 
-def test_a_key_that_is_not_the_gateways_is_named_as_the_trouble(gateway: Gateway):
+def test_wrong_admin_key_is_reported(gateway: Gateway):
     (gateway.data / "admin.key").write_text("sk-other")
     assert "is this its admin key?" in refusal(gateway.run("status", "--once"))
 
 
-def test_a_directory_without_a_key_is_named_as_the_trouble(gateway: Gateway):
+def test_missing_admin_key_is_reported(gateway: Gateway):
     (gateway.data / "admin.key").unlink()
     assert "--data" in refusal(gateway.run("off"))
 
 
-def test_a_gateway_that_is_not_there_is_named_as_the_trouble(gateway: Gateway):
+def test_unreachable_gateway_is_reported(gateway: Gateway):
     result = CliRunner().invoke(
         cli, ["speculation", "off", "--url", "http://127.0.0.1:9", "--data", str(gateway.data)]
     )
@@ -317,18 +317,18 @@ def test_a_gateway_that_is_not_there_is_named_as_the_trouble(gateway: Gateway):
 
 
 @given(st.integers(0, 10**6), st.sampled_from("smhd"))
-def test_a_length_of_time_is_a_number_and_a_unit(number: int, unit: str):
+def test_duration_is_a_number_and_a_unit(number: int, unit: str):
     assert parse_duration(f"{number}{unit}") == number * SECONDS_IN[unit]
 
 
 @given(st.integers(0, 59), st.integers(0, 59))
-def test_a_length_of_time_is_shown_as_it_is_written(minutes: int, seconds: int):
+def test_duration_is_shown_as_it_is_written(minutes: int, seconds: int):
     shown = show_duration(60 * minutes + seconds)
     assert sum(parse_duration(part) for part in shown.split()) == 60 * minutes + seconds
 
 
 @pytest.mark.parametrize("text", ["", "1", "s", "1 h", "-1h", "1.5h", "1H", "1h30m", "٣s", "1h\n"])
-def test_anything_else_is_no_length_of_time(text: str):
+def test_malformed_duration_is_refused(text: str):
     with pytest.raises(ConfigurationError, match="30s, 10m, 1h or 2d"):
         parse_duration(text)
 
@@ -336,7 +336,7 @@ def test_anything_else_is_no_length_of_time(text: str):
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0, "0s"), (-5, "0s"), (59.6, "1m"), (3661, "1h 1m"), (7 * 86400, "7d")]
 )
-def test_a_length_of_time_is_shown_in_its_two_largest_units(seconds: float, shown: str):
+def test_duration_is_shown_in_its_two_largest_units(seconds: float, shown: str):
     assert show_duration(seconds) == shown
 
 

@@ -112,7 +112,7 @@ def test_a_witness_is_made_and_shows_its_keys(tmp_path, data):
     )
 
 
-def test_a_head_travels_by_file(tmp_path, data, settings):
+def test_head_is_cosigned_by_file_exchange(tmp_path, data, settings):
     """Export, cosign, import; a witness that stands elsewhere says where."""
     home, file = tmp_path / "w", tmp_path / "head.txt"
     key = run("witness", "init", home, "--name", NAME, "--log", data.vkey).strip()
@@ -134,7 +134,7 @@ def test_a_head_travels_by_file(tmp_path, data, settings):
     assert "8 of 8 entries" in run("witness", "status", *here)
 
 
-def test_what_is_missing_is_named(tmp_path, data, settings):
+def test_missing_packages_or_files_are_named(tmp_path, data, settings):
     """No log, no head, no file, several witnesses and no word on which."""
     file = tmp_path / "head.txt"
     home = tmp_path / "w"

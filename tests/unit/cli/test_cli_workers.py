@@ -151,7 +151,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     listener.close()
 
 
-def test_the_list_shows_who_gets_requests_and_how_many(gateway: Gateway):
+def test_list_shows_workers_and_their_requests(gateway: Gateway):
     """By name, with what is the matter if anything is."""
     gateway.pool.begin("a:1")
     gateway.pool.report_unreachable("b:1")
@@ -163,7 +163,7 @@ def test_the_list_shows_who_gets_requests_and_how_many(gateway: Gateway):
     assert "down" in second
 
 
-def test_a_worker_is_drained_and_let_in_again(gateway: Gateway):
+def test_worker_is_drained_and_undrained(gateway: Gateway):
     """The answer says how many requests it still has to finish; both orders are on record."""
     gateway.pool.begin("a:1")
     said = gateway.run("drain", "a:1", "--note", "new fan")
@@ -185,7 +185,7 @@ def test_the_last_worker_needs_force(gateway: Gateway):
     assert not gateway.pool.any_healthy()
 
 
-def test_a_reload_says_who_came_and_who_went(gateway: Gateway):
+def test_reload_reports_joined_and_left_workers(gateway: Gateway):
     """And what is wrong with the file, if anything is."""
     assert gateway.run("reload") == "no worker joined or left\n"
     gateway.write("b", "c")
@@ -206,7 +206,7 @@ def test_a_reload_says_who_came_and_who_went(gateway: Gateway):
         ("GET", "workers/a:1/drain", None, 405, "method_not_allowed"),
     ],
 )
-def test_an_order_that_is_wrong_changes_nothing(gateway: Gateway, method, path, body, status, code):
+def test_invalid_command_changes_no_worker(gateway: Gateway, method, path, body, status, code):
     """In OpenAI's shape, like everything else."""
     answer = gateway.ask(method, path, body)
     assert (answer[0], answer[1]["error"]["code"]) == (status, code)
@@ -220,7 +220,7 @@ def test_only_an_admin_key_opens_it(gateway: Gateway):
         assert gateway.ask(method, path, {} if method == "POST" else None, key=KEY)[0] == 401
 
 
-def test_what_is_the_matter_with_a_worker_is_all_said():
+def test_every_state_of_a_worker_is_shown():
     """In the admin API's words."""
     worker = {
         "healthy": False, "drained": True, "leaving": True, "avoided": True, "admission": "canary",

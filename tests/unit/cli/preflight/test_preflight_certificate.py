@@ -58,7 +58,7 @@ def test_the_key_of_another_certificate_is_a_failure(tmp_path):
     assert checks["tls.expiry"].result is CheckResult.SKIPPED
 
 
-def test_a_file_that_is_missing_or_none_is_a_failure(tmp_path):
+def test_missing_or_malformed_file_is_a_failure(tmp_path):
     """As a start would say it."""
     files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY)
     assert asked(tmp_path / "none.pem", files.key)["tls.files"].result is CheckResult.FAIL
@@ -93,7 +93,7 @@ def test_a_chain_in_the_wrong_order_is_a_failure(tmp_path):
     assert check.seen == "certificate 1 of 3 is not signed by the next one"
 
 
-def test_a_certificate_that_signed_itself_is_a_warning(tmp_path):
+def test_self_signed_certificate_is_a_warning(tmp_path):
     """Nobody believes it who was not told to."""
     (tmp_path / "own.pem").write_text(AUTHORITY.pem)
     assert judge_chain(read_certificate(tmp_path / "own.pem")).result is CheckResult.WARN

@@ -21,7 +21,7 @@ def report_of(*checks: Check) -> PreflightReport:
     return make_report(checks, version="1", now=0.0, gateway=True, worker=True)
 
 
-def test_every_question_has_an_id_of_its_own():
+def test_every_check_has_a_unique_id():
     """Programs tell answers apart by it."""
     ids = [subject.id for subject in SUBJECTS]
     assert len(set(ids)) == len(ids)
@@ -30,7 +30,7 @@ def test_every_question_has_an_id_of_its_own():
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.subjects[0].id.partition(".")[0])
 @pytest.mark.parametrize("role", ["gateway", "worker"])
-def test_each_family_answers_its_questions_once_and_in_order(tmp_path, family, role, monkeypatch):
+def test_each_family_yields_its_checks_once_in_order(tmp_path, family, role, monkeypatch):
     """Whichever role is asked about."""
     monkeypatch.setattr("appliance.cli.preflight.pair.find_spec", lambda name: None)
     settings = inquiry_in(tmp_path).settings
@@ -44,7 +44,7 @@ def test_each_family_answers_its_questions_once_and_in_order(tmp_path, family, r
     assert [check.id for check in family.look(inquiry)] == [subject.id for subject in family.subjects]
 
 
-def test_a_question_that_cannot_be_asked_stops_no_other(tmp_path):
+def test_failing_check_stops_no_other(tmp_path):
     """It is a failure itself; what the family did not get to is skipped."""
 
     def broken(inquiry):
@@ -62,7 +62,7 @@ def test_a_question_that_cannot_be_asked_stops_no_other(tmp_path):
     assert checks[1].seen == "the check failed: gone"
 
 
-def test_what_is_left_out_is_not_looked_at(tmp_path):
+def test_skipped_family_does_not_run(tmp_path):
     """One question by its id, a family by what its ids begin with."""
 
     def never(inquiry):
@@ -87,12 +87,12 @@ def test_what_is_left_out_is_not_looked_at(tmp_path):
         ([A.warn("x", "y"), B.fail("x", "y"), C.ok("x")], CheckResult.FAIL),
     ],
 )
-def test_the_worst_answer_is_the_verdict(checks, verdict):
+def test_worst_result_is_the_verdict(checks, verdict):
     """What was skipped counts for nothing."""
     assert report_of(*checks).verdict is verdict
 
 
-def test_every_answer_is_one_line():
+def test_every_result_is_one_line():
     """Whatever an error says."""
     assert A.fail("a\nb", "c\n  d") == Check(
         id="demo.a", title="A", result=CheckResult.FAIL, seen="a b", todo="c d"
@@ -110,7 +110,7 @@ def test_the_screen_is_a_hundred_columns_wide():
     assert lines[-1] == "not ready: 1 fail, 2 skipped"
 
 
-def test_what_is_printed_for_programs_is_described():
+def test_json_output_matches_its_schema():
     """The schema in the docs is that of the model, and accepts what is printed."""
     printed = json.loads(report_of(A.ok("x"), B.warn("x", "y")).model_dump_json())
     jsonschema.validate(printed, PreflightReport.model_json_schema(mode="serialization"))

@@ -17,19 +17,19 @@ NOW = 1_800_000_000.0
         (None, 0.0, CheckResult.SKIPPED),
     ],
 )
-def test_somebody_keeps_the_clock_right(synchronised, error, result):
+def test_clock_must_be_synchronised(synchronised, error, result):
     """By what the kernel was told; no time server is asked."""
     assert judge_clock(SeenClock(now=NOW, synchronised=synchronised, error_seconds=error)).result is result
 
 
-def test_a_clock_that_lost_its_battery_is_a_failure():
+def test_clock_in_the_past_is_a_failure():
     """1970 makes certificates not yet valid and entries older than the log."""
     assert (
         judge_clock(SeenClock(now=86400.0, synchronised=True, error_seconds=0.0)).result is CheckResult.FAIL
     )
 
 
-def test_the_kernel_is_asked_without_privilege():
+def test_clock_is_read_without_privilege():
     """The time that was given is kept, and nothing is set."""
     seen = read_clock(NOW)
     assert seen.now == NOW
@@ -46,14 +46,16 @@ def test_the_kernel_is_asked_without_privilege():
         ("Africa/Nairobi", "Etc/UTC", CheckResult.OK),
     ],
 )
-def test_days_begin_where_people_are(wanted, system, result):
+def test_time_zone_of_budgets_should_match_the_system(wanted, system, result):
     """UTC on a machine that lives elsewhere was perhaps not meant; anything else was chosen."""
     assert judge_zone(wanted, system).result is result
 
 
 def test_the_offset_is_shown():
     """So that somebody who knows no zones sees when a day begins."""
-    assert judge_zone("Africa/Nairobi", None).seen == "token budgets start their days in Africa/Nairobi (+03:00)"
+    assert (
+        judge_zone("Africa/Nairobi", None).seen == "token budgets start their days in Africa/Nairobi (+03:00)"
+    )
 
 
 def test_a_system_names_its_zone_by_a_link(tmp_path):

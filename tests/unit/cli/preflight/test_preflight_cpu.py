@@ -35,7 +35,7 @@ def test_the_engine_has_code_for_this_cpu(flags, result):
     assert judge_instructions(replace(SEEN, flags=frozenset(flags))).result is result
 
 
-def test_a_cpu_without_bfloat16_is_said_to_compute_in_float32():
+def test_cpu_without_bfloat16_reports_float32():
     """Since weights then take twice as much memory."""
     assert "float32" in judge_instructions(replace(SEEN, bfloat16=False)).seen
 
@@ -62,7 +62,7 @@ def test_one_longest_context_fits_the_cache():
     assert "cpu_kv_cache_gib" in check.todo
 
 
-def test_what_the_draft_is_owed_has_to_fit_as_well():
+def test_deferred_prefill_must_fit_in_memory():
     """Taken while speculation is stopped, in the worst case for every token the cache has room for."""
     settings = WorkerSettings(cpu_kv_cache_gib=4)
     owing = replace(NEED, deferred=2000)  # twice what a token takes in the cache: 8 GiB
@@ -76,7 +76,7 @@ def test_what_the_draft_is_owed_has_to_fit_as_well():
     assert "beside" not in judge_memory(settings, SEEN, NEED).seen
 
 
-def test_this_machine_is_looked_at_as_a_container_sees_it(tmp_path):
+def test_container_limits_are_applied(tmp_path):
     """Flags and memory by the kernel, quota and limit by the control group."""
     proc, groups = tmp_path / "proc", tmp_path / "groups"
     proc.mkdir()

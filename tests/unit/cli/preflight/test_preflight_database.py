@@ -55,7 +55,7 @@ def test_a_log_that_is_up_to_date(tmp_path):
     assert log_is_current(inquiry)
 
 
-def test_a_file_without_tables_is_not_upgraded_by_asking(tmp_path):
+def test_check_does_not_upgrade_an_empty_database(tmp_path):
     """The next start does that, after a backup."""
     with closing(sqlite3.connect(tmp_path / "audit.db")) as database:
         database.execute("CREATE TABLE x (y)")
@@ -66,7 +66,7 @@ def test_a_file_without_tables_is_not_upgraded_by_asking(tmp_path):
         assert database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [("x",)]
 
 
-def test_what_is_no_database_is_a_failure(tmp_path):
+def test_malformed_database_file_is_a_failure(tmp_path):
     """With the driver's own words."""
     (tmp_path / "audit.db").write_bytes(b"this is no database, and never was one" * 40)
     check = next(iter(check_database(inquiry_in(tmp_path))))
@@ -96,7 +96,7 @@ def test_an_old_server_is_a_warning():
     assert judge_reachable(replace(SERVER, major=13)).result is CheckResult.WARN
 
 
-def test_tables_on_a_server_are_its_owners_business():
+def test_outdated_tables_on_postgresql_are_a_failure():
     """The gateway's role cannot make them, so a start would fail; SQLite upgrades itself."""
     assert judge_schema(SERVER).result is CheckResult.OK
     assert judge_schema(replace(SERVER, current=False, empty=True)).result is CheckResult.FAIL

@@ -42,7 +42,7 @@ def asked(model, manifest=None):
     return tuple(check_weights(replace(inquiry, manifest=manifest)))
 
 
-def test_weights_that_are_whole_and_those_that_were_sent(model, sums):
+def test_matching_weights_pass(model, sums):
     """Every file of both directories."""
     files, digests = asked(model, sums)
     assert files.result is digests.result is CheckResult.OK
@@ -67,13 +67,13 @@ def test_a_file_that_was_lost_is_found(model, sums):
     assert asked(model, sums)[1].seen == f"{model / 'chat_template.jinja'} is missing"
 
 
-def test_a_file_that_was_not_sent_is_a_warning(model, sums):
+def test_unexpected_file_is_a_warning(model, sums):
     """The engine may read it all the same."""
     (model / "generation.json").write_text("{}")
     assert asked(model, sums)[1].result is CheckResult.WARN
 
 
-def test_weights_that_were_cut_off_are_a_failure_without_any_list(model):
+def test_truncated_weights_fail_without_a_list(model):
     """Their header tells how long they should be."""
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -90,7 +90,7 @@ def test_without_a_list_digests_are_skipped(model):
 @pytest.mark.parametrize(
     "text", ["", "no sum\n", f"{'0' * 64}  other-model/config.json\n", f"{'0' * 63}  config.json\n"]
 )
-def test_a_list_that_says_nothing_of_a_model_is_a_failure(model, tmp_path, text):
+def test_list_without_the_model_is_a_failure(model, tmp_path, text):
     """Comparing with nothing would look like success."""
     (tmp_path / "sums").write_text(text)
     assert asked(model, tmp_path / "sums")[1].result is CheckResult.FAIL
@@ -110,7 +110,7 @@ def test_a_model_of_a_loaded_bundle_is_known_by_the_directory_above(tmp_path):
     assert expected_files(tmp_path / "sums", Path("/models/demo/current")) == {"config.json": "a" * 64}
 
 
-def test_what_is_in_directories_below_counts(tmp_path):
+def test_files_in_subdirectories_count(tmp_path):
     """Names are relative to the model's directory."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "x").write_bytes(b"1")
@@ -144,7 +144,7 @@ def test_a_bundle_whose_list_was_altered_is_refused(tmp_path):
         expected_files(bundle, Path("/models/demo/target"))
 
 
-def test_a_bundle_that_nobody_vouched_for_is_only_a_hint(tmp_path):
+def test_bundle_without_trusted_keys_is_a_warning(tmp_path):
     """Its files are whole, and anybody may have made it."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")

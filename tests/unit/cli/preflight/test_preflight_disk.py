@@ -40,7 +40,7 @@ def space(seen: SeenDisk = GOOD, *, per_day: int | None = None, days: int = 365)
     return judge_space(seen, low_bytes=GIB, files_bytes=2 * GIB, requests_per_day=per_day, keep_days=days)
 
 
-def test_a_directory_that_can_be_written_is_left_as_it_was(tmp_path):
+def test_disk_check_leaves_nothing_behind(tmp_path):
     """Everything that was tried out is removed again."""
     seen = measure_disk(tmp_path)
     assert seen.problem is None
@@ -52,7 +52,7 @@ def test_a_directory_that_can_be_written_is_left_as_it_was(tmp_path):
     assert judge_writable(seen).result is CheckResult.OK
 
 
-def test_a_directory_that_is_not_there_is_not_made(tmp_path):
+def test_missing_directory_is_not_created(tmp_path):
     """The one it would be made in is looked at."""
     seen = measure_disk(tmp_path / "a" / "b")
     assert not seen.exists
@@ -61,7 +61,7 @@ def test_a_directory_that_is_not_there_is_not_made(tmp_path):
     assert "created at the first start" in judge_writable(seen).seen
 
 
-def test_where_nothing_can_be_written_is_a_failure():
+def test_unwritable_directory_is_a_failure():
     """/proc takes no files, whoever asks."""
     seen = measure_disk(Path("/proc"))
     assert seen.problem is not None
@@ -95,7 +95,7 @@ def test_sqlite_is_not_on_a_network_file_system(name, sqlite, result):
     assert judge_filesystem(replace(GOOD, filesystem=name), sqlite=sqlite).result is result
 
 
-def test_where_sqlite_gets_no_write_ahead_log_it_cannot_be():
+def test_file_system_without_wal_is_a_failure_for_sqlite():
     """Whatever the file system is called."""
     assert judge_filesystem(replace(GOOD, wal=False), sqlite=True).result is CheckResult.FAIL
     assert judge_filesystem(replace(GOOD, wal=False), sqlite=False).result is CheckResult.OK

@@ -17,7 +17,7 @@ from tests.unit.cli.preflight.test_preflight_files import inquiry_in
         (EgressVerdict.INCONCLUSIVE, True, CheckResult.WARN),
     ],
 )
-def test_only_a_verdict_of_closed_is_well(verdict, strict, result):
+def test_only_closed_passes(verdict, strict, result):
     """Without the positive control nothing is proved."""
     found = EgressJudgement(verdict=verdict, reasons=() if verdict is EgressVerdict.CLOSED else ("a", "b"))
     check = judge_egress(found, attempts=3, strict=strict)
@@ -25,14 +25,14 @@ def test_only_a_verdict_of_closed_is_well(verdict, strict, result):
     assert verdict is EgressVerdict.CLOSED or "a (and 1 more)" in check.seen
 
 
-def test_nothing_is_tried_unless_somebody_agreed(tmp_path):
+def test_egress_is_not_checked_unless_enabled(tmp_path):
     """Foreign doors are not knocked at by a command that was run to look at disks."""
     (check,) = check_egress(inquiry_in(tmp_path))
     assert check.result is CheckResult.WARN
     assert "egress was not checked" in check.seen
 
 
-def test_the_outside_is_tried_when_the_settings_ask(tmp_path):
+def test_egress_is_checked_if_the_settings_enable_it(tmp_path):
     """With no targets but one that refuses on this machine, and a control that answers."""
     targets = {"tcp_targets": ["127.0.0.1:1"], "udp_targets": [], "metadata_targets": [], "canary_name": None}
     (check,) = check_egress(

@@ -48,7 +48,7 @@ def test_a_secret_is_for_its_owner(tmp_path, name, mode, result):
     assert result is CheckResult.OK or str(tmp_path / name) in check.seen
 
 
-def test_a_secret_that_was_given_through_the_group_is_well(tmp_path):
+def test_secret_readable_through_the_group_passes(tmp_path):
     """As container engines mount them: the owner is somebody else, and this process is in the group."""
     given = SeenFile(path=tmp_path, mode=0o640, is_open=False, by_group=True)
     assert judge_secrets((given,)).result is CheckResult.OK
@@ -56,7 +56,7 @@ def test_a_secret_that_was_given_through_the_group_is_well(tmp_path):
     assert judge_secrets((replace(given, is_open=True),)).result is CheckResult.FAIL
 
 
-def test_secrets_the_settings_name_are_looked_at(tmp_path):
+def test_secrets_in_the_settings_are_checked(tmp_path):
     """Also the password's file that the database's URL leads to."""
     (tmp_path / "password").write_text("secret")
     (tmp_path / "password").chmod(0o644)
@@ -66,7 +66,7 @@ def test_secrets_the_settings_name_are_looked_at(tmp_path):
     assert check.todo == f"run `chmod 600 {tmp_path / 'password'}`"
 
 
-def test_nobody_else_may_change_the_settings():
+def test_world_writable_settings_are_a_failure():
     """Who can write the settings file decides where prompts go."""
     assert judge_settings_file(Path("a.yaml"), 0o666).result is CheckResult.FAIL
     assert judge_settings_file(Path("a.yaml"), 0o644).result is CheckResult.OK

@@ -98,7 +98,7 @@ def test_weights_and_one_longest_context_have_to_fit():
     assert judge_memory(settings, driver(), long).result is CheckResult.FAIL
 
 
-def test_a_gpu_somebody_else_uses_is_a_failure():
+def test_gpu_in_use_is_a_failure():
     """The engine takes its share at once, and does not start without."""
     busy = NvidiaGpu(name="NVIDIA H200", total_bytes=140 * GIB, free_bytes=60 * GIB)
     check = judge_memory(WorkerSettings(), driver(busy), need(10 * GIB))
@@ -106,7 +106,7 @@ def test_a_gpu_somebody_else_uses_is_a_failure():
     assert "60.0 GiB are free" in check.seen
 
 
-def test_a_config_that_does_not_tell_the_cache_is_a_warning():
+def test_unknown_kv_cache_size_is_a_warning():
     """An estimate that leaves half of it out would promise too much."""
     assert judge_memory(WorkerSettings(), driver(), need(10 * GIB, token=None)).result is CheckResult.WARN
 

@@ -18,7 +18,7 @@ from appliance.cli.preflight.kernel import judge_landlock, judge_open_files, lan
         (7, "off", CheckResult.WARN),
     ],
 )
-def test_a_kernel_without_landlock_is_as_bad_as_the_settings_say(version, wall, result):
+def test_missing_landlock_fails_only_if_required(version, wall, result):
     """A failure where a start would refuse, else a warning."""
     assert judge_landlock(version, wall=wall).result is result
 

@@ -28,14 +28,14 @@ def test_kernels_are_there_and_of_the_same_version(versions, build, result):
     assert judge_kernels(versions, build).result is result
 
 
-def test_what_is_missing_is_named():
+def test_missing_packages_or_files_are_named():
     """With how an image gets it."""
     check = judge_kernels({PYTHON: "0.6.1"}, NEW)
     assert f"no {CUBIN} and no {CACHE}" in check.seen
     assert "vllm download-kernels" in check.todo
 
 
-def test_what_is_not_installed_is_left_out():
+def test_kernels_are_skipped_without_flashinfer():
     """The packages are asked for by name."""
 
     def find(name: str) -> str:

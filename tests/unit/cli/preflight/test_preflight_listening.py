@@ -15,7 +15,7 @@ def taken():
         yield listener.getsockname()[1]
 
 
-def test_a_port_somebody_listens_on_is_a_failure(taken):
+def test_port_in_use_is_a_failure(taken):
     """The line names who wanted it."""
     check = judge_ports([try_port("gateway", "127.0.0.1", taken)])
     assert check.result is CheckResult.FAIL

@@ -90,7 +90,7 @@ def test_a_checkpoint_by_another_key_is_found(inquiry, tmp_path):
     assert checks["audit.newest"].result is CheckResult.FAIL
 
 
-def test_a_key_that_is_gone_is_a_failure_once_there_is_a_log(inquiry):
+def test_missing_key_is_a_failure_if_there_is_a_log(inquiry):
     """A start would make another, and another log."""
     inquiry.installation.signing_key.unlink()
     assert [check.result for check in asked(inquiry).values()] == [CheckResult.FAIL, CheckResult.SKIPPED]

@@ -48,7 +48,7 @@ def test_latent_attention_keeps_one_vector_on_every_gpu():
 
 
 @pytest.mark.parametrize("lost", ["num_hidden_layers", "num_attention_heads", "hidden_size"])
-def test_a_config_that_does_not_say_is_not_guessed(lost):
+def test_insufficient_config_is_not_guessed(lost):
     """None, rather than a number that is too small."""
     assert token_bytes({name: value for name, value in LLAMA_70B.items() if name != lost}, 2) is None
 
@@ -82,7 +82,7 @@ def test_the_demo_pair_by_its_own_files():
     assert both.token > alone.token
 
 
-def test_a_draft_is_owed_the_hidden_states_of_its_layers():
+def test_deferred_prefill_stores_the_hidden_states_of_aux_layers():
     """Of each place in the cache: three layers of 8192 numbers of two bytes, and a mark."""
     assert deferred_token_bytes(LLAMA_70B, draft(), 2) == 3 * 8192 * 2 + 1
     assert deferred_token_bytes(LLAMA_70B, draft(num_aux_hidden_states=5), 4) == 5 * 8192 * 4 + 1
@@ -90,7 +90,7 @@ def test_a_draft_is_owed_the_hidden_states_of_its_layers():
     assert deferred_token_bytes(LLAMA_70B, draft(eagle_config=ids), 2) == 2 * 8192 * 2 + 1
 
 
-def test_what_a_draft_does_not_read_it_is_not_owed():
+def test_draft_without_aux_layers_defers_nothing():
     """The last layer alone, or a target of pictures: run at every step.  An unknown width is not guessed."""
     assert deferred_token_bytes(LLAMA_70B, draft(eagle_config={"use_aux_hidden_state": False}), 2) == 0
     assert deferred_token_bytes({}, draft(), 2) == 0
@@ -99,7 +99,7 @@ def test_what_a_draft_does_not_read_it_is_not_owed():
     assert estimate(replace(pictures, config=LLAMA_70B), draft(), dtype="auto", context=1).deferred > 0
 
 
-def test_what_is_owed_fills_as_many_places_as_the_cache_has():
+def test_deferred_prefill_is_bounded_by_the_kv_cache():
     """A cache of 10 tokens and a half has room for 10; of an unknown token nothing can be said."""
     need = Need(weights=0, token=100, context=1, deferred=30)
     assert need.deferred_bytes(1050) == 300
@@ -107,7 +107,7 @@ def test_what_is_owed_fills_as_many_places_as_the_cache_has():
     assert Need(weights=0, token=100, context=1).deferred_bytes(1050) == 0
 
 
-def test_the_demo_draft_is_owed_what_its_target_is_wide():
+def test_deferred_prefill_of_the_demo_draft():
     """Three layers of 256 numbers: as wide as the draft's own `fc` says it reads, by its file."""
     target, draft_weights = inspect_weights(DEMO_TARGET), inspect_weights(DEMO_DRAFT)
     need = estimate(target, draft_weights, dtype="float32", context=None)

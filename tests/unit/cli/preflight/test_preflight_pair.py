@@ -72,7 +72,7 @@ def test_text_becomes_tokens_without_a_network(loaded, chats, result):
     assert judge_tokenizer(loaded, chats=chats).result is result
 
 
-def test_an_environment_with_a_way_out_is_a_failure(monkeypatch):
+def test_environment_that_allows_egress_is_a_failure(monkeypatch):
     """What a worker's start would refuse is said here, and nothing is started."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     loaded = load_tokenizer(DEMO_TARGET)
@@ -80,7 +80,7 @@ def test_an_environment_with_a_way_out_is_a_failure(monkeypatch):
     assert judge_tokenizer(loaded, chats=True).result is CheckResult.FAIL
 
 
-def test_a_process_that_says_nothing_is_a_failure(monkeypatch):
+def test_silent_tokenizer_process_is_a_failure(monkeypatch):
     """For instance because a library it needs is broken."""
     monkeypatch.setattr(pair, "CHILD", "appliance.none_of_that_name")
     assert judge_tokenizer(load_tokenizer(DEMO_TARGET), chats=True).result is CheckResult.FAIL
