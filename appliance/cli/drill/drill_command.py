@@ -14,9 +14,8 @@ import typer
 
 from appliance.audit.entry import decode
 from appliance.audit.registry import EntryType
-from appliance.cli.audit import PAGE
 from appliance.cli.common.admin import open_admin
-from appliance.cli.common.audit_log import open_store
+from appliance.cli.common.audit_log import PAGE, open_store
 from appliance.cli.common.duration import parse_duration
 from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.cli.drill.drill import (
@@ -125,7 +124,7 @@ def judge(settings: Settings, done: Drill) -> tuple[str, ...]:
 
 
 def problems_of(
-    found: Timeline, failures: list[str], missing: tuple[ModeChange, ...] = (), *, unread: str = ""
+    found: Timeline, failures: list[str], missing: tuple[ModeChange, ...] = (), *, unread: str | None = None
 ) -> tuple[str, ...]:
     """
     What was wrong: the first stage not reached, failed requests, changes without an audit entry.
@@ -135,7 +134,7 @@ def problems_of(
     problems = [f"the stage {stage} was not reached" for stage in found.missing[:1]]
     if failures:
         problems.append(f"{len(failures)} requests failed, the first with: {failures[0]}")
-    if unread:
+    if unread is not None:
         problems.append(f"the audit log was not checked: {unread}")
     problems.extend(
         f"the audit log lacks the change of {change.worker} to {change.mode} ({change.reason}) in order"

@@ -6,11 +6,11 @@ import signal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.drafts.test_record import DIGESTS, JSON
 
 from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft, write_active_draft
 from appliance.errors import DraftStorageError
 from tests.unit.drafts.registry.site import digest
+from tests.unit.drafts.test_training_record import DIGESTS, JSON
 from tests.unit.sovereignty.bundle.test_bundle_load import killed_at
 
 TARGET = digest(7)

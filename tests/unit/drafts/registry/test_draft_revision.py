@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.drafts.test_record import DIGESTS, JSON, RECORDS
 
 from appliance.drafts.registry.revision import SIGNED, Revision, is_digest
 from appliance.drafts.training_record import TrainingRecord
@@ -14,6 +13,7 @@ from appliance.errors import BundleRefusedError, DraftRefusedError
 from appliance.infra.canonical_json import canonical
 from appliance.sovereignty.bundle.signature import BUNDLE
 from tests.unit.drafts.registry.site import MAKER_KEY, digest, new_key, trust
+from tests.unit.drafts.test_training_record import DIGESTS, JSON, RECORDS
 
 REVISIONS = st.builds(
     Revision,
