@@ -41,7 +41,7 @@ LARGEST = 4
 LOOKUP = (0, 3, 3, 3, 0)
 EVERYWHERE, NOWHERE = [[1, LARGEST, 3]], [[1, LARGEST, 0]]
 PATIENT = {"probe_seconds": 10_000.0, "probe_longest_seconds": 10_000.0}
-"""Settings with which no probe is made that nobody asked for."""
+"""Settings with which only requested probes are made."""
 W1, W2 = WorkerId("w1"), WorkerId("w2")
 
 
@@ -54,14 +54,14 @@ class EngineWorker(FakeWorker):
         self.scheduler = FakeScheduler(LOOKUP)
         self.steering = SchedulerControl(self.scheduler, self.engine_clock)
         self.scheduler.add("a")
-        self.looks = 0
+        self.polls = 0
         self.may_answer = asyncio.Event()
         """Its metrics page comes once this is set, as it is unless a test clears it."""
         self.may_answer.set()
 
     async def metrics_page(self, request: web.Request) -> web.Response:
         """Return the metrics page once it may."""
-        self.looks += 1
+        self.polls += 1
         await self.may_answer.wait()
         return await super().metrics_page(request)
 
@@ -153,7 +153,7 @@ class Controlled:
         self.workers: list[FakeWorker] = []
 
     async def start(self, *workers: FakeWorker, **settings: Any) -> None:
-        """Listen with the workers, and build the loop; nothing is looked at yet."""
+        """Listen with the workers, and build the loop; nothing is polled yet."""
         enter = self.stack.enter_async_context
         for number, worker in enumerate(workers, start=1):
             await enter(worker.serving())
@@ -197,7 +197,7 @@ class Controlled:
         )
 
     async def tick(self, count: int = 1, *, accepted: int | None = None) -> None:
-        """Look so often, a second apart; engines work in between if it is said how well."""
+        """Tick this often, a second apart; with `accepted`, engines decode in between."""
         for _ in range(count):
             for worker in self.workers:
                 if accepted is not None and isinstance(worker, EngineWorker):

@@ -21,7 +21,7 @@ from appliance.audit.store import AuditStore, Behind, Head, Leaf, OpenRequest, S
 from appliance.control.changes import SpeculationChange
 from appliance.errors import AuditUnavailableError, ControlRefusedError
 from appliance.serving.dialects.routes import ROUTES
-from appliance.serving.vllm.steering import Steering
+from appliance.serving.vllm.scheduler_control import SchedulerControl
 from appliance.serving.worker_protocol import SPECULATION_PATH
 from appliance.speculation.values import Reason
 from tests.leaks import COMPLETION, PROMPT
@@ -107,7 +107,7 @@ class FakeWorker:
     plugin_token: str = CONTROL_TOKEN
     puts: list[dict[str, Any]] = field(default_factory=list)
     """What the plugin was told; what it has in common with `plugin` is in force from then on."""
-    steering: Steering | None = None
+    steering: SchedulerControl | None = None
     """The real plugin's hooks, which then answer in place of `plugin`."""
     put_status: int = 200
     """Another than 200 refuses what the plugin is told."""

@@ -9,6 +9,7 @@ depend on.
 import json
 import re
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -62,6 +63,11 @@ def parse_members(text: str, *, bounded: bool = True) -> dict[str, Member]:
         place = f" (character {error.pos})" if isinstance(error, json.JSONDecodeError) else ""
         message = f"The body is not a JSON object{place}. Send one with `Content-Type: application/json`."
         raise InvalidRequestError(message, code="invalid_json") from error
+
+
+def value_of(members: Mapping[str, Member], name: str) -> Any:  # noqa: ANN401 - decoded JSON
+    """The value of a member, or None."""
+    return members[name].value if name in members else None
 
 
 def replace_member(text: str, members: dict[str, Member], key: str, value: str) -> str:

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from appliance.audit.store import SqlAuditStore
-from appliance.cli.preflight.check import Result
+from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.database import check_database
 from appliance.cli.preflight.inquiry import Inquiry
 from appliance.infra.schema import grants
@@ -32,7 +32,7 @@ def gateway_url(postgres, postgres_url):
 def test_a_gateways_role_on_tables_that_are_up_to_date(gateway_url, tmp_path):
     """Everything is well, and nothing is written."""
     checks = asked(gateway_url, tmp_path)
-    assert {check.result for check in checks.values()} == {Result.OK}, checks
+    assert {check.result for check in checks.values()} == {CheckResult.OK}, checks
     assert checks["database.reachable"].seen.startswith("PostgreSQL ")
     with closing(SqlAuditStore(gateway_url)) as store:
         assert store.head().size == 0
@@ -41,7 +41,7 @@ def test_a_gateways_role_on_tables_that_are_up_to_date(gateway_url, tmp_path):
 def test_the_owner_may_too_much(postgres_url, tmp_path):
     """Who owns the tables can drop what protects them."""
     check = asked(postgres_url, tmp_path)["database.writable"]
-    assert check.result is Result.WARN
+    assert check.result is CheckResult.WARN
     assert "DELETE on audit_leaves" in check.seen
 
 
@@ -52,7 +52,7 @@ def test_a_role_without_rights_is_a_failure(postgres, postgres_url, tmp_path):
     tables = "audit_schema, audit_migrations"
     postgres.execute(f"CREATE ROLE {role} LOGIN; GRANT SELECT ON {tables} TO {role}", database=name)
     check = asked(postgres.url_of(name, role), tmp_path)["database.writable"]
-    assert check.result is Result.FAIL
+    assert check.result is CheckResult.FAIL
     assert "INSERT on audit_leaves" in check.seen
 
 
@@ -60,7 +60,7 @@ def test_an_empty_database_is_for_its_owner_to_fill(postgres, tmp_path):
     """A gateway makes no tables there, and neither does this."""
     url = postgres.new_database()
     check = asked(url, tmp_path)["database.schema"]
-    assert check.result is Result.FAIL
+    assert check.result is CheckResult.FAIL
     assert "upgrade-database" in check.todo
     assert (
         postgres.execute(
@@ -73,7 +73,7 @@ def test_an_empty_database_is_for_its_owner_to_fill(postgres, tmp_path):
 def test_clocks_that_disagree_are_a_failure(postgres_url, tmp_path):
     """Ours is an hour behind."""
     check = asked(postgres_url, tmp_path, clock=lambda: time.time() - 3600)["database.clock"]  # noqa: TID251
-    assert check.result is Result.FAIL
+    assert check.result is CheckResult.FAIL
     assert "ahead" in check.seen
 
 
@@ -81,9 +81,9 @@ def test_a_database_of_another_encoding_is_a_failure(postgres, tmp_path):
     """No gateway would start on it; what has to be done is named, and the rest is not asked."""
     postgres.execute("CREATE DATABASE plain ENCODING 'SQL_ASCII' TEMPLATE template0")
     checks = asked(postgres.url_of("plain"), tmp_path)
-    assert checks["database.reachable"].result is Result.FAIL
+    assert checks["database.reachable"].result is CheckResult.FAIL
     assert "has the encoding SQL_ASCII" in checks["database.reachable"].seen
     assert "ENCODING 'UTF8'" in checks["database.reachable"].seen
     assert {check.result for name, check in checks.items() if name != "database.reachable"} == {
-        Result.SKIPPED
+        CheckResult.SKIPPED
     }

@@ -423,7 +423,7 @@ async def test_worker_replaced_during_a_poll_is_polled_next_time(controlled):
     await controlled.start(before, scrape_timeout_seconds=30.0)
     await controlled.stack.enter_async_context(after.serving())
     look = asyncio.create_task(controlled.tick())
-    await until(lambda: before.looks)
+    await until(lambda: before.polls)
     replaced = Worker(worker_id=W1, url=after.url)
     controlled.pool.add(replaced)
     before.may_answer.set()

@@ -183,4 +183,4 @@ def test_unknown_request_to_the_prober_is_refused():
     """A misspelt --skip would otherwise leave out nothing."""
     done = run_command("preflight", "--skip", "prots")
     assert done.returncode == 1
-    assert "--skip prots is no check" in done.stderr
+    assert "--skip prots is not a check" in done.stderr

@@ -384,7 +384,7 @@ def test_what_the_monitor_learnt_is_read_with_and_without_a_break_even_for_each_
     assert found[0].break_evens == {1: 1.2, 3: 1.5}
 
 
-# Steering
+# Control
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ async def test_every_state_of_a_verification_is_shown(site):
         ),
         (
             Progress(began=at, stage=Stage.DONE, verdict=ExitCode.INCOMPLETE, open_requests=2),
-            "2 requests have no end",
+            "2 requests have no outcome entry",
         ),
     ):
         site.verification.progress = progress
