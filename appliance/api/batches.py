@@ -46,13 +46,13 @@ async def list_batches(request: Request, caller: TenantCaller) -> Response:
 
 @router.get(f"{PATH}/{{batch_id}}")
 async def get_batch(request: Request, batch_id: str, caller: TenantCaller) -> Response:
-    """How far one batch is."""
+    """One batch and its progress."""
     return JSONResponse(show_batch(await _batches(request).get(caller.tenant.name, batch_id)))
 
 
 @router.post(f"{PATH}/{{batch_id}}/cancel")
 async def cancel_batch(request: Request, batch_id: str, caller: TenantCaller) -> Response:
-    """Stop a batch; what is done can be read."""
+    """Cancel a batch; finished lines can be downloaded."""
     return JSONResponse(show_batch(await _batches(request).cancel(caller.tenant.name, batch_id)))
 
 

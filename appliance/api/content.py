@@ -70,5 +70,5 @@ async def release_hold(request: Request, caller: AdminCaller) -> Response:
 def _retention(request: Request) -> Retention:
     services: Services = request.app.state.services
     if services.retention is None:
-        raise ControlRefusedError("This gateway keeps no content.")
+        raise ControlRefusedError("This gateway stores no content.")
     return services.retention

@@ -264,7 +264,7 @@ def test_a_session_ends_by_itself(browser, workers, tmp_path):
     with gateway(tmp_path / "short", workers, session_seconds=2) as site:
         browser.open(site.page())
         browser.find("#key").send_keys(site.admin_key, Keys.ENTER)
-        browser.wait_for("You were logged out", "[role=alert]")
+        browser.wait_for("Your session ended", "[role=alert]")
         browser.keep_picture("console-expired")
 
 

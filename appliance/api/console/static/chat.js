@@ -1,4 +1,4 @@
-// Calls the public API as a tenant and shows the answer as it comes.
+// Calls the public API as a tenant and shows the answer as it arrives.
 const form = document.getElementById("chat");
 const stop = document.getElementById("stop");
 const send = form.querySelector("button[type=submit]");
@@ -33,7 +33,7 @@ async function ask(signal) {
   status.textContent = `Done: ${tokens}${seconds.toFixed(1)} s. Request ${id} in the audit log.`;
 }
 
-// Reads server-sent events to their end and returns the usage, if it was said.
+// Reads server-sent events to their end and returns the usage, if any.
 async function show(reader) {
   let rest = "";
   let usage = null;
@@ -59,7 +59,7 @@ form.addEventListener("submit", async (event) => {
   if (stopping !== null) return;
   stopping = new AbortController();
   answer.textContent = "";
-  status.textContent = "Asking…";
+  status.textContent = "Waiting for the answer…";
   stop.disabled = false;
   send.disabled = true;
   try {

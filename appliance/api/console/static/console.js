@@ -1,4 +1,4 @@
-// Keeps a page fresh: asks for its fragment again and puts it in place of the old one.
+// Refreshes a page: requests its fragment regularly and replaces the old one.
 const SECONDS = 2;
 const place = document.querySelector("[data-live]");
 const status = document.querySelector("[data-status]");
@@ -17,7 +17,7 @@ async function refresh() {
   return true;
 }
 
-// A screen reader speaks what changes here, so it is left alone while it stays the same.
+// A screen reader announces changes of this text, so it is set only if it differs.
 function say(words) {
   if (status.textContent !== words) status.textContent = words;
 }
@@ -29,7 +29,7 @@ async function keepFresh() {
     try {
       if (!(await refresh())) return;
     } catch {
-      say("The gateway does not answer; what is shown is from before. Trying again.");
+      say("The gateway does not answer; the page is out of date. Retrying.");
     }
   }
 }
