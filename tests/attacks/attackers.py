@@ -133,7 +133,7 @@ def swap_two_wrapped_keys(past: Past) -> None:
 
 
 def restore_an_old_backup(past: Past) -> None:
-    past.scene.drop_triggers()  # whoever restores a file or a dump never meets them
+    past.scene.drop_triggers()  # a restored file or dump does not have them
     past.scene.restore(past.monday)
 
 
@@ -166,8 +166,8 @@ def show_two_histories(past: Past) -> None:
     past.scene.seal(other)
 
 
-def rewrite_what_nobody_held(past: Past) -> None:
-    # Nobody but the operator has seen anything since Monday.
+def rewrite_unheld_entries(past: Past) -> None:
+    # Since Monday, no party but the operator has a checkpoint.
     past.held, past.witness = past.held_on_monday, past.witness_of_monday
     show_two_histories(past)
 

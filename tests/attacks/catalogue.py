@@ -247,7 +247,7 @@ ATTACKS = (
             Observer.SELF_CHECK: DAMAGE,
             **OUTSIDERS,
         },
-        remark="**Once the gateway was stopped, only a checkpoint that somebody else held, or a witness, "
+        remark="**Once the gateway was stopped, only a checkpoint held by another party, or a witness, "
         "shows it.** The forged log is valid by itself.",
     ),
     Attack(
@@ -265,12 +265,12 @@ ATTACKS = (
         "they compare checkpoints, which is what a witness does for them.",
     ),
     Attack(
-        name="rewrite_what_nobody_held",
+        name="rewrite_unheld_entries",
         title="Rewrite what is newer than any checkpoint held elsewhere",
-        what="What came after the last checkpoint that left the machine is replaced and signed anew.",
+        what="What came after the last checkpoint that left the machine is replaced and signed again.",
         loot=EVERYTHING,
         noticed={Observer.DATABASE: REFUSED, Observer.RUNNING: FORK, Observer.SELF_CHECK: DAMAGE},
-        remark="**Once the gateway was stopped, nobody can notice.** What can be rewritten is what was "
-        "recorded since the last checkpoint that somebody else holds: have heads witnessed often.",
+        remark="**Once the gateway was stopped, no one can detect it.** The attacker can rewrite what was "
+        "recorded since the last checkpoint that another party holds: have heads witnessed often.",
     ),
 )

@@ -42,9 +42,9 @@ SAID = {
 }
 
 INTRODUCTION = """\
-*For auditors. What somebody can do to the log who owns the database, or the machine, or the signing key;
-who notices it; and what nobody can notice. Every line of the table is a test that carries the attack out on
-a real log, on SQLite and on PostgreSQL, and asks the real gateway, the real verifier and the real witness:
+*For auditors. What an attacker with the database, the machine or the signing key can do to the log, who
+detects it, and what no one can detect. Every line of the table is a test that carries the attack out on a
+real log, on SQLite and on PostgreSQL, and asks the real gateway, the real verifier and the real witness:
 `python -m pytest tests/attacks`. How to verify a log is in [Verify the audit
 log](../how-to/verify-the-audit-log.md); every store and key, and what a thief of it could do, is in [Whom the
 audit log does not trust](audit-trust-model.md); what a crash or a failing disk does is in [Crashes and the
@@ -63,8 +63,8 @@ flowchart LR
     gateway --- sealed
     gateway --- key
   end
-  subgraph outside["Somebody else's"]
-    witness["witness:<br/>the newest head it ever saw"]
+  subgraph outside["Other parties"]
+    witness["witness:<br/>the newest head it cosigned"]
     auditor["auditor:<br/>public key, and a checkpoint from the last visit"]
   end
   gateway -- "new head" --> witness
@@ -74,33 +74,33 @@ flowchart LR
 
 * The **database** holds every entry, the hash of each, the head (how many entries, and the root of the tree
   over them) and the signed **checkpoints** (heads with a signature).
-* The **sealed head** is a file beside it with the newest signed head. It is what a gateway knows better
-  than a restored database.
-* The **signing key** makes checkpoints. Whoever has it can sign any history.
+* The **sealed head** is a file with the newest signed head. With it, a gateway detects a restored database.
+* The **signing key** signs checkpoints. Its holder can sign any history.
 * An **auditor** has the public key, and should keep the `checkpoint` file of every visit.
-* A **witness** is a small program in another house. It signs a head only if it continues the last head it
+* A **witness** is a small program of another party. It signs a head only if it continues the last head it
   signed.
 
-The last two are the point of it all. Whoever owns the whole machine can make it say anything; what others
-hold already, nobody can take back.
+The last two decide. The owner of the whole machine can make it report anything, but cannot change what other
+parties already hold.
 
 ## What was tried
 
-A cell says what the observer in that column reports. A dash: nothing is noticed. `refuses the statement`:
-triggers in the database stop the change, until its owner drops them, which is what the attack then does;
-the other columns show what is seen after that. The columns of a running gateway hold while it runs; who owns
-the machine stops it first.
+A cell shows what the observer in that column reports. A dash: nothing is detected. `refuses the statement`:
+triggers in the database stop the change until its owner drops them, which the attack then does; the other
+columns show the result after that. The columns of a running gateway hold while it runs; the owner of the
+machine stops it first.
 """
 
 AFTERWORD = """\
 ## What the log does not prove
 
 * **That an entry is true.** It proves that this was recorded, in this order, and not altered since. A
-  gateway that lies is recorded faithfully, and so is whoever may write to the database and adds an entry.
+  gateway that lies is recorded faithfully, and so is an entry added by an account that may write to the
+  database.
 * **That everything was recorded.** A request that never reached the gateway is not in the log. What the
   gateway accepted is: its intent is on the disk before the first byte of the answer leaves.
 * **When something happened**, better than the operator's clock. The order is the index, not the time.
-* **Anything about the time since the newest checkpoint that somebody else holds.** Up to there, history is
+* **Anything about the time since the newest checkpoint that another party holds.** Up to there, history is
   fixed; after it, the owner of machine and key can still rewrite it. Short intervals between cosignatures
   make that short.
 * **That no one read it.** Reading with `appliance audit` is recorded; reading the database file is not.
@@ -116,7 +116,7 @@ AFTERWORD = """\
 
 def page() -> str:
     """Return the page."""
-    lines = ["# Attacks on the audit log, and who notices", "", NOTE, "", INTRODUCTION]
+    lines = ["# Attacks on the audit log, and who detects them", "", NOTE, "", INTRODUCTION]
     lines += [
         f"| Attack | Needs | {' | '.join(COLUMNS.values())} |",
         f"|---|---|{'---|' * len(COLUMNS)}",
@@ -141,6 +141,6 @@ def _noticed(attack: Attack) -> str:
         observer for observer in COLUMNS if observer in attack.noticed and observer is not Observer.DATABASE
     ]
     if not after:
-        return "Nobody notices."
+        return "No one detects it."
     names = [f"{observer[0].lower()}{observer[1:]}" for observer in after]
-    return f"Noticed by {'; '.join(names)}."
+    return f"Detected by {'; '.join(names)}."

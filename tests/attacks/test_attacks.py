@@ -1,5 +1,5 @@
 """
-Attacks by whoever owns the database, or more: who notices is what the catalogue says, and no one else.
+Attacks by the owner of the database, or more: exactly the observers in the catalogue detect them.
 """
 
 import pytest
@@ -65,7 +65,7 @@ def _attempt(attack, past):
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 def test_an_attack_is_noticed_by_exactly_those_the_catalogue_names(attack, past):
-    """Nobody else, and saying just that."""
+    """No other observer, and with exactly this report."""
     carry_out = getattr(attackers, attack.name)
     before = past("before")
     found = {Observer.DATABASE: _attempt(carry_out, before), **outside_observers(before)}
@@ -76,7 +76,7 @@ def test_an_attack_is_noticed_by_exactly_those_the_catalogue_names(attack, past)
     assert noticed == dict(attack.noticed)
 
 
-def test_without_an_attack_nobody_notices_anything(past):
+def test_no_observer_reports_an_unattacked_log(past):
     """The observers can be silent."""
     quiet = past("quiet")
     assert set(outside_observers(quiet).values()) == {None}
@@ -96,7 +96,7 @@ def test_every_log_forged_with_the_stolen_key_is_valid_by_itself(past):
     assert not forged.scene.have_cosigned(forged.witness)
 
 
-def test_of_two_histories_each_looks_right_to_the_auditor_it_is_shown_to(past):
+def test_each_of_two_histories_is_valid_for_the_auditor_who_sees_it(past):
     """Both continue what both saw on Monday; what one of them saw on Tuesday contradicts the other."""
     split = past("split")
     assert auditor(split.scene, "first-view", split.held_on_monday) is None

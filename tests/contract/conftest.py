@@ -22,7 +22,7 @@ def sqlite_url(tmp_path):
 
 @pytest.fixture
 def postgres_url(postgres):
-    """A database of its own with the log's tables, which nobody has written to."""
+    """A database of its own with the log's tables, without entries."""
     url = postgres.new_database()
     upgrade_database(url)
     return url
@@ -49,7 +49,7 @@ def open_store():
 
 
 class Execute:
-    """Run one statement as whoever owns the database, past everything of ours."""
+    """Run one statement as the owner of the database."""
 
     def __call__(self, url, statement):
         engine = create_engine(url)

@@ -1,5 +1,5 @@
 """
-Kept content for tests of its stores: sealed parts that nobody ever opens.
+Kept content for tests of its stores: sealed parts that no test decrypts.
 """
 
 import random

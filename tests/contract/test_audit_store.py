@@ -133,7 +133,7 @@ def test_an_append_behind_others_may_add_nothing(store):
     assert store.head().size == 1
 
 
-def test_an_append_that_refuses_what_others_added_changes_nothing(store):
+def test_append_that_refuses_newer_entries_changes_nothing(store):
     """A log that is not the known one with entries added is not written to."""
     Grower(store).append((READ, None))
     before = store.head()
@@ -165,7 +165,7 @@ def test_gateways_are_seen(store):
 
 
 def test_open_requests_name_their_gateway(store):
-    """Whoever starts can tell its own from those of others; old entries name none."""
+    """A starting gateway can tell its own from others'; old entries name none."""
     tree, leaves = CompactRange(), []
     for content, request_id in (
         (b'{"gateway":"one","request_id":"a"}', "a"),
@@ -191,7 +191,7 @@ def test_open_requests_name_their_gateway(store):
     ]
 
 
-def test_what_was_appended_is_there_for_another_connection(url, open_store):
+def test_appended_entries_are_visible_to_another_connection(url, open_store):
     """A reader in another process sees what was acknowledged."""
     Grower(open_store(url)).append((INTENT, "a"))
     reader = open_store(url)
@@ -232,7 +232,7 @@ def test_writers_that_append_at_the_same_time_leave_one_log(url, open_store):
 
 
 def test_of_writers_at_the_same_place_one_wins(url, open_store):
-    """All know the same head and nobody reads again: the comparison lets one of them through."""
+    """All know the same head and none reads again: the comparison lets one of them through."""
     writers = 4
     barrier = threading.Barrier(writers)
     results = []
@@ -280,7 +280,7 @@ def test_checkpoints_of_several_gateways_do_not_collide(url, open_store):
 
 
 def test_a_head_set_back_by_hand_leads_to_no_leaf_being_overwritten(url, open_store, execute):
-    """Leaves beyond the head are a fork, whoever tries to write there."""
+    """Leaves beyond the head are a fork for every writer."""
     store = open_store(url)
     grower = Grower(store)
     old = grower.tree.copy()

@@ -59,7 +59,7 @@ def gateways(url, open_store):
         store.close()
 
 
-def test_what_one_gateway_writes_another_reads(gateways):
+def test_one_gateway_reads_what_another_wrote(gateways):
     """Every member of a file and of a batch, in every state."""
     one, two = gateways
     one.add_file(FILE, PLENTY)
@@ -82,7 +82,7 @@ def test_what_one_gateway_writes_another_reads(gateways):
     assert one.batch("acme", "batch_1").errors == problems
 
 
-def test_of_two_who_move_a_batch_at_once_one_does(gateways):
+def test_only_one_of_two_concurrent_batch_transitions_succeeds(gateways):
     """A state is entered from those that may come before it, and once."""
     one, two = gateways
     one.add_batch(BATCH, 5)
@@ -116,7 +116,7 @@ def test_outputs_are_known_with_the_end_of_their_batch_or_not_at_all(gateways):
     assert not one.move("batch_1", Status.COMPLETED, 3, outputs=[output])
 
 
-def test_what_was_made_of_erased_content_is_never_known(gateways):
+def test_results_of_erased_content_are_never_registered(gateways):
     """Erased in the moment its batch ended: the outputs come too late."""
     one, two = gateways
     one.add_file(FILE, PLENTY)
@@ -199,7 +199,7 @@ def test_a_file_is_deleted_once_and_out_of_sight_from_then_on(gateways):
     assert one.known("one") == (frozenset(), frozenset())
 
 
-def test_erasing_reaches_what_came_before_and_forgets_ended_batches(gateways):
+def test_erasure_covers_earlier_files_and_ended_batches(gateways):
     """Another tenant's is left alone, and so is what came later."""
     one, _ = gateways
     for file_id, tenant, created in (("a", "acme", 99), ("b", "acme", 100), ("c", "other", 99)):
@@ -213,7 +213,7 @@ def test_erasing_reaches_what_came_before_and_forgets_ended_batches(gateways):
     assert one.batch("acme", "open") is not None
 
 
-def test_only_what_is_open_and_ones_own_is_run(gateways):
+def test_gateway_runs_only_its_own_open_batches(gateways):
     """Oldest first."""
     one, _ = gateways
     for batch_id, gateway in (("batch_2", "one"), ("batch_1", "one"), ("batch_3", "two"), ("batch_4", "one")):
@@ -239,8 +239,8 @@ def test_files_and_batches_go_with_the_log_to_another_database(sqlite_url, postg
     new.close()
 
 
-def test_a_database_without_the_tables_says_so_in_one_line(sqlite_url):
-    """Not a stack trace for whoever asks for a file."""
+def test_missing_tables_are_reported_in_one_line(sqlite_url):
+    """Not a stack trace for the client."""
     store = SqlBatchStore(sqlite_url)
     with pytest.raises(StorageUnavailableError, match="could not be read") as caught:
         store.file("acme", "file-1")

@@ -67,7 +67,7 @@ async def test_a_log_in_use_is_not_copied(appliance, directory, tmp_path):
     assert appliance("audit", "migrate", "--data", directory, "--to", target)[0] == 0
 
 
-def test_a_directory_without_a_log_says_so(appliance, tmp_path):
+def test_directory_without_a_log_is_reported(appliance, tmp_path):
     """A wrong --data is not taken for an empty log."""
     code, _, complaint = appliance("audit", "migrate", "--data", tmp_path, "--to", "sqlite:///copy.db")
     assert (code, "there is no audit log" in complaint) == (1, True)

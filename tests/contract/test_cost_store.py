@@ -27,7 +27,7 @@ def store(url):
         yield opened
 
 
-def test_what_is_written_again_counts_once(store):
+def test_row_written_twice_counts_once(store):
     """A commit in doubt is tried again, with what came since."""
     store.write(period(), {SHARE: TenantUsage(engine_us=5)}, {TIME: WorkerTime(busy_us=5)})
     store.write(

@@ -52,7 +52,7 @@ class Gateway:
                     self.key = found[1]
                 if found := re.match(r"ready\s+(\S+)/v1", said[-1]):
                     self.url = found[1]
-                    # Whoever does not read what it says would hold it up.
+                    # Unread output would block it.
                     self._listening = asyncio.create_task(self.process.stdout.read())
                     return
         raise AssertionError("".join(said))

@@ -48,7 +48,7 @@ def read_book(url, tenant):
     return decode_ledger(book)
 
 
-def test_what_one_gateway_holds_another_cannot_have(ledger):
+def test_two_gateways_never_hold_the_same_units(ledger):
     """Each sees what the other was given, in one book."""
     first, second = ledger("first"), ledger("second")
     limits = Limits(concurrent_requests=3)

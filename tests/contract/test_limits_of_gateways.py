@@ -195,7 +195,7 @@ async def test_a_killed_gateways_places_come_back_when_its_lease_runs_out(pair):
     await dead.start()
 
 
-async def test_every_answer_to_a_tenant_says_what_is_left(pair):
+async def test_every_answer_names_the_remaining_limit(pair):
     """Also errors, streams and lists; nobody learns anything without a key."""
     await pair.limit(requests_per_minute=1000, tokens_per_day=50_000)
     gateway = pair.gateways[0]
@@ -217,7 +217,7 @@ async def test_every_answer_to_a_tenant_says_what_is_left(pair):
         assert not [name for name in answer.headers if "ratelimit" in name.lower()]
 
 
-async def test_a_budget_is_charged_what_was_used_and_outlives_a_kill(pair):
+async def test_budget_is_charged_actual_use_and_survives_a_kill(pair):
     """The estimate is reserved, the true count is kept, and a restart gives nobody a fresh day."""
     await pair.limit(tokens_per_day=10_000)
     assert set(await pair.storm(40)) == {OK}

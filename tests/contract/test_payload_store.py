@@ -36,7 +36,7 @@ def test_a_part_is_kept_once(payloads):
     assert list(payloads.all()) == [first]
 
 
-def test_a_selection_by_time_takes_what_came_before(payloads):
+def test_selection_by_time_covers_earlier_requests(payloads):
     """Of that tenant, to the millisecond."""
     payloads.add([payload(number, key_id=f"acme.{number}") for number in range(4)])
     payloads.add([payload(0, "other", Part.RESPONSE, "other.0")])

@@ -43,7 +43,7 @@ def test_a_statement_that_takes_too_long_is_an_error_in_words(engine):
 
 
 def test_a_lock_that_is_not_given_is_an_error(engine, postgres_url):
-    """Somebody else's long transaction refuses entries instead of holding them for ever."""
+    """Another client's long transaction refuses entries instead of blocking them forever."""
     other = open_database(postgres_url, busy_seconds=60)
     with other.begin() as connection:
         connection.execute(text("LOCK TABLE audit_head"))
@@ -51,7 +51,7 @@ def test_a_lock_that_is_not_given_is_an_error(engine, postgres_url):
     other.dispose()
 
 
-def test_a_server_that_falls_silent_is_an_error_and_its_late_answer_is_nobodys(engine):
+def test_silent_server_is_an_error_and_its_late_answer_is_discarded(engine):
     """A process that is stopped answers nothing at all; what it says later is not read as something else."""
     with engine.connect() as connection:
         pid = connection.scalar(text("SELECT pg_backend_pid()"))
@@ -67,7 +67,7 @@ def test_a_server_that_falls_silent_is_an_error_and_its_late_answer_is_nobodys(e
         assert connection.scalar(text("SELECT pg_backend_pid()")) != pid
 
 
-def test_whoever_is_cut_off_in_a_transaction_does_not_keep_others_out(engine, postgres_url):
+def test_client_cut_off_in_a_transaction_does_not_block_others(engine, postgres_url):
     """A gateway that is gone without a word holds its lock no longer than a statement may take."""
     gone = engine.connect()
     gone.execute(text("SELECT pg_advisory_xact_lock(6962)"))
@@ -80,7 +80,7 @@ def test_whoever_is_cut_off_in_a_transaction_does_not_keep_others_out(engine, po
     gone.close()
 
 
-def test_a_restart_of_the_server_is_noticed_by_nobody_who_was_not_writing(open_store):
+def test_server_restart_does_not_affect_idle_clients(open_store):
     """The next entry finds a new connection by itself; what was there is there."""
     with private_postgres() as postgres:
         upgrade_database(postgres.url)
@@ -96,7 +96,7 @@ def test_a_restart_of_the_server_is_noticed_by_nobody_who_was_not_writing(open_s
         assert [leaf.index for leaf in store.leaves(0, 10)] == [0, 1]
 
 
-def test_a_server_that_does_not_keep_what_it_acknowledges_is_refused(postgres, postgres_url, open_store):
+def test_server_with_fsync_off_is_refused(postgres, postgres_url, open_store):
     """With fsync off every promise of ours would be empty."""
     postgres.execute("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf(); SELECT pg_sleep(0.2)")
     try:
@@ -107,7 +107,7 @@ def test_a_server_that_does_not_keep_what_it_acknowledges_is_refused(postgres, p
     open_store(postgres_url)
 
 
-def test_a_wrong_password_is_said_in_words(postgres, postgres_url, tmp_path):
+def test_wrong_password_is_reported_in_words(postgres, postgres_url, tmp_path):
     """Name and password are checked by SCRAM; the password may come from a file, and is never shown."""
     postgres.execute("CREATE ROLE careful LOGIN PASSWORD 'correct horse'")
     rules = postgres.directory / "data" / "pg_hba.conf"
@@ -152,13 +152,13 @@ def other_encoding(request, postgres):
 
 
 def test_a_database_of_another_encoding_is_refused_in_words(other_encoding):
-    """Before anything is written to it, whoever opens it; it says how the database has to be made."""
+    """Before anything is written to it; the error names the command."""
     encoding, url = other_encoding
     for use in (_select_one, upgrade_database, SqlAuditStore):
         with pytest.raises(ConfigurationError) as caught:
             use(url)
         assert f"has the encoding {encoding}" in str(caught.value)
-        assert "create it anew with ENCODING 'UTF8'" in str(caught.value)
+        assert "recreate it with ENCODING 'UTF8'" in str(caught.value)
         assert "\n" not in str(caught.value)
 
 

@@ -52,7 +52,7 @@ async def ready(session, gateway):
         return json.loads(await answer.read())
 
 
-async def test_a_revoked_key_opens_nothing_on_every_gateway_and_the_log_says_who_did_it(gateways):
+async def test_revoked_key_is_invalid_on_every_gateway_and_the_log_names_the_actor(gateways):
     """By command and by admin API; new keys and disabled tenants likewise."""
     first, second, url, _ = gateways
     admin = {"Authorization": f"Bearer {(first.directory / 'admin.key').read_text().strip()}"}

@@ -32,7 +32,7 @@ def keep(store, number, **more):
     return parts[0].request_id
 
 
-def test_a_sample_is_kept_beside_content_and_nowhere_else(samples):
+def test_sample_is_stored_only_with_its_content(samples):
     """Of that tenant, with body and answer, under the body's key."""
     request = keep(samples, 0)
     sample = payload(0, part=Part.SAMPLE)
@@ -60,7 +60,7 @@ def test_a_second_sample_needs_the_first_to_be_named(samples):
 
 
 def test_samples_count_for_keys_and_for_nothing_else(samples):
-    """What is found, shown and exported is content; what is deleted and wrapped anew is all of it."""
+    """What is found, shown and exported is content; deleting and rewrapping cover all of it."""
     request = keep(samples, 0)
     samples.add_sample(payload(0, part=Part.SAMPLE))
     samples.rewrap([(request, "sample", bytes(40))], "acme.7")
@@ -83,8 +83,8 @@ def test_pruning_takes_samples_along(samples):
     assert samples.get(new, Part.SAMPLE) is not None
 
 
-def test_wrapping_anew_takes_a_body_before_its_sample(samples):
-    """The order in which whoever keeps one locks the two: so neither waits for the other for ever."""
+def test_rewrapping_locks_a_body_before_its_sample(samples):
+    """The order in which `add_sample` locks the two, so that they cannot deadlock."""
     for number in (1, 0):
         keep(samples, number)
         samples.add_sample(payload(number, part=Part.SAMPLE))
@@ -95,7 +95,7 @@ def test_wrapping_anew_takes_a_body_before_its_sample(samples):
 
 @pytest.mark.parametrize("named", [True, False])
 def test_no_sample_survives_an_erasure_that_came_at_the_same_moment(samples, url, named):
-    """Whoever is first: the sample is not kept, or goes with its request."""
+    """In either order the sample is not stored, or erased with its request."""
     chance = random.Random(5)
     with closing(SqlSampleStore(url)) as eraser:
         for number in range(ROUNDS):
@@ -164,7 +164,7 @@ def test_two_that_keep_a_sample_at_once_agree_on_one(samples, url):
             assert outcomes[kept.sealed.nonce] is SampleOutcome.KEPT
 
 
-def test_requests_are_found_with_what_their_outcomes_say_and_without_those_that_lack_a_part(samples, url):
+def test_answered_yields_complete_requests_with_their_outcomes(samples, url):
     """The newest first, of the tenants that are named."""
     requests = [keep(samples, number) for number in range(3)]
     keep(samples, 3, tenant="other")

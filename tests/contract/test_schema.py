@@ -61,7 +61,7 @@ def _everything():
     return together
 
 
-def test_migrations_make_what_the_program_works_with(url, open_store):
+def test_migrations_create_the_declared_tables(url, open_store):
     """No table, column, type or index is missing, or there without anybody using it."""
     open_store(url)
     engine = create_engine(url)
@@ -112,14 +112,14 @@ def test_a_log_from_before_migrations_is_adopted_without_loss(sqlite_url, tmp_pa
 
 
 def test_upgrading_again_changes_nothing(url, open_store):
-    """Whoever is not sure may run it once more."""
+    """An operator may run it again."""
     grower = Grower(open_store(url))
     grower.append((READ, None))
     schema.upgrade_database(url)
     assert open_store(url).head() == Head.of(grower.tree)
 
 
-def test_postgresql_without_tables_says_what_to_run(postgres, open_store):
+def test_postgresql_without_tables_names_the_command(postgres, open_store):
     """The gateway's role cannot make them, and does not try."""
     with pytest.raises(AuditUnavailableError, match="appliance audit upgrade-database") as caught:
         open_store(postgres.new_database())
@@ -143,7 +143,7 @@ def test_a_newer_database_is_refused(url, open_store, execute, statement, words)
 
 
 def test_the_rights_of_gateways_cover_every_table():
-    """A table nobody may use would be noticed at run time only."""
+    """A table without rights would show at run time only."""
     granted = set(re.findall(r" ON (\w+) TO ", schema.grants("gateway")))
     assert granted == {*_everything().tables, schema.VERSION_TABLE}
 
@@ -184,7 +184,7 @@ def test_not_even_the_owner_empties_the_log_by_mistake(postgres_url, open_store,
     assert store.leaves(0, 10) == kept
 
 
-def test_commits_are_durable_whatever_the_database_was_told(postgres_url, open_store, execute):
+def test_commits_are_durable_whatever_the_server_settings(postgres_url, open_store, execute):
     """A default of the database that acknowledges too early is overruled; a stricter one is kept."""
     database = postgres_url.rpartition("/")[2]
     for given, used in (("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")):

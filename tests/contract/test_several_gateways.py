@@ -85,7 +85,7 @@ def _ended(entries, kind=EntryType.REQUEST_ABORTED):
 
 
 async def test_gateways_take_turns_and_sign_one_history(gateway, entries, verdict):
-    """Whoever is slower follows what the other wrote, and every checkpoint of both is of the one log."""
+    """The slower gateway follows the other's entries, and every checkpoint of both is of one log."""
     async with gateway("one") as one, gateway("two") as two:
         for number in range(20):
             for name, log in (("one", one), ("two", two)):
@@ -102,7 +102,7 @@ async def test_gateways_take_turns_and_sign_one_history(gateway, entries, verdic
     assert verdict() == verify.ExitCode.VALID
 
 
-async def test_a_gateway_that_starts_leaves_the_requests_of_others_alone(gateway, entries, verdict):
+async def test_starting_gateway_does_not_end_requests_of_others(gateway, entries, verdict):
     """Only what it began itself, and what those began who are gone, is ended at a start."""
     async with gateway("one") as one:
         await one.append(INTENT, **intent("mine"))
@@ -135,7 +135,7 @@ async def test_the_requests_of_a_gateway_that_died_are_ended_by_another(
     assert verdict() == verify.ExitCode.VALID
 
 
-async def test_a_gateway_that_was_taken_for_dead_is_told_and_nothing_ends_twice(gateway, entries, verdict):
+async def test_gateway_considered_dead_gets_an_error_and_no_request_ends_twice(gateway, entries, verdict):
     """It was only slow: its outcome is refused, because another has ended the request."""
     async with gateway("slow", gateway_dead_seconds=3600) as slow:
         await slow.append(INTENT, **intent("a"))
@@ -152,9 +152,9 @@ async def test_a_gateway_that_was_taken_for_dead_is_told_and_nothing_ends_twice(
     assert verdict() == verify.ExitCode.VALID
 
 
-async def test_a_history_that_was_rewritten_is_followed_by_nobody(gateway, execute, postgres_url):
-    """Somebody with all rights to the database changes what others will read: the gateway stops, unsigned."""
-    with pytest.raises(AuditForkError, match="did not put it there"):  # noqa: PT012 - on leaving the block
+async def test_no_gateway_follows_a_rewritten_history(gateway, execute, postgres_url):
+    """The database owner changes entries that others will read: the gateway stops and signs nothing."""
+    with pytest.raises(AuditForkError, match="is not the log of size"):  # noqa: PT012 - on leaving the block
         async with gateway("one", checkpoint_seconds=0.05) as one:
             await one.append(READ, **READING)
             await until(lambda: one.state().checkpoint_size == 2)
@@ -164,7 +164,7 @@ async def test_a_history_that_was_rewritten_is_followed_by_nobody(gateway, execu
             assert one.state().checkpoint_size == 2
 
 
-async def test_what_was_altered_is_not_signed_even_if_nothing_is_written(gateway, execute, postgres_url):
+async def test_altered_log_is_not_signed_even_if_idle(gateway, execute, postgres_url):
     """The head is read back before every checkpoint, the heartbeat's included."""
     with pytest.raises(AuditForkError):  # noqa: PT012 - on leaving the block
         async with gateway("one", heartbeat_seconds=0.1) as one:

@@ -43,15 +43,15 @@ def store(url, open_store, open_tenants):
     return open_tenants(url)
 
 
-def test_nobody_is_there_at_first(store):
-    """And nobody has been: that is what makes a start the first one."""
+def test_new_store_has_no_tenants(store):
+    """An empty store marks the first start."""
     assert store.read() == Roster(generation=0, tenants=())
     assert store.generation() == 0
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TENANTS)
-def test_what_is_written_is_read_and_exported_and_imported_without_a_change(store, tenants):
+def test_tenants_survive_write_read_export_and_import(store, tenants):
     """Policy, limits, keys and what happened to them, from whatever was there before."""
     before = store.read()
     written = store.write(before, tenants)
@@ -96,8 +96,8 @@ def test_changes_from_many_sides_are_all_kept(url, store, open_tenants):
     assert (roster.generation, len(roster.tenants)) == (20, 20)
 
 
-def test_a_change_writes_nothing_but_what_changed(store, url, execute):
-    """A row that somebody else damaged is not written over by the way, and its damage is told."""
+def test_change_writes_only_changed_rows(store, url, execute):
+    """A damaged row is not overwritten in passing, and its damage is reported."""
     roster = store.write(store.read(), (ACME, Tenant(name="other")))
     execute(url, "UPDATE tenants SET priority = 'urgent' WHERE name = 'other'")
     store.write(roster, revoke_key(roster.tenants, STORED.key_id, now=5))
@@ -106,7 +106,7 @@ def test_a_change_writes_nothing_but_what_changed(store, url, execute):
 
 
 @pytest.mark.parametrize("column", ["models", "may", "limits"])
-def test_what_nobody_can_understand_is_an_error_and_never_a_default(store, url, execute, column):
+def test_unreadable_row_is_an_error_and_never_a_default(store, url, execute, column):
     """A limit that cannot be read must not be no limit."""
     store.write(store.read(), (ACME,))
     execute(url, f"UPDATE tenants SET {column} = 'nonsense'")
@@ -117,7 +117,7 @@ def test_what_nobody_can_understand_is_an_error_and_never_a_default(store, url, 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_log_from_before_tenants_gets_their_tables(kind, request, open_store, open_tenants, monkeypatch):
-    """Entries stay; nobody is enrolled yet."""
+    """Entries stay; no tenant exists yet."""
     if kind == "sqlite":
         url = request.getfixturevalue("sqlite_url")
     else:
@@ -148,7 +148,7 @@ def test_the_role_of_gateways_may_change_tenants(postgres, postgres_url, open_te
 
 
 def test_tenants_move_with_the_log(postgres, sqlite_url, open_store, open_tenants):
-    """Whoever changes to PostgreSQL keeps every key, and a start there is no first one."""
+    """A move to PostgreSQL keeps every key, and the next start is not a first one."""
     append_entry(
         open_store(sqlite_url),
         EntryType.TENANT_DELETED,

@@ -39,7 +39,7 @@ def test_no_fault_loses_an_acknowledged_entry_or_makes_the_log_invalid(
     assert outcomes == {"killed"} if fault == "killed" else "killed" not in outcomes
 
 
-def test_the_suite_harms_what_makes_an_entry_durable(scenes):
+def test_suite_injects_faults_into_durable_writes(scenes):
     """A run without the calls that matter would prove nothing."""
     assert {"pwrite64", "fdatasync", "fsync", "rename", "write", "openat"} <= set(scenes["write"].calls)
     assert {"write", "fsync", "openat"} <= set(scenes["spool"].calls)

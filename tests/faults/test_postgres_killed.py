@@ -47,7 +47,7 @@ def _wait_for_more(writers, refused):
 
 
 @pytest.mark.parametrize("gateways", [1, 2])
-def test_what_was_acknowledged_survives_a_killed_database(server, tmp_path, gateways):
+def test_acknowledged_entries_survive_a_killed_database(server, tmp_path, gateways):
     """Four kills at random moments, one gateway or two: nothing promised is lost, and the log is whole."""
     url = server.new_database()
     upgrade_database(url)

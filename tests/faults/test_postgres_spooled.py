@@ -27,7 +27,7 @@ def server():
 
 
 async def test_two_gateways_spool_through_the_loss_of_their_database(server, tmp_path):
-    """Requests across the outage keep their ends; nobody ends them for a gateway that lives."""
+    """Requests across the outage keep their ends; no other gateway ends them."""
     url = server.new_database()
     upgrade_database(url)
     receipts = []

@@ -58,7 +58,7 @@ def _complaint(server, directory, told, files):
     for path in directory.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path, content in files.items():
-        if not path.endswith("-shm"):  # memory that processes share; SQLite makes it anew
+        if not path.endswith("-shm"):  # memory that processes share; SQLite recreates it
             (directory / path.rpartition("/")[2]).write_bytes(content)
     (directory / "audit.key").chmod(0o600)
     return judge(server, directory, [], Run(told=told, ended=-9))

@@ -85,7 +85,7 @@ def test_every_truncation_is_refused(signer, note):
 
 
 def test_signatures_of_unknown_keys_are_kept_and_ignored(signer, checkpoint, note):
-    """A witness may add its line without breaking anyone; alone it convinces nobody."""
+    """A witness may add its line without breaking anyone; alone it proves nothing."""
     witness = Signer("witness.test", Ed25519PrivateKey.generate())
     both = sign_note(encode_body(checkpoint), [witness, signer])
     assert [line.name for line in parse_note(both).signatures] == ["witness.test", signer.name]
@@ -101,7 +101,7 @@ def test_a_key_of_the_same_name_does_not_pass(signer, checkpoint):
         verify_checkpoint(sign_note(encode_body(checkpoint), [impostor]), signer.verifier_key)
 
 
-def test_a_wrong_signature_beside_a_right_one_is_refused(signer, checkpoint, note):
+def test_wrong_signature_next_to_a_right_one_is_refused(signer, checkpoint, note):
     """A known key never signs wrongly: such a note was tampered with."""
     signature = base64.b64encode(signer.verifier_key.key_id + bytes(64)).decode()
     with pytest.raises(AuditVerificationError, match="does not match"):
@@ -131,7 +131,7 @@ def test_a_checkpoint_of_another_log_is_refused(signer):
         "log\n1\nAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
     ],
 )
-def test_what_is_no_checkpoint_is_refused(text):
+def test_malformed_checkpoints_are_refused(text):
     """Leading zeros, other digits, loose base64 and extra lines are errors, not variants."""
     with pytest.raises(MalformedCheckpointError):
         parse_body(text)

@@ -54,7 +54,7 @@ def _aborted(**fields):
 
 
 @given(entries())
-def test_decoding_what_was_encoded_gives_the_entry_back(entry):
+def test_decoding_returns_the_encoded_entry(entry):
     """Every entry the registry allows survives the round trip, and has one encoding."""
     leaf = encode(entry)
     assert decode(leaf) == entry
@@ -128,7 +128,7 @@ def test_any_other_spelling_of_a_leaf_is_refused(change):
         {"reason": "bored"},
     ],
 )
-def test_what_the_schema_does_not_allow_cannot_be_written(fields):
+def test_entry_outside_its_schema_cannot_be_written(fields):
     """Unknown fields, wrong types, unknown words and oversize are refused before anything is stored."""
     with pytest.raises(AuditEntryError):
         encode(_aborted(**fields))

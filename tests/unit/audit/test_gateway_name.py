@@ -18,7 +18,7 @@ def test_a_name_is_made_once_and_kept(tmp_path):
     assert first.name != other.name
 
 
-def test_nobody_else_has_the_name_meanwhile(tmp_path):
+def test_name_is_held_exclusively(tmp_path):
     """A second process on the same data directory is refused, whatever name it was given."""
     held = GatewayName.hold(tmp_path / "gateway.id")
     for configured in (None, "another"):
@@ -39,13 +39,13 @@ def test_a_configured_name_is_used_and_not_kept(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["two words", "-dash", "x" * 64, "line\nbreak"])
-def test_a_name_that_cannot_be_told_from_others_is_refused(tmp_path, name):
+def test_malformed_gateway_names_are_refused(tmp_path, name):
     """It goes into every intent, and into what operators read."""
     with pytest.raises(ConfigurationError, match="cannot name a gateway"):
         GatewayName.hold(tmp_path / "gateway.id", name)
 
 
-def test_a_directory_that_cannot_be_written_says_so(tmp_path):
+def test_unwritable_directory_is_reported(tmp_path):
     """One line, at start."""
     with pytest.raises(ConfigurationError, match="cannot use"):
         GatewayName.hold(tmp_path / "missing" / "gateway.id")

@@ -65,7 +65,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path, mode):
         (0o600, 10001, 10001, False),
     ],
 )
-def test_a_group_may_read_what_root_gives_it(monkeypatch, mode, owner, reader, refused):
+def test_group_may_read_a_key_that_root_owns(monkeypatch, mode, owner, reader, refused):
     """Kubernetes has no other way to give a key to a user that is not root."""
     monkeypatch.setattr(os, "geteuid", lambda: reader)
     assert is_open_to_others(os.stat_result((mode, 0, 0, 1, owner, 10001, 1, 0, 0, 0))) is refused
@@ -109,7 +109,7 @@ def test_a_log_cannot_have_a_name_that_breaks_its_notes():
         Signer("my log", Ed25519PrivateKey.generate())
 
 
-def test_a_post_quantum_key_stands_beside_and_signs_too(tmp_path):
+def test_post_quantum_key_signs_as_well(tmp_path):
     """Made when it is wanted, private, loaded wherever the signing key is, and never given up in silence."""
     path = tmp_path / "audit.key"
     create_signing_key(path)

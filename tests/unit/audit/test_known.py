@@ -95,7 +95,7 @@ async def test_an_end_needs_a_request_that_is_open(maker):
     assert [pending.request_id for pending in batch.refused] == ["gone", "unknown", "known"]
 
 
-async def test_what_was_committed_is_remembered_with_its_gateway(maker):
+async def test_committed_intents_keep_their_gateway(maker):
     """So that another gateway's requests are never taken for one's own."""
     known = KnownLog(CompactRange(), [OpenRequest(request_id="old", gateway=None)])
     batch = known.place([maker.make(INTENT, intent("a")), maker.make(OUTCOME, outcome("old"))], known.tree)

@@ -89,7 +89,7 @@ async def test_an_append_returns_only_once_the_entry_is_durable(memory_store, op
         assert memory_store.stored[receipt.index].type == READ
 
 
-async def test_an_acknowledged_entry_is_there_for_whoever_opens_the_file_next(sql_store, open_log, tmp_path):
+async def test_acknowledged_entry_is_visible_to_the_next_process(sql_store, open_log, tmp_path):
     """A second connection, without the first being closed, sees the entry."""
     async with open_log(sql_store) as log:
         receipt = await log.append(READ, **READING)
@@ -194,7 +194,7 @@ async def test_a_store_failure_refuses_everything_that_waits_and_recovers(
         await log.append(INTENT, **intent("b"))
         await log.append(OUTCOME, **outcome("b"))
         assert log.state().failure is None
-    # The outcome of `running` failed, and nobody will come back with it: the log closed it itself.
+    # The outcome of `running` failed, and its caller gave up: the log closed it.
     assert _reasons(memory_store) == [("running", "entry_not_durable")]
     assert memory_store.leaf_by_request("a") == []
     assert verdict(memory_store) == verify.ExitCode.VALID
@@ -243,9 +243,7 @@ async def test_a_commit_that_happens_long_after_it_failed_is_followed(
     assert verdict(memory_store) == verify.ExitCode.VALID
 
 
-async def test_after_an_outage_others_get_as_long_to_speak_as_if_they_had_just_begun(
-    memory_store, open_log, intent
-):
+async def test_outage_restarts_the_patience_with_silent_gateways(memory_store, open_log, intent):
     """They may have been kept from the database too: their silence until then is no death."""
     beats, is_out = [], True
 
@@ -298,7 +296,9 @@ async def test_a_store_that_cannot_be_read_after_a_failure_keeps_refusing_until_
         await log.append(READ, **READING)
 
 
-async def test_a_request_recorded_twice_is_refused_alone(memory_store, open_log, intent, outcome, verdict):
+async def test_request_recorded_twice_does_not_affect_its_batch(
+    memory_store, open_log, intent, outcome, verdict
+):
     """A reused request id costs its own request, not those committed together with it."""
     async with open_log(memory_store) as log:
         await log.append(INTENT, **intent("a"))
@@ -334,7 +334,7 @@ async def test_a_malformed_entry_is_refused_at_once_and_harms_nothing(memory_sto
 async def test_another_writer_of_the_same_name_ends_this_one_for_good(
     sql_store, open_log, tmp_path, sealed_path
 ):
-    """Whoever finds its name taken stops, says so to everyone, and never writes again."""
+    """A gateway whose name is taken stops, fails every caller, and never writes again."""
     other = SqlAuditStore(f"sqlite:///{tmp_path}/audit.db")
     with pytest.raises(AuditForkError):  # noqa: PT012 - on leaving the block, too
         async with open_log(sql_store) as first:
@@ -416,8 +416,8 @@ async def test_a_head_moved_during_an_outage_is_a_fork(memory_store, open_log):
                 await log.append(READ, **READING)
 
 
-async def test_a_defect_in_the_writer_leaves_nobody_waiting(memory_store, open_log):
-    """An error nobody foresaw refuses all entries and comes out where the log was opened."""
+async def test_defect_in_the_writer_fails_every_waiting_entry(memory_store, open_log):
+    """An unexpected error refuses all entries and is raised where the log was opened."""
     with pytest.raises(ZeroDivisionError):  # noqa: PT012 - on leaving the block
         async with open_log(memory_store) as log:
             memory_store.fail_before.append(ZeroDivisionError())
@@ -498,7 +498,7 @@ async def test_checkpoints_follow_entries_in_number(memory_store, open_log, monk
     assert sorted(memory_store.checkpoints) == [11, 21, 31, 35]
 
 
-async def test_an_idle_log_has_a_heartbeat(memory_store, open_log):
+async def test_idle_log_signs_heartbeats(memory_store, open_log):
     """When nothing happens the head is published again, which shows that it could be."""
     async with open_log(memory_store, checkpoint_seconds=0.01, heartbeat_seconds=0.02) as log:
         await _until(lambda: log.state().checkpoint_time > 0)

@@ -142,7 +142,7 @@ def test_a_proof_with_any_flipped_bit_is_refused(size, data):
         verify_inclusion(leaf_hash=HASHES[index], index=index, size=size, proof=proof, root=root)
 
 
-def test_proofs_of_what_is_not_there_are_refused():
+def test_proofs_of_missing_entries_are_refused():
     """Asking for an entry or size beyond the tree is an error, not a wrong proof."""
     for index, size in ((-1, 1), (1, 1), (0, 0), (0, 301)):
         with pytest.raises(AuditVerificationError):

@@ -1,4 +1,4 @@
-"""Reading the log leaves an entry in it, whoever else is writing."""
+"""Reading the log leaves an entry in it, also if others are writing."""
 
 import secrets
 import sqlite3
@@ -26,7 +26,7 @@ def write(clock):
     return write_
 
 
-def test_a_reading_says_who_read_what_and_why(memory_store, write):
+def test_reading_records_account_range_and_purpose(memory_store, write):
     """The entry names account, operation, range and purpose, and is a proper leaf of the tree."""
     assert write(memory_store) == 0
     assert write(memory_store, Reading(account="bob", operation="show", start=1, end=2)) == 1
@@ -45,7 +45,7 @@ def test_a_reading_says_who_read_what_and_why(memory_store, write):
     assert first.id != second.id
 
 
-def test_it_goes_behind_what_others_wrote_meanwhile(memory_store, write):
+def test_entry_is_appended_after_those_of_others(memory_store, write):
     """Whatever was appended between looking and writing stays where it is."""
     head, raced = memory_store.head, []
 

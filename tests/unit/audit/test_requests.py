@@ -50,7 +50,7 @@ def test_a_failed_intent_is_forgotten_and_a_failed_end_is_not():
     assert requests.take_all() == ["b"]
 
 
-def test_abandoned_requests_are_those_nobody_will_end():
+def test_abandoned_requests_are_those_no_caller_will_end():
     """Open in the store, but neither open here nor about to be ended."""
     requests = OpenRequests(["running"])
     assert requests.abandoned(["lost", "running", "ending"], ["ending", None]) == ["lost"]

@@ -82,7 +82,7 @@ def audit(sql_store, key_path, tmp_path):
     return audit_
 
 
-async def test_whoever_trusts_the_old_key_can_follow_to_the_new_one(write, rotate, key_path, audit):
+async def test_auditor_who_trusts_the_old_key_can_follow_to_the_new_one(write, rotate, key_path, audit):
     """Old key, new key or both: the log is valid, and the report says who took over."""
     old = load_signing_key(key_path, ORIGIN).vkey
     await write()
@@ -99,7 +99,7 @@ async def test_whoever_trusts_the_old_key_can_follow_to_the_new_one(write, rotat
 
 
 async def test_several_rotations_are_followed_one_by_one(write, rotate, key_path, audit):
-    """Whoever joined at any key gets to the newest."""
+    """An auditor with any earlier key reaches the newest."""
     keys = [load_signing_key(key_path, ORIGIN).vkey]
     for _ in range(3):
         await write()
@@ -124,14 +124,14 @@ async def test_both_algorithms_are_rotated_together(write, rotate, key_path, aud
         assert (report.exit_code, report.problems) == (ExitCode.VALID, [])
     newest = rotate().signer.vkey
     await write()
-    # The key in between is in no export any more; whoever kept it gets across.
+    # The key in between is in no export any more; an auditor who kept it can follow.
     with pytest.raises(verify.UnusableError, match="give it as --key"):
         audit(old.split("\n")[1])
     assert audit(old.split("\n")[1], new.split("\n")[1]).exit_code == ExitCode.VALID
     assert audit(newest).exit_code == ExitCode.VALID
 
 
-async def test_the_entry_says_what_the_old_key_signed(write, rotate, key_path, sql_store):
+async def test_rotation_entry_holds_what_the_old_key_signed(write, rotate, key_path, sql_store):
     """Names of both keys, and a signature that verifies with the old one alone."""
     old = load_signing_key(key_path, ORIGIN)
     await write()
@@ -155,7 +155,7 @@ async def test_the_bridge_is_signed_by_both_and_sealed(write, rotate, key_path, 
         assert verify_checkpoint(note, *keys).size == rotated.size == sql_store.head().size
 
 
-async def test_the_old_key_is_kept_apart_until_somebody_destroys_it(write, rotate, key_path):
+async def test_old_key_is_kept_until_the_operator_destroys_it(write, rotate, key_path):
     """It is named, private, and no longer used."""
     content = key_path.read_bytes()
     await write()
@@ -182,7 +182,7 @@ async def test_a_log_that_the_retired_key_signs_on_is_invalid(
     assert "not signed" in report.problems[0]
 
 
-async def test_a_rotation_the_old_key_did_not_sign_convinces_nobody(
+async def test_rotation_without_the_old_keys_signature_is_invalid(
     write, key_path, rotate, audit, monkeypatch
 ):
     """An attacker with the database and a key of their own cannot take the log over."""

@@ -63,7 +63,7 @@ def test_a_full_disk_is_one_clear_line(sql_store, tmp_path):
 
 
 def test_a_locked_database_is_unavailable(sql_store, tmp_path):
-    """Somebody else's long transaction refuses entries instead of losing them."""
+    """Another client's long transaction refuses entries instead of losing them."""
     grower = Grower(sql_store)
     other = sqlite3.connect(tmp_path / "audit.db")
     other.execute("BEGIN IMMEDIATE")
@@ -85,13 +85,13 @@ def test_a_locked_database_is_unavailable(sql_store, tmp_path):
         ("sqlite:////no/such/directory/audit.db", "could not be opened"),
     ],
 )
-def test_a_database_that_cannot_be_used_says_why(url, words):
+def test_unusable_database_is_reported_in_one_line(url, words):
     """One line, at start."""
     with pytest.raises((AuditUnavailableError, ConfigurationError), match=words):
         SqlAuditStore(url)
 
 
-def test_a_file_that_is_no_database_says_so(tmp_path):
+def test_file_that_is_not_a_database_is_refused(tmp_path):
     """A damaged or wrong file is refused before anything is written to it."""
     (tmp_path / "audit.db").write_bytes(b"no database" * 1000)
     with pytest.raises(AuditUnavailableError, match="not a database"):

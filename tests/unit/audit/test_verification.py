@@ -93,7 +93,7 @@ async def test_an_altered_entry_is_found(log, tmp_path):
 
 
 async def test_an_entry_longer_than_any_can_be_ends_it_as_well(log, tmp_path):
-    """A log that cannot even be copied is said to be one; nobody is left waiting for a verdict."""
+    """A log that cannot be copied is reported; no caller waits for a verdict."""
     with closing(sqlite3.connect(tmp_path / "audit.db")) as database, database:
         for (trigger,) in database.execute(
             "SELECT name FROM sqlite_master WHERE type = 'trigger'"
@@ -107,7 +107,7 @@ async def test_an_entry_longer_than_any_can_be_ends_it_as_well(log, tmp_path):
     assert "entry 300 has 65536 bytes" in verifying.progress.failure
 
 
-async def test_whatever_goes_wrong_it_ends_and_can_be_begun_again(log, tmp_path):
+async def test_failed_verification_ends_and_can_be_restarted(log, tmp_path):
     verifying = verification(tmp_path)
 
     def broken() -> str:

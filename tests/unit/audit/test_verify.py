@@ -114,7 +114,7 @@ def check(signer):
 
 
 def test_a_whole_log_is_valid(write, check, leaves, make):
-    """The report says what is in it, and that nobody else's head was compared."""
+    """The report shows its contents, and that no held checkpoint was compared."""
     leaves += [make(EntryType.REQUEST_INTENT, "x"), make(EntryType.REQUEST_ABORTED, "x")]
     code, report = check(write(leaves))
     assert code == ExitCode.VALID
@@ -233,7 +233,7 @@ def test_a_continuation_of_the_held_checkpoint_is_valid(write, check, leaves):
 
 
 def test_a_rewritten_log_diverges_from_the_held_checkpoint(write, check, leaves):
-    """Even with the stolen key: a consistent rewrite is caught by whoever held a head, and only by them."""
+    """Even with the stolen key: only a held checkpoint detects a consistent rewrite."""
     held = (write(leaves, "held") / "checkpoint").read_bytes()
     changed = list(leaves)
     _edited(changed)
@@ -358,7 +358,7 @@ def test_a_signed_log_that_contradicts_itself_is_invalid(write, check, make, bui
         (lambda _: b"[]", "canonical"),
     ],
 )
-def test_a_signed_leaf_that_is_no_entry_is_invalid(write, check, make, change, words):
+def test_signed_leaf_that_is_not_an_entry_is_invalid(write, check, make, change, words):
     """Canonical form, envelope and origin are checked although the signature is good."""
     leaf = make(EntryType.AUDIT_READ)
     assert change(leaf) != leaf
@@ -524,7 +524,7 @@ def test_many_problems_are_counted_not_listed(write, run, make):
     assert text.count("PROBLEM") == 21
 
 
-def test_what_cannot_be_used_is_exit_code_1_and_one_line(write, run, leaves, tmp_path, signer):
+def test_unusable_input_is_exit_code_1_and_one_line(write, run, leaves, tmp_path, signer):
     """Nothing verified is not the same as invalid."""
     directory = write(leaves)
     other = Signer(signer.name, Ed25519PrivateKey.generate())

@@ -95,7 +95,7 @@ def test_payloads_that_are_here_are_compared_and_opened_with_their_keys(export):
 
 
 def test_a_missing_payload_is_a_problem(export):
-    """Nobody may lose content without a word."""
+    """Missing content is reported."""
     export.keep(R1)
     export.file(R1).unlink()
     report = export.result()
@@ -137,7 +137,7 @@ def test_an_erasure_of_something_else_accounts_for_nothing(export, more):
 
 
 def test_an_erasure_of_the_future_accounts_only_for_the_past(export):
-    """Nobody can excuse beforehand what will go missing."""
+    """An erasure entry does not cover later losses."""
     later = first_id(NOW_MS + 60_002)
     export.keep(R1)
     export.erase(before="2999-01-01T00:00:00.000Z")
@@ -200,8 +200,8 @@ def test_an_intent_that_keeps_content_and_names_none_is_a_problem(export):
     assert "names none" in export.report.problems[0]
 
 
-def test_a_payload_is_never_looked_for_outside_the_export(export):
-    """What names it must be a request id, whoever signed the log."""
+def test_payloads_are_never_read_from_outside_the_export(export):
+    """What names it must be a request id, even in a signed log."""
     export.add(
         EntryType.REQUEST_INTENT,
         request_id="../../etc/passwd", tenant="acme", key_id="k", route="r", model="m", stream=False,

@@ -105,7 +105,7 @@ def test_witnesses_in_the_newest_checkpoint_count(
     assert report["witnesses"] == {
         name: {"size": 6, "time": "2025-11-20T12:00:00Z"} for name in ("w.test/1", "w.test/2")
     }
-    # Without its ML-DSA-44 signature the second witness has not cosigned, for whoever asks for both.
+    # Without its ML-DSA-44 signature the second witness has not cosigned, if both keys are required.
     write("".join(f"{line}\n" for line in note.split("\n")[:-2]))
     assert run(*arguments)[0] == ExitCode.UNWITNESSED
     assert run(*arguments, "--witnesses-needed", 1)[0] == ExitCode.VALID
@@ -114,7 +114,7 @@ def test_witnesses_in_the_newest_checkpoint_count(
 
 
 def test_a_wrong_signature_of_a_named_witness_makes_the_log_invalid(write, run, head, signer, witness):
-    """A known key never signs wrongly: somebody tampered with the checkpoint."""
+    """A wrong signature of a known key means that the checkpoint was altered."""
     content = base64.b64encode(witness.verifier_key.key_id + TIME.to_bytes(8) + bytes(64)).decode()
     directory = write(f"{sign_note(head, [signer])}\u2014 w.test/1 {content}\n")
     assert run(directory, "--key", signer.vkey)[0] == ExitCode.VALID

@@ -9,7 +9,7 @@ from appliance.infra.metrics import TENANT_SERIES, Metrics
 from appliance.infra.metrics.cardinality import OTHER, TenantSeries
 from appliance.infra.metrics.families import OFTEN, TEMPLATES
 from appliance.tenancy.limits.quota import Measure
-from tests.busy_site import MODELS, ROUTES, TENANTS, VALUES, busy_site, saw_template
+from tests.full_metrics import MODELS, ROUTES, TENANTS, VALUES, full_metrics, record_template
 
 SITE_SERIES = 5000
 
@@ -22,11 +22,11 @@ def series(metrics: Metrics) -> int:
 
 def test_two_hundred_tenants_stay_under_five_thousand_series():
     """Even if each of them uses every model and meets every outcome and every limit."""
-    assert series(busy_site(TENANTS)) < SITE_SERIES
+    assert series(full_metrics(TENANTS)) < SITE_SERIES
 
 
 def test_a_quiet_site_of_two_hundred_tenants_shows_each_by_name():
-    """One model and the usual outcomes: nobody is put together with others."""
+    """One model and the usual outcomes: no tenant is counted under `(other)`."""
     metrics = Metrics(CollectorRegistry())
     for tenant in TENANTS:
         for outcome in (Outcome.COMPLETED, Outcome.CLIENT_GONE, Outcome.NOT_ADMITTED):
@@ -43,9 +43,9 @@ def test_a_quiet_site_of_two_hundred_tenants_shows_each_by_name():
     assert "appliance_tenant_series_full 0.0" in page
 
 
-def test_the_busy_site_has_everything_there_is():
+def test_full_metrics_have_every_family():
     """What the bound is held against: no family without a series, and none that is left out of the sum."""
-    families = {family.name: family for family in busy_site(TENANTS[:2]).registry.collect()}
+    families = {family.name: family for family in full_metrics(TENANTS[:2]).registry.collect()}
     assert [name for name, family in families.items() if not family.samples] == []
     assert len(families["appliance_worker_step_tokens"].samples) >= len(VALUES["batch"]) * 4 * 4
     assert len(families["appliance_context_drafts"].samples) >= len(MODELS) * 9
@@ -56,7 +56,7 @@ def test_templates_that_clients_make_up_share_a_series():
     metrics = Metrics(CollectorRegistry())
     for number in range(5 * OFTEN):
         for template in ("chat-common", f"chat-{number:08x}"):
-            saw_template(metrics, template)
+            record_template(metrics, template)
     samples = metrics.template_drafts.collect()[0].samples
     counts = {each.labels["template"]: each.value for each in samples if each.name.endswith("_total")}
     assert counts == {"chat-common": 4 * OFTEN + 1, OTHER: 6 * OFTEN - 1}
@@ -68,7 +68,7 @@ def test_a_template_that_is_gone_makes_room():
     fleeting = [f"chat-{number:08x}" for number in range(TEMPLATES)]
     for template, times in (*((each, OFTEN) for each in fleeting), ("chat-new", 3000)):
         for _ in range(times):
-            saw_template(metrics, template)
+            record_template(metrics, template)
     page = generate_latest(metrics.registry).decode()
     assert "chat-new" in page
     assert [each for each in fleeting if each in page] == []
@@ -76,7 +76,7 @@ def test_a_template_that_is_gone_makes_room():
 
 def test_more_tenants_make_no_more_series():
     """What grows with tenants ends at the bound, and says that it did."""
-    many = busy_site(tuple(f"tenant-{number}" for number in range(1000)))
+    many = full_metrics(tuple(f"tenant-{number}" for number in range(1000)))
     assert series(many) < SITE_SERIES
     assert many.registry.get_sample_value("appliance_tenant_series_full") == 1
 
@@ -92,8 +92,8 @@ def test_sums_stay_whole_where_tenants_share_a_series():
     assert next(sample.value for sample in samples if sample.labels["tenant"] == OTHER) == TENANT_SERIES
 
 
-def test_who_is_known_stays_known_by_name():
-    """The bound turns nobody away whose series are there."""
+def test_named_tenants_keep_their_series():
+    """The bound does not affect existing series."""
     registry = CollectorRegistry()
     counter = TenantSeries(1).counter("made", "Made.", ("tenant",), registry)
     counter.labels("first").inc()
@@ -104,7 +104,7 @@ def test_who_is_known_stays_known_by_name():
 
 
 def test_states_of_several_tenants_are_not_mixed():
-    """A gauge shows nobody in the place of others."""
+    """A gauge has no series for `(other)`."""
     registry = CollectorRegistry()
     gauge = TenantSeries(1).gauge("used", "Used.", ("tenant",), registry)
     gauge.labels("first").set(1)

@@ -43,7 +43,7 @@ def test_no_store_waits_for_the_connections_of_others(database: Database):
 
 
 def test_closing_a_store_leaves_a_shared_database_open(database: Database):
-    """It belongs to whoever opened it."""
+    """It belongs to its opener."""
     store, other = SqlStore(database), SqlStore(database)
     with other._engine.connect() as connection:
         connection.execute(text("SELECT 1"))

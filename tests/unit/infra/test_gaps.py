@@ -33,7 +33,7 @@ def buckets(histogram: Histogram) -> dict[str, float]:
 
 
 @given(st.lists(STREAMS, max_size=3))
-def test_what_is_added_at_the_end_is_what_was_observed_on_the_way(streams):
+def test_histogram_gets_the_gaps_that_were_observed(streams):
     """Bucket by bucket, over several streams; pieces sent together have no time between them."""
     registry = CollectorRegistry()
     added = GapHistogram("added", "Added.", buckets=GAP_SECONDS, registry=registry)

@@ -19,12 +19,12 @@ class Seen:
         return [self.heavy_hitters.observe(each) for each in labels]
 
 
-def test_a_label_is_named_once_it_was_seen_often():
+def test_frequent_label_gets_a_series():
     """And stays named."""
     assert Seen().saw(A, A, A, A) == [False, False, True, True]
 
 
-def test_what_is_invented_anew_each_time_is_never_named():
+def test_rare_labels_never_get_a_series():
     """A system prompt with the time of day in it, or a client that means harm."""
     seen = Seen()
     assert not any(seen.saw(*((str(number),) for number in range(1000))))
@@ -38,7 +38,7 @@ def test_sightings_long_ago_do_not_count():
     assert seen.saw(A) == [False]
 
 
-def test_there_are_never_more_names_than_told():
+def test_frequent_labels_are_bounded():
     """A third one waits."""
     seen = Seen()
     assert seen.saw(A, A, A, B, B, B)[-1]
@@ -46,7 +46,7 @@ def test_there_are_never_more_names_than_told():
     assert seen.gone == []
 
 
-def test_who_stays_away_makes_room():
+def test_absent_labels_make_room():
     """Yesterday's template does not keep today's from being seen."""
     seen = Seen()
     seen.saw(A, A, A, B, B, B)
@@ -56,7 +56,7 @@ def test_who_stays_away_makes_room():
 
 
 @given(st.lists(st.integers(0, 60), max_size=400), st.integers(1, 5), st.integers(1, 4), st.integers(1, 20))
-def test_names_and_memory_are_bounded_whatever_is_seen(sightings, most, often, among):
+def test_labels_and_memory_are_bounded(sightings, most, often, among):
     """Names are at most `most` at any time, and counts are of two spans."""
     seen, named = Seen(most=most, often=often, among=among), set()
     for number in sightings:

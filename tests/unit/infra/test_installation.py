@@ -37,7 +37,7 @@ def installation(tmp_path: Path) -> Installation:
     return located(tmp_path / "var" / "data")
 
 
-def test_a_first_start_creates_what_it_needs(installation: Installation):
+def test_first_start_creates_the_files_it_needs(installation: Installation):
     """Directory, signing key, control token and a place for logs."""
     start(installation)
     assert installation.directory.is_dir()
@@ -63,7 +63,7 @@ def test_every_installation_has_keys_of_its_own(tmp_path: Path):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_only_the_owner_can_read_what_is_secret(installation: Installation, umask: int):
+def test_only_the_owner_can_read_secrets(installation: Installation, umask: int):
     """0700 for directories, 0600 for files, whatever the umask."""
     before = os.umask(umask)
     try:
@@ -104,7 +104,7 @@ def test_a_directory_that_cannot_be_written_is_a_configuration_error():
         start(located(Path("/proc/self")))
 
 
-def test_an_installation_from_before_control_gets_its_token(installation: Installation):
+def test_older_data_directory_gets_a_control_token(installation: Installation):
     """The rest is there already; only the token is made, and kept from then on."""
     start(installation)
     installation.control_token.unlink()

@@ -1,4 +1,4 @@
-"""At most one acts, and nobody acts who is not sure."""
+"""At most one gateway holds the lease, and none acts without it."""
 
 import asyncio
 import tempfile
@@ -83,7 +83,7 @@ async def test_a_second_holder_waits_until_the_first_has_expired(holder, clock: 
     assert not await first.hold()
 
 
-async def test_renewing_keeps_others_out_for_as_long_as_it_goes_on(holder, clock: Clock):
+async def test_renewed_lease_keeps_other_holders_out(holder, clock: Clock):
     first, second = holder("a"), holder("b")
     for _ in range(20):
         assert await first.hold()
@@ -132,7 +132,7 @@ async def test_the_epoch_grows_with_each_change_of_holder_and_not_with_renewals(
     await first.hold()
     assert first.epoch == 1
     clock.now += SECONDS + 1
-    await first.hold()  # expired, but nobody else held it meanwhile
+    await first.hold()  # expired, but no other gateway held it meanwhile
     assert first.epoch == 1
     clock.now += SECONDS + 1
     await second.hold()
@@ -157,7 +157,7 @@ async def test_a_clock_that_was_set_back_does_not_prolong_a_lease(holder, clock:
     assert not await first.hold()
 
 
-async def test_a_database_that_fails_means_not_held_and_says_why(tmp_path: Path, clock: Clock):
+async def test_failing_database_means_not_held_with_a_reason(tmp_path: Path, clock: Clock):
     lease = SqlLease(
         f"sqlite:///{tmp_path / 'missing' / 'control.db'}",
         name="control",
@@ -203,7 +203,7 @@ async def test_a_missing_table_means_not_held_and_is_reported(holder, clock: Clo
     assert first.failure == "no such table: control_lease"
 
 
-def test_a_url_nobody_can_use_is_a_mistake_in_the_settings(clock: Clock):
+def test_unusable_url_is_a_configuration_error(clock: Clock):
     with pytest.raises(ConfigurationError, match="database URL"):
         SqlLease("nonsense", name="control", holder="a", seconds=SECONDS, clock=clock)
 
@@ -242,7 +242,7 @@ moves = st.tuples(
 
 @given(st.lists(moves, max_size=20))
 def test_never_do_two_hold_it_at_one_instant(script):
-    """Whatever the order, however long a call is kept waiting, and whoever acts in the middle of it."""
+    """Whatever the order, however long a call is kept waiting, and whichever gateway acts in between."""
     clock = InterruptedClock()
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         url = migrated(Path(directory) / "control.db")

@@ -58,7 +58,7 @@ def test_a_line_of_json_has_event_level_and_time(capsys: pytest.CaptureFixture):
     assert line["timestamp"].endswith("Z")
 
 
-def test_automatic_format_is_json_unless_somebody_is_watching(capsys: pytest.CaptureFixture):
+def test_automatic_format_is_json_unless_on_a_terminal(capsys: pytest.CaptureFixture):
     """A terminal gets readable lines, everything else JSON."""
     configure_logs(LogSettings(), terminal=False).info("started")
     json.loads(capsys.readouterr().err)
@@ -80,7 +80,7 @@ def test_events_below_the_level_are_not_written(capsys: pytest.CaptureFixture):
 def test_a_crash_is_logged_with_its_traceback_and_without_any_value(
     capsys: pytest.CaptureFixture, style: str
 ):
-    """A traceback helps the operator; local variables and foreign words could be somebody's prompt."""
+    """A traceback helps the operator; local variables and foreign words could be a prompt."""
     logger = configure_logs(LogSettings(format=style), terminal=style == "console")
 
     def crash(prompt: str) -> None:
@@ -117,8 +117,10 @@ def test_words_are_logged_where_they_are_known_to_be_safe(
     assert type(error).__name__ in line["exception"]
 
 
-def test_what_a_library_logs_is_an_event_without_its_text(capsys: pytest.CaptureFixture):
-    """Where it was logged and what was raised; a task nobody awaited would print its exception's words."""
+def test_library_log_is_an_event_without_its_text(capsys: pytest.CaptureFixture):
+    """
+    Where it was logged and what was raised; a task that is not awaited would print its exception's text.
+    """
     handler = LibraryHandler(configure_logs(LogSettings(format="json"), terminal=False))
     library = logging.Logger("asyncio")  # noqa: LOG001 - one that no other test meets
     library.addHandler(handler)

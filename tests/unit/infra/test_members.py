@@ -115,7 +115,7 @@ def test_cutting_a_member_removes_that_member_only(case, new_key: str, chance: r
     assert spellings(changed) == before
 
 
-def test_cutting_what_is_not_there_returns_the_very_same_text():
+def test_removing_a_missing_member_returns_the_same_text():
     """A body without the member comes back byte for byte."""
     text = ' { "a" : 1.00 } '
     assert cut_member(text, parse_members(text), "metrics") == text
@@ -223,7 +223,7 @@ def test_brackets_inside_strings_do_not_count_as_nesting():
         '{"a":' + "9" * 5000 + "}", '{"a":' + "[" * 100_000, "]" * 300 + "[" * 100_000, '{"a',
     ],
 )  # fmt: skip
-def test_what_is_no_json_object_is_refused(text: str):
+def test_text_that_is_not_a_json_object_is_refused(text: str):
     """Whatever is wrong, the client hears of an invalid request and never of an internal error."""
     with pytest.raises(InvalidRequestError) as caught:
         parse_members(text)
@@ -252,7 +252,7 @@ def test_a_damaged_body_raises_the_one_error(case, at: int, damage: str):
     json.loads(broken)
 
 
-def test_a_refusal_says_where_without_quoting_the_body():
+def test_refusal_names_the_position_without_quoting_the_body():
     """The message gives a position, never the text around it, which may be a prompt."""
     with pytest.raises(InvalidRequestError, match=r"character 22") as caught:
         parse_members('{"prompt":"secret",   oops}')

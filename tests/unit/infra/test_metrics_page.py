@@ -75,7 +75,7 @@ async def test_the_loop_goes_round_after_every_few_series():
     assert turns >= series / (SERIES_AT_A_TIME + LARGEST_CHILD)
 
 
-async def test_what_comes_and_goes_while_the_page_is_written_breaks_nothing():
+async def test_series_may_come_and_go_while_the_page_is_written():
     """Workers leave, tenants join: the page has what was there when its turn came."""
     metrics = site(tenants=200)
     done = False

@@ -29,7 +29,7 @@ URL = "postgresql://gateway@127.0.0.1/audit"
         ("mysql://a@b/c", "cannot be used"),
     ],
 )
-def test_a_url_that_cannot_be_used_says_why(url, words):
+def test_unusable_url_is_reported_with_its_reason(url, words):
     """Before anything is connected, in one line."""
     with pytest.raises(ConfigurationError, match=words) as caught:
         open_database(url, busy_seconds=1)
@@ -64,7 +64,7 @@ RESET = struct.pack("ii", 1, 0)
 @pytest.mark.parametrize("said", [b"", b"N", b"NR"], ids=["at once", "when asked for TLS", "when greeted"])
 @pytest.mark.parametrize("mode", ["", "?sslmode=disable"])
 def test_a_server_that_goes_away_while_it_is_reached_costs_no_descriptor(said, mode):
-    """Not even while somebody keeps the error: a gateway tries again every few seconds, for days."""
+    """Not even while the error is referenced: a gateway tries again every few seconds, for days."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -103,7 +103,7 @@ def open_sockets() -> set[str]:
     return {name for name in found if name.startswith("socket:")}
 
 
-def test_what_the_server_says_is_read_from_its_answer():
+def test_server_error_is_read_from_its_answer():
     """PostgreSQL answers in fields; the message is one of them."""
     error = Exception({"S": "ERROR", "C": "57014", "M": "canceling statement due to statement timeout"})
     assert first_line(error) == "canceling statement due to statement timeout"

@@ -48,7 +48,7 @@ def test_a_key_is_made_once_and_read_back_by_the_next_process(open_keys, master_
     assert [name.tenant for name in keys.names(purpose=Purpose.WRAPPING)] == ["acme", "b.c-d_1"]
 
 
-def test_tenants_whose_names_begin_alike_are_told_apart(open_keys):
+def test_tenants_with_a_common_prefix_are_distinguished(open_keys):
     """`a` is not `a.b`."""
     keys = open_keys()
     keys.current("a.b", Purpose.WRAPPING)
@@ -80,7 +80,7 @@ def test_a_retired_key_opens_and_wraps_nothing_new(open_keys):
 
 
 def test_a_destroyed_key_is_gone_for_every_process(open_keys, tmp_path):
-    """Whoever had it at hand notices, and makes another; destroying it again does no harm."""
+    """A user of the key detects it and creates another; destroying it again does no harm."""
     keys, other = open_keys(), open_keys()
     first = keys.current("acme", Purpose.WRAPPING)
     assert other.current("acme", Purpose.WRAPPING) == first
@@ -96,7 +96,7 @@ def test_a_destroyed_key_is_gone_for_every_process(open_keys, tmp_path):
 def test_a_key_whose_destruction_was_cut_short_opens_nothing_and_is_destroyed_later(
     open_keys, tmp_path, monkeypatch
 ):
-    """Between overwriting and deleting: nobody is told to restore it from a backup."""
+    """Between overwriting and deleting: the error does not advise a restore."""
     keys = open_keys()
     keys.current("acme", Purpose.WRAPPING)
     (name,) = keys.names()
@@ -160,8 +160,8 @@ def test_a_key_that_others_may_read_is_refused(open_keys, tmp_path):
         open_keys()
 
 
-def test_files_that_are_no_keys_are_left_alone(open_keys, tmp_path):
-    """What a crash left half-written, and what somebody else put there."""
+def test_other_files_in_the_key_directory_are_ignored(open_keys, tmp_path):
+    """Partial files of a crash, and files of other programs."""
     keys = open_keys()
     for name in (".acme.0123.wrapping", "README", "acme.wrapping", "acme.01J.wrapping"):
         (tmp_path / "keys" / name).write_text("x")

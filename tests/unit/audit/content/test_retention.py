@@ -148,7 +148,7 @@ async def kept(tmp_path, clock):
         yield kept
 
 
-async def test_nothing_is_erased_when_the_log_cannot_say_so(kept):
+async def test_nothing_is_erased_if_the_log_cannot_record_it(kept):
     """Content is never gone without an entry."""
     request = await kept.keep()
     kept.log.refuses = True
@@ -158,7 +158,7 @@ async def test_nothing_is_erased_when_the_log_cannot_say_so(kept):
 
 
 async def test_a_named_request_is_gone_and_the_others_open_under_another_key(kept):
-    """The key that wrapped it is destroyed; what else it wrapped is wrapped anew."""
+    """The key that wrapped it is destroyed; what else it wrapped is rewrapped."""
     requests = [await kept.keep() for _ in range(5)]
     (before,) = kept.keys.names()
     erased = await kept.erase(requests[2])
@@ -440,7 +440,7 @@ def test_times_are_read_as_they_are_written(time_ms):
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01", 5, None, "2026-01-01T00:00:00+99:00"])
-def test_what_is_no_time_is_refused(text):
+def test_malformed_times_are_refused(text):
     """With the member's name."""
     with pytest.raises(InvalidRequestError) as caught:
         parse_moment(text, "before")

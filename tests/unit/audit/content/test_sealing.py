@@ -40,7 +40,7 @@ def sealed_and_more(content: bytes, where: bytes = HERE):
 
 
 @given(st.binary(max_size=5000), PLACES)
-def test_what_is_sealed_opens(content: bytes, where: bytes):
+def test_sealed_content_decrypts(content: bytes, where: bytes):
     """`open_sealed` undoes `seal`; so does the auditor's own code, which shares nothing with it."""
     sealed, commitment, key = sealed_and_more(content, where)
     assert open_sealed(sealed.blob, where, key, digest=sealed.digest, commitment=commitment) == content

@@ -44,7 +44,7 @@ def _check(store):
 
 
 @pytest.mark.parametrize("count", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
-def test_a_whole_log_is_found_whole_and_only_what_is_new_is_read_again_soon(count):
+def test_selfcheck_accepts_an_intact_log_and_reads_new_entries_first(count):
     """However it grows; older chunks are gone over once more."""
     store = Leaves(count)
     check = _check(store)

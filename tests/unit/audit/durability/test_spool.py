@@ -33,7 +33,7 @@ def reopen(tmp_path):
         spool.close()
 
 
-def test_what_was_appended_is_read_back_in_order_by_the_next_process(reopen):
+def test_next_process_reads_appended_entries_in_order(reopen):
     """Over as many segments as it took."""
     spool = reopen(max_bytes=4000)
     leaves = [leaf(number) for number in range(30)]

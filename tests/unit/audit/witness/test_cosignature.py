@@ -169,7 +169,7 @@ def test_a_name_that_does_not_fit_is_not_signed(name):
         mldsa_message(name=name, time=1, origin="log.test/a", size=1, root=bytes(32))
 
 
-def test_cosignatures_say_who_and_when(cosigned, ed25519, mldsa, signer, checkpoint):
+def test_cosignatures_name_witness_and_time(cosigned, ed25519, mldsa, signer, checkpoint):
     """Both algorithms, and the log's own signature beside them."""
     keys = (ed25519.verifier_key, mldsa.verifier_key)
     assert verify_cosignatures(cosigned, keys) == (
@@ -189,7 +189,7 @@ def test_the_verifier_sees_the_same_cosignatures(cosigned, ed25519, mldsa, signe
     )
 
 
-def test_what_nobody_known_cosigned_says_nothing(cosigned, note):
+def test_cosignatures_of_unknown_witnesses_do_not_count(cosigned, note):
     """Strangers are ignored; without known witnesses there is no statement."""
     stranger = Signer("witness.test/e", Ed25519PrivateKey.generate(), kind=ED25519_COSIGNATURE)
     assert verify_cosignatures(cosigned, [stranger.verifier_key]) == ()

@@ -140,7 +140,7 @@ def test_refused_checkpoints_do_not_fill_the_disk(history, witness, signer):
         assert len(session.refused(signer.name)) == MAX_REFUSED
 
 
-def test_a_log_that_was_rolled_back_gets_nothing(history, witness, keys):
+def test_rolled_back_log_gets_no_cosignature(history, witness, keys):
     """What it has now is smaller than what was cosigned: no honest request can say so."""
     witness.add_checkpoint(history.ask(0, 20))
     assert witness.add_checkpoint(history.ask(0, 9)).text == "20\n"
@@ -148,8 +148,8 @@ def test_a_log_that_was_rolled_back_gets_nothing(history, witness, keys):
     assert witness.add_checkpoint(smaller).status == BAD_REQUEST
 
 
-def test_a_witness_restored_from_an_old_copy_forgets(history, witness, state_path, signer, keys):
-    """Documented, not prevented: whoever restores a witness's state lets it cosign a second history."""
+def test_restored_witness_forgets_later_checkpoints(history, witness, state_path, signer, keys):
+    """Documented, not prevented: a restored witness can cosign a second history."""
     witness.add_checkpoint(history.ask(0, 5))
     copy = state_path.read_bytes()
     assert cosigned(history, 20, witness.add_checkpoint(history.ask(5, 20)), keys)
@@ -164,7 +164,7 @@ def test_an_unknown_log_is_not_found(witness):
     assert witness.add_checkpoint(other.ask(0, 3)).status == NOT_FOUND
 
 
-def test_a_checkpoint_nobody_known_signed_is_forbidden(history, witness, signer):
+def test_checkpoint_of_an_unknown_key_is_forbidden(history, witness, signer):
     """An impostor under the log's name, and a wrong signature under its key."""
     impostor = History(Signer(signer.name, Ed25519PrivateKey.generate()))
     assert witness.add_checkpoint(impostor.ask(0, 3)).status == FORBIDDEN
@@ -206,7 +206,7 @@ def test_one_of_a_logs_keys_is_enough(history, state_path, keys, signer, clock):
         lambda text: text.replace("\u2014", "-"),
     ],
 )
-def test_what_is_no_request_is_bad(history, witness, change):
+def test_malformed_request_is_bad(history, witness, change):
     """Loose numbers, loose base64, too many hashes, extension lines: 400, and nothing is remembered."""
     witness.add_checkpoint(history.ask(0, 3))
     assert witness.add_checkpoint(change(history.ask(3, 7))).status == BAD_REQUEST
@@ -280,7 +280,7 @@ def test_parsing_any_request_raises_only_our_error(text):
 
 
 @given(st.integers(1, 40), st.integers(0, 40))
-def test_a_proof_made_from_the_old_tree_and_what_came_after_is_the_same(old, more):
+def test_proof_from_the_old_tree_equals_the_proof_from_all_leaves(old, more):
     """The log keeps no old leaf hash to prove that it grew."""
     new = min(40, old + more)
     tree = CompactRange()
@@ -411,7 +411,7 @@ def test_a_witness_is_made_once_and_opened_again(tmp_path, history, signer, cloc
         home.create(NAME, [signer.verifier_key], post_quantum=post_quantum)
 
 
-def test_what_is_no_witness_is_said_so(tmp_path, signer):
+def test_directory_without_a_witness_is_reported(tmp_path, signer):
     """A missing directory, a damaged list of logs, a key of another kind."""
     with pytest.raises(ConfigurationError, match="witness init"):
         WitnessHome(directory=tmp_path / "none").signer()

@@ -171,7 +171,7 @@ async def test_a_growing_log_is_cosigned_round_after_round(log, kept, make_witne
     assert task.level.time == statement.time
 
 
-async def test_a_log_without_a_checkpoint_asks_nobody(sql_store, make_witness, witnessing):
+async def test_log_without_a_checkpoint_asks_no_witness(sql_store, make_witness, witnessing):
     """There is nothing to cosign yet; that is reported, not raised."""
     reports = []
     task, courier = witnessing([make_witness("w.test/1")], reports)
@@ -180,7 +180,7 @@ async def test_a_log_without_a_checkpoint_asks_nobody(sql_store, make_witness, w
     assert "nothing was signed yet" in reports[0][1]
 
 
-async def test_a_restarted_gateway_goes_on_where_the_witness_stands(log, make_witness, witnessing):
+async def test_restarted_gateway_resumes_at_the_size_of_the_witness(log, make_witness, witnessing):
     """It believes what it kept, and the witness where that is wrong."""
     pair = make_witness("w.test/1")
     log.grow(7)
@@ -189,7 +189,7 @@ async def test_a_restarted_gateway_goes_on_where_the_witness_stands(log, make_wi
     task, courier = witnessing([pair])
     await task.round()
     assert courier.asked[0][1].startswith("old 7\n")
-    # A witness that was asked by somebody else meanwhile says where it stands.
+    # A witness with another size answers with it.
     log.grow(4)
     pair[0].add_checkpoint(encode_request(make_request(log.store, 11)))
     log.grow(3)
@@ -290,7 +290,7 @@ async def test_carried_by_file_is_as_good_as_by_network(log, kept, make_witness,
     assert level_of([known], kept.all()).size == 20
 
 
-async def test_what_comes_back_must_be_this_logs_and_cosigned(log, make_witness, signer, tmp_path):
+async def test_imported_checkpoint_must_be_of_this_log_and_cosigned(log, make_witness, signer, tmp_path):
     """A file from a stranger, of another log, or of another history is refused."""
     witness, known = make_witness("w.test/1")
     log.grow(9)
@@ -341,8 +341,8 @@ def test_only_the_newest_statement_of_a_witness_is_kept(log, kept):
         assert [(found.size, found.time) for found in kept.all()] == [left]
 
 
-def test_what_more_witnesses_cosigned_is_kept_until_as_many_have_gone_on():
-    """An older head is worth keeping while nobody newer has the same witnesses."""
+def test_checkpoint_with_more_witnesses_is_kept_until_as_many_cosign_a_later_one():
+    """An older head is kept while no newer one has the same witnesses."""
 
     def kept_of(*pairs):
         statements = [Cosigned(witness=name, size=size, time=1, note="") for name, size in pairs]
@@ -368,7 +368,7 @@ def test_two_histories_of_one_size_are_both_kept(log, signer):
 # What auditors see.
 
 
-async def test_an_auditor_sees_who_cosigned_and_how_far(log, make_witness, witnessing, audit):
+async def test_report_names_witnesses_and_sizes(log, make_witness, witnessing, audit):
     """The cosigned head is older than the export's; what came after is counted as not witnessed."""
     pairs = [make_witness("w.test/1"), make_witness("w.test/2", post_quantum=True)]
     log.grow(7)
@@ -400,7 +400,7 @@ async def test_an_auditor_can_insist_on_witnesses(log, make_witness, witnessing,
     assert report.witnessed_size == 0
 
 
-async def test_a_rewritten_log_diverges_from_what_was_cosigned(
+async def test_rewritten_log_diverges_from_its_cosigned_checkpoint(
     log, make_witness, witnessing, audit, signer, tmp_path, kept
 ):
     """Even with the stolen key and the database: the witness's statement is in the way."""
@@ -417,7 +417,7 @@ async def test_a_rewritten_log_diverges_from_what_was_cosigned(
     other.close()
 
 
-async def test_a_log_cut_below_what_was_cosigned_diverges(
+async def test_log_shorter_than_its_cosigned_checkpoint_diverges(
     log, make_witness, witnessing, audit, signer, kept, tmp_path
 ):
     """A restored backup that kept the statements gives itself away."""
