@@ -41,12 +41,7 @@ BOUNDS = tuple(each.name for each in fields(Limits) if each.name != BY_MODEL)
 
 def parse_limits(where: str, body: object, *, models: bool = True) -> Limits:
     """
-    Read limits of the tenants file and the admin API.
-
-    Args:
-        where: their owner, for the message.
-        body: decoded YAML or JSON.
-        models: whether `by_model` is allowed.
+    Read limits of the tenants file and the admin API; `models`: whether `by_model` is allowed.
 
     Raises:
         ConfigurationError: one line that names the limit and what is wrong with it.

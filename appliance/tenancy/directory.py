@@ -25,7 +25,6 @@ class Caller:
     key: ApiKey
 
     def may_use(self, model: str) -> bool:
-        """Whether both tenant and key may use `model`."""
         return self.tenant.may_use(model) and self.key.may_use(model)
 
 

@@ -136,7 +136,6 @@ def import_tenants(tenants: Tenants, wanted: Tenants, *, prune: bool, now: float
 
 
 def merge_patch(target: object, patch: object) -> Any:  # noqa: ANN401 - JSON
-    """`target` with `patch` applied (RFC 7396)."""
     if not isinstance(patch, Mapping):
         return patch
     merged = dict(target) if isinstance(target, Mapping) else {}

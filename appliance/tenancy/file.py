@@ -134,7 +134,6 @@ def parse_models(where: str, models: object) -> tuple[str, ...]:
 
 
 def encode_key(key: ApiKey) -> dict[str, Any]:
-    """A key with its digest, without empty members."""
     return {"key_id": key.key_id, "digest": key.digest, "admin": key.admin, **describe_key(key)}
 
 

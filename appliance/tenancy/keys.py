@@ -69,5 +69,4 @@ def make_key(
 
 
 def digest_key(key: str) -> str:
-    """SHA-256 of a key, in hex."""
     return hashlib.sha256(key.encode()).hexdigest()

@@ -33,5 +33,4 @@ def parse_moment(where: str, value: object) -> int:
 
 
 def format_moment(seconds: int) -> str:
-    """Unix time as `parse_moment` reads it."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -44,8 +44,6 @@ class TenantStore(Protocol):
 
 
 class SqlTenantStore(SqlStore):
-    """Tenants in a SQL database whose tables are there."""
-
     def generation(self) -> int:
         with self._errors("read"), self._reader.begin() as connection:
             return _read_generation(connection)
@@ -95,7 +93,6 @@ def _read_generation(connection: Connection) -> int:
 
 
 def _rows(all_tenants: tuple[Tenant, ...]) -> dict[Table, dict[str, dict[str, Any]]]:
-    """Rows of both tables, by primary key."""
     return {
         tenants: {tenant.name: _encode_tenant(tenant) for tenant in all_tenants},
         api_keys: {

@@ -73,7 +73,6 @@ class Tenant:
     """Whether its keys are refused until it is enabled."""
 
     def may_use(self, model: str) -> bool:
-        """Whether this tenant may use `model`."""
         return ANY_MODEL in self.models or model in self.models
 
     def with_keys(self, keys: tuple[ApiKey, ...]) -> "Tenant":

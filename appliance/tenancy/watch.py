@@ -21,8 +21,6 @@ LATE_SECONDS = 5.0
 
 
 class TenantWatch:
-    """Keeps a directory in step with the database."""
-
     def __init__(
         self,
         *,
@@ -67,7 +65,6 @@ class TenantWatch:
         self._read_at = self._clock()
 
     async def run(self) -> None:
-        """Poll until cancelled."""
         while True:
             await asyncio.sleep(self._seconds)
             await self.poll()

@@ -20,8 +20,6 @@ from appliance.tenancy.keys import KEY_ID_FORMAT
 
 
 class CollectedReply:
-    """`appliance.gateway.reply.ReplySink` in memory."""
-
     def __init__(self) -> None:
         self.client_left = False
         """Set if the batch was cancelled or has expired; the log records it like a client that left."""
@@ -70,13 +68,8 @@ class Answerer:
     """
     Sends lines to the gateway.
 
-    Args:
-        gateway: answers.
-        render: what a client would receive for an error.
-        new_request_id: names requests.
-        is_client_id: whether the log may record a `custom_id` as the client's own id of the request.
-        salted: whether workers separate their prefix caches by tenant.
-        logger: logs defects.
+    `is_client_id`: whether the log may record a `custom_id` as the client's own id of the request.
+    `salted`: whether workers separate their prefix caches by tenant.
     """
 
     def __init__(

@@ -63,8 +63,6 @@ class BatchProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Requests of a batch."""
-
     total: int = 0
     completed: int = 0
     """Answered with a 2xx."""
@@ -141,8 +139,6 @@ class Deleted(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """One file."""
-
     file_id: str
     """`file-` and a ULID; if it is encrypted, also the id of its key."""
     tenant: str

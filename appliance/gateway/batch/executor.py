@@ -32,8 +32,6 @@ SLICE_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchParts:
-    """What every batch of a gateway is run with."""
-
     store: SqlBatchStore
     vault: FileVault
     files: TenantFiles
@@ -86,8 +84,6 @@ PROGRESS_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """One line in flight."""
-
     line: BatchLine
     reply: CollectedReply
     back_offs: int

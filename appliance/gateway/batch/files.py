@@ -77,8 +77,6 @@ FORM_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """A client's description of a file it uploads."""
-
     filename: str
     purpose: FilePurpose
     kept_seconds: int | None

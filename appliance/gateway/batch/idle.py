@@ -27,8 +27,6 @@ class IdleCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningLines:
-    """Lines in flight in this gateway."""
-
     all: int
     mine: int
     """Lines of the batch that asks."""
@@ -85,7 +83,6 @@ class Gate:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Count one running batch."""
         self._batches += 1
         try:
             yield

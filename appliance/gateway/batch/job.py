@@ -35,8 +35,6 @@ from appliance.gateway.batch.store import encode_problems
 
 
 class BatchJob:
-    """Runs one batch, from its current state."""
-
     def __init__(self, batch: Batch, parts: BatchParts) -> None:
         self.batch = batch
         self._parts = parts
@@ -140,7 +138,6 @@ class BatchJob:
     # Ending.
 
     async def _end(self, journal: ResultJournal, stop: StopReason | None) -> None:
-        """Write the outputs and the batch's last state."""
         batch, parts = self.batch, self._parts
         if stop is None and batch.status is not Status.FINALIZING:
             now = int(parts.clock())

@@ -22,8 +22,6 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLine:
-    """One request of a batch."""
-
     number: int
     """Line of the input file, from 1; blank lines are counted but are not requests."""
     custom_id: str
@@ -104,7 +102,6 @@ class InputCheck:
         self._models.add(request.model)
 
     def refuse(self, number: int, error: InvalidRequestError) -> None:
-        """Record a problem of a line."""
         self._add(error.code or "invalid_request", str(error), number, error.param)
 
     def end(self) -> None:

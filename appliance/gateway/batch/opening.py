@@ -57,24 +57,10 @@ async def open_batches(
     """
     Files and batches until the block ends; leftovers of a crash are removed first.
 
-    Args:
-        database: the audit log's; its tables are there.
-        directory: of all gateways' files.
-        gateway: this gateway's name.
-        keys: of encrypted files.
-        settings: the `batch` section.
-        worker_requests: batch size of a worker; None for the size it reports.
-        max_line_bytes: maximum bytes of one line of a batch's input.
-        tenants: whose keys are checked before each line.
-        pool: whose idle capacity is used.
-        audit: for entries about files and batches.
-        answerer: runs one line.
-        metrics: count finished lines.
-        logger: the operator log.
-        clock: Unix time.
-        monotonic: seconds.
-        random_bytes: source of ids and keys; must be cryptographic.
-        new_id: creates ids for lines that were not completed.
+    `database` is the audit log's and has the tables; `directory` is shared by all gateways.
+    `worker_requests` is the batch size of a worker; None for the size it reports.
+    `clock` is Unix time, `monotonic` is seconds; `random_bytes` must be cryptographic.
+    `new_id` creates ids for lines that were not completed.
 
     Raises:
         ConfigurationError: the directory or the URL cannot be used.

@@ -83,8 +83,6 @@ def lines_never_run(
 
 
 class _Lines:
-    """One file of lines, created with its first line."""
-
     def __init__(self, vault: FileVault, batch: Batch) -> None:
         self._vault = vault
         self._batch = batch

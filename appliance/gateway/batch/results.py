@@ -29,8 +29,6 @@ NOT_JSON = json.dumps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineAnswer:
-    """The answer to one attempt at a line."""
-
     request_id: str
     """As in the audit log."""
     status: int
@@ -42,8 +40,6 @@ class LineAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineResult:
-    """The final result of one line."""
-
     number: int
     """Line of the input file."""
     succeeded: bool

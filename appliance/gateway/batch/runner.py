@@ -26,8 +26,6 @@ STALLED_SECONDS = 30.0
 
 
 class BatchRunner:
-    """Runs batches; one instance per gateway."""
-
     def __init__(
         self, parts: BatchParts, *, clock: Callable[[], float], logger: Logger, parallel: int = PARALLEL
     ) -> None:
@@ -43,7 +41,6 @@ class BatchRunner:
         self._swept_at = float("-inf")
 
     def wake(self) -> None:
-        """Poll the database now."""
         self._wake.set()
 
     async def run(self) -> None:

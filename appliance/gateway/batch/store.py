@@ -36,8 +36,6 @@ _MOMENTS = tuple(status for status in Status if status is not Status.VALIDATING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageQuota:
-    """One tenant's storage limits."""
-
     files: int
     size: int
     """Total bytes."""
@@ -45,8 +43,6 @@ class StorageQuota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One page of a list."""
-
     limit: int
     after: str | None = None
     """Id after which it begins; None for the start of the list."""
@@ -135,7 +131,6 @@ class SqlBatchStore(SqlStore):
             return [(_file(row), Deleted(row.deleted)) for row in connection.execute(query)]
 
     def sealed_files(self, gateway: str) -> list[StoredFile]:
-        """The gateway's encrypted files that are not hidden."""
         query = select(batch_files).where(
             _FILE.gateway == gateway, _FILE.sealed.is_(True), _FILE.deleted.is_(None)
         )
@@ -202,13 +197,8 @@ class SqlBatchStore(SqlStore):
         """
         Change a batch's state if its current state allows it; returns whether it did.
 
-        Args:
-            batch_id: of the batch.
-            status: the new state.
-            now: Unix seconds at which it is entered.
-            outputs: files to insert in the same transaction, regardless of the quota; if there are any, the
-                batch's input must not be hidden: results of erased content are not kept.
-            values: other columns to set.
+        `outputs` are files to insert in the same transaction, regardless of the quota; if there are any, the
+        batch's input must not be hidden: results of erased content are not kept.  `values` are other columns.
         """
         changes = {"status": str(status), f"{status}_at": now, **values}
         moved = update(batches).where(_BATCH.id == batch_id, _BATCH.status.in_(before(status)))
@@ -261,7 +251,6 @@ def _within(query: Select[Any], column: ColumnElement[str], window: Window) -> S
 
 
 def _is_free() -> ColumnElement[bool]:
-    """Whether no open batch reads the file."""
     return ~_FILE.id.in_(select(_BATCH.input_file_id).where(_BATCH.status.in_(OPEN)))
 
 
@@ -357,5 +346,4 @@ def _batch(row: Any) -> Batch:  # noqa: ANN401 - a row of the table
 
 
 def encode_problems(problems: Collection[BatchProblem]) -> str:
-    """Problems as the column `errors` stores them."""
     return json.dumps([asdict(problem) for problem in problems])

@@ -91,7 +91,6 @@ class FileVault:
         return Place(ulid=ulid, pieces=SealedPieces(key.key, ulid, self._random_bytes))
 
     def has_room(self, more_bytes: int = 0) -> bool:
-        """Whether enough free space remains on the disk."""
         return shutil.disk_usage(self._mine).free - more_bytes >= self._keep_free_bytes
 
     def write(self, place: Place) -> "FileWriter":
@@ -120,7 +119,6 @@ class FileVault:
             raise StorageUnavailableError(f"{stored.file_id} was damaged on disk: create it again.")
 
     def has_bytes(self, stored: StoredFile) -> bool:
-        """Whether a file's bytes can be reached from here."""
         return self._find(stored).exists()
 
     def journal(self, batch: Batch) -> ResultJournal:
@@ -163,9 +161,7 @@ class FileVault:
         """
         Publish or remove drafts and remove results of ended batches; call it before any write.
 
-        Args:
-            known: ids of all files with a row.
-            ended: ids of all ended batches.
+        `known` are the ids of all files with a row, `ended` those of all ended batches.
 
         Raises:
             StorageUnavailableError: not everything was removed.
@@ -200,17 +196,13 @@ class FileVault:
             return PlainPieces()
         try:
             if not self.has_key(tenant, ulid):
-                raise StorageUnavailableError(
-                    "Its key was destroyed: its content was erased."
-                )
+                raise StorageUnavailableError("Its key was destroyed: its content was erased.")
             return SealedPieces(self._keys.read(_key_name(tenant, ulid)).key, ulid, self._random_bytes)
         except AuditKeyError as error:
             raise StorageUnavailableError(str(error)) from error
 
 
 class FileWriter:
-    """A draft of one file."""
-
     def __init__(self, directory: Path, place: Place) -> None:
         self._directory = directory
         self._pieces = place.pieces

@@ -33,8 +33,6 @@ class Power:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSample:
-    """One poll of a worker."""
-
     at: float
     """Monotonic time."""
     reading: EngineReading

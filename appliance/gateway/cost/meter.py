@@ -42,16 +42,8 @@ class CostMeter:
     """
     Meter of one gateway; made by `open_costs`, owned by one event loop.
 
-    Args:
-        store: of the rows.
-        gateway: this gateway's name.
-        start: names this start of it; never used again.
-        settings: the `cost` section.
-        zone: of the slots' hours.
-        clock: monotonic seconds, the same as the control loop's.
-        wall_clock: Unix time.
-        metrics: export the counts.
-        logger: logs when the database is lost and reached again.
+    `start` names this start of the gateway and is never used again; `zone` is that of the slots' hours;
+    `clock` is the control loop's, monotonic; `wall_clock` is Unix time.
     """
 
     def __init__(
@@ -98,7 +90,6 @@ class CostMeter:
         group.presence.end(group, self._clock())
 
     def count(self, worker_id: WorkerId, tenant: str, model: str, usage: Usage) -> None:
-        """Count a request that has ended."""
         row = self._ledger.share(ShareKey(self._current_slot(), worker_id, model, tenant))
         row.requests += 1
         row.prompt_tokens += usage.prompt_tokens
@@ -126,7 +117,6 @@ class CostMeter:
             self._record(worker_id, interval)
 
     async def run(self) -> None:
-        """Write rows until cancelled."""
         while True:
             await asyncio.sleep(self._settings.flush_seconds)
             await self.flush()
@@ -203,7 +193,6 @@ class CostMeter:
 
 
 def _prices(settings: CostSettings) -> dict[str, float]:
-    """The prices that are set, by label."""
     people, energy = settings.people_per_month, settings.power_price_per_kwh
     prices = {
         "worker_hour": capital_per_hour(settings),

@@ -30,8 +30,6 @@ class Metering(Protocol):
 
 
 class NoMetering:
-    """Meters nothing."""
-
     def __init__(self) -> None:
         self._group = ActiveRequests(Presence())
 

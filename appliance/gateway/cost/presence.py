@@ -19,15 +19,12 @@ class ActiveRequests:
     since: float = 0.0
 
     def advance(self, now: float) -> None:
-        """Update the sum."""
         self.seconds += self.count * (now - self.since)
         self.since = now
 
 
 @dataclass(slots=True)
 class Presence:
-    """All requests of this gateway in one worker."""
-
     groups: dict[tuple[str, str], ActiveRequests] = field(default_factory=dict)
     count: int = 0
     peak: int = 0
@@ -49,7 +46,6 @@ class Presence:
         return group
 
     def end(self, group: ActiveRequests, now: float) -> None:
-        """Count one request less."""
         group.advance(now)
         group.count -= 1
         self._advance(now)

@@ -46,7 +46,6 @@ class Prices:
     pue: float
 
     def cost(self, *, seconds: float, joules: float) -> Money:
-        """The cost of one worker's time and energy."""
         hours = seconds / SECONDS_PER_HOUR
         return Money(
             capital=hours * (self.capital_per_hour or 0.0),

@@ -30,7 +30,6 @@ _Row = tuple[str, Sequence[str]]
 
 
 def render_page(report: CostReport) -> str:
-    """The page as HTML."""
     environment = Environment(
         loader=PackageLoader("appliance.gateway.cost"),
         autoescape=True,

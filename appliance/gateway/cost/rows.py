@@ -25,7 +25,6 @@ def slot_of(time: float, zone: ZoneInfo) -> int:
 
 
 def day_of(slot: int, zone: ZoneInfo) -> date:
-    """The local day of a slot."""
     return datetime.fromtimestamp(slot, UTC).astimezone(zone).date()
 
 
@@ -50,8 +49,6 @@ def parse_day(text: str) -> date:
 
 @dataclass(slots=True)
 class Amounts:
-    """Whole amounts by name."""
-
     def add(self, other: Self) -> None:
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
@@ -112,7 +109,6 @@ class WorkerTime(Amounts):
     target_only_high_us: int = 0
 
     def part(self, share: float) -> "WorkerTime":
-        """A fraction of it, 0..1."""
         return WorkerTime(**{field.name: round(getattr(self, field.name) * share) for field in fields(self)})
 
 

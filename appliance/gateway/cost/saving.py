@@ -64,7 +64,6 @@ def compare(
 
 
 def added(first: Steps, second: Steps) -> dict[tuple[int, int], StepCounters]:
-    """The sum of both."""
     total = dict(first)
     for kind, more in second.items():
         known = total.get(kind)

@@ -135,7 +135,6 @@ def _uncovered(begin: int, end: int, covered: Iterable[tuple[int, int]]) -> floa
 
 
 def _elapsed(times: Times) -> float:
-    """Seconds in which any worker was observed."""
     by_slot: dict[int, int] = defaultdict(int)
     for key, time in times.items():
         by_slot[key.slot] = max(by_slot[key.slot], time.observed_us)

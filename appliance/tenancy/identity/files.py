@@ -34,7 +34,6 @@ class Renewable(Protocol):
 
 
 async def keep_renewed(parts: Sequence[Renewable], *, seconds: float = POLL_SECONDS) -> None:
-    """Poll the files of all parts until cancelled."""
     while True:
         await asyncio.sleep(seconds)
         for part in parts:

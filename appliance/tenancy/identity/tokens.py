@@ -38,8 +38,6 @@ REASONS: Mapping[type[jwt.PyJWTError], RefusalReason] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bearer:
-    """The content of a verified token."""
-
     tenant: str
     key_id: str
     """Identifies issuer and subject in the audit log: the same in all tokens of one subject."""

@@ -16,7 +16,6 @@ WINDOW_SECONDS = 60
 
 
 def slot_at(now: float) -> int:
-    """The slot that `now` falls into."""
     return int(now // 1)
 
 
@@ -38,8 +37,6 @@ def seconds_until_free(slots: Mapping[int, int], units: int, now: float) -> floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetPeriod:
-    """A day or a month."""
-
     name: str
     """Such as `2026-11-21` or `2026-11`."""
     ends: float

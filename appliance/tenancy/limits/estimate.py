@@ -24,8 +24,6 @@ _ANSWERS = ("n", "best_of")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEstimate:
-    """Tokens a request may use."""
-
     prompt: int
     completion: int
     is_guess: bool = False
@@ -33,19 +31,11 @@ class TokenEstimate:
 
     @property
     def total(self) -> int:
-        """Prompt and answer together."""
         return self.prompt + self.completion
 
 
 def estimate_tokens(text: str, members: Mapping[str, Member], *, guess: int) -> TokenEstimate:
-    """
-    Estimate the tokens of a request.
-
-    Args:
-        text: its body.
-        members: the body's members.
-        guess: tokens of an answer for which the client sets no maximum.
-    """
+    """Estimate a request's tokens from its body; `guess` is for answers without a maximum."""
     size, media = len(text), 0
     if size > BYTES_PER_TOKEN * MEDIA_TOKENS and ";base64," in text:
         found = _MEDIA.findall(text)

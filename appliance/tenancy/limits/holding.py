@@ -76,7 +76,6 @@ class Holding:
         )
 
     def take(self, units: int) -> TakenUnits:
-        """Take units that are free."""
         self.free -= units
         self._since_report += units
         self._last = units
@@ -180,8 +179,6 @@ class Holding:
 
 
 class ReportDraft:
-    """A report while the holdings add to it."""
-
     def __init__(self) -> None:
         self.spent: UsageByPeriod = {}
         self.over: UsageByPeriod = {}

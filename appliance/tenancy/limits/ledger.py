@@ -166,13 +166,8 @@ def exchange(
     """
     Apply a report and allocate what it requests; changes `ledger`.
 
-    Args:
-        ledger: is changed.
-        quotas: the tenant's limits as this gateway knows them, by key.
-        gateway: names one start of one gateway; never used again after it.
-        report: the gateway's.
-        now: Unix time, by one clock for all gateways.
-        terms: the same for all gateways.
+    `gateway` names one start of one gateway and is never used again; `now` is Unix time by one clock for all
+    gateways; `quotas` are the tenant's limits as this gateway knows them, by key.
     """
     if now < ledger.time - WINDOW_SECONDS:
         _set_back(ledger, now)
@@ -217,8 +212,6 @@ def exchange(
 
 
 class Allocator:
-    """Allocates what is free at one moment."""
-
     def __init__(
         self,
         ledger: TenantLedger,
@@ -338,7 +331,6 @@ def _set_back(ledger: TenantLedger, now: float) -> None:
 
 
 def _end_leases(ledger: TenantLedger, now: float) -> None:
-    """Record what was held under expired leases as spent."""
     for name in [name for name, lease in ledger.leases.items() if lease.until <= now]:
         lease = ledger.leases.pop(name)
         for key, units in lease.held.items():
@@ -349,7 +341,6 @@ def _end_leases(ledger: TenantLedger, now: float) -> None:
 
 
 def _drop_past(ledger: TenantLedger, now: float, zone: ZoneInfo) -> None:
-    """Drop usage that counts no longer."""
     for key in list(ledger.spent):
         measure, usage = _measure(key), ledger.spent[key]
         if measure.is_budget:
@@ -364,7 +355,6 @@ def _drop_past(ledger: TenantLedger, now: float, zone: ZoneInfo) -> None:
 
 
 def encode_ledger(ledger: TenantLedger) -> str:
-    """A ledger as it is stored."""
     return json.dumps(asdict(ledger), separators=(",", ":"))
 
 

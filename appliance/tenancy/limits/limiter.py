@@ -42,14 +42,8 @@ class Limiter:
     """
     Enforces tenants' limits; made by `open_limits`.
 
-    Args:
-        store: of the ledgers.
-        terms: the same for all gateways.
-        guess_tokens: reserved for an answer of unknown length.
-        clock: monotonic seconds.
-        wall_clock: Unix time, for messages only.
-        metrics: count usage and refusals.
-        logger: logs when the database is lost and reached again.
+    `guess_tokens` are reserved for an answer of unknown length; `clock` is monotonic;
+    `wall_clock` is Unix time, for messages only.
     """
 
     def __init__(
@@ -73,15 +67,7 @@ class Limiter:
     def take(
         self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]
     ) -> Reservation | None:
-        """
-        Admit a request; None if it has to `wait`.
-
-        Args:
-            tenant: the request's.
-            model: the model it is for, which must exist.
-            text: its body.
-            members: the body's members.
-        """
+        """Admit a request for an existing model; None if it has to `wait`."""
         if (limiter := self._limiter(tenant)) is None:
             return UNLIMITED
         estimate = estimate_tokens(text, members, guess=self._guess_tokens)
@@ -111,7 +97,6 @@ class Limiter:
         return render_headers(limiter.share.of_model(model or ""), self._clock())
 
     async def run(self) -> None:
-        """Exchange with the database until cancelled."""
         next_round = self._clock()
         while True:
             ask_at = min(

@@ -25,8 +25,6 @@ class Reservation(Protocol):
 
 
 class Unlimited:
-    """The reservation of a tenant without limits."""
-
     def settle(self, tokens: int) -> None: ...
 
 
@@ -64,8 +62,6 @@ class Limiting(Protocol):
 
 
 class NoLimits:
-    """Admits every request."""
-
     def take(
         self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]
     ) -> Reservation | None:

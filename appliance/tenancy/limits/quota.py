@@ -31,8 +31,6 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """One limit of one tenant."""
-
     measure: Measure
     limit: int
     """Maximum units at once, in a minute or in a period."""

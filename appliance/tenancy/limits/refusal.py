@@ -63,16 +63,7 @@ def spell_seconds(seconds: float) -> str:
 def refusal(
     quota: Quota, decision: LimitDecision, units: int, *, now: float, zone: ZoneInfo
 ) -> LimitReachedError:
-    """
-    The error for a request that a limit refuses.
-
-    Args:
-        quota: the limit.
-        decision: the ledger's.
-        units: what the request needs of the limit.
-        now: Unix time.
-        zone: where days and months begin.
-    """
+    """The error for a request that needs so many units of a limit; `now` is Unix time."""
     measure, seconds = quota.measure, decision.seconds
     of = f"{quota.limit} {_UNITS[measure]}" + (f" of the model `{quota.model}`" if quota.model else "")
     if seconds is None:

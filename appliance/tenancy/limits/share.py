@@ -58,11 +58,9 @@ class TenantShare:
         self._changes += 1
 
     def of_model(self, model: str) -> Sequence[Holding]:
-        """What requests for a model take from."""
         return self._by_model.get(model, self._of_all)
 
     def need(self, model: str, estimate: TokenEstimate) -> Need:
-        """What a request takes."""
         return [
             (holding, _units(holding, estimate) if holding.is_tokens else 1)
             for holding in self.of_model(model)
@@ -119,12 +117,9 @@ class TenantShare:
 
     def apply_reply(self, reply: LedgerReply, *, asked: float, now: float) -> None:
         """
-        Apply the answer to the last report.
+        Apply the answer to the last report, which was sent at `asked`; times are monotonic.
 
-        Args:
-            reply: the answer.
-            asked: monotonic time at which the report was sent, so that a slow answer shortens the lease.
-            now: monotonic time.
+        The lease counts from `asked`, so that a slow answer shortens it.
         """
         sent, self._sent = self._sent, None
         for key, holding in self.holdings.items():

@@ -42,8 +42,6 @@ limit_books = Table(
 
 
 class ExchangeRequest(NamedTuple):
-    """One tenant's part of an exchange."""
-
     quotas: Mapping[str, Quota]
     report: UsageReport
 

@@ -31,22 +31,13 @@ class RecentRefusal:
 
 
 class WaitingRequest:
-    """A request that needs more than is held."""
-
     def __init__(self, model: str, estimate: TokenEstimate) -> None:
         self.model, self.estimate = model, estimate
         self.future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
 
 
 class TenantLimiter:
-    """
-    One tenant's share, and the requests that wait for more of it.
-
-    Args:
-        limits: the tenant's.
-        terms: the same for all gateways.
-        wake: called when a request begins to wait.
-    """
+    """One tenant's share, and the requests that wait for more; `wake` is called when one begins to wait."""
 
     def __init__(self, limits: Limits, terms: LeaseTerms, wake: Callable[[], None]) -> None:
         self.share = TenantShare(limits)
@@ -62,7 +53,6 @@ class TenantLimiter:
         return bool(self._waiting)
 
     def change(self, limits: Limits) -> None:
-        """Replace the limits."""
         self._refused.clear()
         self.share.change(limits)
 
@@ -96,15 +86,7 @@ class TenantLimiter:
         return ExchangeRequest(quotas=dict(self.share.quotas), report=self.share.report(needs, leaves=leaves))
 
     def apply_reply(self, reply: LedgerReply, *, asked: float, now: float, wall_time: float) -> None:
-        """
-        Apply the answer to `next_exchange`: admit, refuse or keep waiting requests.
-
-        Args:
-            reply: the answer.
-            asked: monotonic time of the exchange.
-            now: monotonic time.
-            wall_time: Unix time.
-        """
+        """Apply the answer to the exchange sent at `asked` (monotonic): admit, refuse or keep requests."""
         self.share.apply_reply(reply, asked=asked, now=now)
         decisions = dict(zip(map(id, self._asking), reply.decisions, strict=True))
         waiting, self._waiting, self._asking = self._waiting, deque(), []
