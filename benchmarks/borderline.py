@@ -19,7 +19,7 @@ import uvloop
 from benchmarks.speculation.appliances import Side
 from benchmarks.speculation.load import Load, drive
 from benchmarks.speculation.plan import ADAPTIVE, Cell, Control, Kind, Mode
-from benchmarks.speculation.provenance import look
+from benchmarks.speculation.provenance import provenance_of
 from benchmarks.speculation.standstill import Standstill
 from benchmarks.speculation.traffic import Prompt, Traffic, prompts_of
 from demo.process import ApplianceProcess
@@ -45,7 +45,9 @@ class Options:
 
 def main() -> None:
     options = parse()
-    provenance = look("python -m benchmarks.borderline", model="demo-coder", draft="demo-coder-eagle31")
+    provenance = provenance_of(
+        "python -m benchmarks.borderline", model="demo-coder", draft="demo-coder-eagle31"
+    )
     print(f"{provenance.hardware}; commit {provenance.source}; {provenance.date}", flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch,

@@ -25,7 +25,7 @@ from benchmarks.gateway.cases import LOADS, Found, Load, measure, paced_loads, r
 from benchmarks.gateway.client import Target
 from benchmarks.gateway.contenders import NotThereError, appliance, litellm, vllm_router
 from benchmarks.gateway.upstream import upstream
-from benchmarks.speculation.provenance import Provenance, look
+from benchmarks.speculation.provenance import Provenance, provenance_of
 from demo.process import ApplianceProcess
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -39,7 +39,7 @@ SLOW_STREAMS = 100
 
 def main() -> None:
     options = parse(sys.argv[1:])
-    provenance = look(
+    provenance = provenance_of(
         shlex.join(["python", "-m", "benchmarks.gateway_overhead", *sys.argv[1:]]), model="", draft=""
     )
     with ExitStack() as stack:

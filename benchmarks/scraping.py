@@ -2,7 +2,7 @@
 What it costs to be scraped by Prometheus: `python -m benchmarks.scraping`.
 
 Serves `/metrics` with the product's own server and route, filled as at a site of 200 tenants where everything
-that can happen has happened (`tests.busy_site`), and asks for it from another process, one page at a time.
+that can happen has happened (`tests.full_metrics`), and asks for it from another process, one page at a time.
 Counts the processor seconds of the serving process, and how long its event loop is kept from anything else.
 Writes a table to `benchmarks/results`; ends with 1 where scrapes every 15 s take 1 % of a core or more.
 """
@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from appliance.api import ops
 from appliance.api.http.server import bind, make_server
 from appliance.infra.settings import ApiSettings
-from benchmarks.speculation.provenance import Provenance, look
-from tests.busy_site import TENANTS, busy_site
+from benchmarks.speculation.provenance import Provenance, provenance_of
+from tests.full_metrics import TENANTS, full_metrics
 
 RESULTS = Path(__file__).parent / "results"
 INTERVAL_SECONDS = 15
@@ -67,7 +67,7 @@ def main() -> None:
     options = parser.parse_args()
     load = os.getloadavg()[0]
     series, costs = uvloop.run(measure(options.rounds, options.pages))
-    provenance = look("python -m benchmarks.scraping", model="", draft="")
+    provenance = provenance_of("python -m benchmarks.scraping", model="", draft="")
     text = table(series, costs, load, provenance)
     path = RESULTS / f"scraping-{provenance.commit}.md"
     path.write_text(text, encoding="utf-8")
@@ -78,7 +78,7 @@ def main() -> None:
 
 async def measure(rounds: int, pages: int) -> tuple[int, list[Cost]]:
     """Series on a page, and what each kind of page costs."""
-    metrics, settings = busy_site(TENANTS), ApiSettings(port=0)
+    metrics, settings = full_metrics(TENANTS), ApiSettings(port=0)
     app = FastAPI()
     app.state.services = SimpleNamespace(metrics=metrics)
     app.include_router(ops.router)
@@ -145,7 +145,7 @@ def table(series: int, costs: list[Cost], load: float, provenance: Provenance) -
 
 {measured}; load of the machine {load:.1f} before
 
-{series} series: 200 tenants, and everything that can happen has happened (`tests/busy_site.py`). One page
+{series} series: 200 tenants, and everything that can happen has happened (`tests/full_metrics.py`). One page
 at a time, asked for by another process; medians of rounds. Shares are of one core, at a scrape every
 {INTERVAL_SECONDS} s. The longest stall is how long a stream may have to wait for a page.
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from appliance.infra.json_members import Member
 from appliance.serving.template import template_of
+from appliance.speculation.values import acceptance_length_of
 
 OTHER = "(other)"
 """The value of every aspect of folded keys; no tenant can have this name."""
@@ -66,7 +67,7 @@ class DraftTally:
     @property
     def acceptance_length(self) -> float:
         """Mean tokens per draft with the bonus token; 1.0 for no drafts."""
-        return 1.0 + self.accepted_tokens / self.drafts if self.drafts else 1.0
+        return acceptance_length_of(self.drafts, self.accepted_tokens)
 
     @property
     def acceptance_rate(self) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from appliance.errors import InvalidRequestError, WorkerFailedError
 from appliance.infra.json_members import Member, parse_members
+from appliance.speculation.values import acceptance_length_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Usage:
         """Mean tokens per draft with the bonus token; None without drafts."""
         if not self.drafts or self.accepted_tokens is None:
             return None
-        return 1.0 + self.accepted_tokens / self.drafts
+        return acceptance_length_of(self.drafts, self.accepted_tokens)
 
 
 def parse_answer(text: str) -> dict[str, Member]:

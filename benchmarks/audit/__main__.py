@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.audit import appends, large, serving, soak
-from benchmarks.speculation.provenance import Provenance, look
+from benchmarks.speculation.provenance import Provenance, provenance_of
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
@@ -26,7 +26,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 def main() -> None:
     options = parse(sys.argv[1:])
     command = shlex.join(["python", "-m", "benchmarks.audit", *sys.argv[1:]])
-    provenance = look(command, model="", draft="")
+    provenance = provenance_of(command, model="", draft="")
     say(line(provenance))
     if options.large:
         measure_large(options, provenance)

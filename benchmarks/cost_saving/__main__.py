@@ -20,7 +20,7 @@ from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from benchmarks.cost_saving.run import ENVIRONMENT, Driver, Found, Plan
 from benchmarks.cost_saving.table import Load, markdown, verdict
 from benchmarks.speculation.load import BenchmarkError
-from benchmarks.speculation.provenance import look
+from benchmarks.speculation.provenance import provenance_of
 from demo.process import ApplianceProcess, StartError
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -28,7 +28,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 def main() -> None:
     plan, out = parse(sys.argv[1:])
-    provenance = look(
+    provenance = provenance_of(
         shlex.join(["python", "-m", "benchmarks.cost_saving", *sys.argv[1:]]),
         model=DEMO_TARGET.name,
         draft=DEMO_DRAFT.name,

@@ -27,7 +27,7 @@ from benchmarks.draft_refresh.report import GOAL, Findings, Step, markdown
 from benchmarks.draft_refresh.site import Pair, Site, open_site
 from benchmarks.draft_refresh.traffic import Acceptance, ask_all
 from benchmarks.speculation.options import RESULTS
-from benchmarks.speculation.provenance import look
+from benchmarks.speculation.provenance import provenance_of
 from demo.training.corpus import Corpus, load_corpus
 
 REFRESH = ("harvest", "train", "evaluate", "promote")
@@ -67,7 +67,7 @@ class Asks:
 def main() -> None:
     options = parse()
     command = shlex.join(["python", "-m", "benchmarks.draft_refresh", *sys.argv[1:]])
-    provenance = look(command, model="demo-coder, fine-tuned", draft="demo-coder-eagle31")
+    provenance = provenance_of(command, model="demo-coder, fine-tuned", draft="demo-coder-eagle31")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch:
         work = options.work or Path(scratch)

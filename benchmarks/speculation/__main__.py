@@ -1,5 +1,5 @@
 """
-What speculation brings at each concurrency, and how well the monitor chooses: `make bench-speculation`.
+Speed-up of speculation at each concurrency, and the monitor's choices: `make bench-speculation`.
 
 Starts the appliance twice on one pair, with its draft and without, and measures in turn the target
 alone, each fixed number of draft tokens (K), and the appliance's own choice, on several kinds of
@@ -24,7 +24,7 @@ from benchmarks.speculation.data import document, table
 from benchmarks.speculation.load import BenchmarkError
 from benchmarks.speculation.options import Options, parse
 from benchmarks.speculation.plan import TARGET_ALONE, Plan
-from benchmarks.speculation.provenance import Provenance, look
+from benchmarks.speculation.provenance import Provenance, provenance_of
 from benchmarks.speculation.report import markdown, verdict_lines
 from benchmarks.speculation.run import Records, Runner
 from benchmarks.speculation.standstill import Standstill
@@ -37,7 +37,7 @@ def main() -> None:
     options = parse(sys.argv[1:])
     plan = options.plan
     command = shlex.join(["python", "-m", "benchmarks.speculation", *sys.argv[1:]])
-    provenance = look(command, model=options.model.name, draft=options.draft.name)
+    provenance = provenance_of(command, model=options.model.name, draft=options.draft.name)
     count = plan.restarts * plan.rounds * len(plan.modes) * len(plan.cells)
     minutes = plan.estimate_seconds / 60
     say(f"{count} segments in {len(plan.cells)} cells: about {minutes:.0f} minutes, after the start")

@@ -19,7 +19,7 @@ from benchmarks.speculation.standstill import Standstill
 from demo.process import ApplianceProcess
 
 FOLLOW_SECONDS = 5.0
-"""How long a worker may take to do as it was told."""
+"""Maximum time for a worker to apply a command."""
 READY_SECONDS = 60.0
 SETTLE_SECONDS = 0.5
 POLL_SECONDS = 0.2
@@ -79,7 +79,7 @@ class Side:
         await _wait_ready(self._process.url)
 
     async def speculation(self) -> dict[str, Any]:
-        """What the admin API says of its one worker."""
+        """The admin API's view of its one worker."""
         found: dict[str, Any] = (await _admin(self._process, "GET", "speculation"))["workers"][0]
         return found
 

@@ -75,7 +75,7 @@ def break_even_chart(provenance: Provenance, cells: Sequence[CellSummary]) -> st
                 mark=1.0,
             )
         )
-    title = "Break-even: drafting pays where what is accepted lies above"
+    title = "Break-even: drafting pays if the acceptance length is above"
     return svg(title, provenance.line, list(rows.values()))
 
 
@@ -111,7 +111,7 @@ def _line(mode: Mode, points: tuple[Point, ...]) -> Line:
 
 
 def style_of(mode: Mode) -> Style:
-    """How a mode looks wherever it appears."""
+    """Colour and line of a mode, in every chart."""
     match mode.control:
         case Control.TARGET_ALONE:
             return Style(colour="#000000", dashes="6 4")

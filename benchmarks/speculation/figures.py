@@ -1,5 +1,5 @@
 """
-What one segment showed: from the times at which frames arrived, and the worker's own counts.
+Figures of one segment, from the arrival times of frames and the worker's own counts.
 
 Load does not stop where a segment's measured part begins and ends, so that batches are full
 throughout.  A request that reaches beyond it counts with the share of its frames that lie within.
@@ -20,7 +20,7 @@ class Trace:
     frames: tuple[float, ...]
     """When each frame with content arrived."""
     tokens: int
-    """What the usage frame said."""
+    """From the usage frame."""
 
     @property
     def first(self) -> float:

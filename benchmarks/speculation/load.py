@@ -36,7 +36,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What clients do during one segment."""
+    """The clients' load during one segment."""
 
     cell: Cell
     traffic: Traffic
@@ -181,7 +181,7 @@ def is_content(line: bytes) -> bool:
 
 
 def completion_tokens(line: bytes) -> int | None:
-    """What the usage frame counts, or None for any other line."""
+    """The counts of a usage frame, or None for any other line."""
     if not line.startswith(PREFIX) or b'"choices":[]' not in line:
         return None
     usage = json.loads(line.removeprefix(PREFIX)).get("usage") or {}

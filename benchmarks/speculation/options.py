@@ -1,5 +1,5 @@
 """
-The command line of the benchmark: what is asked, as a plan.
+The command line of the benchmark, as a plan.
 """
 
 import argparse
@@ -33,7 +33,7 @@ QUICK: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked on the command line."""
+    """The parsed command line."""
 
     plan: Plan
     model: Path
@@ -44,7 +44,7 @@ class Options:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Read the command line; what was not said is as in the full grid, or the quick one."""
+    """Parse the command line; defaults are those of the full grid, or of the quick one."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speculation")
     add = parser.add_argument
     add("--quick", action="store_true", help="a small grid: code and hex, greedy, concurrency 1 and 4")
@@ -63,29 +63,29 @@ def parse(arguments: Sequence[str]) -> Options:
     add("--draft-tokens", type=_count, default=3, help="the largest K (default 3)")
     add("--no-separate-target", action="store_true", help="no second worker that has loaded no draft")
     add("--out", type=Path, default=RESULTS, help="where results are written")
-    said = parser.parse_args(arguments)
-    if (said.model == DEMO_TARGET) != (said.draft == DEMO_DRAFT):
+    parsed = parser.parse_args(arguments)
+    if (parsed.model == DEMO_TARGET) != (parsed.draft == DEMO_DRAFT):
         parser.error("--model and --draft belong together: give both")
-    grid = {name: getattr(said, name) for name in FULL}
-    usual = QUICK if said.quick else FULL
-    grid = {name: usual[name] if value is None else value for name, value in grid.items()}
-    schedule = draft_token_schedule(WorkerSettings(draft_tokens=said.draft_tokens))
+    grid = {name: getattr(parsed, name) for name in FULL}
+    defaults = QUICK if parsed.quick else FULL
+    grid = {name: defaults[name] if value is None else value for name, value in grid.items()}
+    schedule = draft_token_schedule(WorkerSettings(draft_tokens=parsed.draft_tokens))
     choices = sorted({k for _first, _last, k in schedule})
     plan = Plan(
         kinds=_each(grid["kinds"]),
         temperatures=_each(grid["temperatures"]),
         concurrency=_each(grid["concurrency"]),
         rounds=grid["rounds"],
-        restarts=said.restarts,
+        restarts=parsed.restarts,
         seconds=grid["seconds"],
         learn=grid["learn"],
-        modes=modes_of(choices, separate_target=not said.no_separate_target),
-        warm_up=said.warm_up,
-        shift_seconds=said.shift_seconds,
-        max_tokens=said.max_tokens,
+        modes=modes_of(choices, separate_target=not parsed.no_separate_target),
+        warm_up=parsed.warm_up,
+        shift_seconds=parsed.shift_seconds,
+        max_tokens=parsed.max_tokens,
     )
     return Options(
-        plan=plan, model=said.model, draft=said.draft, draft_tokens=said.draft_tokens, out=said.out
+        plan=plan, model=parsed.model, draft=parsed.draft, draft_tokens=parsed.draft_tokens, out=parsed.out
     )
 
 

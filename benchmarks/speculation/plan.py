@@ -1,5 +1,5 @@
 """
-What is measured, in which order: cells of traffic, temperature and concurrency, and modes in turn.
+The measurements in their order: cells of traffic, temperature and concurrency, and modes in turn.
 
 Values only.  A mode's neighbours change from round to round, so that what a machine does to whoever
 comes third, or comes after a slow one, falls on all modes.
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 SWITCH_SECONDS = 2.5
-"""What a change of mode usually takes, for the estimate of time."""
+"""Typical time of a change of mode, for the estimate."""
 DRAIN_SECONDS = 2.0
-"""What requests usually take that are under way when a segment ends, likewise."""
+"""Typical time of requests in flight at the end of a segment, likewise."""
 SHIFT_PHASES = 2
 
 

@@ -17,7 +17,7 @@ TEXT = "font-family='Helvetica, Arial, sans-serif' font-size='11' fill='#222'"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """How a line looks, in every panel the same."""
+    """Style of a line, the same in every panel."""
 
     colour: str
     width: float = 1.6

@@ -1,5 +1,5 @@
 """
-What a result was measured with: stands in every file of results.
+Command, hardware, software and commit of a result; part of every file of results.
 """
 
 import os
@@ -39,7 +39,7 @@ class Provenance:
         return f"{self.hardware}; {self.engine}; {pair}; commit {self.source}; {self.date}; `{self.command}`"
 
 
-def look(command: str, *, model: str, draft: str) -> Provenance:
+def provenance_of(command: str, *, model: str, draft: str) -> Provenance:
     """Ask this machine and its repository."""
     return Provenance(
         command=command,

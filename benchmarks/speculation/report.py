@@ -155,7 +155,7 @@ def _break_even(cell: CellSummary, fixed: Sequence[int]) -> tuple[str, ...]:
 
 
 def _chosen(cell: CellSummary) -> str:
-    """What the monitor had settled on for this batch size, and the break-even it gave for that."""
+    """The monitor's final choice for this batch size, and its break-even."""
     # Without an entry of its own, a batch size does as the nearest smaller one.
     smaller = [entry for entry in cell.learnt if entry.bucket <= bucket_of(cell.cell.concurrency)]
     if not smaller:

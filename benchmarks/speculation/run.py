@@ -24,7 +24,7 @@ from demo.training.corpus import Corpus
 
 @dataclass(slots=True, kw_only=True)
 class Records:
-    """What has been measured so far; it grows while a run goes on, and survives its end."""
+    """The measurements so far; they grow during a run, and survive its end."""
 
     measured: list[Measured] = field(default_factory=list)
     learnt: dict[Cell, tuple[Learnt, ...]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Runner:
         Measure every cell of the plan.
 
         Args:
-            records: what is added to.
+            records: receives the measurements.
             start: how often the processes were started before, which the numbers of rounds go on from.
 
         Raises:

@@ -13,7 +13,7 @@ PROC = Path("/proc")
 
 
 class Standstill:
-    """One process, which goes on to begin with."""
+    """One process; it runs at first."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

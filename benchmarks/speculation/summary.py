@@ -36,11 +36,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """What the monitor knew of one batch bucket when a cell was done."""
+    """The monitor's state of one batch bucket at the end of a cell."""
 
     bucket: int
     draft_tokens: int
-    """What it chose."""
+    """The draft tokens it chose."""
     reason: str
     break_even: float | None
     """For the number of draft tokens it thinks best."""
@@ -84,7 +84,7 @@ class BreakEven:
     measured: float | None
     """Acceptance length from which on K pays: what a step with K took over what one without took."""
     learnt: float | None
-    """What the monitor took it to be."""
+    """The monitor's estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class CellSummary:
 
     @property
     def baseline(self) -> ModeSummary | None:
-        """What speed-ups are over: the target alone, or K=0 where there was no such worker."""
+        """The base of speed-ups: the target-only worker, or K=0 without one."""
         return self.of(TARGET_ALONE) or self.of(Mode(control=Control.FIXED, draft_tokens=0))
 
     def speed_up(self, mode: Mode) -> float | None:

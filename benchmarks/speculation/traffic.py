@@ -64,7 +64,7 @@ class Traffic:
 
     prompts: tuple[Prompt, ...]
     others: tuple[Prompt, ...] = ()
-    """What traffic that shifts shifts to."""
+    """The kind of traffic after a shift."""
     shift_seconds: float = 1.0
 
     def at(self, number: int, elapsed: float) -> Prompt:
@@ -117,7 +117,7 @@ def traffic_of(kind: Kind, corpus: Corpus, *, shift_seconds: float, long: Sequen
 def long_texts(corpus: Corpus, characters: int, *, count: int = LONG_PROMPTS) -> tuple[str, ...]:
     """Pieces of held-out code that long, from places spread evenly over all of it."""
     text = "\n\n".join(document for document in corpus.held_out if document)
-    # Beyond its end it begins anew: a limit may be longer than all held-out code.
+    # It wraps around: a limit may be longer than all held-out code.
     around = text * (2 + characters // max(1, len(text)))
     return tuple(around[at : at + characters] for at in range(0, len(text), max(1, len(text) // count)))[
         :count

@@ -67,7 +67,7 @@ def test_both_gateways_are_measured(tmp_path):
     ]
     assert all(line.none.count == line.strict.count == 16 for line in lines)
     assert all(line.ratio > 0 for line in lines)
-    provenance = command.look("python -m benchmarks.audit", model="", draft="")
+    provenance = command.provenance_of("python -m benchmarks.audit", model="", draft="")
     command.write(tmp_path, provenance, "serving", "Serving", serving.table(lines), serving.document(lines))
     (file,) = tmp_path.glob("*.json")
     assert len(json.loads(file.read_text())["results"]) == 4

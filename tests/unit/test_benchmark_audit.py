@@ -106,7 +106,7 @@ async def test_the_sink_that_does_nothing_answers_at_once():
 def test_results_carry_what_they_were_measured_with(tmp_path, monkeypatch):
     """Page and file name machine, commit and command."""
     monkeypatch.chdir(tmp_path)
-    provenance = command.look("python -m benchmarks.audit", model="", draft="")
+    provenance = command.provenance_of("python -m benchmarks.audit", model="", draft="")
     command.write(tmp_path, provenance, "appends", "Appending", "| a |\n", [{"a": 1}])
     page = next(tmp_path.glob("*.md")).read_text()
     content = json.loads(next(tmp_path.glob("*.json")).read_text())

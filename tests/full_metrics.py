@@ -1,5 +1,5 @@
 """
-Metrics of a site where everything has happened: what bounds of series and of a scrape are held against.
+Metrics with every label value set: the bounds of series and of a scrape are tested with them.
 """
 
 from itertools import product
@@ -45,17 +45,17 @@ VALUES = {
     "bound": ("low", "high"),
     "of": ("worker_hour", "site_hour", "kwh"),
 }
-"""What each label can be; a new label brings its values."""
+"""Values of each label; a new label adds its own."""
 
 
-def saw_template(metrics: Metrics, template: str, model: str = "general") -> None:
-    """A request with this template was drafted for."""
+def record_template(metrics: Metrics, template: str, model: str = "general") -> None:
+    """Count one drafted request of this template."""
     counts = {"drafts": 1, "draft_tokens": 3, "accepted_tokens": 2}
     metrics.record_drafts(model=model, template=template, context="0-1k", **counts)
 
 
-def busy_site(tenants: tuple[str, ...]) -> Metrics:
-    """Metrics after everything that can happen has happened: to every tenant, on every model and worker."""
+def full_metrics(tenants: tuple[str, ...]) -> Metrics:
+    """Metrics with every combination of label values, for these tenants."""
     metrics = Metrics(CollectorRegistry())
     values = {**VALUES, "tenant": tenants}
     for family in vars(metrics).values():
@@ -63,7 +63,7 @@ def busy_site(tenants: tuple[str, ...]) -> Metrics:
         if names and "template" not in names:
             for labels in product(*(values[name] for name in names)):
                 family.labels(*labels)
-    # Clients make templates, so it is not their labels that are bounded, but how many are told apart.
+    # Clients make templates, so the number of template labels is bounded, not their values.
     for model, number, _ in product(MODELS, range(100), range(OFTEN)):
-        saw_template(metrics, f"chat-{number:08x}", model)
+        record_template(metrics, f"chat-{number:08x}", model)
     return metrics
