@@ -97,12 +97,10 @@ def errors_page() -> str:
         "| Code | Status | Type | Retry | Meaning |",
         "|---|---|---|---|---|",
     ]
-    for kind, rendering in errors.ERROR_TABLE.items():
+    for kind, spec in errors.ERROR_TABLE.items():
         meaning = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-        retry = "yes" if rendering.retryable else "no"
-        lines.append(
-            f"| `{rendering.code}` | {int(rendering.status)} | `{rendering.kind}` | {retry} | {meaning} |"
-        )
+        retry = "yes" if spec.retryable else "no"
+        lines.append(f"| `{spec.code}` | {int(spec.status)} | `{spec.kind}` | {retry} | {meaning} |")
     assert errors.ApplianceError not in errors.ERROR_TABLE  # noqa: S101 - the base has no meaning of its own
     return "\n".join(lines) + "\n"
 

@@ -31,7 +31,7 @@ def test_page_has_the_value_and_error_of_each_limit(row):
     """Its default, and the status and code of what lies beyond it."""
     assert default_of(row["bound"]) == float(row["default"])
     for status, code in re.findall(r"(\d{3}) `(\w+)`", row["beyond"]):
-        known = {(str(int(rendering.status)), rendering.code) for rendering in ERROR_TABLE.values()}
+        known = {(str(int(spec.status)), spec.code) for spec in ERROR_TABLE.values()}
         assert (status, code) in known or code in {"invalid_json", "invalid_http"}, code
 
 

@@ -251,7 +251,7 @@ def test_a_wrong_key_opens_nothing(browser, site):
     for key in ("sk-wrong", site.key):
         browser.open(site.page("/login"))
         browser.find("#key").send_keys(key, Keys.ENTER)
-        told.append(browser.wait_for("does not open", "[role=alert]"))
+        told.append(browser.wait_for("no access", "[role=alert]"))
     assert told[0] == told[1]
     assert browser.driver.get_cookie("appliance_console") is None
     browser.keep_picture("console-wrong-key")

@@ -1,4 +1,4 @@
-"""Promises of `appliance.errors` and their one table of HTTP renderings, `appliance.api.errors`."""
+"""Promises of the error classes, their table, and their HTTP responses."""
 
 import inspect
 import json
@@ -20,7 +20,7 @@ NEVER_SHOWN = {
     errors.WorkerStartError,  # stops a start
     errors.CostUnavailableError,  # stops a command
     errors.AuditError,  # a base
-    errors.AuditEntryError,  # a defect of ours
+    errors.AuditEntryError,  # a defect
     errors.AuditRollbackError,  # stops a start
     errors.AuditVerificationError,  # stops a start or a command
     errors.MalformedCheckpointError,  # stops a start or a command
@@ -32,24 +32,24 @@ NEVER_SHOWN = {
     errors.BundleIncompleteError,  # stops a command
     errors.BundleStorageError,  # stops a command
 }
-"""Errors that no request can meet.  A class that is not listed needs a rendering."""
+"""Errors that no request can meet.  A class that is not listed needs an entry in the table."""
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_every_error_has_a_rendering_or_a_reason_not_to_need_one(kind: type[errors.ApplianceError]):
-    """A new error class forces the question which status it has."""
+def test_every_error_is_in_the_table_or_listed_as_never_shown(kind: type[errors.ApplianceError]):
+    """A new error class needs a decision about its status."""
     assert (spec_of(kind("x")) is UNEXPECTED) == (kind in NEVER_SHOWN)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_error_is_documented(kind: type[errors.ApplianceError]):
-    """Each class says when it is raised."""
+    """Each class states when it is raised."""
     assert kind.__doc__
     assert kind.__doc__.strip().endswith(".")
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_an_error_on_the_wire_has_all_four_members(kind: type[errors.ApplianceError]):
+def test_an_error_response_has_all_four_members(kind: type[errors.ApplianceError]):
     """Clients parse message, type, param and code; a missing one breaks some of them."""
     response = render(kind("what went wrong"))
     body = json.loads(response.body)
@@ -87,13 +87,13 @@ def test_an_error_on_the_wire_has_all_four_members(kind: type[errors.ApplianceEr
     ],
 )
 def test_each_error_has_its_status_and_code(kind: type[errors.ApplianceError], status: int, code: str):
-    """Status and code are part of the interface, so changing one is changing this table."""
+    """Both are part of the interface, so changing one means changing this table."""
     response = render(kind("x"))
     assert (response.status_code, json.loads(response.body)["error"]["code"]) == (status, code)
 
 
 @pytest.mark.parametrize("kind", ERROR_TABLE, ids=lambda kind: kind.__name__)
-def test_a_client_is_told_whether_to_try_again(kind: type[errors.ApplianceError]):
+def test_an_error_response_says_whether_to_retry(kind: type[errors.ApplianceError]):
     """`x-should-retry` is always there; with true comes a `Retry-After` within two minutes."""
     response = render(kind("x"))
     if ERROR_TABLE[kind].retryable:
@@ -106,28 +106,28 @@ def test_a_client_is_told_whether_to_try_again(kind: type[errors.ApplianceError]
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (61.0, "61"), (4 * 3600.0, "120")])
-def test_a_limit_says_when_to_come_back_and_never_after_more_than_two_minutes(seconds: float, header: str):
-    """OpenAI's clients take a longer wait for none; the message has the whole of it."""
+def test_retry_after_of_a_limit_is_at_most_two_minutes(seconds: float, header: str):
+    """OpenAI's clients ignore a longer one; the message has the whole time."""
     for kind in (errors.LimitReachedError, errors.BudgetUsedUpError):
         response = render(kind("x", limit="tokens_per_day", retry_seconds=seconds))
         assert response.headers["retry-after"] == header
 
 
 def test_an_invalid_request_names_the_parameter_and_its_own_code():
-    """`param` and `code` come from whoever noticed."""
+    """`param` and `code` come from the code that raised it."""
     error = json.loads(render(errors.InvalidRequestError("x", param="model", code="missing_model")).body)[
         "error"
     ]
     assert (error["param"], error["code"]) == ("model", "missing_model")
 
 
-def test_a_missing_key_says_how_to_send_one():
-    """RFC 9110 wants `WWW-Authenticate` on a 401."""
+def test_a_401_has_www_authenticate():
+    """As RFC 9110 demands."""
     assert render(errors.InvalidApiKeyError("x")).headers["www-authenticate"] == "Bearer"
 
 
-def test_an_error_of_ours_keeps_its_words_to_itself():
-    """What is no answer to a request is an internal error: its message is for the log only."""
+def test_a_defect_does_not_show_its_message():
+    """The message of an error without an entry is only for the log."""
     response = render(errors.AuditEntryError("request.intent: unknown field 'prompt'"))
     assert response.status_code == 500
     assert json.loads(response.body)["error"]["message"] == UNEXPECTED_MESSAGE
@@ -135,12 +135,28 @@ def test_an_error_of_ours_keeps_its_words_to_itself():
 
 @pytest.mark.parametrize("message", ["naïve 模型 😀", "a\nb", '"', "the model `\ud800` does not exist"])
 def test_any_message_can_be_sent(message: str):
-    """A message may quote what the client sent, half a surrogate pair included."""
+    """A message may quote the client's text, half a surrogate pair included."""
     body = json.loads(error_response(WRONG_METHOD, message).body)
     assert body["error"]["message"].encode("utf-8", "replace") == message.encode("utf-8", "replace")
 
 
-def test_statuses_are_errors():
-    """No error is rendered as a success."""
-    for rendering in (*ERROR_TABLE.values(), UNEXPECTED, WRONG_METHOD):
-        assert rendering.status >= HTTPStatus.BAD_REQUEST
+def test_every_status_in_the_table_is_an_error():
+    for spec in (*ERROR_TABLE.values(), UNEXPECTED, WRONG_METHOD):
+        assert spec.status >= HTTPStatus.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [
+        (errors.AtCapacityError, "not_admitted"),
+        (errors.NoWorkerAvailableError, "worker_failed"),
+        (errors.WorkerUnreachableError, "worker_failed"),
+        (errors.WorkerFailedError, "worker_failed"),
+        (errors.WorkerTimeoutError, "timed_out"),
+        (errors.AuditUnavailableError, "gateway_failed"),
+        (errors.AuditForkError, "gateway_failed"),
+    ],
+)
+def test_each_error_of_a_running_request_has_its_outcome(kind: type[errors.ApplianceError], outcome: str):
+    """The audit log, the metrics and the operator log record it."""
+    assert spec_of(kind("x")).outcome == outcome
