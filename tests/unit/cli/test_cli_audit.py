@@ -133,7 +133,7 @@ def test_what_cannot_be_recorded_is_not_shown(data, tmp_path, monkeypatch, words
 
 @pytest.mark.parametrize("words", [["tail"], ["show", "1"], ["receipt", "1"], ["export", "out"]])
 def test_unrecorded_option_shows_entries_with_a_warning(data, tmp_path, monkeypatch, words):
-    """`--unrecorded` shows the entries of a broken log and says in one line that nobody will know."""
+    """`--unrecorded` shows the entries of a broken log and warns in one line that it is not recorded."""
     monkeypatch.chdir(tmp_path)
     break_writing(data)
     result = run(data, *words, "--unrecorded")

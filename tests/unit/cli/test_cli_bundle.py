@@ -133,7 +133,7 @@ def test_interrupted_load_reports_that_it_resumes(place):
 
 
 def test_an_installation_that_was_never_started_has_no_log_yet(place):
-    """The load goes on, and says where it is remembered."""
+    """The load continues, and reports where it is recorded."""
     (place / "data" / "audit.db").unlink()
     result = invoke("load", place / "1.0.0", "--models", place / "models", "--data", place / "data")
     assert result.exception is None

@@ -178,7 +178,7 @@ def test_worker_is_drained_and_undrained(gateway: Gateway):
 
 
 def test_the_last_worker_needs_force(gateway: Gateway):
-    """The refusal says which model nobody would serve."""
+    """The refusal names the model that would have no worker."""
     gateway.run("drain", "a:1")
     assert "last one that serves demo" in gateway.refusal("drain", "b:1")
     gateway.run("drain", "b:1", "--force")

@@ -49,7 +49,7 @@ def test_longest_prefix_counts():
 
 
 def test_least_recently_used_prefix_is_evicted():
-    """Memory is bounded, whoever sends what."""
+    """Memory is bounded."""
     affinity = Affinity(3)
     for number in range(5):
         affinity.record((number,), A)

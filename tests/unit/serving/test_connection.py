@@ -116,7 +116,7 @@ async def test_incomplete_answer_is_an_error(said, why):
 
 @pytest.mark.parametrize("more", [b"x", PLAIN])
 async def test_bytes_after_an_answer_close_the_connection(more):
-    """It would pass for the answer to somebody else's request."""
+    """It would pass for the answer to the next request."""
     connection, transport = _asked()
     connection.data_received(PLAIN + more)
     assert (await _answer(connection))[2] == b"hello"

@@ -151,7 +151,7 @@ def test_workers_that_were_not_discovered_are_kept():
 
 
 async def test_host_name_yields_a_worker_per_address():
-    """A and AAAA records alike, beside those that are listed."""
+    """A and AAAA records, in addition to the listed workers."""
     pool, names = WorkerPool(), Names("10.0.0.1", "fd00::1")
     workers = discovery(pool, "http://a:1", names=names)
     await workers.resolve_now(parse_service(SERVICE))

@@ -1,4 +1,4 @@
-"""Promises about the way of an expectation: from training.json by launcher and plugin to whoever asks."""
+"""The path of an expectation: from training.json through launcher and plugin to the reading."""
 
 import json
 from pathlib import Path

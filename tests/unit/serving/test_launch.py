@@ -145,7 +145,7 @@ def test_starts_the_target_alone():
     ],
 )
 def test_drafts_without_a_draft_model(method, expected):
-    """Golden: these methods name no model; the table that steers K is there all the same."""
+    """Golden: these methods name no model; the table that controls K is there all the same."""
     config = speculation(plan(draft=None, method=method, draft_tokens=2, max_num_seqs=16).argv)
     table = [[1, 14, 2], [15, 15, 1], [16, 16, 0]]
     assert config == expected | {

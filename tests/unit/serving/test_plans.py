@@ -99,7 +99,7 @@ async def test_failed_trial_falls_back_to_the_active_draft(plans, standing):
 
 
 async def test_failed_active_draft_rolls_back_to_the_last_working_plan(plans, standing):
-    """That stays in force until somebody requests otherwise: asking anew would bring the same again."""
+    """That plan stays in force until a restart is requested: choosing again would give the same draft."""
     assert await start(plans) == "settings"
     standing.in_service = "broken"
     assert await start(plans, healthy=False) == "broken"

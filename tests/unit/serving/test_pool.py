@@ -33,7 +33,7 @@ def occupied(pool: WorkerPool, worker_id: WorkerId) -> Iterator[None]:
 
 @pytest.fixture
 def pool() -> WorkerPool:
-    """A pool of two workers that nobody has looked at."""
+    """A pool of two workers that were not scraped."""
     pool = WorkerPool()
     pool.add(A)
     pool.add(B)
@@ -144,7 +144,7 @@ def test_scrape_changes_neither_admission_nor_avoidance(pool: WorkerPool):
 
 
 def test_restart_does_not_admit_a_worker(pool: WorkerPool):
-    """A worker that comes back while it is kept out stays out until somebody lets it in."""
+    """A worker that comes back while it is kept out stays excluded until it is admitted."""
     pool.set_admission(A.worker_id, Admission.CANARY)
     pool.set_avoided(A.worker_id, True)
     pool.add(replace(A, url="http://127.0.0.1:3"))
@@ -174,7 +174,7 @@ async def test_draining_ends_with_the_last_request(pool: WorkerPool):
 
 
 async def test_wait_for_draining_can_be_cancelled(pool: WorkerPool):
-    """The worker goes on draining, and the next wait ends all the same."""
+    """The worker keeps draining, and the next wait ends as well."""
     with occupied(pool, A.worker_id):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
@@ -211,7 +211,7 @@ def test_drained_worker_receives_nothing_until_undrained(pool: WorkerPool):
 
 
 def test_leaving_worker_finishes_its_requests():
-    """Then it is forgotten, and whoever wants to know is told."""
+    """Then the pool forgets it and calls `on_gone`."""
     gone: list[WorkerId] = []
     pool = WorkerPool(on_gone=gone.append)
     pool.add(A)
@@ -261,7 +261,7 @@ def test_every_gain_of_capacity_is_reported(pool: WorkerPool):
 
 
 def test_every_change_of_a_snapshot_changes_the_version(pool: WorkerPool):
-    """What was made of the old ones is made anew."""
+    """Values derived from old snapshots are recomputed."""
     changes = (
         lambda: pool.add(A),
         lambda: looked_at(pool, A),

@@ -128,7 +128,7 @@ async def test_restart_names_the_draft_under_test():
     [(404, "without the plugin"), (401, "does not accept this control token"), (409, "it has no supervisor")],
 )
 async def test_refused_restart_gives_the_reason(status, why):
-    """It goes on as it is, which is not a failure of the worker."""
+    """It keeps running, which is not a failure of the worker."""
     async with plugin(status) as (worker, _), RestartClient.open(token="secret") as client:
         with pytest.raises(ControlRefusedError, match=f"worker w1 cannot be restarted from here: .*{why}"):
             await client.restart(worker, request=WITH_DRAFT, reason=Reason.COLLAPSED)

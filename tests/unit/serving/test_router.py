@@ -57,7 +57,7 @@ def snapshot(
 
 
 def pick(snapshots: list[WorkerSnapshot], in_flight: dict | None = None, **asked) -> str | None:
-    """Return who a request goes to; None for nobody."""
+    """The worker a request goes to, or None."""
     chosen = lightest(candidates("demo", snapshots, **asked), in_flight or {})
     return chosen.worker.worker_id if chosen else None
 
@@ -191,7 +191,7 @@ def test_affinity_does_not_override_avoidance():
 def test_pick_is_the_best_of_the_eligible_workers(
     snapshots: list[WorkerSnapshot], in_flight: dict[WorkerId, int], may_speculate: bool
 ):
-    """For any pool: the lightest of those that may serve, avoided ones last; nobody if there is none."""
+    """For any pool: the lightest of those that may serve, avoided ones last; None if there is none."""
     able = [
         seen
         for seen in snapshots

@@ -60,7 +60,7 @@ def changed(path: tuple[str | int, ...], value: Any) -> str:
 
 
 def test_reads_engine_time_and_energy():
-    """Of a worker that can be steered, of one that cannot, and of one too old to say."""
+    """Of a worker that can be controlled, of one that cannot, and of one too old to say."""
     energy = {"gpus": 2, "millijoules": 123_456}
     reading = parse_reading(200, json.dumps(ANSWER | {"energy": energy}))
     assert (reading.busy_seconds, reading.energy) == (10.0, Energy(gpus=2, millijoules=123_456))
@@ -175,7 +175,7 @@ PLACES = st.sampled_from(
 
 @given(path=PLACES, value=JSON, status=st.sampled_from([200, 400, 401, 404, 500]))
 def test_any_answer_is_a_reading_or_a_worker_failure(path, value, status):
-    """Control goes on either way."""
+    """Control continues in both cases."""
     try:
         reading = parse_reading(status, changed(path, value))
     except WorkerFailedError:
@@ -194,13 +194,13 @@ def test_text_that_is_not_json_is_a_failure(text, status):
 
 def test_command_carries_table_mode_reason_and_probe():
     """The words on the wire are those of the audit log."""
-    steer = SpeculationCommand(
+    command = SpeculationCommand(
         table=((1, 8, 3), (9, 64, 0)),
         mode=SpeculationMode.PROBING,
         reason=Reason.PROBING,
         probe=((3, 9), (0, 4)),
     )
-    assert json.loads(json.dumps(steer.body())) == {
+    assert json.loads(json.dumps(command.body())) == {
         "table": [[1, 8, 3], [9, 64, 0]],
         "mode": "probing",
         "reason": "probing",

@@ -162,7 +162,7 @@ def descendants(ancestor):
 
 
 def are_gone(processes):
-    """Whether none of them lives; one that nobody has asked about yet does not."""
+    """Whether none of them is alive; a zombie is not."""
     return not any(is_alive(process) for process in processes)
 
 
@@ -244,7 +244,7 @@ async def test_ends_a_worker_whose_engine_died(tmp_path):
 
 @pytest.mark.parametrize("mode", ["parent", "stubborn"])
 async def test_stop_ends_the_whole_tree(tmp_path, mode):
-    """Children, children in a session of their own, and whoever ignores SIGTERM."""
+    """Children, children in a session of their own, and processes that ignore SIGTERM."""
     fake = Fake(tmp_path, mode, timing=SupervisorTiming(poll=0.02, check=0.02, kill=1.5), drain_seconds=0)
     async with asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -303,7 +303,7 @@ async def test_stops_during_the_restart_delay(tmp_path):
 
 
 async def test_a_restart_changes_the_plan_and_is_no_failure(tmp_path):
-    """Without the draft and with it again: no death is told, and nobody waits."""
+    """Without the draft and with it again: no death is reported, and there is no delay."""
     fake = Fake(
         tmp_path, "serves", target_only="serves", timing=SupervisorTiming(poll=0.02, check=0.02, kill=3.0)
     )
@@ -480,7 +480,7 @@ async def test_draft_under_test_that_never_starts_falls_back(tmp_path):
 
 
 async def test_draft_is_chosen_again_after_a_worker_under_test_died(tmp_path):
-    """Before each start: while the trial goes on it is the same, and afterwards another."""
+    """Before each start: the same during the trial, and another one afterwards."""
     over = []
 
     def choose(request, plan):
@@ -505,7 +505,7 @@ async def test_draft_is_chosen_again_after_a_worker_under_test_died(tmp_path):
 
 
 async def test_restart_requested_while_a_draft_is_read_is_accepted_first(tmp_path):
-    """Reading a large draft takes seconds, and nobody starts what is not wanted any more."""
+    """Reading a large draft takes seconds, and an obsolete plan is not started."""
     reading, go_on = threading.Event(), threading.Event()
 
     def choose(request, plan):
@@ -569,7 +569,7 @@ async def test_unsupervised_worker_is_not_restarted(tmp_path):
 
 @pytest.mark.parametrize("node", ["first", "further"])
 async def test_a_node_of_several_that_ends_is_not_started_alone(tmp_path, node):
-    """The others would wait for it for ever: whoever started them starts all of them again."""
+    """The others would wait for it for ever: all nodes must be started again together."""
     fake = Fake(tmp_path, "raises" if node == "further" else "dies", node=node, max_restarts=3)
     with pytest.raises(WorkerStartError, match=r"worker w1 ended: .*(not to my taste|I am tired)"):
         await fake.supervisor.run()
@@ -734,7 +734,7 @@ def test_keeps_the_last_three_logs(tmp_path):
 
 
 async def test_log_of_a_running_worker_is_rotated(tmp_path):
-    """Its log is begun anew while it writes, as often as need be, and every line in it is whole."""
+    """Its log rotates while it writes, repeatedly, and every line in it is complete."""
     fake = Fake(tmp_path, "chatty", largest_log=400)
     seen: set[int] = set()
 

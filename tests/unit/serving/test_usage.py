@@ -52,7 +52,7 @@ def test_counts_are_read_from_usage_and_metrics():
 
 @pytest.mark.parametrize("answer", [{}, {"usage": None}, {"usage": []}, {"usage": {}}, {"usage": "17"}])
 def test_missing_usage_is_an_estimate(answer: dict):
-    """Zero tokens that nobody counted are not zero tokens."""
+    """Unreported tokens are not zero tokens."""
     assert parsed(answer).estimated
 
 

@@ -264,7 +264,7 @@ class World:
         self._let_go(self.requests.pop(name).blocks)
 
     def preempt(self, name: int) -> None:
-        """Take a request's blocks away; it will be computed anew."""
+        """Take a request's blocks away; it will be computed again."""
         request = self.requests[name]
         self.requests[name] = Request(name=name, text=request.text, prompt=request.computed)
         self._let_go(request.blocks)
@@ -451,7 +451,7 @@ def test_ended_request_is_not_replayed():
 
 
 def test_preempted_request_is_not_replayed():
-    """It is computed anew, elsewhere."""
+    """It is computed again, in other blocks."""
     pair = Pair(1, 2)
     pair.step(0)
     pair.step(0)

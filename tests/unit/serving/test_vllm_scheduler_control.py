@@ -32,7 +32,7 @@ ALL_OFF = [[1, LARGEST, 0]]
 INITIAL = ((1, 6, 3), (7, 7, 1), (8, 8, 0))
 
 
-class Steered:
+class Controlled:
     """A scheduler under our hooks."""
 
     def __init__(self, *requests: str, scheduler: FakeScheduler | None = None) -> None:
@@ -64,7 +64,7 @@ class Steered:
 
 
 def test_complete_scheduler_has_no_problems():
-    """The stand-in is one that can be steered."""
+    """The stand-in is one that can be controlled."""
     assert find_problems(FakeScheduler()) == []
 
 
@@ -83,7 +83,7 @@ def test_complete_scheduler_has_no_problems():
     ],
 )
 def test_problems_name_what_a_scheduler_lacks(name, value, problem):
-    """One line for each thing that keeps it from being steered."""
+    """One line for each thing that keeps it from being controlled."""
     scheduler = FakeScheduler()
     setattr(scheduler, name, value)
     assert find_problems(scheduler) == [problem]
@@ -96,140 +96,140 @@ def test_object_that_is_not_a_scheduler_has_problems():
 
 def test_counts_steps_in_which_every_request_verified_all_its_draft_tokens():
     """By batch bucket and draft tokens, with what they took and gave."""
-    steered = Steered("a", "b", "c")
-    steered.work(5, seconds=0.02, accepted=2)
-    cell = steered.reading.steps[4, 3]
+    controlled = Controlled("a", "b", "c")
+    controlled.work(5, seconds=0.02, accepted=2)
+    cell = controlled.reading.steps[4, 3]
     assert (cell.steps, cell.requests, cell.tokens) == (5, 15, 45)
     assert cell.seconds == pytest.approx(0.1)
     assert cell.seconds_squared == pytest.approx(5 * 0.02**2)
-    assert steered.reading.step_count == 6
+    assert controlled.reading.step_count == 6
 
 
 def test_counts_no_step_in_which_a_prompt_was_processed():
     """Alone or with others; from the next step on, the newcomer verifies like all others."""
-    steered = Steered("a")
-    assert steered.steps == {}
-    steered.scheduler.add("b")
-    steered.work()
-    assert steered.steps == {}
-    steered.work()
-    assert steered.steps == {(2, 3): 1}
+    controlled = Controlled("a")
+    assert controlled.steps == {}
+    controlled.scheduler.add("b")
+    controlled.work()
+    assert controlled.steps == {}
+    controlled.work()
+    assert controlled.steps == {(2, 3): 1}
 
 
 def test_counts_no_step_in_which_a_request_had_fewer_drafts():
     """Near the end of its context a request drafts less; such a step measures neither K."""
-    steered = Steered("a", "b")
-    steered.scheduler.drafts["b"] = 1
-    steered.work()
-    steered.scheduler.drafts["b"] = 0
-    steered.work()
-    assert steered.steps == {}
-    steered.work()
-    assert steered.steps == {(2, 3): 1}
+    controlled = Controlled("a", "b")
+    controlled.scheduler.drafts["b"] = 1
+    controlled.work()
+    controlled.scheduler.drafts["b"] = 0
+    controlled.work()
+    assert controlled.steps == {}
+    controlled.work()
+    assert controlled.steps == {(2, 3): 1}
 
 
 def test_counts_no_step_between_two_numbers_of_draft_tokens():
     """The first step after a change still verifies what was drafted before it."""
-    steered = Steered("a")
-    steered.work(2)
-    steered.tell(table=ALL_OFF)
-    steered.work()
-    assert steered.steps == {(1, 3): 2}
-    steered.work(3)
-    steered.tell(table=[[1, LARGEST, 1]])
-    steered.work()
-    assert steered.steps == {(1, 3): 2, (1, 0): 3}
-    steered.work()
-    assert steered.steps == {(1, 3): 2, (1, 0): 3, (1, 1): 1}
+    controlled = Controlled("a")
+    controlled.work(2)
+    controlled.tell(table=ALL_OFF)
+    controlled.work()
+    assert controlled.steps == {(1, 3): 2}
+    controlled.work(3)
+    controlled.tell(table=[[1, LARGEST, 1]])
+    controlled.work()
+    assert controlled.steps == {(1, 3): 2, (1, 0): 3}
+    controlled.work()
+    assert controlled.steps == {(1, 3): 2, (1, 0): 3, (1, 1): 1}
 
 
 def test_counts_no_step_without_requests():
     """An engine that cleans up after its last request has not decoded."""
-    steered = Steered("a")
-    steered.scheduler.finish("a")
-    steered.work()
-    assert (steered.reading.step_count, steered.reading.batch) == (1, 0)
+    controlled = Controlled("a")
+    controlled.scheduler.finish("a")
+    controlled.work()
+    assert (controlled.reading.step_count, controlled.reading.batch) == (1, 0)
 
 
 def test_a_step_takes_from_the_end_of_the_one_before_while_there_is_work():
     """What happens between two steps is part of what a token costs."""
-    steered = Steered("a")
-    steered.clock.advance(0.03)
-    steered.work(seconds=0.01)
-    assert steered.reading.steps[1, 3].seconds == pytest.approx(0.04)
+    controlled = Controlled("a")
+    controlled.clock.advance(0.03)
+    controlled.work(seconds=0.01)
+    assert controlled.reading.steps[1, 3].seconds == pytest.approx(0.04)
 
 
 def test_a_step_after_idling_takes_from_its_own_start():
     """Nobody waited meanwhile."""
-    steered = Steered("a")
-    steered.scheduler.finish("a")
-    steered.work()
-    assert steered.reading.batch == 0
-    steered.clock.advance(3600)
-    steered.tell(table=ALL_OFF)
-    steered.scheduler.add("b", prompt=1)
-    steered.work(seconds=0.01)
-    assert steered.reading.steps[1, 0].seconds == pytest.approx(0.01)
+    controlled = Controlled("a")
+    controlled.scheduler.finish("a")
+    controlled.work()
+    assert controlled.reading.batch == 0
+    controlled.clock.advance(3600)
+    controlled.tell(table=ALL_OFF)
+    controlled.scheduler.add("b", prompt=1)
+    controlled.work(seconds=0.01)
+    assert controlled.reading.steps[1, 0].seconds == pytest.approx(0.01)
 
 
 def test_steps_in_flight_are_counted_as_what_they_were_scheduled_as():
     """Two are scheduled before the first one's output is there; the table changes between them."""
-    steered = Steered("a")
-    scheduler, clock = steered.scheduler, steered.clock
+    controlled = Controlled("a")
+    scheduler, clock = controlled.scheduler, controlled.clock
     first = scheduler.schedule()
-    steered.tell(table=ALL_OFF)
+    controlled.tell(table=ALL_OFF)
     second = scheduler.schedule()
-    third_k = steered.control.draft_tokens
+    third_k = controlled.control.draft_tokens
     clock.advance(0.02)
     scheduler.update_from_output(first, 1)
-    assert (steered.steps, third_k) == ({(1, 3): 1}, 0)
+    assert (controlled.steps, third_k) == ({(1, 3): 1}, 0)
     third = scheduler.schedule()
     clock.advance(0.01)
     scheduler.update_from_output(second)
-    assert steered.steps == {(1, 3): 1}
+    assert controlled.steps == {(1, 3): 1}
     clock.advance(0.005)
     scheduler.update_from_output(third)
-    assert steered.steps == {(1, 3): 1, (1, 0): 1}
-    assert steered.reading.steps[1, 0].seconds == pytest.approx(0.005)
+    assert controlled.steps == {(1, 3): 1, (1, 0): 1}
+    assert controlled.reading.steps[1, 0].seconds == pytest.approx(0.005)
 
 
 def test_stalled_steps_are_excluded():
     """Once a kind of step is known, one that takes ten times as long is another matter, and is told."""
-    steered = Steered("a")
-    steered.work(seconds=1.0)
-    steered.work(STALL_AFTER, seconds=0.01)
-    before = steered.reading.steps[1, 3]
-    steered.work(seconds=10 * before.seconds_per_step + 0.1)
-    assert steered.reading.steps[1, 3] == before
-    assert steered.tell()["stalls"] == 1
-    steered.work(seconds=9 * before.seconds_per_step)
-    assert steered.steps[1, 3] == before.steps + 1
+    controlled = Controlled("a")
+    controlled.work(seconds=1.0)
+    controlled.work(STALL_AFTER, seconds=0.01)
+    before = controlled.reading.steps[1, 3]
+    controlled.work(seconds=10 * before.seconds_per_step + 0.1)
+    assert controlled.reading.steps[1, 3] == before
+    assert controlled.tell()["stalls"] == 1
+    controlled.work(seconds=9 * before.seconds_per_step)
+    assert controlled.steps[1, 3] == before.steps + 1
 
 
 def test_counts_a_slow_step_while_its_kind_is_not_known_yet():
-    """With few steps, nobody can say which of them is the odd one."""
-    steered = Steered("a")
-    steered.work(STALL_AFTER - 1, seconds=0.01)
-    steered.work(seconds=5.0)
-    assert steered.steps == {(1, 3): STALL_AFTER}
-    assert steered.tell()["stalls"] == 0
+    """With few steps, an outlier cannot be recognised."""
+    controlled = Controlled("a")
+    controlled.work(STALL_AFTER - 1, seconds=0.01)
+    controlled.work(seconds=5.0)
+    assert controlled.steps == {(1, 3): STALL_AFTER}
+    assert controlled.tell()["stalls"] == 0
 
 
 def test_counts_drafts_by_position():
     """vLLM's own counters do not say how many drafts reached a position."""
-    steered = Steered("a", "b")
-    steered.work(2, accepted=2)
-    steered.tell(table=[[1, LARGEST, 1]])
-    steered.work(2, accepted=1)
-    drafting = steered.reading.drafting
+    controlled = Controlled("a", "b")
+    controlled.work(2, accepted=2)
+    controlled.tell(table=[[1, LARGEST, 1]])
+    controlled.work(2, accepted=1)
+    drafting = controlled.reading.drafting
     assert (drafting.drafts, drafting.draft_tokens, drafting.accepted_tokens) == (8, 20, 12)
     assert drafting.drafted_per_position == (8, 6, 6)
     assert drafting.accepted_per_position == (8, 4, 0)
 
 
 def test_initial_reading_reports_the_table_in_force():
-    """The table the engine was started with, every number it names, and nobody's mode."""
-    reading = Steered().reading
+    """The table the engine was started with, every number it names, and no mode."""
+    reading = Controlled().reading
     assert (reading.controllable, reading.problems) == (True, ())
     assert (reading.table, reading.choices, reading.largest_batch) == (INITIAL, (0, 1, 3), LARGEST)
     assert (reading.mode, reading.reason, reading.is_probing) == (None, None, False)
@@ -238,29 +238,29 @@ def test_initial_reading_reports_the_table_in_force():
 
 def test_every_start_of_an_engine_is_an_epoch_of_its_own():
     """Counters of two starts are never compared."""
-    assert Steered().reading.epoch != Steered().reading.epoch
+    assert Controlled().reading.epoch != Controlled().reading.epoch
 
 
 def test_a_table_is_in_force_at_the_next_step():
-    """And its mode and reason are repeated to whoever asks."""
-    steered = Steered("a")
-    steer = SpeculationCommand(
+    """And its mode and reason are repeated in readings."""
+    controlled = Controlled("a")
+    command = SpeculationCommand(
         table=((1, 4, 1), (5, LARGEST, 0)), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED
     )
-    assert steered.tell(**steer.body())["table"] == [[1, 4, 1], [5, LARGEST, 0]]
-    assert steered.scheduler.schedule().num_spec_tokens_to_schedule == 1
-    reading = steered.reading
-    assert (reading.table, reading.mode, reading.reason) == (steer.table, steer.mode, steer.reason)
-    steered.scheduler.add(*"bcde")
-    assert steered.scheduler.schedule().num_spec_tokens_to_schedule == 0
+    assert controlled.tell(**command.body())["table"] == [[1, 4, 1], [5, LARGEST, 0]]
+    assert controlled.scheduler.schedule().num_spec_tokens_to_schedule == 1
+    reading = controlled.reading
+    assert (reading.table, reading.mode, reading.reason) == (command.table, command.mode, command.reason)
+    controlled.scheduler.add(*"bcde")
+    assert controlled.scheduler.schedule().num_spec_tokens_to_schedule == 0
 
 
 def test_reading_changes_nothing():
     """An empty command is a question."""
-    steered = Steered("a")
-    steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[3, 4]])
-    before = steered.tell()
-    assert steered.tell() == before
+    controlled = Controlled("a")
+    controlled.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[3, 4]])
+    before = controlled.tell()
+    assert controlled.tell() == before
     assert before["is_probing"]
 
 
@@ -289,105 +289,105 @@ def test_reading_changes_nothing():
 )
 def test_invalid_command_changes_nothing(text):
     """Not even the half of it that could; the answer says what is wrong with it, in one line."""
-    steered = Steered("a")
-    steered.tell(table=[[1, LARGEST, 1]], mode="speculative", reason="healthy", probe=[[3, 5]])
-    before = steered.tell()
-    refusal = json.loads(steered.control.command(text, ENGINE))
+    controlled = Controlled("a")
+    controlled.tell(table=[[1, LARGEST, 1]], mode="speculative", reason="healthy", probe=[[3, 5]])
+    before = controlled.tell()
+    refusal = json.loads(controlled.control.command(text, ENGINE))
     assert list(refusal) == ["error"]
     assert "\n" not in refusal["error"]
-    assert steered.tell() == before
-    assert steered.scheduler.dynamic_sd_lookup == [3] * len(LOOKUP)
+    assert controlled.tell() == before
+    assert controlled.scheduler.dynamic_sd_lookup == [3] * len(LOOKUP)
 
 
 def test_a_table_may_end_before_or_after_the_largest_batch():
     """What it says last holds for all that follow; what cannot happen is not kept."""
-    steered = Steered()
-    assert steered.tell(table=[[1, 2, 3], [3, 4, 0]])["table"] == [[1, 2, 3], [3, LARGEST, 0]]
-    assert steered.tell(table=[[1, 2, 3], [3, 4096, 1]])["table"] == [[1, 2, 3], [3, LARGEST, 1]]
+    controlled = Controlled()
+    assert controlled.tell(table=[[1, 2, 3], [3, 4, 0]])["table"] == [[1, 2, 3], [3, LARGEST, 0]]
+    assert controlled.tell(table=[[1, 2, 3], [3, 4096, 1]])["table"] == [[1, 2, 3], [3, LARGEST, 1]]
 
 
 @given(st.lists(st.sampled_from([0, 1, 3]), min_size=4, max_size=4))
 def test_every_table_of_control_is_applied_unchanged(draft_tokens):
     """`table_of` writes it, the engine looks it up, and reading it back gives the same."""
     table = table_of(dict(zip((1, 2, 4, 8), draft_tokens, strict=True)), LARGEST)
-    steered = Steered()
-    steered.tell(table=[list(span) for span in table])
-    assert steered.reading.table == table
+    controlled = Controlled()
+    controlled.tell(table=[list(span) for span in table])
+    assert controlled.reading.table == table
     wanted = [draft_tokens_at(table, batch) for batch in range(1, LARGEST + 1)]
-    assert steered.scheduler.dynamic_sd_lookup[1:] == wanted
+    assert controlled.scheduler.dynamic_sd_lookup[1:] == wanted
 
 
 def test_probe_runs_by_count_and_then_the_table_is_in_force():
-    """Without another command: whoever asked for it may be gone."""
-    steered = Steered("a")
-    steered.tell(table=ALL_OFF, mode="probing", reason="probing", probe=[[3, 2], [1, 3]])
+    """Without another command: its sender may have died."""
+    controlled = Controlled("a")
+    controlled.tell(table=ALL_OFF, mode="probing", reason="probing", probe=[[3, 2], [1, 3]])
     seen = []
     for _ in range(8):
-        assert steered.reading.is_probing == (len(seen) < 5)
-        seen.append(steered.scheduler.schedule())
-        steered.scheduler.update_from_output(seen[-1])
+        assert controlled.reading.is_probing == (len(seen) < 5)
+        seen.append(controlled.scheduler.schedule())
+        controlled.scheduler.update_from_output(seen[-1])
     assert [step.num_spec_tokens_to_schedule for step in seen] == [3, 3, 1, 1, 1, 0, 0, 0]
-    assert steered.reading.table == ((1, LARGEST, 0),)
-    assert steered.scheduler.dynamic_sd_lookup == [0] * len(LOOKUP)
+    assert controlled.reading.table == ((1, LARGEST, 0),)
+    assert controlled.scheduler.dynamic_sd_lookup == [0] * len(LOOKUP)
 
 
 def test_a_probe_counts_steps_whatever_is_in_them():
     """Prompts that arrive meanwhile do not make it longer; steps scheduled before it do not shorten it."""
-    steered = Steered("a")
-    steered.tell(table=ALL_OFF)
-    in_flight = steered.scheduler.schedule()
-    steered.tell(probe=[[3, 2]])
-    steered.scheduler.update_from_output(in_flight)
-    steered.scheduler.add("b")
-    steered.work()
-    assert steered.reading.is_probing
-    steered.work()
-    assert not steered.reading.is_probing
+    controlled = Controlled("a")
+    controlled.tell(table=ALL_OFF)
+    in_flight = controlled.scheduler.schedule()
+    controlled.tell(probe=[[3, 2]])
+    controlled.scheduler.update_from_output(in_flight)
+    controlled.scheduler.add("b")
+    controlled.work()
+    assert controlled.reading.is_probing
+    controlled.work()
+    assert not controlled.reading.is_probing
 
 
 def test_a_probe_waits_for_traffic():
     """An idle engine probes nothing."""
-    steered = Steered()
-    steered.tell(table=ALL_OFF, probe=[[3, 1]])
-    steered.work(5)
-    assert steered.reading.is_probing
+    controlled = Controlled()
+    controlled.tell(table=ALL_OFF, probe=[[3, 1]])
+    controlled.work(5)
+    assert controlled.reading.is_probing
 
 
 def test_probe_alone_keeps_table_mode_and_reason():
     """It is an interruption, not a decision."""
-    steered = Steered("a")
-    steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed")
-    answer = steered.tell(probe=[[3, 2]])
+    controlled = Controlled("a")
+    controlled.tell(table=ALL_OFF, mode="target_only", reason="collapsed")
+    answer = controlled.tell(probe=[[3, 2]])
     assert (answer["table"], answer["mode"], answer["reason"]) == (ALL_OFF, "target_only", "collapsed")
     assert answer["is_probing"]
 
 
 def test_a_table_ends_a_probe():
     """What was decided last holds at the next step."""
-    steered = Steered("a")
-    steered.tell(table=ALL_OFF, probe=[[3, 100]])
-    answer = steered.tell(table=[[1, LARGEST, 1]], mode="speculative", reason="recovered")
+    controlled = Controlled("a")
+    controlled.tell(table=ALL_OFF, probe=[[3, 100]])
+    answer = controlled.tell(table=[[1, LARGEST, 1]], mode="speculative", reason="recovered")
     assert not answer["is_probing"]
-    assert steered.scheduler.schedule().num_spec_tokens_to_schedule == 1
+    assert controlled.scheduler.schedule().num_spec_tokens_to_schedule == 1
 
 
 def test_scheduler_that_ignores_its_table_is_restored():
     """Then nothing here may claim to be in control."""
-    steered = Steered("a")
-    steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[1, 2]])
-    steered.scheduler.disobeys = True
-    step = steered.scheduler.schedule()
-    assert (step.num_spec_tokens_to_schedule, steered.control.draft_tokens) == (3, None)
-    reading = steered.reading
+    controlled = Controlled("a")
+    controlled.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[1, 2]])
+    controlled.scheduler.disobeys = True
+    step = controlled.scheduler.schedule()
+    assert (step.num_spec_tokens_to_schedule, controlled.control.draft_tokens) == (3, None)
+    reading = controlled.reading
     assert (reading.controllable, reading.table, reading.mode) == (False, INITIAL, None)
     assert not reading.is_probing
     assert reading.problems == ("the scheduler does not follow its draft-token table",)
-    assert (steered.scheduler.schedule, steered.scheduler.update_from_output) == steered.own
-    assert steered.scheduler.dynamic_sd_lookup == list(LOOKUP)
-    assert json.loads(steered.control.command(json.dumps({"table": ALL_OFF}), ENGINE)) == {
+    assert (controlled.scheduler.schedule, controlled.scheduler.update_from_output) == controlled.own
+    assert controlled.scheduler.dynamic_sd_lookup == list(LOOKUP)
+    assert json.loads(controlled.control.command(json.dumps({"table": ALL_OFF}), ENGINE)) == {
         "error": "not a command: the scheduler does not follow its draft-token table"
     }
-    assert steered.scheduler.dynamic_sd_lookup == list(LOOKUP)
+    assert controlled.scheduler.dynamic_sd_lookup == list(LOOKUP)
 
 
 class WithoutTokens(FakeScheduler):
@@ -409,40 +409,40 @@ class WithoutDraftTokens(FakeScheduler):
 @pytest.mark.parametrize("kind", [WithoutTokens, WithoutDraftTokens])
 def test_failed_measurement_removes_the_hooks_only(kind):
     """The engine gets what its scheduler said, the table is as it was started with, and it says so."""
-    steered = Steered(scheduler=kind())
-    steered.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[3, 5]])
-    steered.scheduler.add("a", prompt=4)
-    step = steered.scheduler.schedule()
+    controlled = Controlled(scheduler=kind())
+    controlled.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[3, 5]])
+    controlled.scheduler.add("a", prompt=4)
+    step = controlled.scheduler.schedule()
     assert step.num_scheduled_tokens == {"a": 4}
-    assert list(steered.scheduler.update_from_output(step)) == [0]
-    reading = steered.reading
+    assert list(controlled.scheduler.update_from_output(step)) == [0]
+    reading = controlled.reading
     assert (reading.controllable, reading.table, reading.mode) == (False, INITIAL, None)
     assert not reading.is_probing
     assert reading.problems[0].startswith("measuring a step failed: AttributeError")
-    assert (steered.scheduler.schedule, steered.scheduler.update_from_output) == steered.own
-    assert steered.scheduler.dynamic_sd_lookup == list(LOOKUP)
-    assert steered.control.draft_tokens is None
+    assert (controlled.scheduler.schedule, controlled.scheduler.update_from_output) == controlled.own
+    assert controlled.scheduler.dynamic_sd_lookup == list(LOOKUP)
+    assert controlled.control.draft_tokens is None
 
 
 def test_hooks_return_the_schedulers_own_objects():
     """With the arguments it gave: the hooks add nothing and take nothing."""
-    steered = Steered("a")
+    controlled = Controlled("a")
     given = []
-    steered.control._schedule = lambda *arguments, **named: given.append((arguments, named)) or step
-    step = FakeScheduler.schedule(steered.scheduler)
-    steered.control._update = lambda *arguments, **named: given.append((arguments, named)) or result
-    result = FakeScheduler.update_from_output(steered.scheduler, step)
-    assert steered.scheduler.schedule(True, more=1) is step
-    assert steered.scheduler.update_from_output(step, 2, more=3) is result
+    controlled.control._schedule = lambda *arguments, **named: given.append((arguments, named)) or step
+    step = FakeScheduler.schedule(controlled.scheduler)
+    controlled.control._update = lambda *arguments, **named: given.append((arguments, named)) or result
+    result = FakeScheduler.update_from_output(controlled.scheduler, step)
+    assert controlled.scheduler.schedule(True, more=1) is step
+    assert controlled.scheduler.update_from_output(step, 2, more=3) is result
     assert given == [((True,), {"more": 1}), ((step, 2), {"more": 3})]
 
 
 def test_reading_reports_the_cost_of_the_hooks():
     """Its own time is measured with the same clock, apart from the steps'."""
-    steered = Steered("a")
-    steered.scheduler.has_unfinished_requests = lambda: steered.clock.advance(0.001) or True
-    steered.work(4, seconds=0.01)
-    answer = steered.tell()
+    controlled = Controlled("a")
+    controlled.scheduler.has_unfinished_requests = lambda: controlled.clock.advance(0.001) or True
+    controlled.work(4, seconds=0.01)
+    answer = controlled.tell()
     assert answer["hook_seconds"] == pytest.approx(0.004)
     assert answer["busy_seconds"] == pytest.approx(0.05 + 0.003)
 
@@ -477,7 +477,7 @@ class Tally:
     """An engine with some steps in flight, and what came of each."""
 
     def __init__(self, in_flight: int) -> None:
-        self.steered = Steered()
+        self.controlled = Controlled()
         self.in_flight = in_flight
         self.flying: deque[tuple[Step, int]] = deque()
         self.names = self.count = 0
@@ -487,14 +487,14 @@ class Tally:
 
     def do(self, what: str, how: Any) -> None:
         """Let one thing happen."""
-        scheduler = self.steered.scheduler
+        scheduler = self.controlled.scheduler
         if what == "join" and len(scheduler.prompts) < LARGEST:
             self.names += 1
             scheduler.add(f"r{self.names}", prompt=how)
         elif what == "leave" and len(scheduler.prompts) > how:
             scheduler.finish(list(scheduler.prompts)[how])
         elif what == "tell":
-            self.steered.tell(**how)
+            self.controlled.tell(**how)
         elif what == "step":
             self.flying.append((scheduler.schedule(), how))
             if len(self.flying) >= self.in_flight:
@@ -503,8 +503,8 @@ class Tally:
     def land(self) -> None:
         """Let the output of the oldest step arrive."""
         step, taken = self.flying.popleft()
-        self.steered.clock.advance(0.01)
-        self.steered.scheduler.update_from_output(step, taken)
+        self.controlled.clock.advance(0.01)
+        self.controlled.scheduler.update_from_output(step, taken)
         tokens = 0
         for request in step.num_scheduled_tokens:
             verified = len(step.scheduled_spec_decode_tokens.get(request, ()))
@@ -527,7 +527,7 @@ def test_reading_equals_a_tally_of_the_steps(events, in_flight):
         tally.do(what, how)
     while tally.flying:
         tally.land()
-    reading = tally.steered.reading
+    reading = tally.controlled.reading
     drafted, drafting = tally.drafted, reading.drafting
     assert reading.controllable
     assert {kind: cell.steps for kind, cell in reading.steps.items()} == tally.steps
@@ -548,22 +548,22 @@ def test_reading_equals_a_tally_of_the_steps(events, in_flight):
 )
 def test_applied_command_is_read_back(mode, reason, probe, table, steps):
     """The command and the answer are two ends of one wire: nothing is lost or renamed on it."""
-    steer = SpeculationCommand(
+    command = SpeculationCommand(
         table=table_of(dict(zip((1, 2, 4, 8), table, strict=True)), LARGEST),
         mode=mode,
         reason=reason,
         probe=tuple(probe),
     )
-    steered = Steered("a")
-    steered.work(steps, accepted=2)
-    reading = parse_reading(200, steered.control.command(json.dumps(steer.body()), ENGINE))
-    assert (reading.table, reading.mode, reading.reason) == (steer.table, mode, reason)
+    controlled = Controlled("a")
+    controlled.work(steps, accepted=2)
+    reading = parse_reading(200, controlled.control.command(json.dumps(command.body()), ENGINE))
+    assert (reading.table, reading.mode, reading.reason) == (command.table, mode, reason)
     assert (reading.is_probing, reading.batch) == (bool(probe), 1)
-    assert reading == steered.reading
+    assert reading == controlled.reading
 
 
 def test_refused_command_raises_for_the_sender():
     """The worker answers 400 with the reason, which becomes the error's message."""
-    refusal = Steered().control.command('{"table": [[1, 8, 2]]}', ENGINE)
+    refusal = Controlled().control.command('{"table": [[1, 8, 2]]}', ENGINE)
     with pytest.raises(WorkerFailedError, match=r"400.*\[2\] draft tokens are not among \[0, 1, 3\]"):
         parse_reading(400, refusal)

@@ -99,7 +99,7 @@ def test_digest_changes_with_any_byte_that_matters(model, name):
 
 
 def test_digest_reports_its_progress(model):
-    """Hundreds of gigabytes take minutes; somebody is waiting."""
+    """Hundreds of gigabytes take minutes, and an operator is waiting."""
     path, seen = model("one", TARGET, {"a": (2, 3)}).path, []
     load_weights(path, report=lambda done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1] == sum(file.stat().st_size for file in path.iterdir())

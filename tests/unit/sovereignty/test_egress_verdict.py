@@ -62,13 +62,13 @@ def test_closed_means_that_every_attempt_was_made_and_blocked(tried):
 
 @pytest.mark.parametrize("outcome", sorted(BLOCKED))
 def test_blocked_attempt_counts_as_closed(outcome):
-    """No route, this machine's rules, silence, and a name nobody knows."""
+    """No route, this machine's rules, a timeout, and an unknown name."""
     assert judge(CONTROL, [ended(outcome)]).verdict is EgressVerdict.CLOSED
 
 
 @pytest.mark.parametrize("outcome", [ProbeOutcome.REFUSED_BY_WALL, ProbeOutcome.FAILED])
 def test_attempt_that_did_not_test_the_network_is_inconclusive(outcome):
-    """Even beside others that got nowhere."""
+    """Even if all other attempts failed."""
     judgement = judge(CONTROL, [ended(ProbeOutcome.TIMED_OUT), ended(outcome, "8.8.8.8", detail="EMFILE")])
     assert judgement.verdict is EgressVerdict.INCONCLUSIVE
     assert "8.8.8.8" in judgement.reasons[0]

@@ -87,7 +87,7 @@ def test_passes_on(name):
 
 
 def test_allows_the_named_plugins_alone():
-    """An installed plugin that nobody named is not loaded."""
+    """An installed plugin that was not named is not loaded."""
     assert offline_environment({}, plugins=["ours", "theirs"])["VLLM_PLUGINS"] == "ours,theirs"
     with pytest.raises(ConfigurationError, match="VLLM_PLUGINS"):
         offline_environment({"VLLM_PLUGINS": "lora_hf_hub_resolver"}, plugins=["ours"])
@@ -124,7 +124,7 @@ def test_model_hub_client_is_offline():
     ],
 )
 def test_no_part_starts_in_an_environment_that_points_outside(name, reason):
-    """Not only does it not reach the worker: whoever set it is told."""
+    """It does not reach the worker, and the operator is told."""
     with pytest.raises(ConfigurationError, match=reason) as refusal:
         refuse_egress_variables({"PATH": "/bin", name: "http://outside.example"})
     assert str(refusal.value).startswith(name)

@@ -13,7 +13,7 @@ def ports(**sections) -> set[int]:
 
 
 def test_the_defaults_need_none():
-    """A gateway on a SQLite file, with the worker of its own process, connects to nobody else."""
+    """A gateway on a SQLite file, with the worker of its own process, opens no other connections."""
     assert ports() == set()
 
 

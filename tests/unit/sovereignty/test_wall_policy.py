@@ -1,4 +1,4 @@
-"""When the wall is raised, when a start goes on without, and when it is refused."""
+"""When the wall is raised, when a start continues without it, and when the start is refused."""
 
 import errno
 
@@ -56,7 +56,7 @@ def test_wall_without_ports_blocks_everything():
 
 @pytest.mark.parametrize(("kernel", "reason"), CANNOT)
 def test_start_continues_without_a_wall_and_reports_why(kernel, reason):
-    """An older kernel is no reason not to serve, unless somebody says it is."""
+    """An older kernel does not stop the start unless the settings require the wall."""
     wall = raise_wall("on", PORTS, kernel)
     assert not wall.is_up
     assert reason in wall.detail
@@ -72,7 +72,7 @@ def test_required_refuses_to_start_without(kernel, reason):
 
 
 def test_off_asks_the_kernel_for_nothing():
-    """And the line says that somebody chose so."""
+    """And the line says that the settings chose it."""
     kernel = Kernel()
     wall = raise_wall("off", PORTS, kernel)
     assert kernel.allowed is None

@@ -52,7 +52,7 @@ def test_time_zone_of_budgets_should_match_the_system(wanted, system, result):
 
 
 def test_the_offset_is_shown():
-    """So that somebody who knows no zones sees when a day begins."""
+    """So that the operator sees when a day begins."""
     assert (
         judge_zone("Africa/Nairobi", None).seen == "token budgets start their days in Africa/Nairobi (+03:00)"
     )

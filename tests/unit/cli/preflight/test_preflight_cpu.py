@@ -73,7 +73,7 @@ def test_deferred_prefill_must_fit_in_memory():
     check = judge_memory(settings, replace(SEEN, free_bytes=21 * GIB), owing)
     assert check.result is CheckResult.FAIL
     assert "up to 8.0 GiB for deferred draft prefill" in check.seen
-    assert "beside" not in judge_memory(settings, SEEN, NEED).seen
+    assert "deferred" not in judge_memory(settings, SEEN, NEED).seen
 
 
 def test_container_limits_are_applied(tmp_path):

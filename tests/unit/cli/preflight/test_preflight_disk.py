@@ -62,7 +62,7 @@ def test_missing_directory_is_not_created(tmp_path):
 
 
 def test_unwritable_directory_is_a_failure():
-    """/proc takes no files, whoever asks."""
+    """/proc accepts no files from any account."""
     seen = measure_disk(Path("/proc"))
     assert seen.problem is not None
     assert seen.filesystem == "proc"

@@ -49,7 +49,7 @@ def test_a_secret_is_for_its_owner(tmp_path, name, mode, result):
 
 
 def test_secret_readable_through_the_group_passes(tmp_path):
-    """As container engines mount them: the owner is somebody else, and this process is in the group."""
+    """As container engines mount them: the owner is another account, and this process is in the group."""
     given = SeenFile(path=tmp_path, mode=0o640, is_open=False, by_group=True)
     assert judge_secrets((given,)).result is CheckResult.OK
     assert judge_secrets((replace(given, by_group=False),)).result is CheckResult.WARN

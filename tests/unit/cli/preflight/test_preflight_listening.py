@@ -10,7 +10,7 @@ from appliance.cli.preflight.listening import SeenPort, judge_ports, try_port
 
 @pytest.fixture
 def taken():
-    """A port of loopback that somebody listens on."""
+    """A port of loopback in use."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
@@ -31,7 +31,7 @@ def test_a_port_is_free_again_afterwards():
 
 
 def test_an_address_of_another_machine_is_a_failure():
-    """192.0.2.1 is nobody's (RFC 5737)."""
+    """192.0.2.1 is reserved (RFC 5737)."""
     assert judge_ports([try_port("worker", "192.0.2.1", 8000)]).result is CheckResult.FAIL
 
 

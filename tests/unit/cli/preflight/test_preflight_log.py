@@ -35,7 +35,7 @@ def asked(inquiry):
 
 
 def change(inquiry, *statements):
-    """What somebody with the file's password can do: triggers first."""
+    """What an attacker with write access can do: triggers first."""
     with closing(sqlite3.connect(inquiry.installation.directory / "audit.db")) as database:
         for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             database.execute(f"DROP TRIGGER {name}")

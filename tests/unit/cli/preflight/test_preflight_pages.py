@@ -50,7 +50,7 @@ def test_the_recipe_carries_or_leaves_out_every_image_of_the_chart():
 
 @pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.name)
 def test_runbooks_name_checks_that_exist(page):
-    """A check that was renamed would send somebody looking in the middle of an incident."""
+    """A check that was renamed would mislead operators during an incident."""
     families = {subject.id.partition(".")[0] for subject in SUBJECTS}
     settings = {
         f"{section}.{field}" for section, model in load_settings(environment={}) for field in dict(model)

@@ -54,7 +54,7 @@ def refused(path: str, body: dict, may: frozenset[Permission] = NOBODY) -> Inval
 
 
 def chat(part: object) -> dict:
-    """Return a chat with one part beside the question."""
+    """A chat with one part next to the question."""
     return {"messages": user({"type": "text", "text": "what is this"}, part)}
 
 

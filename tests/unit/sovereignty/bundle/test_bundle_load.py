@@ -82,7 +82,7 @@ def newer(workshop) -> Path:
 
 
 def test_models_and_files_are_placed_in_their_directories(site, bundle):
-    """Weights under their name, charts, compose files, wheels and bills of materials beside each other."""
+    """Weights under their name, charts, compose files, wheels and bills of materials next to each other."""
     assert site.load(bundle)
     inputs = site.workshop.place / "inputs-1.0.0"
     assert {
@@ -372,7 +372,7 @@ def killed(*_: object) -> None:
 
 
 class TestFailures:
-    """One line, and the version before goes on serving."""
+    """One line, and the previous version stays in service."""
 
     def test_a_damaged_bundle_is_refused_before_anything_is_written(self, site, bundle, newer):
         """Though the damage is in its last file."""
@@ -384,7 +384,7 @@ class TestFailures:
         assert all_files(site.place) == before
 
     def test_what_cannot_be_recorded_is_not_put_into_service(self, site, bundle, newer, monkeypatch):
-        """The audit log comes before the link; the next run goes on from there."""
+        """The audit log comes before the link; the next run resumes from there."""
         site.load(bundle)
         old = site.serving.resolve()
 
@@ -443,7 +443,7 @@ class TestFailures:
         assert "the disk is faulty" in site.refused(BundleStorageError, bundle)
 
     def test_bundle_that_cannot_be_recorded_is_not_activated(self, site, bundle, newer):
-        """Else whatever is newer than the version before could follow it; the next run goes on."""
+        """Otherwise any bundle newer than the previous version could follow it; the next run resumes."""
         site.load(bundle)
         old = site.serving.resolve()
         # Nobody can write over a directory, the superuser included.
