@@ -43,7 +43,7 @@ RENEW_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Let:
-    """One request that was let in, in seconds by the clock all processes share."""
+    """One admitted request, in seconds of the clock all processes share."""
 
     began: float
     ended: float
@@ -51,7 +51,7 @@ class Let:
 
 
 class LimitsProcess:
-    """One such process, seen from the test."""
+    """One such process, as the test controls it."""
 
     def __init__(self, url: str, gateway: str, file: Path, seed: int) -> None:
         self._file = file
@@ -64,26 +64,26 @@ class LimitsProcess:
         self._died = float("inf")
 
     def wait_ready(self) -> None:
-        """Wait until it has limits."""
+        """Wait until its limits are open."""
         assert self._process.stdout.readline() == b"ready\n"
 
     def kill(self) -> None:
-        """End it at once, with whatever it has under way."""
+        """Kill it with its running requests."""
         self._process.kill()
         self._process.communicate()
         self._died = time.monotonic()
 
     def stop(self) -> None:
-        """Let it end in order."""
+        """Stop it."""
         self._process.communicate(timeout=60)
         assert self._process.returncode == 0
 
     def begun(self) -> int:
-        """How many requests it has let in so far."""
+        """Number of requests admitted so far."""
         return self._file.read_text().count(" + ")
 
     def let_in(self) -> list[Let]:
-        """Every request it let in; those under way when it was killed ended then."""
+        """Every admitted request; those running at a kill ended then."""
         began, found = {}, []
         for line in self._file.read_text().splitlines():
             nanoseconds, sign, number, tokens = line.split()
@@ -97,7 +97,7 @@ class LimitsProcess:
 
 
 class Storm:
-    """Requests that come, stay and go."""
+    """Concurrent requests."""
 
     def __init__(self, limiter: Limiter, file: int, seed: int) -> None:
         self._limiter, self._file, self._random = limiter, file, random.Random(seed)
@@ -107,7 +107,7 @@ class Storm:
         os.write(self._file, f"{time.monotonic_ns()} {sign} {number} {tokens}\n".encode())
 
     async def one(self) -> None:
-        """Ask, run and settle, as the gateway does."""
+        """Reserve, run and settle, like the gateway."""
         most = self._random.randint(50, 400)
         body = f'{{"max_tokens": {most}}}'
         members = parse_members(body)
@@ -125,7 +125,7 @@ class Storm:
             reservation.settle(used)
 
     async def client(self, stop: asyncio.Event) -> None:
-        """Ask again and again, and leave in the middle now and then."""
+        """Send requests repeatedly, and cancel some."""
         while not stop.is_set():
             asking = asyncio.create_task(self.one())
             if self._random.random() < 0.3:
@@ -138,7 +138,7 @@ class Storm:
 
 
 async def run(url: str, gateway: str, file: str, seed: int) -> None:
-    """Storm until standard input ends."""
+    """Send requests until standard input ends."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def read() -> None:

@@ -13,7 +13,7 @@ from appliance.speculation.state import MonitorPolicy
 from tests.simulated_worker import Acceptance, Engine, Run, Traffic, controlled, fixed_tokens, length_of
 
 POLICY = MonitorPolicy(window_drafts=400, min_drafts=32, collapsed_below=1.25)
-"""As `appliance.infra.settings` has it by default."""
+"""The default of `appliance.infra.settings`."""
 
 CODE: Acceptance = (0.75, 0.67, 0.6)
 HEX: Acceptance = (0.05, 0.02, 0.01)
@@ -47,7 +47,7 @@ ENGINES = {"gpu": GPU, "cpu": CPU}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One story of traffic on one engine."""
+    """One traffic scenario on one engine."""
 
     name: str
     engine: Engine
@@ -57,11 +57,11 @@ class Scenario:
     tick: float = 1.0
 
     def run(self, policy: MonitorPolicy = POLICY, *, seed: int = 1) -> Run:
-        """What the monitor makes of it."""
+        """The result with the monitor."""
         return controlled(self.engine, self.traffic, policy, self.seconds, tick=self.tick, seed=seed)
 
     def fixed(self) -> dict[int, float]:
-        """Tokens of each fixed number of draft tokens."""
+        """Tokens with each fixed number of draft tokens."""
         return {k: fixed_tokens(self.engine, self.traffic, k, self.seconds) for k in self.engine.choices}
 
 
@@ -81,7 +81,7 @@ def load_in_turn(*parts: tuple[float, int]) -> Callable[[float], int]:
 
 
 def alternating(period: float, texts: Sequence[Acceptance]) -> Callable[[float], Acceptance]:
-    """Texts that follow one another for ever, each for so long."""
+    """Texts in a cycle, each for a fixed time."""
     return lambda now: texts[int(now / period) % len(texts)]
 
 
@@ -124,7 +124,7 @@ def at_payoff(engine: Engine, payoff: float, *, batch: int = 1) -> Acceptance:
 
 
 def wandering_load(seed: int, largest: int) -> Callable[[float], int]:
-    """A batch size that goes up and down by chance, every two seconds."""
+    """A random walk of the batch size, one step every two seconds."""
     draw = random.Random(seed)
     level, levels = 0.5, []
     for _ in range(4096):
