@@ -177,7 +177,8 @@ class _Body:
             if self.received_bytes > self.max_bytes:
                 raise _RefusedBodyError(_too_large(self.max_bytes))
             if self.room is not None and self.room.held_bytes > self.room.max_bytes:
-                raise _RefusedBodyError(_no_room())
+                message = "Other requests use all memory for request bodies. Try again in a moment."
+                raise _RefusedBodyError(AtCapacityError(message))
         return message
 
 
@@ -191,7 +192,3 @@ class _RefusedBodyError(Exception):
 
 def _too_large(most: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"The body is larger than {most} bytes. Send a smaller one.")
-
-
-def _no_room() -> AtCapacityError:
-    return AtCapacityError("Other requests use all memory for request bodies. Try again in a moment.")

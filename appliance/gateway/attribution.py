@@ -10,7 +10,7 @@ It fails open: requests without reported drafts are ignored, and no request fail
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -114,8 +114,7 @@ class _Generations:
     previous: DraftTally = field(default_factory=DraftTally)
 
     def total(self) -> DraftTally:
-        total = DraftTally()
-        total.add(self.current)
+        total = replace(self.current)
         total.add(self.previous)
         return total
 
@@ -253,11 +252,4 @@ def context_bucket(prompt_tokens: int) -> str:
 
 
 def _figures(tally: DraftTally) -> dict[str, Any]:
-    return {
-        "requests": tally.requests,
-        "completion_tokens": tally.completion_tokens,
-        "drafts": tally.drafts,
-        "acceptance_length": tally.acceptance_length,
-        "acceptance_rate": tally.acceptance_rate,
-        "wasted_draft_tokens": tally.wasted_draft_tokens,
-    }
+    return {each.name: getattr(tally, each.name) for each in fields(DraftFigures)}
