@@ -109,4 +109,4 @@ async def test_a_site_of_the_former_version_is_upgraded_in_place(site, keys, set
     command(settings, "audit", "witness", "import", head, *where)
     command(settings, "audit", "verify", *where)
     (draft,) = json.loads(command(settings, "draft", "list", "--json", *where))["drafts"]
-    assert draft["digest"].startswith("0e746747")
+    assert draft["digest"].startswith("sha256:0e746747")
