@@ -216,7 +216,7 @@ def _wait_for_probe(state: MonitorState, policy: MonitorPolicy, now: float, verd
     Repeated stops are the sign of a borderline, so each waits longer; not if one kind of traffic
     alternates with another.
     """
-    takes_turns = verdict is Reason.COLLAPSED and not state.dips
+    takes_turns = verdict is Reason.COLLAPSED and (not state.dips or state.overdispersion == 1.0)
     longest = policy.probe_longest_seconds if takes_turns else policy.hold_longest_seconds
     hold = min(longest, policy.probe_seconds * 2.0 ** len(state.recent_flips(now)))
     return replace(

@@ -177,8 +177,8 @@ class _Body:
             if self.received_bytes > self.max_bytes:
                 raise _RefusedBodyError(_too_large(self.max_bytes))
             if self.room is not None and self.room.held_bytes > self.room.max_bytes:
-                message = "Other requests use all memory for request bodies. Try again in a moment."
-                raise _RefusedBodyError(AtCapacityError(message))
+                problem = "Other requests use all memory for request bodies. Try again in a moment."
+                raise _RefusedBodyError(AtCapacityError(problem))
         return message
 
 

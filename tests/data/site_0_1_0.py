@@ -4,7 +4,7 @@ Make the site that an upgrade starts from; run in a checkout of commit b8f7e63, 
     PYTHONPATH=. python site_0_1_0.py DIRECTORY [URL of an empty PostgreSQL database]
 
 Leaves in DIRECTORY the data directory `data`, the witness's `witness` and `keys.json` with the tenants' keys.
-With PostgreSQL, add `pg_dump --inserts --no-owner --no-privileges` as `database.sql`.  The archives beside this file
+With PostgreSQL, add `pg_dump --inserts --no-owner --no-privileges` as `database.sql`.  The archives here
 are these directories without the draft's `model.safetensors`.
 """
 

@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.gateway.cost.report import Saving
-from appliance.gateway.cost.rows import RecordingPeriod, Recorded, WorkerKey, WorkerTime
+from appliance.gateway.cost.rows import Recorded, RecordingPeriod, WorkerKey, WorkerTime, begin_of
 from appliance.gateway.cost.saving import Steps, added
 from appliance.gateway.cost.saving import compare as reported
-from appliance.gateway.cost.rows import begin_of
 from appliance.gateway.cost.summary import make_report
 from appliance.infra.settings import CostSettings
 from appliance.speculation.goodput import Costs, Estimate

@@ -33,8 +33,7 @@ def quantiles(metric: str, selector: str, *shares: float) -> tuple[Query, ...]:
     """Quantiles of a histogram, over all its other labels."""
     rate = f"sum by (le) (rate({metric}_bucket{{{selector}}}[$__rate_interval]))"
     return tuple(
-        Query(expr=f"histogram_quantile({share}, {rate})", legend=f"p{share * 100:.0f}")
-        for share in shares
+        Query(expr=f"histogram_quantile({share}, {rate})", legend=f"p{share * 100:.0f}") for share in shares
     )
 
 

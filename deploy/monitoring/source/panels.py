@@ -80,7 +80,9 @@ class Panel:
         steps += [{"color": color, "value": value} for value, color in self.thresholds]
         made: Json = {"unit": self.unit, "thresholds": {"mode": "absolute", "steps": steps}}
         if self.mappings is not None:
-            options = {value: {"text": text, "color": color} for value, (text, color) in self.mappings.items()}
+            options = {
+                value: {"text": text, "color": color} for value, (text, color) in self.mappings.items()
+            }
             made["mappings"] = [{"type": "value", "options": options}]
         if self.kind in {"stat", "table", "bargauge", "state-timeline"}:
             made["color"] = {"mode": "thresholds"}
