@@ -68,6 +68,8 @@ PATIENCE = 2
 """Consecutive ticks that must find a loss before speculation stops for not paying."""
 POOLED_WINDOWS = 4
 """Maximum drafts kept of inconclusive probes, in windows."""
+WINDOWS_OF_A_COLLAPSE = 3
+"""Short windows in which a collapse is detected; one of them holds the change."""
 BASELINE_EWMA_ALPHA = 0.02
 """Weight of one paying tick in the baseline acceptance length."""
 
@@ -197,8 +199,18 @@ def _with_most_drafts(state: MonitorState) -> MonitorState:
 def _stop(state: MonitorState, verdict: Reason, policy: MonitorPolicy, now: float) -> MonitorState:
     """Stop speculation, and schedule a probe."""
     waiting = _wait_for_probe(state, policy, now, verdict)
+    if verdict is Reason.COLLAPSED:
+        waiting = replace(waiting, squared_z_scores=_without_fall(waiting.squared_z_scores))
     stopped = replace(waiting, verdict=verdict, basis=verdict, reason=verdict)
     return _change_mode(stopped, SpeculationMode.TARGET_ONLY, now)
+
+
+def _without_fall(scores: tuple[float, ...]) -> tuple[float, ...]:
+    """The change that the collapse was; it does not make the traffic one of several kinds."""
+    before, during = scores[:-WINDOWS_OF_A_COLLAPSE], list(scores[-WINDOWS_OF_A_COLLAPSE:])
+    if during:
+        during.remove(max(during))
+    return (*before, *during)
 
 
 def _stop_bucket(state: MonitorState, policy: MonitorPolicy, now: float) -> MonitorState:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from appliance.monitor import decide
+from appliance.monitor import _wait_for_probe, decide
 from appliance.speculation.probes import FREE_SWEEPS, SWEEP_STEPS
 from appliance.speculation.state import MonitorState
 from appliance.speculation.values import (
@@ -377,6 +377,28 @@ def test_the_tenth_collapse_is_detected_as_soon_as_the_first():
         for noise in range(60, 120 * turns, 120)
     ]
     assert max(took[-3:]) <= 3, took
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_repeated_collapse_after_short_dips_is_detected_as_soon_as_the_first(seed: int):
+    """The fall itself does not make the traffic one of several kinds, which would take longer to judge."""
+    code, noise = Second(CODE, 2, "", None), Second(HEX, 2, "", None)
+    dips = ([code] * 8 + [noise]) * 6
+    ticks = list(live([*[code] * 12, *dips, *[code] * 8, *([noise] * 60 + [code] * 10) * 4], seed=seed))
+    for began in range(74, 74 + 4 * 70, 70):
+        stopped = [
+            tick for tick in ticks if began < tick.now <= began + 60 and tick.after.mode is TARGET_ONLY
+        ]
+        assert stopped[0].now - began <= 3
+        assert any(tick.after.probes_failed for tick in stopped)
+
+
+def test_a_collapse_of_even_traffic_is_probed_in_seconds_whatever_dips_there_were():
+    """Drills in a row: many changes lately, and a dip when the last one ended, are no borderline."""
+    state = replace(START, dips=(64,), flips=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
+    assert _wait_for_probe(state, POLICY, 10.0, Reason.COLLAPSED).hold_seconds <= POLICY.probe_longest_seconds
+    uneven = replace(state, squared_z_scores=(50.0,) * 12)
+    assert _wait_for_probe(uneven, POLICY, 10.0, Reason.COLLAPSED).hold_seconds > 60
 
 
 def test_free_sweeps_end_once_costs_are_roughly_known():
