@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 """Of databases from before there were migrations, in a table of its own."""
 
 _versions = Table(VERSION_TABLE, MetaData(), Column("version_num", Text))
-_schema = Table("audit_schema", MetaData(), Column("version", Integer))
+_schema = Table("audit_schema", MetaData(), Column("version", Integer, primary_key=True, autoincrement=False))
 
 # What a gateway does with each table; DELETE nowhere near the log itself.
 _RIGHTS = {

@@ -55,9 +55,9 @@ def _everything():
     """Every table the program works with, by what the program says about it."""
     together = MetaData()
     ours = (tables, tenancy, limits, batch, cost)
-    for metadata in (*(each.metadata for each in ours), lease._metadata, override._metadata):
-        for table in metadata.sorted_tables:
-            table.to_metadata(together)
+    declared = [table for each in ours for table in each.metadata.sorted_tables]
+    for table in (*declared, lease._lease, override._overrides, schema._schema):
+        table.to_metadata(together)
     return together
 
 
