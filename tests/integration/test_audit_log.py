@@ -42,9 +42,15 @@ def _open(directory, store, clock=time.time):  # noqa: TID251 - a root: the cloc
     )
 
 
-async def _requests(log, prefix):
-    """Append requests for ever; acknowledge each entry on standard output once its append returned."""
+async def _requests(log, prefix, *, late):
+    """
+    Append requests for ever; acknowledge each entry on standard output once its append returned.
+
+    Half of the writers are one entry late, so that every commit leaves requests open.
+    """
     number = 0
+    if late:
+        await log.append(EntryType.AUDIT_READ, actor="tester", operation="tail")
     while True:
         request_id = f"{prefix}-{number}"
         number += 1
@@ -72,17 +78,17 @@ async def _child(directory, run):
         asyncio.TaskGroup() as tasks,
     ):
         for writer in range(WRITERS):
-            tasks.create_task(_requests(log, f"{run}-{writer}"))
+            tasks.create_task(_requests(log, f"{run}-{writer}", late=writer % 2 == 0))
 
 
 def _run_and_kill(directory, run, seconds):
     """Start the writer, kill it after a while, and return what it had acknowledged."""
     child = subprocess.Popen([sys.executable, __file__, "child", directory, str(run)], stdout=subprocess.PIPE)
-    first = child.stdout.readline()
+    first = [child.stdout.readline() for _entry in range(2 * WRITERS)]
     time.sleep(seconds)
     child.send_signal(signal.SIGKILL)
     # A line that was cut off was not acknowledged in full; the child writes each with one call.
-    lines = (first + child.communicate()[0]).split(b"\n")
+    lines = (b"".join(first) + child.communicate()[0]).split(b"\n")
     assert child.returncode == -signal.SIGKILL
     return [json.loads(line) for line in lines[:-1]]
 
