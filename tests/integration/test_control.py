@@ -552,7 +552,7 @@ async def test_client_reads_and_controls_over_http(controlled):
     assert await controlled.speculation.read(known, 1.0) == told
     with pytest.raises(WorkerFailedError, match=r"answered 400: .*are not among"):
         await controlled.speculation.apply(known, replace(steer, table=((1, LARGEST, 2),)), 1.0)
-    with pytest.raises(WorkerFailedError, match="did not take the draft-token table"):
+    with pytest.raises(WorkerFailedError, match="did not apply the draft-token table"):
         await controlled.speculation.apply(known, replace(steer, table=((1, 2, 3),)), 1.0)
 
 

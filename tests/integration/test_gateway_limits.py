@@ -41,7 +41,7 @@ class LimitedTenants(Limiter):
         return super().headers(replace(tenant, limits=self.limits), model)
 
     def holding(self, key):
-        return self._lanes["acme"].share.holdings[key]
+        return self._tenants["acme"].share.holdings[key]
 
     @property
     def charged(self):
@@ -50,7 +50,7 @@ class LimitedTenants(Limiter):
 
     @property
     def under_way(self):
-        return self.holding("concurrent_requests").in_use if self._lanes else 0
+        return self.holding("concurrent_requests").in_use if self._tenants else 0
 
 
 @pytest.fixture
