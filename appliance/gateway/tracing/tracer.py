@@ -166,10 +166,9 @@ class Trace:
             attributes=worker_attributes(route=self._route, model=self._model, url=url),
             start_time=self._at(now),
         )
-        headers: dict[str, str] = {}
         # Also if it is not sampled: otherwise the worker would choose for itself.
-        PROPAGATOR.inject(headers, set_span_in_context(self._worker_span, Context()))
-        return headers
+        own = self._worker_span.get_span_context()
+        return {"traceparent": f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags.sampled:02x}"}
 
     def leave(self, now: float, *, is_retried: bool) -> None:
         """End the worker's span if `is_retried`; the last one waits for the outcome."""
