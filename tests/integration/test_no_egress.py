@@ -133,7 +133,7 @@ def test_a_picture_by_url_is_refused(report, dialect):
     """With a reason, in every dialect."""
     status, text = report["hostile"][dialect]
     assert status == 400
-    assert "nothing is fetched from the network here" in json.loads(text)["error"]["message"]
+    assert "fetches nothing from the network" in json.loads(text)["error"]["message"]
 
 
 # A start that points outside.
