@@ -206,7 +206,7 @@ def _stop(state: MonitorState, verdict: Reason, policy: MonitorPolicy, now: floa
 
 
 def _without_fall(scores: tuple[float, ...]) -> tuple[float, ...]:
-    """The change that the collapse was; it does not make the traffic one of several kinds."""
+    """Drop the largest of the newest scores: the collapse itself is no sign of mixed traffic."""
     before, during = scores[:-WINDOWS_OF_A_COLLAPSE], list(scores[-WINDOWS_OF_A_COLLAPSE:])
     if during:
         during.remove(max(during))
