@@ -293,4 +293,3 @@ def test_promotion_and_rollback_of_a_good_draft_fail_no_request(site, admin, goo
     ]
     served = {entry.get("draft") for entry in site.entries("request.outcome")}
     assert {OLD, good} <= served
-    assert verify_log(site.directory / "data") == 0
