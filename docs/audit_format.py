@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from appliance.audit.entry import ENVELOPE, FORMAT_VERSION, MAX_INTEGER, MAX_LEAF_BYTES
-from appliance.audit.registry import REGISTRY, EntryType, Field, Kind, Schema
+from appliance.audit.entry_types import REGISTRY, EntryType, Field, Kind, Schema
 from appliance.audit.verify import MEANINGS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

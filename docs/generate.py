@@ -20,9 +20,9 @@ from typer.main import get_command
 
 from appliance import errors
 from appliance.app.http_app import ROUTERS
-from appliance.app.worker import PLUGIN
+from appliance.app.worker_process import PLUGIN
 from appliance.cli import cli
-from appliance.cli.preflight.report import PreflightReport
+from appliance.cli.preflight.summary_screen import PreflightReport
 from appliance.drafts.lint.rules import Rule
 from appliance.gateway.cost.report import CostReport
 from appliance.infra.metrics import Metrics

@@ -1,5 +1,5 @@
 """
-An audit log opened as `appliance.app.gateway` opens it, for tests that need a real one in a directory.
+A real audit log in a directory, opened as `appliance.app.gateway_process` opens it.
 """
 
 import time
@@ -9,7 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from appliance.audit.durability.guarded import LogFiles, open_guarded
-from appliance.audit.keys import Signer, create_signing_key, load_signing_key
+from appliance.audit.signing_keys import Signer, create_signing_key, load_signing_key
 from appliance.audit.store import AuditStore
 from appliance.infra.data_directory import Installation, locate
 from appliance.infra.metrics import Metrics

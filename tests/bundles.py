@@ -13,12 +13,12 @@ from pathlib import Path
 
 import yaml
 
-from appliance.audit.keys import Signer, create_signing_key, load_keys, mldsa_path
+from appliance.audit.signing_keys import Signer, create_signing_key, load_keys, mldsa_path
 from appliance.sovereignty.bundle.build import Stamp, build_bundle
+from appliance.sovereignty.bundle.bundle_verifier import Bundle, open_bundle, verify_bundle
 from appliance.sovereignty.bundle.manifest import BundleManifest
 from appliance.sovereignty.bundle.recipe import load_recipe
 from appliance.sovereignty.bundle.signature import TrustedKey, end_of, sign_manifest
-from appliance.sovereignty.bundle.verify import Bundle, open_bundle, verify_bundle
 
 CREATED = 1_780_000_000
 NOW = CREATED + 86_400.0

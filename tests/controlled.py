@@ -17,8 +17,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from appliance.audit.entry import decode
-from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.control.changes import ChangeLog, SpeculationChange
 from appliance.control.loop import ControlLoop, ControlParts

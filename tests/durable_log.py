@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 from appliance.audit import verify
 from appliance.audit.durability.guarded import LogFiles, open_guarded
 from appliance.audit.entry import decode
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
-from appliance.audit.keys import Signer
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import Signer
 from appliance.audit.store import AuditStore
 from appliance.errors import AuditUnavailableError
 from appliance.infra.metrics import Metrics

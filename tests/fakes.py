@@ -16,7 +16,7 @@ from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from appliance.audit.entry import Entry, encode, format_time, new_entry_id
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint
 from appliance.control.changes import SpeculationChange
 from appliance.errors import AuditUnavailableError, ControlRefusedError

@@ -6,7 +6,7 @@ from itertools import product
 
 from prometheus_client import CollectorRegistry
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.drafts.promotion.promotion import PromotionStage
 from appliance.errors import ERROR_TABLE, Outcome
 from appliance.gateway.attribution import context_bucket

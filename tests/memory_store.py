@@ -4,8 +4,8 @@ An audit store in memory that can be told to fail; it keeps the same contract as
 
 import threading
 
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange
-from appliance.audit.registry import EntryType
 from appliance.audit.store import Head, OpenRequest, gateway_of
 from appliance.errors import AuditEntryError, AuditForkError
 

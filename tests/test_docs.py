@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.cli import cli
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, Settings
 from docs.generate import PAGES, PAGES_AT

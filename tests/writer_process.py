@@ -18,9 +18,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from appliance.audit.keys import load_signing_key
+from appliance.audit.entry_types import EntryType
 from appliance.audit.log import AuditLog
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.errors import AuditEntryError, AuditForkError, AuditUnavailableError
 from appliance.infra.settings import AuditSettings

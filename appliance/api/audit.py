@@ -14,8 +14,8 @@ from appliance.api.auth import AdminCaller
 from appliance.api.body import read_line, read_members
 from appliance.api.services import Services
 from appliance.audit.entry import MAX_INTEGER
+from appliance.audit.entry_types import EntryType
 from appliance.audit.reading import MAX_PURPOSE_CHARACTERS, OPERATIONS, Reading
-from appliance.audit.registry import EntryType
 from appliance.errors import InvalidRequestError
 
 MAX_ACCOUNT_CHARACTERS = 64

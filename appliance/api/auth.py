@@ -15,7 +15,7 @@ from appliance.api.services import Services
 from appliance.errors import InvalidApiKeyError
 from appliance.tenancy import Caller
 from appliance.tenancy.identity.certificates import EXTENSION
-from appliance.tenancy.identity.refusal import RefusedCallerError
+from appliance.tenancy.identity.rejection import RefusedCallerError
 
 
 async def tenant_caller(request: Request) -> Caller:

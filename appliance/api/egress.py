@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from appliance.api.auth import AdminCaller
 from appliance.api.services import Services
 from appliance.errors import ControlRefusedError
-from appliance.sovereignty.egress.report import EgressStatus
+from appliance.sovereignty.egress.status import EgressStatus
 
 router = APIRouter()
 

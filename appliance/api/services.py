@@ -9,7 +9,7 @@ from appliance.api.console.console import Console
 from appliance.audit.content.retention import Retention
 from appliance.audit.durability.health import AuditHealth
 from appliance.audit.log import AuditLog
-from appliance.control.egress import EgressWatch
+from appliance.control.egress_checks import EgressWatch
 from appliance.control.loop import ControlLoop
 from appliance.control.override import OverrideStore
 from appliance.control.tenants.registrar import Registrar
@@ -23,7 +23,7 @@ from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings
 from appliance.serving.pool import WorkerPool
-from appliance.sovereignty.egress.report import EgressStatus
+from appliance.sovereignty.egress.status import EgressStatus
 from appliance.sovereignty.wall import NO_WALL, Wall
 from appliance.tenancy import TenantDirectory
 from appliance.tenancy.identity.authenticator import Authenticator

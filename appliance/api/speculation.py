@@ -17,7 +17,7 @@ from appliance.api.auth import AdminCaller
 from appliance.api.body import read_flag, read_members
 from appliance.api.services import Services
 from appliance.audit.entry import format_time
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.control.override import (
     AUTO,
     EVERY_WORKER,

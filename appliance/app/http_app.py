@@ -13,8 +13,8 @@ from starlette.routing import Match, Route
 from appliance.api import admin, batches, files, openai, ops
 from appliance.api.console import pages
 from appliance.api.console.headers import ConsoleHeaders
-from appliance.api.errors import UNEXPECTED_MESSAGE, WRONG_METHOD, error_response, render
-from appliance.api.middleware import BodyLimit, RequestIdentity
+from appliance.api.error_responses import UNEXPECTED_MESSAGE, WRONG_METHOD, error_response, render
+from appliance.api.request_middleware import BodyLimit, RequestIdentity
 from appliance.api.services import Services
 from appliance.errors import (
     ERROR_TABLE,

@@ -21,15 +21,15 @@ from prometheus_client import (
 from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
 from appliance.audit.entry import new_entry_id
 from appliance.audit.gateway_name import GatewayName
-from appliance.audit.keys import Signer, load_signing_key, prepare_mldsa_key
 from appliance.audit.log import AuditLog
+from appliance.audit.signing_keys import Signer, load_signing_key, prepare_mldsa_key
 from appliance.audit.store import SqlAuditStore
-from appliance.audit.witness.client import open_witnessing
+from appliance.audit.witness.witness_client import open_witnessing
 from appliance.audit.witness.witnessing import Witnessing
 from appliance.control.override import SqlOverrideStore
 from appliance.gateway.capture import OpenContent, open_content
 from appliance.gateway.cost.meter import CostMeter, open_costs
-from appliance.gateway.tracing.opening import open_tracing
+from appliance.gateway.tracing.tracing_setup import open_tracing
 from appliance.infra.data_directory import Installation, load_control_token
 from appliance.infra.database import Database
 from appliance.infra.lease import SqlLease

@@ -22,12 +22,12 @@ import uvloop
 from appliance.api.http.server import allow_open_files, bind, is_loopback, make_server
 from appliance.api.http.tls import open_tls
 from appliance.app.announcer import Announcer
-from appliance.app.gateway import GatewayParts, GatewayRole
+from appliance.app.gateway_process import GatewayParts, GatewayRole
 from appliance.app.http_app import create_app
-from appliance.app.worker import Listeners, WorkerRole
-from appliance.audit.keys import create_signing_key
+from appliance.app.worker_process import Listeners, WorkerRole
+from appliance.audit.signing_keys import create_signing_key
 from appliance.control.recycle import Restarter
-from appliance.drafts.promotion.run import LocalTarget
+from appliance.drafts.promotion.promotion_run import LocalTarget
 from appliance.drafts.registry.site_registry import open_registry
 from appliance.errors import ApplianceError, ConfigurationError
 from appliance.gateway.tracing.endpoint import refuse_public

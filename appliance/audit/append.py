@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from appliance.audit.entry import JSON, Entry, encode, format_time, new_entry_id
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange, hash_leaf
-from appliance.audit.registry import EntryType
 from appliance.audit.store import AuditStore, Head, Leaf
 from appliance.errors import AuditVerificationError
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from appliance.audit.registry import REGISTRY, EntryType, Field, Kind
+from appliance.audit.entry_types import REGISTRY, EntryType, Field, Kind
 from appliance.errors import AuditEntryError
 
 JSON = str | int | bool | tuple[str, ...]

@@ -8,9 +8,9 @@ make exactly the head in the store; anything else is a fork.  Pure.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.pending import Pending
-from appliance.audit.registry import EntryType
 from appliance.audit.store import Head, Leaf, OpenRequest, gateway_of
 from appliance.errors import AuditForkError
 
@@ -19,7 +19,7 @@ _INTENT = EntryType.REQUEST_INTENT.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class PlacedEntries:
     """Entries with their indexes at the end of the log."""
 
     placed: tuple[tuple[Pending, Leaf], ...]
@@ -63,7 +63,9 @@ class KnownLog:
             )
         return tree
 
-    def place(self, taken: Sequence[Pending], tree: CompactRange, newer: Sequence[Leaf] = ()) -> Batch:
+    def place(
+        self, taken: Sequence[Pending], tree: CompactRange, newer: Sequence[Leaf] = ()
+    ) -> PlacedEntries:
         """Give entries their indexes after `tree`, which is the known tree with `newer` appended."""
         tree, placed, refused = tree.copy(), [], []
         begun = {leaf.request_id for leaf in newer if leaf.type == _INTENT}
@@ -86,7 +88,7 @@ class KnownLog:
             )
             tree.append(leaf.leaf_hash)
             placed.append((pending, leaf))
-        return Batch(placed=tuple(placed), refused=tuple(refused), tree=tree, head=Head.of(tree))
+        return PlacedEntries(placed=tuple(placed), refused=tuple(refused), tree=tree, head=Head.of(tree))
 
     def follow(self, newer: Sequence[Leaf], tree: CompactRange) -> list[str]:
         """Apply the entries of others; return the requests that they end."""
@@ -102,7 +104,7 @@ class KnownLog:
         self.tree, self.head = tree, Head.of(tree)
         return ended
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: PlacedEntries) -> None:
         """Apply a batch that has become durable."""
         for pending, leaf in batch.placed:
             if leaf.request_id is None:

@@ -26,15 +26,15 @@ from typing import Self
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.commit_thread import CommitThread
 from appliance.audit.entry import JSON
-from appliance.audit.keys import Signer
+from appliance.audit.entry_types import EntryType
 from appliance.audit.known import KnownLog, silent_gateways
 from appliance.audit.merkle import CompactRange
 from appliance.audit.pending import EntryMaker, Pending, Receipt, copy_error
 from appliance.audit.publisher import Publisher
 from appliance.audit.recovery import recover
-from appliance.audit.registry import EntryType
 from appliance.audit.requests import OpenRequests
 from appliance.audit.sealed import SealedHead
+from appliance.audit.signing_keys import Signer
 from appliance.audit.store import AuditStore
 from appliance.audit.writer import Writer
 from appliance.errors import AuditError, AuditUnavailableError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from appliance.audit.entry import JSON, Entry, decode, encode, format_time, new_entry_id
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.errors import AuditEntryError, AuditError
 
 

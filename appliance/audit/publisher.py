@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.entry import format_time
-from appliance.audit.keys import Signer
 from appliance.audit.sealed import SealedHead
+from appliance.audit.signing_keys import Signer
 from appliance.audit.store import AuditStore, Head, StoredCheckpoint
 from appliance.infra.settings import AuditSettings
 

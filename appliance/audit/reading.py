@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from appliance.audit.append import append_entry
 from appliance.audit.entry import JSON
-from appliance.audit.registry import REGISTRY, EntryType
+from appliance.audit.entry_types import REGISTRY, EntryType
 from appliance.audit.store import AuditStore
 
 OPERATIONS = REGISTRY[EntryType.AUDIT_READ].fields["operation"].values

@@ -7,7 +7,7 @@ in that order.  It refuses what would make the log invalid for every later verif
 
 from collections.abc import Iterable
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.errors import AuditEntryError
 
 

@@ -22,7 +22,11 @@ from pathlib import Path
 from appliance.audit.checkpoint import Checkpoint, VerifierKey, encode_body, sign_note, verify_checkpoint
 from appliance.audit.cosignature import MLDSA44
 from appliance.audit.entry import Entry, decode, encode, format_time, new_entry_id
-from appliance.audit.keys import (
+from appliance.audit.entry_types import EntryType
+from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.recovery import recover
+from appliance.audit.sealed import SealedHead
+from appliance.audit.signing_keys import (
     FRESH,
     MldsaSigner,
     Signer,
@@ -31,10 +35,6 @@ from appliance.audit.keys import (
     load_keys,
     mldsa_path,
 )
-from appliance.audit.merkle import CompactRange, hash_leaf
-from appliance.audit.recovery import recover
-from appliance.audit.registry import EntryType
-from appliance.audit.sealed import SealedHead
 from appliance.audit.store import AuditStore, Head, Leaf, StoredCheckpoint
 from appliance.errors import AuditError, AuditKeyError
 from appliance.infra.files import sync_directory

@@ -7,8 +7,8 @@ The interface of the audit log for the rest of the appliance: submit an entry, w
 import asyncio
 from typing import Any, Protocol
 
+from appliance.audit.entry_types import EntryType
 from appliance.audit.pending import Receipt
-from appliance.audit.registry import EntryType
 from appliance.errors import AuditError
 from appliance.infra.logs import Logger
 

@@ -18,8 +18,8 @@ from sqlalchemy import Connection, Row, Select, Table, bindparam, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import HASH_BYTES
-from appliance.audit.registry import EntryType
 from appliance.audit.sqlite_append import SqliteAppender
 from appliance.audit.stored import (
     AuditStore,

@@ -23,18 +23,18 @@ from time import perf_counter
 from typing import TypeVar
 
 from appliance.audit.commit_thread import CommitThread
-from appliance.audit.known import Batch, KnownLog, silent_gateways
+from appliance.audit.entry_types import EntryType
+from appliance.audit.known import KnownLog, PlacedEntries, silent_gateways
 from appliance.audit.merkle import CompactRange
 from appliance.audit.pending import EntryMaker, Pending, copy_error
 from appliance.audit.publisher import Publisher
-from appliance.audit.registry import EntryType
 from appliance.audit.requests import OpenRequests
 from appliance.audit.store import CHUNK, AuditStore, Head, Leaf, gateway_of
 from appliance.errors import AuditEntryError, AuditError, AuditForkError, AuditUnavailableError
 from appliance.infra.settings import AuditSettings
 
 T = TypeVar("T")
-_Appended = tuple[Sequence[Leaf], CompactRange, Batch]
+_Appended = tuple[Sequence[Leaf], CompactRange, PlacedEntries]
 """Entries of others, the tree with them, and the batch that came after."""
 COMMIT_ENTRIES = 256
 """Maximum entries in one commit."""
@@ -245,7 +245,9 @@ class Writer:
         self._store.append_behind(self.size, make)
         return made[-1]
 
-    def _place(self, taken: Sequence[Pending], tree: CompactRange, newer: Sequence[Leaf] = ()) -> Batch:
+    def _place(
+        self, taken: Sequence[Pending], tree: CompactRange, newer: Sequence[Leaf] = ()
+    ) -> PlacedEntries:
         batch = self._known.place(taken, tree, newer)
         self._tried = frozenset([leaf.leaf_hash for _, leaf in batch.placed])
         return batch

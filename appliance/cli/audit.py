@@ -19,7 +19,7 @@ import typer
 from appliance.audit import verify as verifier
 from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.export import export_log, export_receipt
-from appliance.audit.keys import load_signing_key
+from appliance.audit.signing_keys import load_signing_key
 from appliance.cli.audit_maintenance import COMMANDS as MAINTENANCE_COMMANDS
 from appliance.cli.common.audit_log import (
     PAGE,

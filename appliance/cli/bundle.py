@@ -15,18 +15,18 @@ from typing import Annotated
 
 import typer
 
-from appliance.audit.keys import create_signing_key, load_keys, mldsa_path
+from appliance.audit.signing_keys import create_signing_key, load_keys, mldsa_path
 from appliance.cli.bundle_load import COMMANDS as LOAD_COMMANDS
 from appliance.cli.bundle_load import BaseOption, SourceArgument, TrustedOption, trusted_keys
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.errors import ConfigurationError
 from appliance.sovereignty.bundle.build import Stamp, build_bundle, join_difference, make_difference
+from appliance.sovereignty.bundle.bundle_verifier import Bundle, open_bundle, verify_bundle
 from appliance.sovereignty.bundle.emit import Form, emit
 from appliance.sovereignty.bundle.manifest import BundleManifest
 from appliance.sovereignty.bundle.parts import FAT32_BYTES, split
 from appliance.sovereignty.bundle.recipe import load_recipe
 from appliance.sovereignty.bundle.signature import end_of
-from appliance.sovereignty.bundle.verify import Bundle, open_bundle, verify_bundle
 
 KUBERNETES = "1.34.0"
 """Kubernetes version for rendering; Helm's own default may be too old for a chart."""

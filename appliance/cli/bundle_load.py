@@ -12,21 +12,21 @@ from typing import Annotated
 import typer
 
 from appliance.audit.append import append_entry
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.cli.common.audit_log import open_store
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
+from appliance.sovereignty.bundle.bundle_verifier import Bundle, open_bundle, verify_bundle
 from appliance.sovereignty.bundle.engine import Engine
 from appliance.sovereignty.bundle.installed import check_order, make_plan, read_installed
 from appliance.sovereignty.bundle.load import Home, Targets, load_bundle
 from appliance.sovereignty.bundle.manifest import BundleManifest
+from appliance.sovereignty.bundle.oci_push import Registry
 from appliance.sovereignty.bundle.placing import room
-from appliance.sovereignty.bundle.registry import Registry
 from appliance.sovereignty.bundle.signature import TrustedKey, load_trusted_keys
-from appliance.sovereignty.bundle.verify import Bundle, open_bundle, verify_bundle
 
 SourceArgument = Annotated[Path, typer.Argument(help="A directory, a directory of parts, or a tar file.")]
 BaseOption = Annotated[Path | None, typer.Option("--base", help="Bundle that a difference was made against.")]

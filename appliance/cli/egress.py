@@ -15,15 +15,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from appliance.cli.common.admin import TIMEOUT_SECONDS
+from appliance.cli.common.admin_client import TIMEOUT_SECONDS
 from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, ask_gateway, settings_from
 from appliance.errors import ApplianceError
 from appliance.infra.settings import Settings, process_environment
+from appliance.sovereignty.egress.judge import EgressVerdict
 from appliance.sovereignty.egress.plan import digest_of, plan_egress
 from appliance.sovereignty.egress.prober import PATIENCE_SECONDS
 from appliance.sovereignty.egress.probing import is_walled, run_probes
-from appliance.sovereignty.egress.report import EgressReport, Trigger
-from appliance.sovereignty.egress.verdict import EgressVerdict
+from appliance.sovereignty.egress.status import EgressReport, Trigger
 
 commands = typer.Typer(help="Check that egress is blocked.", no_args_is_help=True)
 

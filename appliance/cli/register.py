@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from appliance.audit.append import append_entry
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.cli.common.audit_log import open_store
 from appliance.cli.common.duration import SECONDS_IN, parse_duration
 from appliance.control.tenants.registrar import Edit, Registrar

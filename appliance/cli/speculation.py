@@ -10,7 +10,7 @@ from urllib.parse import quote
 import typer
 from rich.console import Group
 
-from appliance.cli.common.admin import AdminApi, open_admin
+from appliance.cli.common.admin_client import AdminApi, open_admin
 from appliance.cli.common.duration import parse_duration, show_duration
 from appliance.cli.common.options import (
     ConfigOption,

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from appliance.cli.common.admin import AdminApi, open_admin
+from appliance.cli.common.admin_client import AdminApi, open_admin
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.infra.settings import Settings
 

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from appliance.audit.cosigned import CosignedCheckpoints, newest_by_witness
-from appliance.audit.keys import load_signing_key
+from appliance.audit.signing_keys import load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.home import WitnessHome, load_verifier_keys
 from appliance.audit.witness.witness import (
@@ -145,7 +145,7 @@ def status(config: ConfigOption = None, data: DataOption = None) -> None:
 
 
 async def _serve(witness: Witness, name: str, host: str, port: int) -> None:
-    from appliance.audit.witness.server import serving  # noqa: PLC0415 - an HTTP server is slow to import
+    from appliance.audit.witness.witness_server import serving  # noqa: PLC0415 - an HTTP server is slow to import
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

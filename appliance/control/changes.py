@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.sink import AuditSink, submit_best_effort
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.sink import AuditSink, submit_best_effort
 from appliance.errors import ApplianceError, ControlRefusedError, WorkerFailedError
 from appliance.infra.logs import Logger

@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.errors import ApplianceError, ConfigurationError, ControlRefusedError
 from appliance.infra.logs import Logger
 from appliance.infra.settings import Settings

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from appliance.audit.entry_types import EntryType
 from appliance.audit.pending import Receipt
-from appliance.audit.registry import EntryType
 from appliance.audit.sink import AuditSink, submit_best_effort
 from appliance.errors import ApplianceError, AuditError, Outcome, code_of, spec_of
 from appliance.gateway.attribution import Attribution

@@ -23,8 +23,8 @@ import uvloop
 
 from appliance.audit import verify
 from appliance.audit.export import export_log
-from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import Behind, Head, Leaf, SqlAuditStore
 from appliance.infra.schema import upgrade_database
 from appliance.infra.settings import AuditSettings

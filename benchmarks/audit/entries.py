@@ -3,7 +3,7 @@ Entries as a gateway writes them: an intent and an outcome for each request, wit
 """
 
 from appliance.audit.entry import JSON
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 
 
 def pair(request_id: str) -> tuple[tuple[EntryType, dict[str, JSON]], tuple[EntryType, dict[str, JSON]]]:

@@ -20,9 +20,9 @@ from typing import Any
 from appliance.audit import verify
 from appliance.audit.entry import Entry, encode, format_time, new_entry_id
 from appliance.audit.export import export_log, export_receipt
-from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
 from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import Head, Leaf, SqlAuditStore
 from appliance.infra.settings import AuditSettings
 from benchmarks.audit.entries import pair

@@ -10,7 +10,7 @@ is built as it always is; the log is open, and nobody writes to it.
 import asyncio
 from typing import Any
 
-import appliance.app.gateway
+import appliance.app.gateway_process
 from appliance.audit.pending import Receipt
 from appliance.cli import main
 from appliance.gateway.recorder import Recorder
@@ -40,5 +40,5 @@ def unaudited_recorder(**parts: Any) -> Recorder:  # noqa: ANN401
 
 
 if __name__ == "__main__":
-    appliance.app.gateway.Recorder = unaudited_recorder
+    appliance.app.gateway_process.Recorder = unaudited_recorder
     main()

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from appliance.app.worker import engine_version
+from appliance.app.worker_process import engine_version
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from benchmarks.draft_refresh.change import change_target
 from benchmarks.draft_refresh.report import GOAL, Findings, Step, markdown

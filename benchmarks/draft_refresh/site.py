@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.audit.keys import create_signing_key
+from appliance.audit.signing_keys import create_signing_key
 from appliance.serving.supervise import free_port
 from demo.process import ApplianceProcess
 

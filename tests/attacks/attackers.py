@@ -9,8 +9,8 @@ import json
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from appliance.audit.checkpoint import parse_note, sign_note
-from appliance.audit.keys import Signer
 from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.signing_keys import Signer
 from tests.attacks.scene import Past
 from tests.audit_log import ORIGIN
 

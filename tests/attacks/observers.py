@@ -11,7 +11,7 @@ from pathlib import Path
 
 from appliance.audit import verify
 from appliance.audit.durability.selfcheck import DamagedError, SelfCheck
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verify import ExitCode
 from appliance.errors import AuditError

@@ -22,9 +22,9 @@ from appliance.audit.checkpoint import parse_body, parse_note, parse_verifier_ke
 from appliance.audit.content.payloads import Payload, SqlPayloadStore, export_payloads
 from appliance.audit.content.sealing import Part, place, seal, unwrap
 from appliance.audit.entry import new_entry_id
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
 from appliance.audit.merkle import consistency_proof
-from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.home import WitnessHome
 from appliance.audit.witness.witness import CONFLICT, OK, AddCheckpoint, Witness, encode_request

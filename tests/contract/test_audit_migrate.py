@@ -5,10 +5,10 @@ import time
 import pytest
 
 from appliance.audit import verify
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log, export_receipt
 from appliance.audit.merkle import CompactRange
 from appliance.audit.migrate import copy_log
-from appliance.audit.registry import EntryType
 from appliance.audit.store import Head, SqlAuditStore
 from appliance.errors import AuditUnavailableError, AuditVerificationError, ConfigurationError
 from appliance.infra.schema import upgrade_database

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange, hash_leaf
-from appliance.audit.registry import EntryType
 from appliance.audit.store import Head, StoredCheckpoint
 from appliance.errors import AuditEntryError, AuditForkError
 from tests.grower import Grower

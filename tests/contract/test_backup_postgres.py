@@ -7,7 +7,7 @@ import subprocess
 import sys
 from contextlib import closing
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.infra.schema import grants
 from tests.audit_log import ORIGIN, intent, open_log, outcome, prepare, settings_for

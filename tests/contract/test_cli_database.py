@@ -2,8 +2,8 @@
 
 import pytest
 
+from appliance.audit.entry_types import EntryType
 from appliance.audit.gateway_name import GatewayName
-from appliance.audit.registry import EntryType
 from tests.audit_log import ORIGIN, intent, outcome, prepare
 from tests.command import run_command
 from tests.writer_process import open_gateway

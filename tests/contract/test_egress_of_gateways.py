@@ -3,7 +3,7 @@
 import json
 
 from appliance.audit.entry import decode
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.infra.schema import upgrade_database
 from tests.contract.test_gateways_on_postgresql import command, two_gateways

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from appliance.audit.entry import decode
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.infra.schema import grants, upgrade_database
 from tests.command import run_command

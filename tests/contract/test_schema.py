@@ -11,8 +11,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, create_engine, text
 
 from appliance.audit import tables
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange
-from appliance.audit.registry import EntryType
 from appliance.audit.store import Head
 from appliance.control import override
 from appliance.errors import AuditUnavailableError

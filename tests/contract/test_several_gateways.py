@@ -8,10 +8,10 @@ from sqlalchemy import create_engine
 from appliance.audit import verify
 from appliance.audit.checkpoint import verify_checkpoint
 from appliance.audit.entry import decode
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
-from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.merkle import CompactRange
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.errors import AuditEntryError, AuditForkError, AuditRollbackError
 from tests.audit_log import ORIGIN, intent, outcome

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from appliance.audit.append import append_entry
+from appliance.audit.entry_types import EntryType
 from appliance.audit.migrate import copy_log
-from appliance.audit.registry import EntryType
 from appliance.audit.store import Head
 from appliance.errors import TenantConflictError, TenantsUnavailableError
 from appliance.infra import schema

@@ -25,8 +25,8 @@ from appliance.errors import BundleStorageError
 from appliance.sovereignty.bundle.build import build_bundle
 from appliance.sovereignty.bundle.engine import Engine
 from appliance.sovereignty.bundle.load import Home, Targets, load_bundle
+from appliance.sovereignty.bundle.oci_push import Registry
 from appliance.sovereignty.bundle.recipe import load_recipe
-from appliance.sovereignty.bundle.registry import Registry
 from tests.bundles import DATABASE, GATEWAY, Workshop
 from tests.certificates import Authority
 

@@ -18,7 +18,7 @@ import jsonschema
 import pytest
 import yaml
 
-from appliance.app.worker import PLUGIN
+from appliance.app.worker_process import PLUGIN
 from appliance.infra.schema import upgrade_database
 from appliance.infra.settings import load_settings
 from appliance.serving.supervise import free_port

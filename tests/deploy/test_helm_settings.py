@@ -8,7 +8,7 @@ import yaml
 from sqlalchemy import make_url
 
 import docs.chart as chart_docs
-from appliance.app.worker import PLUGIN
+from appliance.app.worker_process import PLUGIN
 from appliance.audit.checkpoint import parse_verifier_keys
 from appliance.infra.postgresql import OPTIONS, SSL_MODES
 from appliance.infra.settings import PREFIX, Settings, WorkerSettings, load_settings

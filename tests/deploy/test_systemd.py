@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from appliance.app.worker import PLUGIN
+from appliance.app.worker_process import PLUGIN
 from appliance.cli import cli
 from appliance.infra.settings import load_settings
 from appliance.sovereignty.environment import offline_environment

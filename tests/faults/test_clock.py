@@ -8,8 +8,8 @@ import json
 import pytest
 
 from appliance.audit import verify
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
-from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.infra.data_directory import locate
 from tests.audit_log import intent, open_log, outcome, prepare, settings_for, signer_in

@@ -13,7 +13,7 @@ import pytest
 from appliance.audit import verify
 from appliance.audit.entry import decode
 from appliance.audit.export import export_log
-from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.infra.schema import upgrade_database
 from tests.audit_log import ORIGIN

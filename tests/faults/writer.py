@@ -30,9 +30,9 @@ import alembic.command  # noqa: F401 - loaded once, here: a new database needs i
 from sqlalchemy import event
 
 from appliance.audit.durability.durable import DurableLog
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
 from appliance.audit.pending import Kept
-from appliance.audit.registry import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.home import WitnessHome
 from appliance.errors import ApplianceError, AuditError, AuditUnavailableError

@@ -33,8 +33,8 @@ from appliance.audit import verify
 from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.entry import decode, new_entry_id
 from appliance.audit.export import export_log
-from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.control.changes import ChangeLog
 from appliance.control.loop import ControlLoop, ControlParts

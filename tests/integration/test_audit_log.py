@@ -19,10 +19,10 @@ from pathlib import Path
 
 from appliance.audit import verify
 from appliance.audit.entry import decode
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
-from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.infra.settings import AuditSettings
 

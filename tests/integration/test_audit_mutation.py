@@ -25,11 +25,11 @@ from appliance.audit import verify
 from appliance.audit.content.payloads import Payload, SqlPayloadStore
 from appliance.audit.content.sealing import Part, place, seal
 from appliance.audit.entry import new_entry_id
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log, export_receipt
-from appliance.audit.keys import create_mldsa_key, create_signing_key, load_signing_key, mldsa_path
 from appliance.audit.log import AuditLog
 from appliance.audit.mldsa import supports_mldsa
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import create_mldsa_key, create_signing_key, load_signing_key, mldsa_path
 from appliance.audit.store import SqlAuditStore
 from appliance.cli import cli
 from appliance.infra.settings import AuditSettings

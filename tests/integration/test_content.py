@@ -21,7 +21,7 @@ from appliance.audit.content.payload_keys import PayloadKeys, Purpose
 from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.content.sealing import Part, commit, open_sealed, place, unwrap
 from appliance.audit.export import export_receipt
-from appliance.audit.keys import load_signing_key
+from appliance.audit.signing_keys import load_signing_key
 from appliance.cli import cli
 from appliance.errors import AuditVerificationError, ConfigurationError
 from appliance.infra.settings import AuditSettings

@@ -22,10 +22,10 @@ from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.content.retention import Erasure
 from appliance.audit.content.sealing import Part, open_sealed, place, unwrap
 from appliance.audit.entry import decode, new_entry_id
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
-from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.gateway.capture import open_content
 from appliance.infra.settings import AuditSettings

@@ -37,12 +37,12 @@ from appliance.drafts.evaluation import runner
 from appliance.drafts.evaluation.arms import Arm, Served
 from appliance.drafts.evaluation.comparison import Comparison, open_comparison
 from appliance.drafts.evaluation.evaluating import EvaluationSite, HeldOutData, evaluate
-from appliance.drafts.evaluation.page import render_page
+from appliance.drafts.evaluation.evaluation_page import render_page
+from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker, WorkerTemplate, run_worker
 from appliance.drafts.evaluation.prompts import choose_prompts
-from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict
+from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.drafts.evaluation.store import load_evaluation, save_evaluation
-from appliance.drafts.evaluation.worker import EvaluationWorker, WorkerTemplate, run_worker
 from appliance.drafts.harvest.sample import TrainingSample
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
 from appliance.drafts.registry.draft_source import read_source

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from appliance.audit import verify
 from appliance.audit.content.payloads import SqlPayloadStore
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.cli import cli
 from appliance.cli.register import change_roster
 from appliance.drafts.harvest.dataset import DATASETS, open_dataset

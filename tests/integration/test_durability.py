@@ -23,7 +23,7 @@ import pytest
 from appliance.audit import verify
 from appliance.audit.entry import decode
 from appliance.audit.export import export_log
-from appliance.audit.keys import load_signing_key
+from appliance.audit.signing_keys import load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.infra.settings import AuditSettings
 from demo.process import ApplianceProcess

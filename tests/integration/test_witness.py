@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 from appliance.audit import verify
-from appliance.audit.keys import create_signing_key, load_signing_key
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verify import ExitCode
 from appliance.infra.settings import DataSettings, Settings

@@ -11,12 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_cosignatures
 from appliance.audit.cosignature import ED25519_COSIGNATURE
-from appliance.audit.keys import Signer
 from appliance.audit.merkle import CompactRange, consistency_proof, hash_leaf, root_from_leaf_hashes
+from appliance.audit.signing_keys import Signer
 from appliance.audit.store import Head, Leaf, SqlAuditStore, StoredCheckpoint
-from appliance.audit.witness.client import WitnessClient, open_witnessing
-from appliance.audit.witness.server import serving
-from appliance.audit.witness.state import WitnessState
 from appliance.audit.witness.witness import (
     BAD_REQUEST,
     CONFLICT,
@@ -28,6 +25,9 @@ from appliance.audit.witness.witness import (
     Witness,
     encode_request,
 )
+from appliance.audit.witness.witness_client import WitnessClient, open_witnessing
+from appliance.audit.witness.witness_server import serving
+from appliance.audit.witness.witness_state import WitnessState
 from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.infra.settings import AuditSettings, WitnessSettings
 

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from appliance.app.worker import PLUGIN
+from appliance.app.worker_process import PLUGIN
 from appliance.errors import WorkerStartError
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import choose_device, detect_hardware

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.app.worker import PLUGIN
+from appliance.app.worker_process import PLUGIN
 from appliance.sovereignty.environment import OfflineVariable, offline_environment, worker_variables
 from docs.offline_env import GRAFANA_VARIABLES, grafana_file, render_file, worker_file
 

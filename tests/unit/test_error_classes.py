@@ -7,7 +7,13 @@ from http import HTTPStatus
 import pytest
 
 from appliance import errors
-from appliance.api.errors import RETRY_SECONDS, UNEXPECTED_MESSAGE, WRONG_METHOD, error_response, render
+from appliance.api.error_responses import (
+    RETRY_SECONDS,
+    UNEXPECTED_MESSAGE,
+    WRONG_METHOD,
+    error_response,
+    render,
+)
 from appliance.errors import ERROR_TABLE, UNEXPECTED, spec_of
 
 CLASSES = [

@@ -24,8 +24,8 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from appliance.api.errors import render
-from appliance.api.middleware import DRAIN_BYTES
+from appliance.api.error_responses import render
+from appliance.api.request_middleware import DRAIN_BYTES
 from appliance.errors import (
     ApplianceError,
     HeadTooLargeError,

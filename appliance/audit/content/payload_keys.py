@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from appliance.audit.content.sealing import KEY_BYTES, NONCE_BYTES
 from appliance.audit.entry import new_entry_id
-from appliance.audit.keys import OTHERS, is_open_to_others
+from appliance.audit.signing_keys import OTHERS, is_open_to_others
 from appliance.errors import AuditKeyError
 from appliance.infra.files import sync_directory, sync_file, write_private
 

@@ -23,7 +23,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from appliance.audit.content.sealing import LOGGED, Part, Sealed
 from appliance.audit.entry import new_entry_id
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.tables import audit_checkpoints, audit_leaves, audit_payloads
 from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.infra.database import SqlStore, first_line

@@ -30,8 +30,8 @@ from appliance.audit.content.payload_keys import KeyName, PayloadKeys, Purpose
 from appliance.audit.content.payloads import Found, Selection, SqlPayloadStore
 from appliance.audit.content.sealing import rewrap
 from appliance.audit.entry import JSON, format_time
+from appliance.audit.entry_types import EntryType
 from appliance.audit.pending import Receipt
-from appliance.audit.registry import EntryType
 from appliance.errors import AuditKeyError, AuditUnavailableError, ControlRefusedError, InvalidRequestError
 from appliance.tenancy import NAME_FORMAT
 

@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from appliance.audit.content.payloads import CHUNK, Payload, SqlPayloadStore, row_of
 from appliance.audit.content.sealing import Part
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.tables import audit_leaves, audit_payloads
 
 _COLUMNS = audit_payloads.c

@@ -22,9 +22,9 @@ from appliance.audit.durability.losses import Losses, save_gap, short_name
 from appliance.audit.durability.spool import Spool
 from appliance.audit.durability.spooler import RunInThread, Spooler
 from appliance.audit.entry import format_time
+from appliance.audit.entry_types import EntryType
 from appliance.audit.log import AuditLog
 from appliance.audit.merkle import hash_leaf
-from appliance.audit.registry import EntryType
 from appliance.audit.stored import AuditStore
 from appliance.errors import AuditEntryError, AuditUnavailableError
 
@@ -34,7 +34,7 @@ SHORT_SECONDS = 0.002
 
 
 @dataclass(slots=True, kw_only=True)
-class Recorded:
+class RecordedSince:
     """What the log holds from some entry on."""
 
     leaf_hashes: set[bytes] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Recorded:
     """Entries that `audit.gap` entries admit are missing, by the time the gap began."""
 
     @classmethod
-    def since(cls, store: AuditStore, start: int) -> "Recorded":
+    def since(cls, store: AuditStore, start: int) -> "RecordedSince":
         """Read everything from index `start` on.  Blocks; raises AuditUnavailableError."""
         found = cls()
         while leaves := store.leaves(start, start + CHUNK):
@@ -120,7 +120,7 @@ class Drain:
         if self._losses.gap is not None:
             await self._admit(await self._read_recorded(self._losses.gap.size))
 
-    async def _hand_over(self, leaves: Sequence[bytes], recorded: Recorded, size: int) -> None:
+    async def _hand_over(self, leaves: Sequence[bytes], recorded: RecordedSince, size: int) -> None:
         waiting: list[TrackedEntry] = []
         for leaf in leaves:
             entry = self._in_flight.track(self._log.remake(leaf), is_drained=True)
@@ -152,7 +152,7 @@ class Drain:
                     await self._append(EntryType.REQUEST_ABORTED, request_id=request_id, reason=reason)
             del self._losses.unended[request_id]
 
-    async def _admit(self, recorded: Recorded) -> None:
+    async def _admit(self, recorded: RecordedSince) -> None:
         gap = self._losses.gap
         if gap is None:
             return
@@ -168,7 +168,7 @@ class Drain:
         with suppress(OSError):
             await self._run(partial(save_gap, self._gap_path, None))
 
-    async def _report(self, recorded: Recorded) -> None:
+    async def _report(self, recorded: RecordedSince) -> None:
         start = self._spool.start
         if start is None or start.spool in recorded.spools:
             return
@@ -195,8 +195,8 @@ class Drain:
         except TimeoutError as error:
             raise AuditUnavailableError("the database is too slow to take what was spooled") from error
 
-    async def _read_recorded(self, size: int) -> Recorded:
-        return await self._run(partial(Recorded.since, self._store, size))
+    async def _read_recorded(self, size: int) -> RecordedSince:
+        return await self._run(partial(RecordedSince.since, self._store, size))
 
     def _time(self) -> str:
         return format_time(int(self._clock() * 1000))

@@ -23,9 +23,9 @@ from appliance.audit.durability.in_flight import InFlight, TrackedEntry
 from appliance.audit.durability.losses import Losses, load_gap, save_gap
 from appliance.audit.durability.spool import Spool
 from appliance.audit.durability.spooler import Spooler
+from appliance.audit.entry_types import EntryType
 from appliance.audit.log import AuditLog
 from appliance.audit.pending import Receipt
-from appliance.audit.registry import EntryType
 from appliance.audit.stored import AuditStore
 from appliance.errors import AuditEntryError, AuditError, AuditUnavailableError
 from appliance.infra.logs import Logger

@@ -18,9 +18,9 @@ from appliance.audit.durability.durable import DurableLog
 from appliance.audit.durability.health import HealthMonitor
 from appliance.audit.durability.selfcheck import SelfCheck
 from appliance.audit.durability.spool import Spool
-from appliance.audit.keys import Signer
+from appliance.audit.entry_types import EntryType
 from appliance.audit.log import AuditLog
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import Signer
 from appliance.audit.store import AuditStore
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics, observe_audit, observe_health

@@ -8,8 +8,8 @@ over between the refusal of an intent and the moment its owner knows of it.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from appliance.audit.entry_types import EntryType
 from appliance.audit.pending import NOT_PLACED, Kept, Pending, Receipt
-from appliance.audit.registry import EntryType
 from appliance.errors import AuditError
 
 

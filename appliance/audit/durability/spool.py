@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from appliance.audit.entry import MAX_LEAF_BYTES
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import HASH_BYTES, hash_leaf
-from appliance.audit.registry import EntryType
 from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.infra.files import open_locked, sync_directory, sync_file
 

@@ -15,16 +15,16 @@ from pathlib import Path
 
 from appliance.audit.checkpoint import VerifierKey, parse_verifier_keys
 from appliance.audit.cosignature import TIMESTAMPED
-from appliance.audit.keys import (
+from appliance.audit.mldsa import require_mldsa
+from appliance.audit.signing_keys import (
     Signer,
     create_mldsa_key,
     create_signing_key,
     load_witness_keys,
     mldsa_path,
 )
-from appliance.audit.mldsa import require_mldsa
-from appliance.audit.witness.state import WitnessState
 from appliance.audit.witness.witness import Witness
+from appliance.audit.witness.witness_state import WitnessState
 from appliance.errors import AuditKeyError, ConfigurationError
 
 

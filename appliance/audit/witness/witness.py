@@ -26,9 +26,9 @@ from appliance.audit.checkpoint import (
     verify_checkpoint,
     with_signatures,
 )
-from appliance.audit.keys import Signer
 from appliance.audit.merkle import EMPTY_ROOT, verify_consistency
-from appliance.audit.witness.state import Session, WitnessedHead, WitnessState
+from appliance.audit.signing_keys import Signer
+from appliance.audit.witness.witness_state import Session, WitnessedHead, WitnessState
 from appliance.errors import AuditVerificationError, MalformedCheckpointError
 
 MAX_PROOF = 63

@@ -45,7 +45,7 @@ def ask_gateway(
     Raises:
         ConfigurationError: there is no admin key, or the gateway does not answer or refuses the request.
     """
-    from appliance.cli.common.admin import TIMEOUT_SECONDS, open_admin  # noqa: PLC0415 - slow to import
+    from appliance.cli.common.admin_client import TIMEOUT_SECONDS, open_admin  # noqa: PLC0415 - slow to import
 
     async def ask() -> dict[str, Any]:
         async with open_admin(settings, url, timeout_seconds=timeout_seconds or TIMEOUT_SECONDS) as gateway:

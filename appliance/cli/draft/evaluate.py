@@ -16,21 +16,21 @@ from typing import Annotated
 
 import typer
 
-from appliance.app.worker import engine_version
+from appliance.app.worker_process import engine_version
 from appliance.audit.entry import JSON, format_decimal
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
-from appliance.cli.draft.journal import open_journal
+from appliance.cli.draft.audit_steps import open_journal
 from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.comparison import Comparison, open_comparison
 from appliance.drafts.evaluation.evaluating import EvaluationSite, HeldOutData, evaluate, forget_work
+from appliance.drafts.evaluation.evaluation_page import render_page
+from appliance.drafts.evaluation.evaluation_worker import WorkerTemplate, available_memory, context_of
 from appliance.drafts.evaluation.intervals import ConfidenceInterval
-from appliance.drafts.evaluation.page import render_page
 from appliance.drafts.evaluation.prompts import choose_prompts
-from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict, kind_name
+from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict, kind_name
 from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.drafts.evaluation.store import save_evaluation
-from appliance.drafts.evaluation.worker import WorkerTemplate, available_memory, context_of
 from appliance.drafts.harvest.dataset import open_dataset
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
 from appliance.drafts.registry.site_registry import open_registry

@@ -16,7 +16,7 @@ from appliance.audit.content.samples import SqlSampleStore
 from appliance.audit.reading import MAX_PURPOSE_CHARACTERS
 from appliance.cli.common.audit_log import open_store
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
-from appliance.cli.draft.journal import open_journal
+from appliance.cli.draft.audit_steps import open_journal
 from appliance.drafts.harvest.candidate import POLICY, HarvestCandidate, HarvestFilter, allows
 from appliance.drafts.harvest.content_vault import open_vault
 from appliance.drafts.harvest.conversation import Skipped

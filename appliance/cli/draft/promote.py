@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from appliance.cli.common.admin import AdminApi, open_admin
+from appliance.cli.common.admin_client import AdminApi, open_admin
 from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.drafts.promotion.gate import short
 from appliance.infra.settings import Settings

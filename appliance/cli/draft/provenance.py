@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from appliance.audit.content.payloads import SqlPayloadStore
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.cli.common.audit_log import open_store
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.drafts.harvest.dataset import find_manifest

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
-from appliance.cli.draft.journal import open_journal
+from appliance.cli.draft.audit_steps import open_journal
 from appliance.drafts.evaluation.store import load_evaluation, load_measured
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.lint.rules import Finding, Severity

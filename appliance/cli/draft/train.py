@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
-from appliance.cli.draft.journal import open_journal
+from appliance.cli.draft.audit_steps import open_journal
 from appliance.drafts.harvest.dataset import Dataset, open_dataset
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.site_registry import open_registry, site_signer

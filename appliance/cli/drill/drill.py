@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from appliance.cli.common.admin import AdminApi
+from appliance.cli.common.admin_client import AdminApi
 from appliance.cli.drill.traffic import Traffic
 from appliance.errors import ConfigurationError
 from appliance.speculation.values import Reason, SpeculationMode

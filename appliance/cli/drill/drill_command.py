@@ -13,8 +13,8 @@ import aiohttp
 import typer
 
 from appliance.audit.entry import decode
-from appliance.audit.registry import EntryType
-from appliance.cli.common.admin import open_admin
+from appliance.audit.entry_types import EntryType
+from appliance.cli.common.admin_client import open_admin
 from appliance.cli.common.audit_log import PAGE, open_store
 from appliance.cli.common.duration import parse_duration
 from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from

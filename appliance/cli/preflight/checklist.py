@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from appliance.cli.preflight import (
     accelerator,
+    audit_database,
+    audit_log,
     certificate,
     clock,
-    database,
     digests,
     disk,
-    egress,
+    draft_fit,
     kernel,
     kernels,
     listening,
-    log,
-    pair,
+    no_egress,
     processor,
     secret_files,
 )
@@ -44,12 +44,12 @@ FAMILIES = (
     CheckFamily(kernel.check_kernel, kernel.SUBJECTS),
     CheckFamily(listening.check_ports, listening.SUBJECTS),
     CheckFamily(clock.check_clock, clock.SUBJECTS),
-    CheckFamily(egress.check_egress, egress.SUBJECTS),
+    CheckFamily(no_egress.check_egress, no_egress.SUBJECTS),
     CheckFamily(digests.check_weights, digests.SUBJECTS),
-    CheckFamily(pair.check_pair, pair.SUBJECTS),
-    CheckFamily(database.check_database, database.SUBJECTS),
+    CheckFamily(draft_fit.check_pair, draft_fit.SUBJECTS),
+    CheckFamily(audit_database.check_database, audit_database.SUBJECTS),
     CheckFamily(certificate.check_tls, certificate.SUBJECTS),
-    CheckFamily(log.check_log, log.SUBJECTS),
+    CheckFamily(audit_log.check_log, audit_log.SUBJECTS),
 )
 SUBJECTS = tuple(subject for family in FAMILIES for subject in family.subjects)
 

@@ -19,8 +19,8 @@ from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.checklist import SUBJECTS, run_checks
 from appliance.cli.preflight.inquiry import Inquiry
-from appliance.cli.preflight.report import PreflightReport, make_report
 from appliance.cli.preflight.secret_files import FILE
+from appliance.cli.preflight.summary_screen import PreflightReport, make_report
 from appliance.errors import ConfigurationError
 
 commands = typer.Typer()

@@ -12,10 +12,10 @@ from appliance.cli.preflight.check import Check, Subject, gib
 from appliance.cli.preflight.inquiry import Inquiry
 from appliance.cli.preflight.memory import tensor_bytes
 from appliance.errors import ApplianceError, ConfigurationError
+from appliance.sovereignty.bundle.bundle_verifier import open_bundle
 from appliance.sovereignty.bundle.load import Home
 from appliance.sovereignty.bundle.manifest import ItemKind
 from appliance.sovereignty.bundle.signature import TrustedKey, load_trusted_keys
-from appliance.sovereignty.bundle.verify import open_bundle
 
 FILES = Subject("weights.files", "Weights")
 DIGESTS = Subject("weights.digests", "Digests of weights")

@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from appliance.audit.keys import is_open_to_others, mldsa_path
+from appliance.audit.signing_keys import is_open_to_others, mldsa_path
 from appliance.cli.preflight.check import Check, Subject
 from appliance.cli.preflight.inquiry import Inquiry
 

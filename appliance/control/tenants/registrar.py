@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from appliance.control.tenants.changes import TenantChange, changes_between
+from appliance.control.tenants.tenant_changes import TenantChange, changes_between
 from appliance.errors import TenantConflictError
 from appliance.tenancy.roster import Roster, sorted_tenants
 from appliance.tenancy.store import TenantStore

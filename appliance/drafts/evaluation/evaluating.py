@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from appliance.drafts.evaluation import speed, summary
+from appliance.drafts.evaluation import aggregate, speed
 from appliance.drafts.evaluation.arms import TEMPERATURE, Arm, MeasurementPhase, Served, plan_schedule
 from appliance.drafts.evaluation.comparison import Comparison
 from appliance.drafts.evaluation.equality import epsilon_of
+from appliance.drafts.evaluation.evaluation_worker import Say, WorkerTemplate
 from appliance.drafts.evaluation.prompts import ChosenPrompts, split_rounds
-from appliance.drafts.evaluation.report import (
+from appliance.drafts.evaluation.results import (
     ArmSpeed,
     Evaluation,
     EvaluationVerdict,
@@ -31,7 +32,6 @@ from appliance.drafts.evaluation.store import (
     storage_errors,
 )
 from appliance.drafts.evaluation.verdict import refusal_reasons
-from appliance.drafts.evaluation.worker import Say, WorkerTemplate
 from appliance.errors import DraftRefusedError
 from appliance.infra.files import write_private
 from appliance.serving.devices import DeviceKind
@@ -188,10 +188,10 @@ def _report(
     results: tuple[StepResult, ...],
 ) -> Evaluation:
     prompts = [prompt for each in split_rounds(data.chosen.prompts) for prompt in each]
-    evidence = summary.gather(results, list(comparison.arms), prompts, options.draft_tokens)
+    evidence = aggregate.gather(results, list(comparison.arms), prompts, options.draft_tokens)
     header = _header(comparison, data, options, site)
-    equalities, differences = summary.equalities(evidence, header["epsilon"])
-    lines, ratios = summary.lines(evidence), summary.length_ratios(evidence)
+    equalities, differences = aggregate.equalities(evidence, header["epsilon"])
+    lines, ratios = aggregate.lines(evidence), aggregate.length_ratios(evidence)
     gains = {arm: speed.gains(results, arm) for arm in evidence.drafting}
     speed_ratio = speed.speed_ratio(gains[Arm.CANDIDATE], gains.get(Arm.INCUMBENT))
     complete = len(results) == sum(len(phase.steps) for phase in schedule)
@@ -211,7 +211,7 @@ def _report(
         speed_ratio=speed_ratio,
         equalities=equalities,
         differences=differences,
-        expected=summary.expected(lines),
+        expected=aggregate.expected(lines),
     )
     problem = next((result.problem for result in results if result.problem), "")
     reasons = refusal_reasons(measured, problem)

@@ -15,8 +15,8 @@ from functools import partial
 from appliance.drafts.evaluation.arms import Arm, Mode, Prompt
 from appliance.drafts.evaluation.asking import Completion, ask_all
 from appliance.drafts.evaluation.equality import near_tokens, trail_of
-from appliance.drafts.evaluation.report import PromptResult, StepResult, StepTotals
-from appliance.drafts.evaluation.worker import EvaluationWorker
+from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker
+from appliance.drafts.evaluation.results import PromptResult, StepResult, StepTotals
 from appliance.errors import WorkerFailedError
 from appliance.gateway.cost.saving import since
 from appliance.serving.plugin_client import SpeculationCommand

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.drafts.evaluation.arms import Arm, MeasurementPhase, MeasurementStep, Prompt, Served
+from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker, Say, run_worker
 from appliance.drafts.evaluation.measuring import PromptRound, measure, warm_up
-from appliance.drafts.evaluation.report import StepResult
+from appliance.drafts.evaluation.results import StepResult
 from appliance.drafts.evaluation.store import FinishedSteps
-from appliance.drafts.evaluation.worker import EvaluationWorker, Say, run_worker
 from appliance.serving.launch import LaunchPlan
 
 MINUTE = 60

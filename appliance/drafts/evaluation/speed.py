@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.intervals import ConfidenceInterval, mean_ratio
-from appliance.drafts.evaluation.report import StepResult, StepTotals
+from appliance.drafts.evaluation.results import StepResult, StepTotals
 
 LEAST_STEPS = 8
 """Minimum steps of one kind in a round."""

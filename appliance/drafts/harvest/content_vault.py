@@ -20,7 +20,7 @@ from appliance.audit.content.payloads import Payload
 from appliance.audit.content.samples import SampleOutcome, SqlSampleStore
 from appliance.audit.content.sealing import Part, open_sealed, open_unlogged, place, seal, unwrap
 from appliance.audit.entry import format_time
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import AuditStore, SqlAuditStore
 from appliance.drafts.harvest.conversation import Skipped
 from appliance.drafts.harvest.sample import SALT_BYTES, TrainingSample, decode_sample, encode_sample

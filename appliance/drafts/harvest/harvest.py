@@ -16,7 +16,7 @@ from pathlib import Path
 
 from appliance.audit.content.samples import Answered
 from appliance.audit.entry import JSON, format_time
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.drafts.harvest.candidate import POLICY, ROUTES, HarvestCandidate, HarvestFilter, classify
 from appliance.drafts.harvest.content_vault import ContentVault
 from appliance.drafts.harvest.conversation import Conversation, Skipped, UnusableError

@@ -12,13 +12,12 @@ step the new draft is active, and only the promotion's file does not say so yet.
 import asyncio
 from dataclasses import replace
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.control.recycle import RecycleResult
 from appliance.drafts.lint.lint import lint_pair, refuse_errors
-from appliance.drafts.promotion.evidence import RecentCounts, WorkerCounters
 from appliance.drafts.promotion.gate import NONE, short
 from appliance.drafts.promotion.promotion import PromotionStage
-from appliance.drafts.promotion.run import (
+from appliance.drafts.promotion.promotion_run import (
     POLL_SECONDS,
     RETRY_SECONDS,
     EndedError,
@@ -35,6 +34,7 @@ from appliance.drafts.promotion.trial import (
     handicaps,
     judge,
 )
+from appliance.drafts.promotion.trial_counts import RecentCounts, WorkerCounters
 from appliance.drafts.registry.active_draft import read_active_draft
 from appliance.drafts.registry.revision import Revision
 from appliance.errors import ApplianceError, ControlRefusedError

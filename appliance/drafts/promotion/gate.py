@@ -7,7 +7,7 @@ Fails closed: a draft is refused unless it is known to be allowed, with one line
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict
+from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict
 from appliance.drafts.promotion.promotion import Promotion, PromotionStage
 from appliance.drafts.registry.active_draft import ActiveDraft
 from appliance.drafts.registry.revision import Revision

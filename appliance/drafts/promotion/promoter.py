@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.drafts.evaluation.store import load_evaluation
 from appliance.drafts.promotion.conduct import abandon, finish, promote, roll_back
-from appliance.drafts.promotion.evidence import RecentCounts
 from appliance.drafts.promotion.gate import (
     NONE,
     check_evaluation,
@@ -26,7 +25,7 @@ from appliance.drafts.promotion.gate import (
     target_of,
 )
 from appliance.drafts.promotion.promotion import Promotion, PromotionStage
-from appliance.drafts.promotion.run import (
+from appliance.drafts.promotion.promotion_run import (
     RETRY_SECONDS,
     EndedError,
     LeaseLostError,
@@ -34,6 +33,7 @@ from appliance.drafts.promotion.run import (
     PromotionRun,
 )
 from appliance.drafts.promotion.store import PromotionStore
+from appliance.drafts.promotion.trial_counts import RecentCounts
 from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
 from appliance.drafts.registry.revision import Revision
 from appliance.errors import (

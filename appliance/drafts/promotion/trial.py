@@ -32,8 +32,8 @@ from itertools import pairwise
 from statistics import fmean
 from types import MappingProxyType
 
-from appliance.drafts.promotion.evidence import NOTHING, DraftCounts, Kind
 from appliance.drafts.promotion.promotion import TrialNumbers
+from appliance.drafts.promotion.trial_counts import NOTHING, DraftCounts, Kind
 from appliance.speculation.goodput import CORRELATED, LEAST_STEPS, Estimate, acceptance_length
 from appliance.speculation.values import StepCounters
 

@@ -5,7 +5,7 @@ Opens the registry at the configured place, and the site's signing key.
 import os
 from contextlib import suppress
 
-from appliance.audit.keys import Signer, create_signing_key, load_keys, mldsa_path
+from appliance.audit.signing_keys import Signer, create_signing_key, load_keys, mldsa_path
 from appliance.drafts.registry.registry import Clock, DraftRegistry
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import Installation, locate

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from appliance.drafts.training.progress import Point
-from appliance.drafts.training.report_page import render_page
 from appliance.drafts.training.run_directory import used_lines
 from appliance.drafts.training.training_job import Job, JobSample, TrainingSet
+from appliance.drafts.training.training_report import render_page
 from appliance.serving.weights import TRAINING_RECORD
 
 USED = "used.txt"

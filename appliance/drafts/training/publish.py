@@ -7,7 +7,7 @@ from pathlib import Path
 
 from appliance.audit.checkpoint import NoteSigner
 from appliance.audit.entry import JSON
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.drafts.registry.draft_source import DraftSource, read_source
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.training.outcome import USED

@@ -5,7 +5,7 @@ Batches as clients see them: created, read, listed, cancelled.  The runner runs 
 import asyncio
 from collections.abc import Callable
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.sink import AuditSink
 from appliance.errors import (
     BatchConflictError,

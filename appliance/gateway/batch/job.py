@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.errors import InvalidRequestError, StorageUnavailableError, StoredFileNotFoundError
 from appliance.gateway.batch.batch import (
     CANCELLED,

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from appliance.audit.checkpoint import NoteSigner
 from appliance.errors import BundleRefusedError, ConfigurationError
 from appliance.sovereignty.bundle.artefacts import BlobStore, add_chart, add_files, files_below
+from appliance.sovereignty.bundle.bundle_verifier import Bundle, open_bundle
 from appliance.sovereignty.bundle.copying import copy_verified, making, write_durably
 from appliance.sovereignty.bundle.emit import Form, compose_environment, emit
 from appliance.sovereignty.bundle.images import import_image, open_archive
@@ -43,7 +44,6 @@ from appliance.sovereignty.bundle.recipe import (
 )
 from appliance.sovereignty.bundle.references import annotated_images, check_complete, check_listed, images_in
 from appliance.sovereignty.bundle.signature import sign_manifest
-from appliance.sovereignty.bundle.verify import Bundle, open_bundle
 
 ONE_VERSION = frozenset({ItemKind.MODEL, ItemKind.WHEELS, ItemKind.FILES})
 """Kinds whose directory in an installation has the item's name and not its version."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from appliance.errors import BundleStorageError
 from appliance.infra.canonical_json import canonical
 from appliance.sovereignty.bundle.archive import END, padding, tar_header
+from appliance.sovereignty.bundle.bundle_verifier import Bundle
 from appliance.sovereignty.bundle.manifest import BundleFile
 from appliance.sovereignty.bundle.oci import parse_image_config
 from appliance.sovereignty.bundle.tree import ItemTree, PlatformImage
-from appliance.sovereignty.bundle.verify import Bundle
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """OCI's architecture names by the kernel's."""

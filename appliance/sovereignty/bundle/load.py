@@ -15,10 +15,12 @@ from pathlib import Path
 
 from appliance.errors import BundleStorageError
 from appliance.infra.files import open_locked, sync_directory, sync_file
+from appliance.sovereignty.bundle.bundle_verifier import Bundle, Progress, verify_bundle
 from appliance.sovereignty.bundle.copying import storage_error
 from appliance.sovereignty.bundle.engine import Engine
 from appliance.sovereignty.bundle.installed import check_order, read_installed, write_installed
 from appliance.sovereignty.bundle.manifest import BundleManifest, ItemKind
+from appliance.sovereignty.bundle.oci_push import Registry
 from appliance.sovereignty.bundle.placing import (
     Placement,
     activate,
@@ -28,9 +30,7 @@ from appliance.sovereignty.bundle.placing import (
     place_models,
     stage,
 )
-from appliance.sovereignty.bundle.registry import Registry
 from appliance.sovereignty.bundle.tree import ItemTree
-from appliance.sovereignty.bundle.verify import Bundle, Progress, verify_bundle
 
 
 class LoadJournal:

@@ -14,7 +14,7 @@ from appliance.tenancy import ApiKey, Caller, TenantDirectory
 from appliance.tenancy.identity.certificates import ClientCertificate, find_tenant
 from appliance.tenancy.identity.credentials import is_token, presented
 from appliance.tenancy.identity.provider import IdentityProvider
-from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
+from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 from appliance.tenancy.identity.tokens import subject_id
 
 

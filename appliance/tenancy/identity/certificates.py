@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
+from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 
 EXTENSION = "appliance.client_certificate"
 """Key of the `ClientCertificate` in an ASGI scope's `extensions`, if the connection has one."""

@@ -6,7 +6,7 @@ OpenAI clients send `Authorization: Bearer`, Anthropic's `x-api-key`, Azure's `a
 
 from collections.abc import Iterable
 
-from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
+from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 
 BEARER = b"bearer"
 KEY_HEADERS = frozenset({b"x-api-key", b"api-key"})

@@ -16,7 +16,7 @@ import jwt
 
 from appliance.infra.settings import OidcSettings
 from appliance.tenancy.identity.jwks import KeySet
-from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
+from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 
 MAX_TOKEN_CHARACTERS = 16 * 2**10
 REQUIRED = ["exp", "iss", "aud", "sub"]

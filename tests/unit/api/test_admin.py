@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from appliance.api.services import Services
 from appliance.app.http_app import create_app
 from appliance.audit.entry import decode
-from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.control.changes import SpeculationChange
 from appliance.control.override import Override, SqlOverrideStore

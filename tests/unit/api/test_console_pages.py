@@ -22,8 +22,8 @@ from appliance.api.console.history import History
 from appliance.api.console.sessions import LoginAttempts, Sessions
 from appliance.api.services import Services
 from appliance.app.http_app import create_app
-from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.log import AuditLog
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verification import Progress, Stage
 from appliance.audit.verify import ExitCode
@@ -34,7 +34,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings, AuditSettings, ConsoleSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
-from appliance.sovereignty.egress.report import EgressStatus
+from appliance.sovereignty.egress.status import EgressStatus
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.allowances import Limits
 from appliance.tenancy.identity.authenticator import Authenticator

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from appliance.api.services import Services
 from appliance.app.http_app import create_app
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.control.tenants.registrar import Registrar
 from appliance.errors import AuditUnavailableError, InvalidApiKeyError

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from appliance.app.announcer import Announcer
-from appliance.app.worker import WORKER_ID, Listeners, WorkerRole
-from appliance.audit.registry import EntryType
-from appliance.drafts.evaluation.report import ExpectedAcceptance
+from appliance.app.worker_process import WORKER_ID, Listeners, WorkerRole
+from appliance.audit.entry_types import EntryType
+from appliance.drafts.evaluation.results import ExpectedAcceptance
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft
 from appliance.errors import ControlRefusedError

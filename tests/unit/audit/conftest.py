@@ -6,8 +6,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from appliance.audit.export import export_log
-from appliance.audit.keys import Signer
 from appliance.audit.log import AuditLog
+from appliance.audit.signing_keys import Signer
 from appliance.audit.store import SqlAuditStore
 from appliance.infra.settings import AuditSettings
 from tests import audit_log

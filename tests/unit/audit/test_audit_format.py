@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from appliance.audit.entry import Entry, decode, encode, format_time, new_entry_id
-from appliance.audit.registry import REGISTRY, EntryType, Kind
+from appliance.audit.entry_types import REGISTRY, EntryType, Kind
 from appliance.errors import AuditEntryError
 from docs.audit_format import audit_format_page, json_schema
 

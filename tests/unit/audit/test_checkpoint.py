@@ -18,7 +18,7 @@ from appliance.audit.checkpoint import (
     sign_note,
     verify_checkpoint,
 )
-from appliance.audit.keys import Signer
+from appliance.audit.signing_keys import Signer
 from appliance.errors import AuditKeyError, AuditVerificationError, MalformedCheckpointError
 
 REFUSALS = (AuditVerificationError, MalformedCheckpointError)

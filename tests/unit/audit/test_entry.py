@@ -17,7 +17,7 @@ from appliance.audit.entry import (
     format_time,
     new_entry_id,
 )
-from appliance.audit.registry import REGISTRY, EntryType, Kind
+from appliance.audit.entry_types import REGISTRY, EntryType, Kind
 from appliance.errors import AuditEntryError
 
 ID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"

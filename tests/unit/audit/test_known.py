@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.audit.entry_types import EntryType
 from appliance.audit.known import KnownLog, silent_gateways
 from appliance.audit.merkle import CompactRange
 from appliance.audit.pending import EntryMaker
-from appliance.audit.registry import EntryType
 from appliance.audit.store import Head, OpenRequest
 from appliance.errors import AuditForkError
 from tests.audit_log import ORIGIN, intent, outcome

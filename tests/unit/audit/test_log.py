@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from appliance.audit import verify
 from appliance.audit.checkpoint import verify_checkpoint
 from appliance.audit.entry import decode
-from appliance.audit.keys import Signer
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
+from appliance.audit.signing_keys import Signer
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.writer import BEATS
 from appliance.errors import (

@@ -4,9 +4,9 @@ import pytest
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.entry import Entry, encode, format_time, new_entry_id
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
 from appliance.audit.proof import encode_proof, make_proof
-from appliance.audit.registry import EntryType
 from appliance.audit.verify import ExitCode, parse_key, verify_receipt
 from appliance.errors import AuditVerificationError
 

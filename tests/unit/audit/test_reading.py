@@ -7,9 +7,9 @@ from contextlib import closing
 import pytest
 
 from appliance.audit.entry import decode
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import root_from_leaf_hashes
 from appliance.audit.reading import Reading, record
-from appliance.audit.registry import EntryType
 from appliance.audit.store import Head
 from appliance.errors import AuditError, AuditVerificationError
 

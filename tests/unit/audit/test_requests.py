@@ -2,7 +2,7 @@
 
 import pytest
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.requests import OpenRequests
 from appliance.errors import AuditEntryError
 

@@ -8,18 +8,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from appliance.audit import rotation, verify
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_checkpoint
 from appliance.audit.entry import decode
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log, export_receipt
-from appliance.audit.keys import (
+from appliance.audit.merkle import CompactRange
+from appliance.audit.rotation import rotate_keys, rotation_message, short_form
+from appliance.audit.sealed import SealedHead
+from appliance.audit.signing_keys import (
     Signer,
     create_mldsa_key,
     create_signing_key,
     load_signing_key,
     mldsa_path,
 )
-from appliance.audit.merkle import CompactRange
-from appliance.audit.registry import EntryType
-from appliance.audit.rotation import rotate_keys, rotation_message, short_form
-from appliance.audit.sealed import SealedHead
 from appliance.audit.store import SqlAuditStore, StoredCheckpoint
 from appliance.audit.verify import ExitCode
 from appliance.errors import AuditKeyError, AuditRollbackError

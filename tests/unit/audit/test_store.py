@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 from sqlalchemy import event
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import Head, SqlAuditStore
 from appliance.errors import AuditUnavailableError, ConfigurationError
 from tests.grower import Grower

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.entry_types import EntryType
 from appliance.audit.log import AuditLog
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verification import SCRATCH, LogVerification, Stage
 from appliance.audit.verify import ExitCode

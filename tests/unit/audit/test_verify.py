@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from appliance.audit import verify
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.entry import Entry, encode, new_entry_id
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import tile_path
-from appliance.audit.keys import Signer
 from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
 from appliance.audit.proof import encode_proof, make_proof
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import Signer
 from appliance.audit.verify import ExitCode
 
 TIME = "2026-11-20T12:00:00.000Z"

@@ -10,7 +10,7 @@ from appliance.audit import verify
 from appliance.audit.content.payloads import first_id
 from appliance.audit.content.sealing import Part, place, seal, unwrap
 from appliance.audit.entry import Entry, encode, format_time
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.verify import ExitCode
 
 RANDOM = random.Random(17)

@@ -12,11 +12,11 @@ from appliance.audit import verify
 from appliance.audit.checkpoint import Checkpoint, encode_body, parse_note, sign_note, signature_lines
 from appliance.audit.cosignature import ED25519_COSIGNATURE
 from appliance.audit.entry import Entry, encode, new_entry_id
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import tile_path
-from appliance.audit.keys import MldsaSigner, Signer
 from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
 from appliance.audit.proof import encode_proof, make_proof
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import MldsaSigner, Signer
 from appliance.audit.verify import ExitCode
 
 TIME = 1_763_640_000

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.entry_types import EntryType
 from appliance.audit.log import AuditLog
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.cli import cli
 from appliance.errors import AuditUnavailableError, ConfigurationError

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from appliance.audit.keys import create_signing_key
+from appliance.audit.signing_keys import create_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.cli import cli
 from appliance.errors import (

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.entry_types import EntryType
 from appliance.audit.log import AuditLog
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.cli import cli
-from appliance.cli.common.admin import open_admin
+from appliance.cli.common.admin_client import open_admin
 from appliance.cli.drill import drill_command
 from appliance.cli.drill.drill import (
     Drill,

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from appliance.api.http.server import bind, make_server
 from appliance.api.services import Services
 from appliance.app.http_app import create_app
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.cli import cli
 from appliance.cli.common.duration import SECONDS_IN, parse_duration, show_duration
 from appliance.cli.speculation_view import render, show_ranges

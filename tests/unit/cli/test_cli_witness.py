@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from appliance.audit.checkpoint import parse_verifier_keys
-from appliance.audit.keys import create_signing_key, load_signing_key
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.publisher import Publisher
 from appliance.audit.sealed import SealedHead
+from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import Head, Leaf, SqlAuditStore
 from appliance.cli import cli
 from appliance.errors import (

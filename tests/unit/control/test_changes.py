@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from appliance.audit.entry import Entry, decode, encode, new_entry_id
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.control.changes import KEPT, ChangeLog, show_table
 from appliance.errors import AuditEntryError, AuditUnavailableError
 from appliance.infra.logs import configure_logs

@@ -13,17 +13,17 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from appliance.api import admin, ops
-from appliance.api.errors import render
+from appliance.api.error_responses import render
 from appliance.audit.durability.health import AuditHealth
+from appliance.audit.entry_types import EntryType
 from appliance.audit.pending import Receipt
-from appliance.audit.registry import EntryType
-from appliance.control.egress import EgressWatch
+from appliance.control.egress_checks import EgressWatch
 from appliance.errors import ApplianceError, AuditUnavailableError, ControlRefusedError
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import EgressSettings, LogSettings
 from appliance.sovereignty.egress.probe import EgressProbe, Observation, ProbeKind, ProbeOutcome, ProbeResult
-from appliance.sovereignty.egress.report import EgressStatus
+from appliance.sovereignty.egress.status import EgressStatus
 from tests.fakes import audit_fields, until
 
 NOW = 1_800_000_000.0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.control.recycle import RecycleParts, Recycler, RecycleResult, is_new_process, refusal
 from appliance.errors import AuditUnavailableError, ControlRefusedError, WorkerFailedError
 from appliance.infra.logs import configure_logs

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.control.worker_list import WorkerList, digest_of
 from appliance.errors import AuditUnavailableError, ControlRefusedError
 from appliance.infra.settings import load_settings

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from appliance.audit.entry import Entry, encode, new_entry_id
-from appliance.audit.registry import REGISTRY, EntryType
+from appliance.audit.entry_types import REGISTRY, EntryType
 from appliance.errors import AuditUnavailableError, Outcome, WorkerTimeoutError
 from appliance.gateway.attribution import Attribution, Offender
 from appliance.gateway.call import Call

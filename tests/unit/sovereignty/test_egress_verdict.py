@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.sovereignty.egress.judge import EgressVerdict, judge
 from appliance.sovereignty.egress.probe import EgressProbe, ProbeKind, ProbeOutcome, ProbeResult
-from appliance.sovereignty.egress.verdict import EgressVerdict, judge
 
 WAYS_OUT = [kind for kind in ProbeKind if kind is not ProbeKind.CONTROL]
 HOSTS = ["1.1.1.1", "8.8.8.8", "192.0.2.1", "2606:4700:4700::1111", "2001:db8::1", "proxy.bank"]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.audit.registry import REGISTRY
-from appliance.control.tenants.changes import changes_between
+from appliance.audit.entry_types import REGISTRY
+from appliance.control.tenants.tenant_changes import changes_between
 from appliance.errors import ConfigurationError, TenantConflictError, TenantNotFoundError
 from appliance.tenancy import (
     ANY_MODEL,

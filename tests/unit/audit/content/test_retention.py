@@ -29,9 +29,9 @@ from appliance.audit.content.retention import (
 )
 from appliance.audit.content.sealing import Part, unwrap
 from appliance.audit.entry import Entry, encode, format_time, new_entry_id
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.pending import Receipt
-from appliance.audit.registry import EntryType
 from appliance.audit.store import Head, Leaf, SqlAuditStore
 from appliance.errors import AuditUnavailableError, InvalidRequestError
 from appliance.infra.settings import AuditSettings

@@ -16,8 +16,8 @@ from appliance.audit import verify
 from appliance.audit.durability import durable
 from appliance.audit.durability.losses import short_name
 from appliance.audit.durability.spool import Spool
+from appliance.audit.entry_types import EntryType
 from appliance.audit.pending import Kept
-from appliance.audit.registry import EntryType
 from appliance.errors import AuditEntryError, AuditUnavailableError, ConfigurationError
 from tests.durable_log import BEGUN, ENDED, INTENT, OUTCOME, READ, Bench, begin, end, until
 

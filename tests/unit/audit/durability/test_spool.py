@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.audit.durability.spool import FRAME_BYTES, SUFFIX, Spool, SpoolStart
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.errors import AuditUnavailableError, ConfigurationError
 
 START = SpoolStart(spool="one", log="appliance.test/audit", size=7, since="then", reason="the disk is full")

@@ -34,7 +34,7 @@ from appliance.audit.cosignature import (
     mldsa_message,
     parse_timestamped,
 )
-from appliance.audit.keys import MldsaSigner, Signer
+from appliance.audit.signing_keys import MldsaSigner, Signer
 from appliance.errors import AuditKeyError, AuditVerificationError, MalformedCheckpointError
 
 TIME = 1_679_315_147

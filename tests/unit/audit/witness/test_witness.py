@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_cosignatures
 from appliance.audit.cosignature import ED25519_COSIGNATURE
-from appliance.audit.keys import MldsaSigner, Signer, mldsa_path
 from appliance.audit.merkle import (
     CompactRange,
     consistency_proof,
@@ -19,8 +18,8 @@ from appliance.audit.merkle import (
     hash_leaf,
     root_from_leaf_hashes,
 )
+from appliance.audit.signing_keys import MldsaSigner, Signer, mldsa_path
 from appliance.audit.witness.home import WitnessHome, load_cosigner_keys, load_verifier_keys
-from appliance.audit.witness.state import MAX_REFUSED, WitnessState
 from appliance.audit.witness.witness import (
     BAD_REQUEST,
     CONFLICT,
@@ -34,6 +33,7 @@ from appliance.audit.witness.witness import (
     encode_request,
     parse_request,
 )
+from appliance.audit.witness.witness_state import MAX_REFUSED, WitnessState
 from appliance.errors import (
     AuditKeyError,
     AuditUnavailableError,
@@ -337,7 +337,7 @@ def test_a_crash_before_persisting_cosigned_nothing(history, witness, keys, sign
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("appliance.audit.witness.state.Session.save", crash)
+        patch.setattr("appliance.audit.witness.witness_state.Session.save", crash)
         with pytest.raises(Crash):
             witness.add_checkpoint(history.ask(5, 11))
     assert cosigned(history, 9, witness.add_checkpoint(history.ask(5, 9)), keys)

@@ -12,14 +12,14 @@ from appliance.audit.checkpoint import Checkpoint, encode_body, parse_body, pars
 from appliance.audit.cosignature import ED25519_COSIGNATURE
 from appliance.audit.cosigned import Cosigned, CosignedCheckpoints, merge_notes, worth_keeping
 from appliance.audit.entry import Entry, encode, new_entry_id
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log, export_receipt
-from appliance.audit.keys import MldsaSigner, Signer
 from appliance.audit.merkle import CompactRange, hash_leaf
-from appliance.audit.registry import EntryType
+from appliance.audit.signing_keys import MldsaSigner, Signer
 from appliance.audit.store import Head, Leaf, SqlAuditStore, StoredCheckpoint
 from appliance.audit.verify import ExitCode
-from appliance.audit.witness.state import WitnessState
 from appliance.audit.witness.witness import OK, Answer, Witness, encode_request
+from appliance.audit.witness.witness_state import WitnessState
 from appliance.audit.witness.witnessing import (
     RAREST_ROUNDS,
     KnownWitness,

@@ -10,7 +10,7 @@ from rich.console import Console
 from appliance.cli.preflight.check import Check, CheckResult, Subject
 from appliance.cli.preflight.checklist import FAMILIES, SUBJECTS, CheckFamily, run_checks
 from appliance.cli.preflight.command import WIDTH, show
-from appliance.cli.preflight.report import PreflightReport, make_report
+from appliance.cli.preflight.summary_screen import PreflightReport, make_report
 from appliance.errors import ConfigurationError
 from tests.unit.cli.preflight.test_preflight_files import inquiry_in
 
@@ -32,7 +32,7 @@ def test_every_check_has_a_unique_id():
 @pytest.mark.parametrize("role", ["gateway", "worker"])
 def test_each_family_yields_its_checks_once_in_order(tmp_path, family, role, monkeypatch):
     """Whichever role is asked about."""
-    monkeypatch.setattr("appliance.cli.preflight.pair.find_spec", lambda name: None)
+    monkeypatch.setattr("appliance.cli.preflight.draft_fit.find_spec", lambda name: None)
     settings = inquiry_in(tmp_path).settings
     inquiry = inquiry_in(tmp_path).__class__(
         settings=settings,

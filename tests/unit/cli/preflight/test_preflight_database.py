@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from appliance.audit.store import SqlAuditStore
-from appliance.cli.preflight.check import CheckResult
-from appliance.cli.preflight.database import (
+from appliance.cli.preflight.audit_database import (
     SUBJECTS,
     SeenDatabase,
     check_database,
@@ -18,6 +17,7 @@ from appliance.cli.preflight.database import (
     judge_schema,
     log_is_current,
 )
+from appliance.cli.preflight.check import CheckResult
 from tests.unit.cli.preflight.test_preflight_files import inquiry_in
 
 SERVER = SeenDatabase(

@@ -3,8 +3,8 @@
 import pytest
 
 from appliance.cli.preflight.check import CheckResult
-from appliance.cli.preflight.egress import check_egress, judge_egress
-from appliance.sovereignty.egress.verdict import EgressJudgement, EgressVerdict
+from appliance.cli.preflight.no_egress import check_egress, judge_egress
+from appliance.sovereignty.egress.judge import EgressJudgement, EgressVerdict
 from tests.unit.cli.preflight.test_preflight_files import inquiry_in
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
-from appliance.cli.preflight import log
+from appliance.cli.preflight import audit_log
 from appliance.cli.preflight.check import CheckResult
 from appliance.cli.preflight.inquiry import Inquiry
 from appliance.infra.data_directory import locate
@@ -31,7 +31,7 @@ async def inquiry(tmp_path):
 
 
 def asked(inquiry):
-    return {check.id: check for check in log.check_log(inquiry)}
+    return {check.id: check for check in audit_log.check_log(inquiry)}
 
 
 def change(inquiry, *statements):
@@ -111,7 +111,7 @@ def test_before_the_first_start_there_is_none(tmp_path):
 
 def test_of_a_large_log_only_the_end_is_read(inquiry, monkeypatch):
     """And the line says what reads all of it."""
-    monkeypatch.setattr(log, "MAX_REBUILT_ENTRIES", 10)
+    monkeypatch.setattr(audit_log, "MAX_REBUILT_ENTRIES", 10)
     check = asked(replace(inquiry, entries=5))["audit.newest"]
     assert check.result is CheckResult.OK
     assert check.seen.startswith("5 of ")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.cli.preflight.checklist import SUBJECTS
 from appliance.infra.settings import load_settings
 from appliance.sovereignty.bundle.recipe import BundleRecipe

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from appliance.cli.preflight import pair
+from appliance.cli.preflight import draft_fit
 from appliance.cli.preflight.check import CheckResult
-from appliance.cli.preflight.pair import (
+from appliance.cli.preflight.draft_fit import (
     TokenizerLoad,
     check_pair,
     judge_draft,
@@ -46,7 +46,9 @@ def test_a_draft_that_does_not_fit_is_a_failure(misfit):
 
 def test_the_pair_of_the_settings_is_judged(misfit, tmp_path, monkeypatch):
     """With the tokenizer's process left out."""
-    monkeypatch.setattr(pair, "load_tokenizer", lambda model: TokenizerLoad(alone=True, tokens=5, problem=""))
+    monkeypatch.setattr(
+        draft_fit, "load_tokenizer", lambda model: TokenizerLoad(alone=True, tokens=5, problem="")
+    )
     worker = {"model": str(DEMO_TARGET), "draft": str(misfit)}
     assert next(iter(check_pair(inquiry_in(tmp_path, worker=worker)))).result is CheckResult.FAIL
     alone = {"model": str(DEMO_TARGET), "draft": None, "method": "none"}
@@ -82,5 +84,5 @@ def test_environment_that_allows_egress_is_a_failure(monkeypatch):
 
 def test_silent_tokenizer_process_is_a_failure(monkeypatch):
     """For instance because a library it needs is broken."""
-    monkeypatch.setattr(pair, "CHILD", "appliance.none_of_that_name")
+    monkeypatch.setattr(draft_fit, "CHILD", "appliance.none_of_that_name")
     assert judge_tokenizer(load_tokenizer(DEMO_TARGET), chats=True).result is CheckResult.FAIL

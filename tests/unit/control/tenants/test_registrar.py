@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.control.tenants.registrar import TRIES, Registrar
 from appliance.errors import AuditUnavailableError, TenantConflictError, TenantsUnavailableError

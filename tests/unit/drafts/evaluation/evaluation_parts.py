@@ -15,8 +15,8 @@ from appliance.drafts.evaluation.arms import Arm, Prompt, Served
 from appliance.drafts.evaluation.asking import CompletionClient
 from appliance.drafts.evaluation.comparison import Comparison
 from appliance.drafts.evaluation.evaluating import EvaluationSite, HeldOutData
+from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker
 from appliance.drafts.evaluation.prompts import choose_prompts
-from appliance.drafts.evaluation.worker import EvaluationWorker
 from appliance.drafts.harvest.sample import TrainingSample
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind

@@ -6,11 +6,18 @@ from html.parser import HTMLParser
 
 import pytest
 
+from appliance.drafts.evaluation.aggregate import (
+    equalities,
+    expected,
+    gather,
+    length_ratios,
+    lines,
+)
 from appliance.drafts.evaluation.arms import Arm, Mode
 from appliance.drafts.evaluation.equality import Agreement, trail_of
+from appliance.drafts.evaluation.evaluation_page import render_page
 from appliance.drafts.evaluation.intervals import ConfidenceInterval
-from appliance.drafts.evaluation.page import render_page
-from appliance.drafts.evaluation.report import (
+from appliance.drafts.evaluation.results import (
     ArmSpeed,
     Evaluation,
     EvaluationVerdict,
@@ -20,13 +27,6 @@ from appliance.drafts.evaluation.report import (
     TrafficAspect,
 )
 from appliance.drafts.evaluation.store import load_evaluation, save_evaluation
-from appliance.drafts.evaluation.summary import (
-    equalities,
-    expected,
-    gather,
-    length_ratios,
-    lines,
-)
 from appliance.drafts.training_record import parse_record
 from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError
 from tests.unit.drafts.evaluation.evaluation_parts import DATASET, digest_of, prompt

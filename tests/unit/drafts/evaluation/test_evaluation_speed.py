@@ -3,7 +3,7 @@
 import pytest
 
 from appliance.drafts.evaluation.arms import Arm
-from appliance.drafts.evaluation.report import StepResult, StepTotals
+from appliance.drafts.evaluation.results import StepResult, StepTotals
 from appliance.drafts.evaluation.speed import gain, gains, speed_ratio, step_totals
 
 

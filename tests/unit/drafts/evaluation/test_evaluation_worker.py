@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from appliance.drafts.evaluation.arms import Served
-from appliance.drafts.evaluation.worker import WorkerTemplate, available_memory, context_of
+from appliance.drafts.evaluation.evaluation_worker import WorkerTemplate, available_memory, context_of
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind

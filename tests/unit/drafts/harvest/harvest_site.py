@@ -21,9 +21,9 @@ from appliance.audit.content.retention import Erased, Erasure, Retention
 from appliance.audit.content.samples import SqlSampleStore
 from appliance.audit.content.sealing import Part, place, seal
 from appliance.audit.entry import JSON, Entry, encode, format_time, new_entry_id
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.pending import Receipt
-from appliance.audit.registry import EntryType
 from appliance.audit.store import Head, Leaf, SqlAuditStore
 from appliance.drafts.harvest.content_vault import ContentVault
 from appliance.drafts.harvest.conversation import Skipped

@@ -14,7 +14,7 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.cli.draft import harvest as command
 from appliance.cli.draft.harvest import COMMANDS as HARVEST
 from appliance.cli.draft.provenance import COMMANDS as PROVENANCE

@@ -12,7 +12,7 @@ from appliance.audit.content.payload_keys import PayloadKeys, Purpose
 from appliance.audit.content.payloads import Selection, export_payloads
 from appliance.audit.content.samples import SampleOutcome, SqlSampleStore
 from appliance.audit.content.sealing import LOGGED, Part
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.drafts.harvest.content_vault import TRIES, KeptContent
 from appliance.drafts.harvest.conversation import Skipped
 from appliance.errors import AuditUnavailableError, DraftRefusedError

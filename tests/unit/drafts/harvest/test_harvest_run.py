@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.drafts.harvest.candidate import POLICY, HarvestFilter, allows
 from appliance.drafts.harvest.conversation import Skipped
 from appliance.drafts.harvest.dataset import DATASETS, open_dataset

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from appliance.app.announcer import Announcer
-from appliance.app.worker import Listeners, LoadedPair, WorkerRole, load_pair
+from appliance.app.worker_process import Listeners, LoadedPair, WorkerRole, load_pair
 from appliance.drafts.lint.rules import Rule
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate

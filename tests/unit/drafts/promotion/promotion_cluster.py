@@ -14,13 +14,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.control.recycle import RecycleParts, Recycler
-from appliance.drafts.evaluation.report import Evaluation
+from appliance.drafts.evaluation.results import Evaluation
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.drafts.promotion.promotion import Promotion
-from appliance.drafts.promotion.run import PromotionParts, TargetPool
+from appliance.drafts.promotion.promotion_run import PromotionParts, TargetPool
 from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
 from appliance.errors import AuditUnavailableError, WorkerFailedError
 from appliance.infra.logs import configure_logs

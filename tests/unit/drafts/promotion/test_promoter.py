@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from appliance.drafts.evaluation.report import EvaluationVerdict
-from appliance.drafts.promotion import run, store
+from appliance.drafts.evaluation.results import EvaluationVerdict
+from appliance.drafts.promotion import promotion_run, store
 from appliance.drafts.promotion.promotion import PromotionStage
 from appliance.drafts.registry.active_draft import ActiveDraft
 from appliance.errors import (
@@ -39,7 +39,7 @@ async def cluster(tmp_path, monkeypatch):
         return step
 
     monkeypatch.setattr(store, "write_private", fateful(store.write_private))
-    monkeypatch.setattr(run, "write_active_draft", fateful(run.write_active_draft))
+    monkeypatch.setattr(promotion_run, "write_active_draft", fateful(promotion_run.write_active_draft))
     made.evaluated(new(made))
     await made.gateway.run()
     yield made

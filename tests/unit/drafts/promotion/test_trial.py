@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.promotion.evidence import NOTHING, WorkerCounters, counts_of
 from appliance.drafts.promotion.trial import (
     LEAST_WINDOWS,
     Trial,
@@ -20,6 +19,7 @@ from appliance.drafts.promotion.trial import (
     interval,
     judge,
 )
+from appliance.drafts.promotion.trial_counts import NOTHING, WorkerCounters, counts_of
 from appliance.serving.worker import WorkerId
 from tests.unit.drafts.promotion.drafting import STEP_SECONDS, Side
 

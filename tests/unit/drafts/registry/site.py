@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from appliance.audit.keys import Signer, create_signing_key, load_keys, mldsa_path
+from appliance.audit.signing_keys import Signer, create_signing_key, load_keys, mldsa_path
 from appliance.drafts.registry.draft_source import read_source
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.revision import REVISION, SIGNATURE, SIGNED, Revision

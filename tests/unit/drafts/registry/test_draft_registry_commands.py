@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from appliance.audit.entry import decode
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft.registry import COMMANDS
-from appliance.drafts.evaluation.report import Evaluation, EvaluationVerdict, ExpectedAcceptance
+from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict, ExpectedAcceptance
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft
 from appliance.drafts.registry.registry import DraftRegistry
@@ -262,7 +262,7 @@ class TestImport:
 
         source = office.signed()
         with monkeypatch.context() as patch:
-            patch.setattr("appliance.cli.draft.journal.append_entry", unavailable)
+            patch.setattr("appliance.cli.draft.audit_steps.append_entry", unavailable)
             office.refused(AuditUnavailableError, "import", source)
         assert office.registry.revisions() == ()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft
 from appliance.drafts.training import trainer_process
 from appliance.drafts.training.parent_draft import choose_parent

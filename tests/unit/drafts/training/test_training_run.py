@@ -18,7 +18,6 @@ from appliance.drafts.training.progress import (
     drop_after,
     read_points,
 )
-from appliance.drafts.training.report_page import render_page
 from appliance.drafts.training.run_directory import run_directory
 from appliance.drafts.training.training_job import (
     Job,
@@ -31,6 +30,7 @@ from appliance.drafts.training.training_job import (
     sample_lines,
 )
 from appliance.drafts.training.training_recipe import TrainingRecipe
+from appliance.drafts.training.training_report import render_page
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError
 
 JOB = Job(

@@ -13,12 +13,12 @@ from appliance.audit.entry import new_entry_id
 from appliance.audit.pending import Receipt
 from appliance.gateway.batch.answerer import find_owner
 from appliance.gateway.batch.batch import FilePurpose
+from appliance.gateway.batch.batch_runner import BatchRunner
 from appliance.gateway.batch.batches import Batches
 from appliance.gateway.batch.executor import BatchParts
 from appliance.gateway.batch.files import TenantFiles, Upload
 from appliance.gateway.batch.request import BatchRequest
 from appliance.gateway.batch.results import LineAnswer
-from appliance.gateway.batch.runner import BatchRunner
 from appliance.gateway.batch.store import SqlBatchStore
 from appliance.gateway.batch.tables import metadata
 from appliance.gateway.batch.vault import FileVault

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from appliance.errors import StorageUnavailableError
-from appliance.gateway.batch import runner as module
+from appliance.gateway.batch import batch_runner as module
 from appliance.gateway.batch.batch import ENDED, Status
 from tests.fakes import until
 from tests.unit.gateway.batch.scene import Scene, requests

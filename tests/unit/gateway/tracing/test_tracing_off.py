@@ -7,7 +7,7 @@ CODE = """
 import asyncio, sys
 import appliance.cli, appliance.app.run
 from appliance.infra.settings import TracingSettings
-from appliance.gateway.tracing.opening import open_tracing
+from appliance.gateway.tracing.tracing_setup import open_tracing
 
 async def main():
     nothing = {"metrics": None, "logger": None, "clock": None, "wall_clock": None}

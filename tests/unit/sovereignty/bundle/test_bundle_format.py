@@ -12,7 +12,7 @@ import yaml
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from appliance.audit.keys import Signer
+from appliance.audit.signing_keys import Signer
 from appliance.sovereignty.bundle.archive import END, padding, tar_header
 from appliance.sovereignty.bundle.build import build_bundle
 from appliance.sovereignty.bundle.manifest import Base, BundleFile, BundleManifest, Item, ItemKind

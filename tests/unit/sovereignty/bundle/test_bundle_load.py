@@ -24,17 +24,17 @@ from appliance.errors import (
     BundleStorageError,
 )
 from appliance.sovereignty.bundle.build import build_bundle, make_difference
+from appliance.sovereignty.bundle.bundle_verifier import verify_bundle
 from appliance.sovereignty.bundle.copying import PARTIAL
 from appliance.sovereignty.bundle.engine import Engine, saved_form
 from appliance.sovereignty.bundle.installed import InstalledBundles, ItemChange, make_plan, read_installed
 from appliance.sovereignty.bundle.load import Home, Targets, load_bundle
 from appliance.sovereignty.bundle.manifest import BundleManifest, ItemKind
 from appliance.sovereignty.bundle.oci import Platform
+from appliance.sovereignty.bundle.oci_push import Registry
 from appliance.sovereignty.bundle.parts import split
 from appliance.sovereignty.bundle.placing import check_room
 from appliance.sovereignty.bundle.recipe import load_recipe
-from appliance.sovereignty.bundle.registry import Registry
-from appliance.sovereignty.bundle.verify import verify_bundle
 from tests.bundles import GATEWAY, Workshop, all_files, tar_of, write_saved_image
 
 WEIGHTS = "model.safetensors"

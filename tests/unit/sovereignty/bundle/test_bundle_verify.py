@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from appliance.audit.keys import create_signing_key, load_keys, mldsa_path
+from appliance.audit.signing_keys import create_signing_key, load_keys, mldsa_path
 from appliance.errors import (
     AuditKeyError,
     BundleError,

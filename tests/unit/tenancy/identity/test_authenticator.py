@@ -12,7 +12,7 @@ from appliance.tenancy.directory import REFUSAL
 from appliance.tenancy.identity.authenticator import Authenticator
 from appliance.tenancy.identity.certificates import ClientCertificate
 from appliance.tenancy.identity.provider import IdentityProvider, open_provider
-from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
+from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 from appliance.tenancy.identity.tokens import subject_id
 from tests.clock import Clock
 from tests.identity_provider import AUDIENCE, ISSUER, Provider, publish

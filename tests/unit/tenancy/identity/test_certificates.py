@@ -3,7 +3,7 @@
 import pytest
 
 from appliance.tenancy.identity.certificates import ClientCertificate, find_tenant, read_certificate
-from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
+from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 
 PEER = {
     "subject": ((("countryName", "DE"),), (("commonName", "billing"),)),

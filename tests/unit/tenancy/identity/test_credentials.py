@@ -3,7 +3,7 @@
 import pytest
 
 from appliance.tenancy.identity.credentials import is_token, presented
-from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
+from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 
 KEY = "sk-aaaaaaaa-" + "x" * 43
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import OidcSettings
 from appliance.tenancy.identity.jwks import parse_key_set
-from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
+from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 from tests.identity_provider import Provider, key_set
 
 ALLOWED = OidcSettings().algorithms

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.api.errors import render
-from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
+from appliance.api.error_responses import render
+from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 
 PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "single-sign-on.md"
 

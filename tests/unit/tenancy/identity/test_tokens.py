@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from appliance.infra.settings import OidcSettings
 from appliance.tenancy.directory import REFUSAL
 from appliance.tenancy.identity.jwks import parse_key_set
-from appliance.tenancy.identity.refusal import RefusalReason, RefusedCallerError
+from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 from appliance.tenancy.identity.tokens import (
     REMEMBERED,
     REQUIRED,

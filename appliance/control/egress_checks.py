@@ -10,18 +10,18 @@ import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from appliance.audit.entry_types import EntryType
 from appliance.audit.pending import Receipt
-from appliance.audit.registry import EntryType
 from appliance.audit.sink import AuditSink
 from appliance.errors import AuditError, ControlRefusedError
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import EgressSettings
+from appliance.sovereignty.egress.judge import EgressVerdict
 from appliance.sovereignty.egress.plan import digest_of
 from appliance.sovereignty.egress.probe import Observation
 from appliance.sovereignty.egress.probing import is_walled
-from appliance.sovereignty.egress.report import EgressReport, EgressStatus, Trigger
-from appliance.sovereignty.egress.verdict import EgressVerdict
+from appliance.sovereignty.egress.status import EgressReport, EgressStatus, Trigger
 
 
 class EgressWatch:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from appliance.cli.preflight.check import Check, Subject
 from appliance.cli.preflight.inquiry import Inquiry
 from appliance.infra.settings import process_environment
+from appliance.sovereignty.egress.judge import EgressJudgement, EgressVerdict, judge
 from appliance.sovereignty.egress.plan import plan_egress
 from appliance.sovereignty.egress.probing import run_probes
-from appliance.sovereignty.egress.verdict import EgressJudgement, EgressVerdict, judge
 
 OUTSIDE = Subject("egress.outside", "Egress")
 SUBJECTS = (OUTSIDE,)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal
 
+from appliance.sovereignty.egress.judge import EgressJudgement, EgressVerdict, judge
 from appliance.sovereignty.egress.probe import Observation
-from appliance.sovereignty.egress.verdict import EgressJudgement, EgressVerdict, judge
 
 MOST_CHARACTERS = 100
 """Maximum length of one outcome in an entry: a leaf of the log must hold them all."""

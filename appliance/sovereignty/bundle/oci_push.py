@@ -19,10 +19,10 @@ import aiohttp
 from yarl import URL
 
 from appliance.errors import BundleStorageError
+from appliance.sovereignty.bundle.bundle_verifier import Bundle
 from appliance.sovereignty.bundle.manifest import BundleFile
 from appliance.sovereignty.bundle.references import repository_of
 from appliance.sovereignty.bundle.tree import ItemTree
-from appliance.sovereignty.bundle.verify import Bundle
 
 PATIENCE_SECONDS = 600.0
 """Maximum silence of a registry; a layer may take any time."""

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from appliance.audit.checkpoint import Checkpoint, verify_checkpoint
-from appliance.audit.keys import Signer, load_signing_key
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.sealed import SealedHead
+from appliance.audit.signing_keys import Signer, load_signing_key
 from appliance.audit.store import SqlAuditStore
+from appliance.cli.preflight.audit_database import log_is_current
 from appliance.cli.preflight.check import Check, Subject
-from appliance.cli.preflight.database import log_is_current
 from appliance.cli.preflight.inquiry import Inquiry
 from appliance.errors import ApplianceError, AuditVerificationError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from appliance.drafts.evaluation.arms import Arm, Mode, Prompt
 from appliance.drafts.evaluation.equality import Agreement, compare
 from appliance.drafts.evaluation.intervals import RequestDrafts, acceptance_length, length_ratio
-from appliance.drafts.evaluation.report import (
+from appliance.drafts.evaluation.results import (
     AcceptanceLine,
     Difference,
     Equality,

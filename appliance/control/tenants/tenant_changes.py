@@ -5,7 +5,7 @@ The audit entries of a change of tenants and keys: names and ids, never a key or
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.tenancy.file import POLICY
 from appliance.tenancy.keys import ApiKey
 from appliance.tenancy.tenant import Tenant

@@ -12,7 +12,7 @@ from contextlib import closing
 
 from appliance.audit.append import append_entry
 from appliance.audit.entry import JSON
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.infra.data_directory import locate
 from appliance.infra.os_account import account_name

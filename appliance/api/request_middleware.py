@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from appliance.api.errors import render
+from appliance.api.error_responses import render
 from appliance.errors import ApplianceError, AtCapacityError, BodyTooLargeError, ErrorSpec, spec_of
 from appliance.serving.dialects.routes import ANTHROPIC
 from appliance.tenancy import Tenant

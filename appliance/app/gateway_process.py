@@ -18,28 +18,28 @@ from appliance.api.batches import render_line
 from appliance.api.console.console import Console
 from appliance.api.console.history import History
 from appliance.api.console.sessions import LoginAttempts, Sessions
-from appliance.api.middleware import CLIENT_ID
+from appliance.api.request_middleware import CLIENT_ID
 from appliance.api.services import Services
 from appliance.app.announcer import Announcer
 from appliance.app.opened import WALL_CLOCK, GatewayOpener, OpenedParts, new_request_id
 from appliance.audit.content.payload_keys import PayloadKeys, load_master_key
-from appliance.audit.keys import load_signing_key
+from appliance.audit.signing_keys import load_signing_key
 from appliance.audit.verification import LogVerification
 from appliance.control.changes import ChangeLog
-from appliance.control.egress import EgressWatch
+from appliance.control.egress_checks import EgressWatch
 from appliance.control.loop import ControlLoop, ControlParts
 from appliance.control.recycle import RecycleParts, Recycler, Restarter
 from appliance.control.tenants.enrolment import enrol
 from appliance.control.tenants.registrar import Registrar
 from appliance.control.worker_list import WorkerList
 from appliance.drafts.promotion.promoter import Promoter
-from appliance.drafts.promotion.run import LocalTarget, PromotionParts, TargetPool
+from appliance.drafts.promotion.promotion_run import LocalTarget, PromotionParts, TargetPool
 from appliance.drafts.registry.site_registry import open_registry
 from appliance.gateway.admission import AdmissionControl
 from appliance.gateway.attribution import Attribution
 from appliance.gateway.batch.answerer import Answerer
-from appliance.gateway.batch.opening import OpenBatches, open_batches
-from appliance.gateway.batch.runner import BatchRunner
+from appliance.gateway.batch.batch_runner import BatchRunner
+from appliance.gateway.batch.batch_setup import OpenBatches, open_batches
 from appliance.gateway.gateway import Gateway, GatewayPolicy
 from appliance.gateway.recorder import Recorder
 from appliance.infra.metrics import observe_tenants

@@ -17,7 +17,7 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 from appliance.app.announcer import Announcer
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.audit.sink import AuditSink, submit_best_effort
 from appliance.drafts.lint.loading import LoadedPair, load_pair
 from appliance.drafts.promotion.choice import Choice, DraftChooser, Problem

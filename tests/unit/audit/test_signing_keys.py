@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from appliance.audit import mldsa
 from appliance.audit.checkpoint import parse_verifier_key, parse_verifier_keys
-from appliance.audit.keys import (
+from appliance.audit.signing_keys import (
     Signer,
     create_mldsa_key,
     create_signing_key,

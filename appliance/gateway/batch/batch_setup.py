@@ -11,11 +11,11 @@ from pathlib import Path
 from appliance.audit.content.payload_keys import PayloadKeys
 from appliance.audit.sink import AuditSink
 from appliance.gateway.batch.answerer import Answerer, find_owner
+from appliance.gateway.batch.batch_runner import BatchRunner
 from appliance.gateway.batch.batches import Batches
 from appliance.gateway.batch.executor import BatchParts
 from appliance.gateway.batch.files import TenantFiles
 from appliance.gateway.batch.idle import Gate, IdleCapacity
-from appliance.gateway.batch.runner import BatchRunner
 from appliance.gateway.batch.store import SqlBatchStore
 from appliance.gateway.batch.vault import FileVault
 from appliance.infra.database import Database

@@ -5,7 +5,13 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.promotion.evidence import NOTHING, DraftCounts, RecentCounts, WorkerCounters, counts_of
+from appliance.drafts.promotion.trial_counts import (
+    NOTHING,
+    DraftCounts,
+    RecentCounts,
+    WorkerCounters,
+    counts_of,
+)
 from appliance.serving.worker import WorkerId
 from appliance.speculation.values import EngineReading
 from tests.unit.drafts.promotion.drafting import Side

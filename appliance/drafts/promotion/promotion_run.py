@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.audit.entry import format_time
-from appliance.audit.registry import EntryType
+from appliance.audit.entry_types import EntryType
 from appliance.control.recycle import Recycler, RecycleResult
 from appliance.drafts.promotion.gate import NONE
 from appliance.drafts.promotion.promotion import Promotion, PromotionStage
