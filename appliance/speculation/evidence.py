@@ -71,13 +71,13 @@ def recent_text(state: MonitorState, policy: MonitorPolicy, now: float) -> SpecD
 
 
 def _drafts_of_a_collapse(state: MonitorState, policy: MonitorPolicy, now: float) -> int:
-    if not state.dips:
+    if state.overdispersion == 1.0:
         # Traffic of one kind that collapses again after a resumption is not a borderline.
-        is_one_kind = state.overdispersion == 1.0
-        stopping = SHORT_WINDOW * policy.min_drafts if is_one_kind else _drafts_to_stop(state, policy, now)
-        return min(stopping, _memory(policy))
-    longest = LONGER_THAN_A_DIP * max(state.dips)
-    return min(max(_drafts_to_lose(state, policy, now), longest), _memory(policy))
+        stopping = SHORT_WINDOW * policy.min_drafts
+    else:
+        stopping = (_drafts_to_lose if state.dips else _drafts_to_stop)(state, policy, now)
+    longest = LONGER_THAN_A_DIP * max(state.dips, default=0)
+    return min(max(stopping, longest), _memory(policy))
 
 
 def _drafts_to_lose(state: MonitorState, policy: MonitorPolicy, now: float) -> int:

@@ -71,11 +71,13 @@ class Tick:
     override: SpeculationMode | None
 
 
-def live(seconds: list[Second], *, engine: Engine = ENGINE, seed: int = 0) -> Iterator[Tick]:
+def live(
+    seconds: list[Second], *, engine: Engine = ENGINE, seed: int = 0, start: MonitorState = START
+) -> Iterator[Tick]:
     """A worker under control, second by second."""
     current = [Second(CODE, 1, "", None)]
     traffic = Traffic(acceptance=lambda _now: current[0].text, batch=lambda _now: current[0].batch)
-    worker, state = SimulatedWorker(engine, traffic, seed=seed), START
+    worker, state = SimulatedWorker(engine, traffic, seed=seed), start
     for count, second in enumerate(seconds, start=1):
         current[0] = second
         if second.mishap == "restart":
@@ -391,6 +393,16 @@ def test_a_repeated_collapse_after_short_dips_is_detected_as_soon_as_the_first(s
         ]
         assert stopped[0].now - began <= 3
         assert any(tick.after.probes_failed for tick in stopped)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_collapse_after_a_dip_is_detected_in_seconds_however_often_speculation_stopped(seed: int):
+    """Even traffic waits for three times the dip, not longer with each stop of the last half hour."""
+    stopped_often = replace(START, dips=(64,), flips=tuple(number / 20 for number in range(20)))
+    ticks = live([*constant(CODE, 40, 2), *constant(HEX, 60, 2)], seed=seed, start=stopped_often)
+    stop = next(tick for tick in ticks if tick.after.mode is TARGET_ONLY)
+    assert (stop.after.verdict, stop.after.dips) == (Reason.COLLAPSED, (64,))
+    assert 40 < stop.now <= 44
 
 
 def test_a_collapse_of_even_traffic_is_probed_in_seconds_whatever_dips_there_were():
