@@ -46,6 +46,9 @@ def main() -> None:
         worker = stack.enter_context(upstream())
         ours, process = stack.enter_context(appliance(worker))
         targets = [Target(name="direct", url=worker), ours]
+        if options.against is not None:
+            other, _ = stack.enter_context(appliance(worker, name="other commit", checkout=options.against))
+            targets.append(other)
         for name in options.others:
             try:
                 targets.append(stack.enter_context(OTHERS[name](worker)))
@@ -64,6 +67,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--streams", type=int, nargs="*", default=[100, 500, 900, 1400], help="paced, at once")
     add("--seconds", type=float, default=8.0, help="of a round of paced streams (default 8)")
     add("--others", nargs="*", choices=sorted(OTHERS), default=sorted(OTHERS))
+    add("--against", type=Path, help="checkout of another commit of this project, to compare with")
     add("--memory-requests", type=int, default=100_000, help="after which memory is compared; 0 for not")
     add("--out", type=Path, default=RESULTS, help="where results are written")
     return parser.parse_args(arguments)

@@ -33,19 +33,23 @@ class NotThereError(Exception):
 
 
 @contextmanager
-def appliance(worker: str) -> Iterator[tuple[Target, ApplianceProcess]]:
+def appliance(
+    worker: str, *, name: str = "appliance", checkout: Path = ROOT
+) -> Iterator[tuple[Target, ApplianceProcess]]:
     """Our own gateway: audit log strict on SQLite, keys, limits and metrics on."""
     environment = {
+        "PYTHONPATH": str(checkout.resolve()),
+        "PYTHONSAFEPATH": "1",
         "APPLIANCE_POOL__URLS": json.dumps([worker]),
         "APPLIANCE_LOG__LEVEL": "warning",
-        # The stand-in has room for everybody: nothing is to wait in the queue.
+        # The upstream has room for every request: none waits in the queue.
         "APPLIANCE_ADMISSION__WORKER_REQUESTS": "4096",
     }
     with (
         tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch,
         ApplianceProcess("gateway", data=Path(scratch), environment=environment) as process,
     ):
-        yield Target(name="appliance", url=process.url, key=process.key), process
+        yield Target(name=name, url=process.url, key=process.key), process
 
 
 @contextmanager
