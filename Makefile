@@ -82,7 +82,7 @@ deploy: deploy-tools ## Images, compose, chart, bundle and dashboards, with a co
 parts: deploy-tools ## Integration and deploy in one run, so that neither core waits
 	@$(PYTEST) $(PARTS) $(SHARED) -m "not alone"
 
-alone: setup-dev ## What is promised in seconds, with nothing beside it
+alone: setup-dev ## What is promised in seconds, on a quiet machine
 	@$(PYTEST) $(PARTS) -m alone
 
 clients: client-tools ## Unmodified clients against a real worker, each in an environment of its own

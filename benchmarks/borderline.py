@@ -30,7 +30,7 @@ LONGEST = Mode(control=Control.FIXED, draft_tokens=3)
 PROBING = "probing"
 TOKENS = 96
 MIXTURE = 400
-"""Prompts before a mixture begins anew."""
+"""Prompts before a mixture begins again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def main() -> None:
 def parse() -> Options:
     parser = argparse.ArgumentParser(description=__doc__.strip().partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the monitor decides")
-    parser.add_argument("--concurrency", type=int, default=2, help="requests under way at a time")
+    parser.add_argument("--concurrency", type=int, default=2, help="requests in flight")
     parser.add_argument("--seconds", type=float, default=8.0, help="each measurement of a mixture")
     parser.add_argument("--halvings", type=int, default=5, help="steps of the search for the mixture")
     return Options(**vars(parser.parse_args()))

@@ -53,7 +53,7 @@ def main() -> None:
             try:
                 targets.append(stack.enter_context(OTHERS[name](worker)))
             except NotThereError as error:
-                say(f"LEFT OUT {name}: {error}")
+                say(f"SKIPPED {name}: {error}")
         found, grown = uvloop.run(run(options, targets, process))
     write(options.out, provenance, found, grown)
 
@@ -100,7 +100,7 @@ async def run(
 
 
 def in_words(line: Found, direct: Found) -> str:
-    """One line for whoever waits."""
+    """One line of progress."""
     if line.failure:
         return f"{line.load.name:<34} {line.target:<20} failed: {line.failure}"
     return f"{line.load.name:<34} {line.target:<20} " + ", ".join(

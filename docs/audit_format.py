@@ -108,7 +108,7 @@ _ENVELOPE = {
 _TYPES = """
 ## Entry types
 
-Every type is closed: an entry with a field that is not listed is refused.  Optional fields are left out when
+Every type is closed: an entry with a field that is not listed is refused.  Optional fields are omitted when
 they do not apply.  [`audit-format.schema.json`](audit-format.schema.json) is the same as JSON Schema
 (draft 2020-12), without the rules for canonical encoding and size.
 
@@ -143,7 +143,7 @@ covers it; from there on the new one signs alone.
 ## Receipt
 
 A `.tlog-proof` file: `c2sp.org/tlog-proof@v1`, `index N`, the inclusion path with the leaf's sibling first,
-one base64 hash per line, an empty line, and the checkpoint.  The leaf travels beside it.
+one base64 hash per line, an empty line, and the checkpoint.  The leaf is a separate file.
 
 ## Export
 

@@ -43,7 +43,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--only", choices=["appends", "serving", "worker"], help="one of the usual measurements")
     add("--databases", nargs="+", choices=["sqlite", "postgresql"], help="default: what is installed")
     add("--writers", nargs="+", type=int, default=[1, 2, 4], help="on PostgreSQL (default 1 2 4)")
-    add("--requests-under-way", type=int, default=16, help="in each writer (default 16)")
+    add("--requests-in-flight", type=int, default=16, help="in each writer (default 16)")
     add("--seconds", type=float, default=5.0, help="of appending, per line (default 5)")
     add("--rounds", type=int, default=9, help="of serving (default 9)")
     add("--requests", type=int, default=400, help="per segment of serving (default 400)")
@@ -59,10 +59,10 @@ def measure_usual(options: argparse.Namespace, provenance: Provenance) -> None:
     if options.only in {None, "appends"}:
         databases = options.databases or appends.available()
         lines = []
-        for found in appends.measure(databases, options.writers, options.requests_under_way, options.seconds):
+        for found in appends.measure(databases, options.writers, options.requests_in_flight, options.seconds):
             lines.append(found)
             say(f"{found.database}, {found.writers} writers: {found.entries_per_second:,.0f} entries/s")
-        title = f"Appending, {options.requests_under_way} requests under way in each writer"
+        title = f"Appending, {options.requests_in_flight} requests in flight in each writer"
         write(options.out, provenance, "appends", title, appends.table(lines), appends.document(lines))
     if options.only in {None, "serving"}:
         cases = serving.measure(options.rounds, options.requests)

@@ -1,7 +1,7 @@
 """
 Appends per second and commit latency: one log, and one, two or four writers on PostgreSQL, each a process.
 
-Each writer has several requests under way, as a gateway has; entries become durable in groups.  At
+Each writer has several requests in flight, as a gateway has; entries become durable in groups.  At
 the end the log is exported and verified, and must hold every entry that was acknowledged: speed
 that loses entries is not reported.
 """
@@ -43,7 +43,7 @@ class Appends:
     database: str
     writers: int
     requests: int
-    """Under way at once, in each writer."""
+    """In flight at once, in each writer."""
     seconds: float
     entries: int
     entries_per_second: float
@@ -52,7 +52,7 @@ class Appends:
     commit: Times
     """What the database took for a group."""
     append: Times
-    """What whoever appended an entry waited."""
+    """How long the caller of an append waited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 A log of ten million entries: how long verifying and proving take, and what it needs.
 
 Entries are inserted in bulk, through the real tree and the real store; only the writer's queue is
-left out.  Filling a directory that was begun goes on where it stopped.  Each step that is measured
+excluded.  Filling a directory that was begun resumes where it stopped.  Each step that is measured
 runs in a process of its own, so that its memory is its own.
 """
 

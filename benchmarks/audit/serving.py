@@ -89,7 +89,7 @@ def measure(rounds: int, requests: int) -> list[Serving]:
 
 
 def measure_on_worker(rounds: int, requests: int) -> list[Serving]:
-    """The same in front of a real worker with the demo pair, which the appliance starts beside them."""
+    """The same in front of a real worker with the demo pair, which the appliance starts as well."""
     port = free_port()
     environment = {
         "APPLIANCE_WORKER__PORT": str(port),

@@ -4,7 +4,7 @@
     python -m benchmarks.audit.unaudited gateway --data DIRECTORY --port 0
 
 It exists in the benchmark only: the product has no switch that turns its log off.  Everything else
-is built as it always is; the log is open, and nobody writes to it.
+is built as it always is; the log is open, and nothing is written to it.
 """
 
 import asyncio

@@ -63,7 +63,7 @@ NOTHING = Interval(mean=0.0, low=0.0, high=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What drafting saved over some steps, whoever says so."""
+    """What drafting saved over some steps, from any source."""
 
     spent: float = 0.0
     """Engine seconds of the steps with drafts."""
@@ -169,7 +169,7 @@ def compare(concurrency: int, rounds: Sequence[Round], *, price: float) -> Compa
 
     Args:
         concurrency: of the requests.
-        rounds: at least two of them with enough steps that drafted; others are left out, on both sides.
+        rounds: at least two of them with enough steps that drafted; others are excluded, on both sides.
         price: of a second of the worker.
 
     Raises:

@@ -51,7 +51,7 @@ SETTLE_SECONDS = 60.0
 """How long the report may take to have all steps: a look a second, a write a second, and a busy machine."""
 AGAIN_SECONDS = 1.0
 LEAST_ANSWERS = 2
-"""Of each request under way in a segment, however slow the machine is."""
+"""Of each request in flight in a segment, however slow the machine is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Plan:
     most_rounds: int = 0
     """More rounds, up to so many, while bounds are so wide that half the saving or twice as much agrees."""
     seconds: float = 10.0
-    """Length of a segment, to which requests that are under way then are added."""
+    """Length of a segment, to which requests that are in flight then are added."""
     learn: float = 20.0
     """Time that the monitor gets with each concurrency first; again and again while the report is vague."""
     learn_times: int = 4
@@ -78,7 +78,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What has been found so far; it grows while a run goes on, and survives its end."""
+    """What has been found so far; it grows during a run, and survives its end."""
 
     engine: str = "unknown engine"
     comparisons: list[Comparison] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Reporter:
 
     async def saved(self) -> Saved:
         """
-        What it says was saved until now.
+        The saving that it reports so far.
 
         Raises:
             BenchmarkError: it ends with an error.
@@ -153,7 +153,7 @@ class Driver:
             found: what is added to.
 
         Raises:
-            BenchmarkError: it cannot go on; `found` keeps what was measured.
+            BenchmarkError: it cannot continue; `found` keeps what was measured.
         """
         traffic = traffic_of(Kind.CODE, load_corpus(), shift_seconds=1.0)
         found.engine = self._side.engine
@@ -259,7 +259,7 @@ async def keep_busy(
     name: str,
 ) -> None:
     """
-    Keep so many requests under way, for so long, and on until so many were answered.
+    Keep this many requests in flight, for this long, and until this many were answered.
 
     Args:
         target: the gateway.

@@ -93,7 +93,7 @@ def parse() -> argparse.Namespace:
     add("--measured", type=int, default=40, help="requests of each measurement (default 40)")
     add("--window", type=int, default=256, help="tokens seen at once in training (default 256)")
     add("--minutes", type=float, default=10.0, help="of training (default 10)")
-    add("--concurrency", type=int, default=8, help="requests under way at a time (default 8)")
+    add("--concurrency", type=int, default=8, help="requests in flight (default 8)")
     add("--out", type=Path, default=RESULTS, help="where results are written")
     return parser.parse_args()
 
@@ -139,7 +139,7 @@ def prepare(site: Site, script: Script, options: argparse.Namespace) -> str:
 
 
 def promote(site: Site, draft: str, asks: Asks, options: argparse.Namespace) -> list[str]:
-    """Put the draft into service while the wards go on asking, until it is decided."""
+    """Promote the draft under traffic, until the promotion has ended."""
     # At the acceptance it fell to, the monitor may have stopped drafting, and a trial needs drafts.
     site.command("speculation", "on", "--for", "2h", "--note", "the trial needs drafts")
     with ThreadPoolExecutor(max_workers=1) as thread:

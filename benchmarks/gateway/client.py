@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Fail what was under way."""
+        """Fail what was in flight."""
         if self._done is not None and not self._done.done():
             self._done.set_exception(WrongAnswerError("the connection was closed before the answer ended"))
 

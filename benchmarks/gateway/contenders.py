@@ -1,8 +1,8 @@
 """
-Who is compared: the upstream itself, this gateway with everything on, and other people's gateways.
+The contenders: the upstream itself, this gateway with everything on, and other gateways.
 
-Other people's are installed from the package index into environments of their own, once, below
-`.bench/`; what cannot be installed is left out, and said.
+Other gateways are installed from the package index into environments of their own, once, below
+`.bench/`; a contender that cannot be installed is skipped with a message.
 """
 
 import json
@@ -120,7 +120,7 @@ def started(command: Sequence[str], environment: dict[str, str], health_url: str
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody has now."""
+    """A port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -63,7 +63,7 @@ Started = tuple[ApplianceProcess, Standstill]
 
 
 def start(stack: ExitStack, options: Options, *arguments: str) -> Started:
-    """One appliance with a data directory of its own, standing still once it is ready."""
+    """One appliance with a data directory of its own, stopped once it is ready."""
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="appliance-bench-"))
     say(f"starting the appliance: {' '.join(arguments)}")
     environment = {
@@ -76,7 +76,7 @@ def start(stack: ExitStack, options: Options, *arguments: str) -> Started:
         )
     )
     standstill = Standstill(appliance.process.pid)
-    # It has to go on before it can be asked to end.
+    # It has to continue before it can be stopped in order.
     stack.callback(standstill.end)
     standstill.begin()
     return appliance, standstill

@@ -69,7 +69,7 @@ class Side:
 
     async def resume(self) -> None:
         """
-        Have it go on, and wait until it would serve a request.
+        Let it continue, and wait until it would serve a request.
 
         Raises:
             BenchmarkError: it does not come back.

@@ -22,7 +22,7 @@ PREFIX = b"data: "
 
 
 class BenchmarkError(Exception):
-    """Measuring cannot go on; one line that says why."""
+    """Measuring cannot continue; one line with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Load:
 
 async def drive(target: Target, load: Load, read: Callable[[], Awaitable[EngineReading | None]]) -> Figures:
     """
-    Keep as many requests under way as the cell says, and measure what comes of it.
+    Keep as many requests in flight as the cell requires, and measure the answers.
 
     Args:
         target: the gateway.

@@ -1,7 +1,7 @@
 """
 The measurements in their order: cells of traffic, temperature and concurrency, and modes in turn.
 
-Values only.  A mode's neighbours change from round to round, so that what a machine does to whoever
+Values only.  A mode's neighbours change from round to round, so that what a machine does to the mode that
 comes third, or comes after a slow one, falls on all modes.
 """
 
@@ -49,7 +49,7 @@ class Control(StrEnum):
     """Who decides on draft tokens."""
 
     TARGET_ALONE = "target alone"
-    """Nobody: a worker that has loaded no draft."""
+    """None: a worker that has loaded no draft."""
     FIXED = "fixed"
     """The benchmark, by an operator's override."""
     ADAPTIVE = "adaptive"

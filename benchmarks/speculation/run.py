@@ -51,10 +51,10 @@ class Runner:
 
         Args:
             records: receives the measurements.
-            start: how often the processes were started before, which the numbers of rounds go on from.
+            start: how often the processes were started before, from which the numbers of rounds continue.
 
         Raises:
-            BenchmarkError: it cannot go on; `records` keeps what was measured.
+            BenchmarkError: it cannot continue; `records` keeps what was measured.
         """
         plan = self._plan
         for kind in plan.kinds:

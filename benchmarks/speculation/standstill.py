@@ -1,5 +1,5 @@
 """
-Have a process and all its descendants stand still (SIGSTOP), and go on.
+Stop a process and all its descendants (SIGSTOP), and let them continue.
 
 A vLLM worker on the CPU keeps its cores busy even while it has nothing to do, and two workers on one
 machine use the same cores.  So whichever is not being measured stands still.
@@ -28,7 +28,7 @@ class Standstill:
                 _send(pid, signal.SIGSTOP)
 
     def end(self) -> None:
-        """Have them go on, if they are stopped."""
+        """Let them continue, if they are stopped."""
         for pid in reversed(self._still):
             _send(pid, signal.SIGCONT)
         self._still = ()

@@ -112,5 +112,5 @@ def train_target(
 
 
 def save_target(model: LlamaForCausalLM, directory: Path) -> None:
-    """Write bfloat16 safetensors and config beside the tokenizer's files."""
+    """Write bfloat16 safetensors and config next to the tokenizer's files."""
     model.to(torch.bfloat16).save_pretrained(directory, safe_serialization=True)

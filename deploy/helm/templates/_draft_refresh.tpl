@@ -185,7 +185,7 @@ spec:
         {{- end }}
         {{- include "appliance.draftsMount" (dict "root" $root "readOnly" false) | nindent 8 }}
         # The keys to kept content, to read alone: samples are sealed with those that are there.  Not the files of
-        # batches beside them.
+        # batches next to them.
         - name: shared
           mountPath: /var/lib/appliance-shared/payload-keys
           subPath: payload-keys
