@@ -58,8 +58,9 @@ imports: setup-dev ## Import layers
 	@$(BIN)/lint-imports
 
 PYTEST := $(BIN)/python -m pytest
-# A file is one process's: its tests share a gateway, a worker or a database.
-SHARED := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# A file is one process's: its tests share a gateway, a worker or a database.  One process more than cores,
+# because the tests wait a third of their time.
+SHARED := --numprocesses $(shell expr $$(nproc) + 1) --dist loadgroup --no-loadscope-reorder
 UNIT := $(PYTEST) tests/unit --numprocesses auto --dist worksteal
 
 unit: setup-dev ## Unit tests on every core, in an empty network namespace where the kernel allows it
