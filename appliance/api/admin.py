@@ -1,6 +1,4 @@
-"""
-The admin API.
-"""
+"""The admin API."""
 
 from dataclasses import asdict
 from typing import Any

@@ -1,6 +1,4 @@
-"""
-OpenAI's batch API: requests in a file, run on idle capacity.
-"""
+"""OpenAI's batch API: requests in a file, run on idle capacity."""
 
 from typing import Any
 

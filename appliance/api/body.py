@@ -1,6 +1,4 @@
-"""
-Reads the small JSON bodies of operators' requests.
-"""
+"""Reads the small JSON bodies of operators' requests."""
 
 from typing import Any
 

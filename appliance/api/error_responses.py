@@ -1,6 +1,4 @@
-"""
-Renders an appliance error as an HTTP response, in the shape that clients of its path parse.
-"""
+"""Renders an appliance error as an HTTP response, in the shape that clients of its path parse."""
 
 import math
 from http import HTTPStatus

@@ -1,6 +1,4 @@
-"""
-OpenAI's files API, for the input and output files of batches.
-"""
+"""OpenAI's files API, for the input and output files of batches."""
 
 from collections.abc import AsyncIterator
 from typing import Any

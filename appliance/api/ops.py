@@ -1,6 +1,4 @@
-"""
-Health, readiness and metrics, for orchestrators and Prometheus.  None of these is audited.
-"""
+"""Health, readiness and metrics, for orchestrators and Prometheus.  None of these is audited."""
 
 from fastapi import APIRouter
 from starlette.requests import Request

@@ -1,6 +1,4 @@
-"""
-Pages of the lists of OpenAI's API.
-"""
+"""Pages of the lists of OpenAI's API."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

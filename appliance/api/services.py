@@ -1,6 +1,4 @@
-"""
-The dependencies of the HTTP layer, built by the composition root.
-"""
+"""The dependencies of the HTTP layer, built by the composition root."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

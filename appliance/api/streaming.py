@@ -1,6 +1,4 @@
-"""
-Sends a relayed answer over ASGI, and cancels the relay when the client disconnects.
-"""
+"""Sends a relayed answer over ASGI, and cancels the relay when the client disconnects."""
 
 import asyncio
 

@@ -1,6 +1,4 @@
-"""
-Admin routes for workers: list, reload, drain.
-"""
+"""Admin routes for workers: list, reload, drain."""
 
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""
-Builds the web application around services that the caller owns.
-"""
+"""Builds the web application around services that the caller owns."""
 
 from http import HTTPStatus
 

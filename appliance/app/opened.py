@@ -1,6 +1,4 @@
-"""
-What a gateway opens and has to close again: its name, database, log, content, limits, costs, clients.
-"""
+"""What a gateway opens and has to close again: its name, database, log, content, limits, costs, clients."""
 
 import os
 import time

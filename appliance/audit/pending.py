@@ -1,6 +1,4 @@
-"""
-Entries on their way into the log: encoded, stamped, each with a future for its caller.
-"""
+"""Entries on their way into the log: encoded, stamped, each with a future for its caller."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -1,6 +1,4 @@
-"""
-`appliance audit upgrade-database | grants | migrate | rotate-key`: database and keys of the audit log.
-"""
+"""`appliance audit upgrade-database | grants | migrate | rotate-key`: database and keys of the audit log."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,6 +1,4 @@
-"""
-`appliance bundle verify | plan | load`: the commands for the site.
-"""
+"""`appliance bundle verify | plan | load`: the commands for the site."""
 
 import platform
 import shlex

@@ -1,6 +1,4 @@
-"""
-`appliance key`: manages tenants' API keys.
-"""
+"""`appliance key`: manages tenants' API keys."""
 
 import secrets
 from datetime import UTC, datetime

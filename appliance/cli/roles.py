@@ -1,6 +1,4 @@
-"""
-`appliance up`, `gateway` and `worker`: the commands that serve.
-"""
+"""`appliance up`, `gateway` and `worker`: the commands that serve."""
 
 from functools import partial
 from pathlib import Path

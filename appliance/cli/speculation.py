@@ -1,6 +1,4 @@
-"""
-`appliance speculation`: show and override speculation, and run the drill.
-"""
+"""`appliance speculation`: show and override speculation, and run the drill."""
 
 import asyncio
 import json

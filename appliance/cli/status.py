@@ -1,6 +1,4 @@
-"""
-`appliance status`: a live table of the gateway's state.
-"""
+"""`appliance status`: a live table of the gateway's state."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,6 +1,4 @@
-"""
-`appliance tenant`: manages tenants, their models, priority and limits.
-"""
+"""`appliance tenant`: manages tenants, their models, priority and limits."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""
-`appliance workers`: show, drain and reload a gateway's workers.
-"""
+"""`appliance workers`: show, drain and reload a gateway's workers."""
 
 from typing import Annotated, Any
 from urllib.parse import quote

@@ -1,6 +1,4 @@
-"""
-The monitor's decision and figures of one worker, in the units of the admin API.
-"""
+"""The monitor's decision and figures of one worker, in the units of the admin API."""
 
 import math
 from collections.abc import Mapping

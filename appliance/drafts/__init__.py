@@ -1,3 +1,1 @@
-"""
-The life of a draft model: lint, registry, harvest, training, evaluation, promotion.
-"""
+"""The life of a draft model: lint, registry, harvest, training, evaluation, promotion."""

@@ -1,6 +1,4 @@
-"""
-HTML reports on drafts: self-contained pages without script, font or external address.
-"""
+"""HTML reports on drafts: self-contained pages without script, font or external address."""
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 

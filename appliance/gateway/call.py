@@ -1,6 +1,4 @@
-"""
-One request for a model, parsed as far as the gateway reads it.
-"""
+"""One request for a model, parsed as far as the gateway reads it."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,6 +1,4 @@
-"""
-Where the gateway sends an answer: to a connection (`api.streaming`) or to memory (`gateway.batch`).
-"""
+"""Where the gateway sends an answer: to a connection (`api.streaming`) or to memory (`gateway.batch`)."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,6 +1,4 @@
-"""
-The account that runs this process, for the audit log.
-"""
+"""The account that runs this process, for the audit log."""
 
 import os
 import pwd

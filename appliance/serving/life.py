@@ -1,6 +1,4 @@
-"""
-One start of a worker until its end: its time limits, its result, and the delay before the next start.
-"""
+"""One start of a worker until its end: its time limits, its result, and the delay before the next start."""
 
 from dataclasses import dataclass
 

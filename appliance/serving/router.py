@@ -1,6 +1,4 @@
-"""
-The pure choice of a worker: filter, score, pick.
-"""
+"""The pure choice of a worker: filter, score, pick."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,6 +1,4 @@
-"""
-Read usage, draft counts and the finish reason from the JSON of a worker's answer.
-"""
+"""Read usage, draft counts and the finish reason from the JSON of a worker's answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""
-A worker, and the latest snapshot of its state, as frozen values.
-"""
+"""A worker, and the latest snapshot of its state, as frozen values."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

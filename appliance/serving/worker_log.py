@@ -1,6 +1,4 @@
-"""
-A worker's log file: rotation, the phase of a start, and the cause of a failure.
-"""
+"""A worker's log file: rotation, the phase of a start, and the cause of a failure."""
 
 import contextlib
 import os

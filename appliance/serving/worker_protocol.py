@@ -1,6 +1,4 @@
-"""
-The names that the gateway, the supervisor and the plugin in a worker share.
-"""
+"""The names that the gateway, the supervisor and the plugin in a worker share."""
 
 SPECULATION_PATH = "/appliance/speculation"
 """GET: the draft-token table in force and the measurements.  PUT: a table, a probe, or both."""

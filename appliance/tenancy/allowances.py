@@ -1,6 +1,4 @@
-"""
-A tenant's limits; `appliance.tenancy.limits` enforces them.
-"""
+"""A tenant's limits; `appliance.tenancy.limits` enforces them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

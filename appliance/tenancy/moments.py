@@ -1,6 +1,4 @@
-"""
-Points in time in files, commands and the admin API: `2026-12-31T23:59:59Z`, whole seconds.
-"""
+"""Points in time in files, commands and the admin API: `2026-12-31T23:59:59Z`, whole seconds."""
 
 from datetime import UTC, date, datetime
 

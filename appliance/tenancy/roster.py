@@ -1,6 +1,4 @@
-"""
-A snapshot of all tenants with their keys.
-"""
+"""A snapshot of all tenants with their keys."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""
-Tenants and their policies: models, speculation, stored content, priority, permissions, limits.
-"""
+"""Tenants and their policies: models, speculation, stored content, priority, permissions, limits."""
 
 import re
 from dataclasses import dataclass, replace

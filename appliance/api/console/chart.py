@@ -1,6 +1,4 @@
-"""
-The geometry of the acceptance chart, which `_overview.html` draws.  Pure.
-"""
+"""The geometry of the acceptance chart, which `_overview.html` draws.  Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

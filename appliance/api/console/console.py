@@ -1,6 +1,4 @@
-"""
-The parts of the console, and its templates, which escape every value.
-"""
+"""The parts of the console, and its templates, which escape every value."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,6 +1,4 @@
-"""
-The values of the page templates: the figures of the admin API.
-"""
+"""The values of the page templates: the figures of the admin API."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""
-The HTTP server: uvicorn with bounded connections; the caller owns signals and sockets.
-"""
+"""The HTTP server: uvicorn with bounded connections; the caller owns signals and sockets."""
 
 import asyncio
 import ipaddress

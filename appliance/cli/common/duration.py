@@ -1,6 +1,4 @@
-"""
-Durations as text: `30s`, `10m`, `1h`, `2d`.
-"""
+"""Durations as text: `30s`, `10m`, `1h`, `2d`."""
 
 import re
 

@@ -1,6 +1,4 @@
-"""
-Options, settings and requests to the gateway that commands share.
-"""
+"""Options, settings and requests to the gateway that commands share."""
 
 import asyncio
 import time

@@ -1,6 +1,4 @@
-"""
-`appliance draft`: draft models from lint to rollback.
-"""
+"""`appliance draft`: draft models from lint to rollback."""
 
 from collections.abc import Callable
 

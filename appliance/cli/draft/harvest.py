@@ -1,6 +1,4 @@
-"""
-`appliance draft harvest`.
-"""
+"""`appliance draft harvest`."""
 
 import time
 from collections import Counter

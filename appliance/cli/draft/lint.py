@@ -1,6 +1,4 @@
-"""
-`appliance draft lint`.
-"""
+"""`appliance draft lint`."""
 
 import json
 import sys

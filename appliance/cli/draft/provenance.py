@@ -1,6 +1,4 @@
-"""
-`appliance draft provenance`: the training data of a draft, and later erasures of it.
-"""
+"""`appliance draft provenance`: the training data of a draft, and later erasures of it."""
 
 import hashlib
 import json

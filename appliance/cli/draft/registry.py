@@ -1,6 +1,4 @@
-"""
-`appliance draft list | show | import | key`.
-"""
+"""`appliance draft list | show | import | key`."""
 
 import json
 import time

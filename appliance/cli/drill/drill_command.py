@@ -1,6 +1,4 @@
-"""
-`appliance speculation drill`: runs a drill, prints its timeline and compares it with the audit log.
-"""
+"""`appliance speculation drill`: runs a drill, prints its timeline and compares it with the audit log."""
 
 import asyncio
 import json

@@ -1,6 +1,4 @@
-"""
-The GPUs: whether they are present, large enough, and have a recent driver.
-"""
+"""The GPUs: whether they are present, large enough, and have a recent driver."""
 
 import importlib.util
 import re

@@ -1,6 +1,4 @@
-"""
-The audit log's database: whether it answers, is up to date, is writable, and agrees on the time.
-"""
+"""The audit log's database: whether it answers, is up to date, is writable, and agrees on the time."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing

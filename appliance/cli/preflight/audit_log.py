@@ -1,6 +1,4 @@
-"""
-The audit log: whether it can be signed, and whether its content is what was signed.
-"""
+"""The audit log: whether it can be signed, and whether its content is what was signed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""
-One check and its result.
-"""
+"""One check and its result."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,6 +1,4 @@
-"""
-All checks, in the order of the report.
-"""
+"""All checks, in the order of the report."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

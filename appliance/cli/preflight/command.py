@@ -1,6 +1,4 @@
-"""
-`appliance preflight`: checks before going live, on one screen.
-"""
+"""`appliance preflight`: checks before going live, on one screen."""
 
 import sys
 import time

@@ -1,6 +1,4 @@
-"""
-The weights: whether they are complete, and match a bundle or the output of `sha256sum`.
-"""
+"""The weights: whether they are complete, and match a bundle or the output of `sha256sum`."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence

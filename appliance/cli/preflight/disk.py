@@ -1,6 +1,4 @@
-"""
-The data directory's disk: writable, durable, local, and large enough for the audit log.
-"""
+"""The data directory's disk: writable, durable, local, and large enough for the audit log."""
 
 import os
 import shutil

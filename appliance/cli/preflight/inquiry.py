@@ -1,6 +1,4 @@
-"""
-Inputs of the checks: settings, roles of this machine, and expectations.
-"""
+"""Inputs of the checks: settings, roles of this machine, and expectations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""
-The kernel: Landlock, and the limit of open files.
-"""
+"""The kernel: Landlock, and the limit of open files."""
 
 import resource
 from collections.abc import Iterable

@@ -1,6 +1,4 @@
-"""
-The ports that the appliance listens on.
-"""
+"""The ports that the appliance listens on."""
 
 import socket
 from collections.abc import Iterable

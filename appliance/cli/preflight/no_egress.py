@@ -1,6 +1,4 @@
-"""
-Egress: the gateway's own egress check, run once.
-"""
+"""Egress: the gateway's own egress check, run once."""
 
 from collections.abc import Iterable
 

@@ -1,6 +1,4 @@
-"""
-The CPU of a worker: instructions, cores, memory.
-"""
+"""The CPU of a worker: instructions, cores, memory."""
 
 import os
 from collections.abc import Iterable

@@ -1,6 +1,4 @@
-"""
-Permissions of the settings file and of secret files.
-"""
+"""Permissions of the settings file and of secret files."""
 
 import os
 import stat

@@ -1,6 +1,4 @@
-"""
-The report of all checks, for display and as JSON.
-"""
+"""The report of all checks, for display and as JSON."""
 
 from datetime import UTC, datetime
 from typing import Literal

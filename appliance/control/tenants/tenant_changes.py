@@ -1,6 +1,4 @@
-"""
-The audit entries of a change of tenants and keys: names and ids, never a key or a digest.
-"""
+"""The audit entries of a change of tenants and keys: names and ids, never a key or a digest."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields

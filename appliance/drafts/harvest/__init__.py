@@ -1,3 +1,1 @@
-"""
-Makes training samples from kept content; they exist only as long as that content.
-"""
+"""Makes training samples from kept content; they exist only as long as that content."""

@@ -1,3 +1,1 @@
-"""
-Checks a draft against its target before vLLM loads it.
-"""
+"""Checks a draft against its target before vLLM loads it."""

@@ -1,6 +1,4 @@
-"""
-Loads the weights a worker starts with; the draft is checked before any large file is read.
-"""
+"""Loads the weights a worker starts with; the draft is checked before any large file is read."""
 
 from dataclasses import dataclass
 from typing import Protocol

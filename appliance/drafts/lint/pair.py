@@ -1,6 +1,4 @@
-"""
-The values that every rule reads from a target and its draft.
-"""
+"""The values that every rule reads from a target and its draft."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

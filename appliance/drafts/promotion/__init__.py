@@ -1,3 +1,1 @@
-"""
-A draft's way into service: tried on one worker, given to the others, or taken back.
-"""
+"""A draft's way into service: tried on one worker, given to the others, or taken back."""

@@ -1,3 +1,1 @@
-"""
-The registered drafts of a site: files, signatures, and which of them serves.
-"""
+"""The registered drafts of a site: files, signatures, and which of them serves."""

@@ -1,6 +1,4 @@
-"""
-Opens the registry at the configured place, and the site's signing key.
-"""
+"""Opens the registry at the configured place, and the site's signing key."""
 
 import os
 from contextlib import suppress

@@ -1,6 +1,4 @@
-"""
-Chooses the training backend.
-"""
+"""Chooses the training backend."""
 
 from appliance.drafts.training.training_recipe import Backend
 from appliance.errors import ConfigurationError

@@ -1,6 +1,4 @@
-"""
-The files a finished training adds to the weights: `training.json`, `used.txt`, `report.html`.
-"""
+"""The files a finished training adds to the weights: `training.json`, `used.txt`, `report.html`."""
 
 import hashlib
 import json

@@ -1,6 +1,4 @@
-"""
-Finds the draft that a training starts from: by default the draft in service.
-"""
+"""Finds the draft that a training starts from: by default the draft in service."""
 
 from dataclasses import dataclass
 from pathlib import Path

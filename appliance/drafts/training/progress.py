@@ -1,6 +1,4 @@
-"""
-Training progress: `progress.jsonl` for programs, one line for people.
-"""
+"""Training progress: `progress.jsonl` for programs, one line for people."""
 
 import json
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""
-Registers a finished draft and records its training in the audit log.
-"""
+"""Registers a finished draft and records its training in the audit log."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""
-The hyperparameters of a training, their defaults and the learning-rate schedule.
-"""
+"""The hyperparameters of a training, their defaults and the learning-rate schedule."""
 
 import math
 from collections.abc import Mapping

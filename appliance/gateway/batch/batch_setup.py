@@ -1,6 +1,4 @@
-"""
-Opens the files and batches of a gateway, for the composition root.
-"""
+"""Opens the files and batches of a gateway, for the composition root."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,6 +1,4 @@
-"""
-Batches as clients see them: created, read, listed, cancelled.  The runner runs them.
-"""
+"""Batches as clients see them: created, read, listed, cancelled.  The runner runs them."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""
-Runs the lines of one batch: starts them while there is capacity, records results, retries some.
-"""
+"""Runs the lines of one batch: starts them while there is capacity, records results, retries some."""
 
 import asyncio
 import math

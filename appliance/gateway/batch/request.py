@@ -1,6 +1,4 @@
-"""
-The body of `POST /v1/batches` as a value.
-"""
+"""The body of `POST /v1/batches` as a value."""
 
 import re
 from collections.abc import Mapping

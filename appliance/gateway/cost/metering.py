@@ -1,6 +1,4 @@
-"""
-What the gateway and the control loop report for cost metering, and the case without metering.
-"""
+"""What the gateway and the control loop report for cost metering, and the case without metering."""
 
 # ruff: noqa: ARG002 - `NoMetering` uses no argument
 

@@ -55,9 +55,7 @@ class Prices:
 
 
 def prices_of(settings: CostSettings, *, hours: float, worker_hours: float) -> Prices:
-    """
-    The prices of a report over so many recorded hours, with so many hours of all workers together.
-    """
+    """The prices of a report over so many recorded hours, with so many hours of all workers together."""
     people = None
     if settings.people_per_month is not None:
         spread = hours / worker_hours if worker_hours else 0.0

@@ -40,9 +40,7 @@ class RecordingGap:
 
 
 def find_gaps(periods: Iterable[RecordingPeriod], begin: int, end: int, now: int) -> tuple[RecordingGap, ...]:
-    """
-    Gaps between two Unix times, in order; there are none after `now`.
-    """
+    """Gaps between two Unix times, in order; there are none after `now`."""
     known, end = sorted(periods, key=lambda period: period.began_at), min(end, now)
     gaps = [gap for period in known if (gap := _unwritten(period, known, now)) is not None]
     seen = begin

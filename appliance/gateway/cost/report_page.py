@@ -1,6 +1,4 @@
-"""
-A cost report as one HTML page without script, font or external address.
-"""
+"""A cost report as one HTML page without script, font or external address."""
 
 from collections.abc import Iterator, Sequence
 

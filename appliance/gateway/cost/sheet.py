@@ -1,6 +1,4 @@
-"""
-A report as CSV (RFC 4180): one row per line, then the rest and the total.
-"""
+"""A report as CSV (RFC 4180): one row per line, then the rest and the total."""
 
 import csv
 import io

@@ -1,6 +1,4 @@
-"""
-Makes a report from rows and prices.  Pure.
-"""
+"""Makes a report from rows and prices.  Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -37,9 +35,7 @@ Times = dict[WorkerKey, WorkerTime]
 def make_report(
     recorded: Recorded, *, first: date, end: date, settings: CostSettings, zone: ZoneInfo, now: float
 ) -> CostReport:
-    """
-    The report of the days from `first` to before `end`; `now` is Unix time.
-    """
+    """The report of the days from `first` to before `end`; `now` is Unix time."""
     times = _times(recorded)
     observed = sum(time.observed_us for time in times.values()) / MICRO
     prices = prices_of(settings, hours=_elapsed(times) / 3600, worker_hours=observed / 3600)

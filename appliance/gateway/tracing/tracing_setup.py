@@ -1,6 +1,4 @@
-"""
-Opens tracing for the life of a gateway, if the settings enable it.
-"""
+"""Opens tracing for the life of a gateway, if the settings enable it."""
 
 import asyncio
 import logging

@@ -1,6 +1,4 @@
-"""
-Every metric the appliance exports, declared once on an injected registry.
-"""
+"""Every metric the appliance exports, declared once on an injected registry."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""
-What Alembic runs: every step in the one transaction of the connection it is given.
-"""
+"""What Alembic runs: every step in the one transaction of the connection it is given."""
 
 from alembic import context
 

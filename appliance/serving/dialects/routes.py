@@ -1,6 +1,4 @@
-"""
-The routes that clients may call, and their paths at a worker; no other path is forwarded.
-"""
+"""The routes that clients may call, and their paths at a worker; no other path is forwarded."""
 
 from collections.abc import Container
 from dataclasses import dataclass

@@ -1,3 +1,1 @@
-"""
-Code that runs inside the worker's process; only this package imports vllm.
-"""
+"""Code that runs inside the worker's process; only this package imports vllm."""

@@ -1,3 +1,1 @@
-"""
-The egress check: attempts to connect outside, and judges the outcomes.
-"""
+"""The egress check: attempts to connect outside, and judges the outcomes."""

@@ -1,6 +1,4 @@
-"""
-The attempts of a check, from settings and environment.
-"""
+"""The attempts of a check, from settings and environment."""
 
 import hashlib
 import json

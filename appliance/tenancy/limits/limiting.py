@@ -1,6 +1,4 @@
-"""
-What the gateway calls to apply limits: reservations, and the case without limits.
-"""
+"""What the gateway calls to apply limits: reservations, and the case without limits."""
 
 # ruff: noqa: ARG002 - `NoLimits` uses no argument
 

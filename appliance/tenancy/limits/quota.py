@@ -1,6 +1,4 @@
-"""
-The limits that apply to a request, and what each one measures.
-"""
+"""The limits that apply to a request, and what each one measures."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

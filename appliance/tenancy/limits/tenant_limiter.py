@@ -1,6 +1,4 @@
-"""
-One tenant's requests: admitted, waiting for an exchange, or refused.
-"""
+"""One tenant's requests: admitted, waiting for an exchange, or refused."""
 
 import asyncio
 from collections import deque

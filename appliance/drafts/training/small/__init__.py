@@ -1,3 +1,1 @@
-"""
-The built-in trainer: trains an EAGLE head in one process.
-"""
+"""The built-in trainer: trains an EAGLE head in one process."""

@@ -1,6 +1,4 @@
-"""
-Tenants and the digests of their API keys, and a number that grows with every change of either.
-"""
+"""Tenants and the digests of their API keys, and a number that grows with every change of either."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,6 +1,4 @@
-"""
-What gateways share about tenants' limits: one book for each tenant.
-"""
+"""What gateways share about tenants' limits: one book for each tenant."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,6 +1,4 @@
-"""
-Files that tenants leave here, and batches of requests; their bytes are on the gateways' disks.
-"""
+"""Files that tenants leave here, and batches of requests; their bytes are on the gateways' disks."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,6 +1,4 @@
-"""
-What engine time, energy and tokens came to, by slot, worker, model and tenant.
-"""
+"""What engine time, energy and tokens came to, by slot, worker, model and tenant."""
 
 import sqlalchemy as sa
 from alembic import op
