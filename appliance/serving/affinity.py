@@ -19,10 +19,7 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 def prefixes(tenant: str, model: str, text: str) -> tuple[int, ...]:
     """
-    Hashes of the prefixes of `text`, shortest first; empty for a short text.
-
-    Each covers the one before, so equal hashes at some length mean equal prefixes up to it; a collision
-    costs a less suitable worker and nothing else.
+    Hashes of the beginnings of `text`, shortest first; each covers the one before, so equal means equal text.
     """
     found: list[int] = []
     before, start = hash((tenant, model)), 0
@@ -36,8 +33,6 @@ def prefixes(tenant: str, model: str, text: str) -> tuple[int, ...]:
 
 
 class Affinity:
-    """Maps a bounded number of prefixes to the worker that processed them last."""
-
     def __init__(self, size: int) -> None:
         self._size = size
         """Prefixes remembered; about 180 bytes each."""
@@ -47,9 +42,7 @@ class Affinity:
         return len(self._seen)
 
     def find(self, hashes: tuple[int, ...]) -> dict[WorkerId, int]:
-        """
-        The worker with the longest of these prefixes, and its length in characters; empty if there is none.
-        """
+        """The worker with the longest of these prefixes, and its length in characters; empty without one."""
         for each, length in zip(reversed(hashes), reversed(LENGTHS[: len(hashes)]), strict=True):
             worker_id = self._seen.get(each)
             if worker_id is not None:

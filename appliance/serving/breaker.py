@@ -26,7 +26,6 @@ class BreakerState(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerPolicy:
     failures: int = 5
-    """Consecutive failures that open it."""
     seconds: float = 5.0
     """Time it stays open at first; doubles with each failed probe."""
 
@@ -36,11 +35,9 @@ class Breaker:
     """One worker's breaker; times are readings of one monotonic clock, in seconds."""
 
     failures: int = 0
-    """Consecutive failures."""
     until: float | None = None
     """When it becomes half-open; None while it is closed."""
     trials_failed: int = 0
-    """Consecutive failed probes."""
     trial_until: float = 0.0
     """Until then no second probe is sent; a probe whose client disconnects has no result."""
 
@@ -54,7 +51,6 @@ class Breaker:
         return BreakerState.OPEN if now < self.until else BreakerState.HALF_OPEN
 
     def allows(self, now: float) -> bool:
-        """Whether a request may be sent to the worker now."""
         return self.until is None or (now >= self.until and now >= self.trial_until)
 
     def begun(self, now: float, policy: BreakerPolicy) -> "Breaker":

@@ -25,20 +25,15 @@ from appliance.serving.worker import ServedModel, Worker
 OK = 200
 NOT_FOUND = 404
 IDLE_SECONDS = 4.0
-"""
-Shorter than the 5 s after which a worker closes an idle connection, so that no request is sent on a closing
-one.
-"""
+"""Shorter than the 5 s after which a worker closes an idle connection: no request is sent on a closing
+one."""
 CANARIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "1, 2, 3, 4,", "max_tokens": 8, "temperature": 0},
     "/v1/embeddings": {"input": "1, 2, 3, 4,"},
     "/score": {"queries": "1, 2", "documents": "3, 4"},
 }
-"""
-Canary requests, by route: the first is greedy, and long enough for a draft to be verified.
-
-A worker serves the route of the one task it was started for.
-"""
+"""By route: the first is greedy, and long enough for a draft to be verified.  A worker serves the route of
+the one task it was started for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +46,7 @@ class WorkerAnswer:
 
     async def read_available(self, seconds: float) -> bytes:
         """
-        Bytes that have arrived, waiting if there are none; empty at the end.
-
-        Raises:
-            WorkerFailedError: the connection broke.
-            TimeoutError: nothing arrived within `seconds`; the caller may read again.
+        Bytes that have arrived, empty at the end; raises TimeoutError, after which it may be called again.
         """
         return await self.connection.read(seconds)
 
@@ -69,12 +60,7 @@ class ReadTimeouts:
     silence_seconds: float
 
     async def read(self, answer: WorkerAnswer, keep_alive: Callable[[], Awaitable[None]]) -> bytes:
-        """
-        One network read; empty at the end.
-
-        Raises:
-            WorkerTimeoutError: the worker was silent for too long.
-        """
+        """One network read, empty at the end; raises WorkerTimeoutError if the worker was silent too long."""
         silent = 0.0
         step = min(self.keep_alive_seconds, self.silence_seconds)
         while True:
@@ -87,12 +73,7 @@ class ReadTimeouts:
                 await keep_alive()
 
     async def read_all(self, answer: WorkerAnswer) -> bytes:
-        """
-        The whole answer.
-
-        Raises:
-            WorkerTimeoutError: the worker was silent for too long.
-        """
+        """The whole answer; raises WorkerTimeoutError if the worker was silent too long."""
         pieces: list[bytes] = []
         while True:
             try:
@@ -117,7 +98,6 @@ class _Address:
     name: str
     """Host and port as in the `Host` header."""
     prefix: str
-    """Path prefix of the worker's own paths."""
 
 
 @lru_cache(maxsize=1024)
@@ -164,10 +144,8 @@ class WorkerClient:
         """
         Send a request body to a worker; yields its answer once the head has arrived.
 
-        Raises:
-            TimeoutError: no head arrived within `seconds`.
-            WorkerUnreachableError: no connection could be opened, so the worker has not received the request.
-            WorkerFailedError: the worker closed the connection before it answered.
+        Raises TimeoutError if no head arrived within `seconds`, WorkerUnreachableError if no connection could
+        be opened (the worker has not received the request), WorkerFailedError if the worker closed it early.
         """
         address = _address(worker.url)
         request = _request(address, path, body, headers)
@@ -246,7 +224,6 @@ class WorkerClient:
             raise WorkerFailedError("The worker's list of models cannot be read.") from error
 
     async def engine(self, worker: Worker, timeout_seconds: float) -> str:
-        """Name and version of the engine."""
         page = await self._get(worker, "/version", timeout_seconds)
         try:
             return f"vllm {json.loads(page)['version']}"
@@ -254,18 +231,10 @@ class WorkerClient:
             raise WorkerFailedError("The worker's version cannot be read.") from error
 
     async def metrics_page(self, worker: Worker, timeout_seconds: float) -> str:
-        """The worker's metrics in Prometheus text format."""
         return await self._get(worker, "/metrics", timeout_seconds)
 
     async def canary(self, worker: Worker, model: str, timeout_seconds: float) -> int:
-        """
-        Send a worker a canary request directly, and return the tokens of its answer.
-
-        Those of the prompt, if its task generates none.
-
-        Raises:
-            WorkerFailedError: the worker refused, counted no tokens, or did not answer in time.
-        """
+        """Send a canary request; returns the tokens of its answer, or of the prompt if none is generated."""
         status, path, text = NOT_FOUND, "", ""
         for path, body in CANARIES.items():
             status, text = await self._send("POST", worker, path, timeout_seconds, {"model": model, **body})

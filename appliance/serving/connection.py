@@ -16,15 +16,11 @@ import httptools
 from appliance.errors import WorkerFailedError
 
 MAX_UNREAD_BYTES = 2**18
-"""Maximum bytes of an answer that the client has not taken yet."""
 MAX_HEAD_BYTES = 2**16
-"""Maximum bytes of an answer's head."""
 _INFORMATIONAL = 200
 
 
 class WorkerConnection(asyncio.Protocol):
-    """A connection that is idle, or carries one request and its answer."""
-
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -33,7 +29,7 @@ class WorkerConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._lost: str | None = None
         self.idle_since = 0.0
-        """When it last became idle, by the loop's clock."""
+        """By the loop's clock."""
         self._begin()
 
     def _begin(self) -> None:
@@ -44,14 +40,12 @@ class WorkerConnection(asyncio.Protocol):
         self.status = 0
         self.content_type = ""
         self.is_complete = False
-        """Whether the whole answer has arrived."""
         self._is_busy = False
         self.has_received = False
         """Whether anything has arrived since the request was sent."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can carry another request."""
         return self._lost is None and not self._is_busy
 
     def send(self, request: bytes) -> None:
@@ -62,24 +56,14 @@ class WorkerConnection(asyncio.Protocol):
         self._transport.write(request)
 
     async def read_head(self, seconds: float) -> None:
-        """
-        Wait for status and headers.
-
-        Raises:
-            WorkerFailedError: the worker closed the connection before it answered, or its answer is not HTTP.
-            TimeoutError: nothing arrived within `seconds`.
-        """
+        """Wait for status and headers; raises TimeoutError if nothing arrived within `seconds`."""
         while not self._has_head:
             self._refuse_if_lost("could not be reached")
             await self._wait(seconds)
 
     async def read(self, seconds: float) -> bytes:
         """
-        Bytes of the body that have arrived, waiting if there are none; empty at the end.
-
-        Raises:
-            WorkerFailedError: the connection broke.
-            TimeoutError: nothing arrived within `seconds`; the caller may read again.
+        Bytes of the body that have arrived, empty at the end; raises TimeoutError, and may be called again.
         """
         while not self._parts and not self.is_complete:
             self._refuse_if_lost("broke off")

@@ -25,17 +25,13 @@ class DeviceKind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     gpus: int
-    """GPUs that the NVIDIA driver shows."""
     bfloat16: bool
-    """Whether the CPU has bfloat16 instructions."""
     openmp: Path | None
     """Intel's OpenMP library, which vLLM's CPU build wants preloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a worker runs on."""
-
     kind: DeviceKind
     count: int
     """GPUs of this machine; 1 for a CPU."""
@@ -64,12 +60,7 @@ def detect_hardware(
 
 
 def choose_device(wanted: str, hardware: Hardware) -> Device:
-    """
-    The device for a worker; `wanted` is `auto`, `cpu` or `gpu`, as in the settings.
-
-    Raises:
-        ConfigurationError: `wanted` is `gpu` and there is none.
-    """
+    """The device for `worker.device`; raises ConfigurationError if that is `gpu` and there is none."""
     if wanted == "gpu" and not hardware.gpus:
         raise ConfigurationError("worker.device is gpu, but the NVIDIA driver shows no GPU on this machine")
     if wanted != "cpu" and hardware.gpus:
@@ -81,9 +72,8 @@ def choose_dtype(wanted: str, device: Device) -> str:
     """
     The arithmetic type; `auto` is the model's own where the device computes it natively.
 
-    A CPU without bfloat16 instructions converts to float32 and back for every product.  Measured with
-    the demo's models on two cores of such a CPU: a tenth fewer tokens per second at one request,
-    1.4 times as many at four.
+    A CPU without bfloat16 instructions converts to float32 and back for every product.  Measured on two
+    cores: a tenth fewer tokens per second at one request, 1.4 times as many at four.
     """
     if wanted != "auto" or device.bfloat16:
         return wanted
@@ -91,7 +81,6 @@ def choose_dtype(wanted: str, device: Device) -> str:
 
 
 def has_bfloat16(cpuinfo: str) -> bool:
-    """Whether the first processor in the text of /proc/cpuinfo has bfloat16 instructions."""
     for line in cpuinfo.splitlines():
         name, _, words = line.partition(":")
         if name.strip().lower() in {"flags", "features"}:

@@ -31,8 +31,6 @@ Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A host name with a worker at each of its addresses."""
-
     host: str
     port: int
 
@@ -43,8 +41,6 @@ class Service:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Differences to the previous list, by worker id."""
-
     joined: tuple[WorkerId, ...]
     left: tuple[WorkerId, ...]
 
@@ -54,12 +50,7 @@ HTTP_PORT = 80
 
 
 def worker_at(url: str) -> Worker:
-    """
-    The worker at a base URL, named by its address.
-
-    Raises:
-        ConfigurationError: the URL is not a base URL.
-    """
+    """The worker at a base URL, named by its address."""
     url = url.rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
@@ -69,12 +60,6 @@ def worker_at(url: str) -> Worker:
 
 
 def parse_service(url: str) -> Service:
-    """
-    Parse `pool.discover`.
-
-    Raises:
-        ConfigurationError: it is not of the form `http://name:port`.
-    """
     try:
         parts = urlsplit(url.rstrip("/"))
         port = parts.port or HTTP_PORT
@@ -86,20 +71,16 @@ def parse_service(url: str) -> Service:
 
 
 def workers_at(urls: Iterable[str]) -> dict[WorkerId, Worker]:
-    """Workers by id, without duplicates; raises as `worker_at` does."""
     workers = (worker_at(url) for url in urls)
     return {worker.worker_id: worker for worker in workers}
 
 
 async def resolve(host: str, port: int) -> tuple[str, ...]:
-    """Resolve with the system's resolver, which in Kubernetes is the cluster's."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return tuple(sorted({str(address[4][0]) for address in found}))
 
 
 class Discovery:
-    """Adds workers to a pool and removes them, following the settings and the resolver."""
-
     def __init__(
         self,
         *,
@@ -110,14 +91,7 @@ class Discovery:
         logger: Logger,
         resolve: Resolve = resolve,
     ) -> None:
-        """
-        Add the listed workers; those behind the host name of `discover` are added by `run`.
-
-        `seconds` is the time between two resolutions.
-
-        Raises:
-            ConfigurationError: a URL is invalid.
-        """
+        """Add the listed workers; `run` adds those of `discover`, and resolves it every `seconds`."""
         self._pool = pool
         self._listed = workers_at(urls)
         self._found: dict[WorkerId, Worker] = {}
@@ -132,10 +106,7 @@ class Discovery:
 
     def replace(self, urls: Iterable[str], discover: str | None) -> Changes:
         """
-        Replace the list, all of it or nothing, and resolve the host name again at once.
-
-        Raises:
-            ConfigurationError: a URL is invalid; nothing has changed.
+        Replace the list, all of it or, if a URL is invalid, nothing; resolve the host name again at once.
         """
         listed, service = workers_at(urls), parse_service(discover) if discover else None
         self._listed = listed
@@ -145,7 +116,6 @@ class Discovery:
         return self._apply()
 
     async def run(self) -> None:
-        """Resolve at every interval, until cancelled."""
         while True:
             self._changed.clear()
             if self._service is not None:

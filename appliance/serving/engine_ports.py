@@ -18,11 +18,9 @@ MEETING_POINTS = frozenset({29500, 29501, 29550})
 (`vllm/config/parallel.py`)."""
 LINUX_DEFAULT = range(32768, 61000)
 SEVERAL = ("--nnodes", "--data-parallel", "--master", "--node-rank", "-dp")
-"""Prefixes of arguments that make a worker one of several."""
 
 
 def engine_ports(settings: WorkerSettings, device: Device, chosen_by_kernel: range) -> frozenset[int]:
-    """Ports that the worker must be able to connect to."""
     several = any(argument.replace("_", "-").startswith(SEVERAL) for argument in settings.extra_arguments)
     if several:
         return MEETING_POINTS | frozenset(chosen_by_kernel)

@@ -45,13 +45,12 @@ class ErrorText:
 
 
 def openai_error(error: ErrorText) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}`; all four members are always present."""
+    """All four members are always present."""
     content = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
     return {"error": content}
 
 
 def anthropic_error(error: ErrorText) -> dict[str, Any]:
-    """`{"type": "error", "error": {type, message}}`."""
     return {"type": "error", "error": {"type": anthropic_type(error.status), "message": error.message}}
 
 
@@ -66,13 +65,7 @@ def encode_error(content: dict[str, Any]) -> str:
 
 
 def worker_error(text: str, status: int) -> ErrorText:
-    """
-    Parse a worker's error of any shape.
-
-    Args:
-        text: the body, or the data of a frame.
-        status: HTTP status, or the one it would have been.
-    """
+    """Parse the body, or the data of a frame, of a worker's error of any shape."""
     inner = _inner(text)
     message = str(inner.get("message") or inner.get("detail") or f"The worker answered {status}.")
     code, param = inner.get("code"), inner.get("param")

@@ -19,8 +19,7 @@ def guard() -> None:  # noqa: C901, PLR0912, PLR0915 - a program of its own
     """
     Run the command in `sys.argv[1:]`, outlive it, and kill every process it leaves.
 
-    Prints the command's process id, forwards SIGTERM to it, and ends with its exit status.  End of file on
-    standard input means that the supervisor is gone: everything is killed at once.
+    Prints the command's process id, forwards SIGTERM to it, and ends with its exit status.
     """
     import ctypes, glob, os, resource, select, signal, sys  # noqa: E401, I001, PLC0415
 

@@ -31,7 +31,6 @@ MIDDLEWARE = "appliance.serving.vllm.middleware.SpeculationMiddleware"
 NAMED_DRAFT_TOKENS = (1, 2, 3, 5, 8)
 """Values between none and all draft tokens; few, because each costs CUDA graphs."""
 SEVERAL_NODES = "--nnodes"
-"""Argument of a worker that runs on several nodes."""
 NO_DOMAIN = "none.invalid"
 """An empty list would allow every domain; this one cannot exist (RFC 2606)."""
 OPENMP_LIBRARIES = ("libiomp", "libomp", "libgomp")
@@ -112,15 +111,12 @@ REFUSED = {
     "--disable-log-stats": "the worker's metrics would stop",
     "--config": "it would add arguments that were not checked",
 }
-"""Arguments that `worker.extra_arguments` must not contain, and why."""
 ALLOWED = frozenset({"--reasoning-parser", "--tokenizer"})
 """Arguments that begin like a refused one but are different arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """Everything that is needed to start one worker."""
-
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     url: str
@@ -128,7 +124,6 @@ class LaunchPlan:
     host: str
     port: int
     model: str
-    """Model name that clients use."""
     drain_seconds: int
     """Time in which the worker finishes running requests after SIGTERM."""
     max_startup_seconds: int
@@ -156,12 +151,9 @@ def plan_launch(
     """
     Plan how to start a worker.
 
-    `port` replaces `settings.port`, which may be 0.  `draft` is needed by the method `eagle3` only.
-    `environment` must be offline (`appliance.sovereignty.environment`).  Without a `control_token_file` the
-    worker's speculation cannot be controlled.
-
-    Raises:
-        ConfigurationError: the settings contradict each other, the device or the weights.
+    `port` replaces `settings.port`, which may be 0.  `environment` must be offline
+    (`appliance.sovereignty.environment`).  Without a `control_token_file` the worker's speculation cannot be
+    controlled.  Raises ConfigurationError if the settings contradict each other, the device or the weights.
     """
     _check_parallelism(settings, device)
     name = settings.served_name or target.path.name
@@ -250,9 +242,6 @@ def draft_token_schedule(settings: WorkerSettings) -> Schedule:
     By default K everywhere except at the largest batches, which take the numbers in between and 0: vLLM
     captures CUDA graphs of every batch size for every K in the table, and ignores ranges beyond
     `max_num_seqs`.
-
-    Raises:
-        ConfigurationError: an explicit schedule has a gap, an overlap or a K out of range.
     """
     largest, tokens = settings.max_num_seqs, settings.draft_tokens
     schedule = settings.draft_token_schedule
@@ -279,13 +268,10 @@ def draft_token_schedule(settings: WorkerSettings) -> Schedule:
 
 def check_extra_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
     """
-    Return the operator's extra arguments unchanged.
+    Return the arguments unchanged; raises ConfigurationError with the reason if one is refused.
 
-    vLLM accepts `--name=value`, `--name.field value`, underscores for dashes, and any unambiguous prefix of
-    a name; all of them are recognised here.
-
-    Raises:
-        ConfigurationError: an argument is refused; the message says why.
+    vLLM accepts `--name=value`, `--name.field value`, underscores for dashes, and any unambiguous prefix of a
+    name; all of them are recognised here.
     """
     for argument in arguments:
         if not argument.startswith("-") or _is_number(argument):
@@ -324,7 +310,6 @@ def _check_parallelism(settings: WorkerSettings, device: Device) -> None:
 def _device_environment(
     environment: Mapping[str, str], settings: WorkerSettings, device: Device
 ) -> dict[str, str]:
-    """Environment variables that the device needs; none on a GPU."""
     if device.kind is not DeviceKind.CPU:
         return dict(environment)
     made = dict(environment)
@@ -340,7 +325,7 @@ def _device_environment(
 
 
 def _promise(draft: Weights) -> dict[str, str]:
-    """The acceptance that the draft's record promises, for the plugin; empty if there is none."""
+    """The acceptance that the draft's record promises, for the plugin."""
     expected = draft.training.get("expected")
     expectation = parse_expectation(expected.get(ALL_TRAFFIC)) if isinstance(expected, dict) else None
     if expectation is None:
@@ -353,7 +338,6 @@ def _is_eager(settings: WorkerSettings, device: Device) -> bool:
 
 
 def _reachable(host: str) -> str:
-    """Address to reach a listener at from this machine."""
     local = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - read, not bound
     return f"[{local}]" if ":" in local else local
 

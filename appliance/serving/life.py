@@ -12,7 +12,6 @@ class SupervisorTiming:
     check: float = 5.0
     """Between two health checks of a healthy worker; its end is noticed at once."""
     answer: float = 5.0
-    """Timeout of one health check."""
     unresponsive: float = 120.0
     """Without an answer until a healthy worker counts as dead; longer than the longest step."""
     longest_delay: float = 60.0
@@ -25,8 +24,6 @@ class SupervisorTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRun:
-    """Result of one start of the worker."""
-
     reached_health: bool
     healthy_seconds: float
     detail: str
@@ -34,5 +31,5 @@ class WorkerRun:
 
 
 def restart_delay_seconds(deaths: int, longest: float) -> float:
-    """Delay after `deaths` earlier deaths: 1, 2, 4, up to `longest`."""
+    """1, 2, 4 seconds and so on, up to `longest`."""
     return min(longest, 2.0 ** min(deaths, 30))

@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import Any
 
 LoadBindings = Callable[[], ModuleType | None]
-"""Imports NVIDIA's bindings; None where they are not installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,6 @@ class NvidiaDriver:
     cuda: tuple[int, int]
     """Newest CUDA version it runs: major, minor."""
     gpus: tuple[NvidiaGpu, ...]
-    """GPUs that this process may use."""
 
 
 def load_bindings() -> ModuleType | None:
@@ -41,12 +39,7 @@ def load_bindings() -> ModuleType | None:
 
 
 def count_gpus(load: LoadBindings = load_bindings) -> int:
-    """
-    GPUs that the driver shows this process.
-
-    Raises:
-        OSError: there are no bindings, or no driver.
-    """
+    """GPUs that the driver shows this process; raises OSError without bindings or driver."""
     nvml: Any = load()
     if nvml is None:
         raise OSError("nvidia-ml-py is not installed")
@@ -64,10 +57,7 @@ def count_gpus(load: LoadBindings = load_bindings) -> int:
 
 def read_driver(load: LoadBindings = load_bindings) -> NvidiaDriver | None:
     """
-    The driver and its GPUs; None where there are no bindings, no driver, or this process may not use it.
-
-    Raises:
-        OSError: the driver answers one of the questions with an error.
+    The driver and its GPUs; None if there is none, or this process may not use it.  OSError if it fails.
     """
     nvml: Any = load()
     if nvml is None:
@@ -87,11 +77,7 @@ def read_driver(load: LoadBindings = load_bindings) -> NvidiaDriver | None:
 
 
 class EnergyMeter:
-    """
-    The energy counters of some GPUs.
-
-    Volta and newer count millijoules since the driver was loaded (`nvmlDeviceGetTotalEnergyConsumption`).
-    """
+    """Sum of `nvmlDeviceGetTotalEnergyConsumption`: Volta and newer count since the driver was loaded."""
 
     def __init__(self, nvml: Any, handles: list[Any]) -> None:  # noqa: ANN401 - the bindings have no types
         self._nvml = nvml
@@ -113,9 +99,9 @@ def open_meter(visible: str | None, count: int, load: LoadBindings = load_bindin
     """
     A meter of the GPUs that a worker uses; None unless all of them are measured.
 
-    `visible` is `CUDA_VISIBLE_DEVICES`: indices or UUIDs, None if all GPUs are visible.  The worker uses
-    the first `count` of them.  Fails open: the caller then derives costs from the watts in the settings.  A
-    worker on several machines is not measured, since the driver here counts only the GPUs of this machine.
+    `visible` is `CUDA_VISIBLE_DEVICES`, None if all GPUs are visible; the worker uses the first `count`.
+    Fails open: costs then come from the watts in the settings.  A worker on several machines is not measured:
+    the driver counts only the GPUs here.
     """
     nvml: Any = load()
     if nvml is None:

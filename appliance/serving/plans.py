@@ -20,18 +20,14 @@ from appliance.serving.restart_request import WITH_DRAFT, RestartRequest, parse_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenPlan:
-    """The plan for one start with a draft."""
-
     plan: LaunchPlan
     is_trial: bool = False
     """Whether its draft is under test: the worker may fall back from it, never to it."""
 
 
 Choose = Callable[[RestartRequest], ChosenPlan]
-"""
-Finds the draft for a start and plans it.  It may read whole drafts, so it is called in a thread; it never
-fails, but falls back to the active draft, and from there to the one of the settings.
-"""
+"""Finds the draft for a start and plans it.  It may read whole drafts, so it is called in a thread; it never
+fails, but falls back to the active draft, and from there to the one of the settings."""
 
 
 class WorkerPlans:
@@ -48,9 +44,8 @@ class WorkerPlans:
         """
         Nothing is read or removed yet.
 
-        `plan` is how the settings want the worker started.  `target_only` starts it without its draft; None
-        if it has none, or cannot run without.  `choose` finds the draft for a start; None if there is only
-        that of the settings.
+        Without `target_only` the worker cannot run without its draft; without `choose` there is only the
+        draft of the settings.
         """
         self._plan = plan
         self._target_only = target_only
@@ -64,7 +59,6 @@ class WorkerPlans:
 
     @property
     def current(self) -> LaunchPlan:
-        """The plan in force."""
         return self._current
 
     @property
@@ -73,7 +67,7 @@ class WorkerPlans:
         return self._current is self._target_only
 
     def request_restart(self, request: RestartRequest) -> None:
-        """Request a restart; it takes effect once the worker has ended."""
+        """Takes effect once the worker has ended."""
         self._request = request
 
     @property
@@ -114,8 +108,8 @@ class WorkerPlans:
         """
         Replace the plan in force by one that is likelier to work; False if there is none.
 
-        From a draft under test to the active one, and from there to the last plan that worked, which then
-        stays in force whatever draft is active, until a restart is requested.
+        From a draft under test to the active one, and from there to the last plan that worked, which stays in
+        force until a restart is requested.
         """
         if self._is_trial:
             self._granted, self._current, self._is_trial = WITH_DRAFT, self._plan, False
@@ -126,11 +120,7 @@ class WorkerPlans:
         return True
 
     def _read_request(self) -> RestartRequest | None:
-        """
-        Read the file and remove it.
-
-        A file that cannot be removed would make every end look requested, so it is ignored.
-        """
+        """Read the file and remove it; ignored if it cannot be removed, or every end would look requested."""
         if self._restart_file is None:
             return None
         try:

@@ -35,8 +35,6 @@ OK, NOT_FOUND, UNAUTHORISED = 200, 404, 401
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationCommand:
-    """A draft-token table to apply, and a probe to run once."""
-
     table: DraftTokenTable
     mode: SpeculationMode
     reason: Reason
@@ -70,23 +68,12 @@ class SpeculationClient:
             yield cls(session, token)
 
     async def read(self, worker: Worker, timeout_seconds: float) -> EngineReading:
-        """
-        The plugin's current reading.
-
-        Raises:
-            WorkerFailedError: the worker did not answer, or its answer is malformed.
-        """
         return parse_reading(*await self._request("GET", worker, None, timeout_seconds))
 
     async def apply(
         self, worker: Worker, command: SpeculationCommand, timeout_seconds: float
     ) -> EngineReading:
-        """
-        Apply a table, and start the probe if there is one; effective at the worker's next step.
-
-        Raises:
-            WorkerFailedError: the worker did not answer, or refused.
-        """
+        """Apply a table, and start the probe if there is one; effective at the worker's next step."""
         reading = parse_reading(*await self._request("PUT", worker, command.body(), timeout_seconds))
         if reading.controllable and reading.table != command.table:
             raise WorkerFailedError("The worker did not apply the draft-token table.")
@@ -111,12 +98,6 @@ class SpeculationClient:
 
 
 def parse_reading(status: int, text: str) -> EngineReading:
-    """
-    Parse the plugin's answer.
-
-    Raises:
-        WorkerFailedError: it is malformed.
-    """
     if status == NOT_FOUND:
         return _uncontrollable("the worker runs without the plugin, or was given no control token")
     if status == UNAUTHORISED:

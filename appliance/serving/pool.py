@@ -20,7 +20,6 @@ from appliance.speculation.values import Decision
 
 class WorkerPool:
     def __init__(self, *, on_gone: Callable[[WorkerId], None] | None = None) -> None:
-        """`on_gone` is called with each worker that has left the pool."""
         self._on_gone = on_gone
         self._snapshots: dict[WorkerId, WorkerSnapshot] = {}
         self._in_flight: dict[WorkerId, int] = {}
@@ -31,15 +30,14 @@ class WorkerPool:
         """Changes with every snapshot; callers that cache derived values compare it."""
 
     def on_capacity(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after every change that may let a request through."""
         self._on_capacity = callback
 
     def add(self, worker: Worker) -> None:
         """
         Add a worker, unhealthy until its first scrape; it replaces one with the same id.
 
-        The model names of its predecessor stay known: during a restart a client is told to wait, not that
-        the model does not exist.
+        The model names of its predecessor stay known: during a restart a client is told to wait, not that the
+        model does not exist.
         """
         snapshot = WorkerSnapshot(worker=worker, decision=Decision(mode=worker.mode))
         before = self._snapshots.get(worker.worker_id)
@@ -55,7 +53,6 @@ class WorkerPool:
             self._put(_kept(snapshot, current))
 
     def report_unreachable(self, worker_id: WorkerId) -> None:
-        """Exclude a worker from routing until its next successful scrape."""
         snapshot = self._snapshots.get(worker_id)
         if snapshot is not None and snapshot.healthy:
             self._put(replace(snapshot, healthy=False))
@@ -67,7 +64,6 @@ class WorkerPool:
             self._put(replace(snapshot, admission=admission))
 
     def set_avoided(self, worker_id: WorkerId, avoided: bool) -> None:  # noqa: FBT001 - the new value
-        """Set whether any other worker is preferred; ignored if it has left."""
         snapshot = self._snapshots.get(worker_id)
         if snapshot is not None:
             self._put(replace(snapshot, avoided=avoided))
@@ -86,7 +82,6 @@ class WorkerPool:
             self._forget_if_gone(worker_id)
 
     def stay(self, worker_id: WorkerId) -> None:
-        """Cancel `leave`; ignored if the worker has left."""
         snapshot = self._snapshots.get(worker_id)
         if snapshot is not None:
             self._put(replace(snapshot, leaving=False))
@@ -95,8 +90,8 @@ class WorkerPool:
         """
         Send a worker no more requests, and return once those of this gateway are finished.
 
-        The caller sets the time limit: a stream lasts as long as its client reads.  The worker stays
-        `draining` if the caller cancels.
+        The caller sets the time limit: a stream lasts as long as its client reads.  If it cancels, the worker
+        stays `draining`.
         """
         self.set_admission(worker_id, Admission.DRAINING)
         while self._in_flight.get(worker_id, 0):
@@ -104,7 +99,6 @@ class WorkerPool:
 
     @property
     def snapshots(self) -> tuple[WorkerSnapshot, ...]:
-        """In the order in which the workers were added."""
         return tuple(self._snapshots.values())
 
     def snapshot(self, worker_id: WorkerId) -> WorkerSnapshot | None:
@@ -112,11 +106,10 @@ class WorkerPool:
 
     @property
     def in_flight(self) -> dict[WorkerId, int]:
-        """Requests that this gateway has in flight, by worker."""
+        """Requests of this gateway only."""
         return self._in_flight
 
     def begin(self, worker_id: WorkerId) -> None:
-        """Count a request as in flight with a worker, until `end`."""
         self._in_flight[worker_id] = self._in_flight.get(worker_id, 0) + 1
 
     def end(self, worker_id: WorkerId) -> None:
@@ -133,11 +126,9 @@ class WorkerPool:
         return {served.name: served for snapshot in self._snapshots.values() for served in snapshot.models}
 
     async def wait_healthy(self) -> None:
-        """Return once a worker has been able to take requests for the first time."""
         await self._became_healthy.wait()
 
     def any_healthy(self) -> bool:
-        """Whether at least one worker can take a request."""
         return any(snapshot.takes_requests for snapshot in self._snapshots.values())
 
     def _put(self, snapshot: WorkerSnapshot) -> None:

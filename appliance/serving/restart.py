@@ -29,8 +29,6 @@ REFUSALS: Mapping[int, str] = MappingProxyType(
 
 
 class RestartClient:
-    """Client of the plugins of workers in other processes, with one token."""
-
     def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
         self._session = session
         self._headers = {"Authorization": f"Bearer {token}"}
@@ -38,7 +36,6 @@ class RestartClient:
     @classmethod
     @asynccontextmanager
     async def open(cls, *, token: str) -> AsyncIterator["RestartClient"]:
-        """Connections are not kept alive."""
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True),
             timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),
@@ -53,10 +50,6 @@ class RestartClient:
 
         A plugin of an earlier version ignores a draft under test: the worker then returns with the active
         one, which its reading shows.  `reason` is not sent: only control and the audit log need it.
-
-        Raises:
-            ControlRefusedError: it cannot be restarted this way; it keeps running.
-            WorkerFailedError: it did not answer, or its answer is unexpected.
         """
         try:
             async with self._session.post(

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-"""A content digest, as `serving.weights` writes it."""
+"""As `serving.weights` writes it."""
 PROMOTION = re.compile(r"[0-9A-Z]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateDraft:
-    """A draft under test."""
-
     draft: str
     """Content digest of its weights."""
     promotion: str
@@ -29,10 +27,9 @@ class CandidateDraft:
 class RestartRequest:
     with_draft: bool
     candidate: CandidateDraft | None = None
-    """The draft to test; None for the active one."""
+    """None for the active draft."""
 
     def body(self) -> dict[str, Any]:
-        """The JSON that the plugin accepts and the supervisor reads."""
         request: dict[str, Any] = {"with_draft": self.with_draft}
         if self.candidate is not None:
             request |= {"draft": self.candidate.draft, "promotion": self.candidate.promotion}
@@ -40,7 +37,7 @@ class RestartRequest:
 
 
 WITH_DRAFT = RestartRequest(with_draft=True)
-"""With the active draft: how every worker is first started."""
+"""How every worker is first started."""
 
 
 def parse_restart_request(content: object) -> RestartRequest | None:

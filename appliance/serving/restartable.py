@@ -32,7 +32,6 @@ def refusal(
 
 
 def _unfit(others: Iterable[WorkerSnapshot]) -> str | None:
-    """Why the other workers cannot take over."""
     for other in others:
         name = other.worker.worker_id
         if other.admission is Admission.DRAINING:
@@ -47,7 +46,6 @@ def _unfit(others: Iterable[WorkerSnapshot]) -> str | None:
 
 
 def _missed(chosen: WorkerSnapshot, others: tuple[WorkerSnapshot, ...]) -> str | None:
-    """Which model would be without a worker."""
     name = chosen.worker.worker_id
     if not others:
         return f"worker {name} is the only one: start another that serves the same models"
@@ -61,8 +59,8 @@ def is_new_process(before: WorkerSnapshot, now: WorkerSnapshot, *, was_down: boo
     """
     Whether the latest snapshot is of another process than the one before the restart.
 
-    `was_down`, whether the worker was down in between, decides where neither supervisor nor plugin
-    identifies the process, because a draining worker may still answer.
+    `was_down` decides if neither supervisor nor plugin identifies the process: a draining worker may still
+    answer.
     """
     if now.worker is not before.worker:
         return True

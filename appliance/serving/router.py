@@ -8,29 +8,19 @@ from appliance.serving.worker import WorkerId, WorkerSnapshot
 WAITING_WEIGHT = 4.0
 CACHE_WEIGHT = 16.0
 TARGET_ONLY_PENALTY = 2.0
-"""
-Running requests by which a worker without a draft must be less loaded to be preferred.
-
-Small, so that it helps as soon as the others are busier: the larger the batch, the smaller the gain of a
-draft.
-"""
+"""Running requests by which a worker without a draft must be less loaded to be preferred.  Small, so that it
+helps as soon as the others are busier: the larger the batch, the smaller the gain of a draft."""
 AFFINITY_CHARACTERS = 2048
-"""
-Characters of a known conversation prefix, about 500 tokens that need no prefill, that weigh as much as one
+"""Characters of a known conversation prefix, about 500 tokens that need no prefill, that weigh as much as one
 running request.  With at most 16,384 characters remembered, a worker is never preferred that has more than
-eight requests more than another.
-"""
+eight requests more than another."""
 NO_AFFINITY: Mapping[WorkerId, int] = {}
 
 
 def candidates(
     model: str, snapshots: Iterable[WorkerSnapshot], *, may_speculate: bool = True
 ) -> tuple[WorkerSnapshot, ...]:
-    """
-    Workers that may answer a request for `model`, whatever their load.
-
-    `may_speculate=False` keeps only workers that were started without a draft.
-    """
+    """Workers that may answer, whatever their load; without `may_speculate` only those without a draft."""
     return tuple(
         snapshot
         for snapshot in snapshots
@@ -45,11 +35,10 @@ def lightest(
     seen_by: Mapping[WorkerId, int] = NO_AFFINITY,
 ) -> WorkerSnapshot | None:
     """
-    The worker that a request should go to; None if `able` is empty.
+    The worker that a request should go to; avoided ones only if there is no other.
 
-    Workers to be avoided are used only if there is no other.  `in_flight` counts this gateway's requests by
-    worker and is fresher than any scrape; `seen_by` is how many characters of the request's prefix a worker
-    has processed.
+    `in_flight` counts this gateway's requests and is fresher than any scrape; `seen_by` is how many
+    characters of the request's prefix a worker has processed.
     """
     best, lowest = None, (True, 0.0, "")
     for snapshot in able:
@@ -65,9 +54,8 @@ def score(snapshot: WorkerSnapshot, in_flight: Mapping[WorkerId, int]) -> tuple[
     """
     Load of a worker and its name as a tie-break; lower is better.
 
-    A waiting request weighs more than a running one, because the batch is full, and a full KV cache more
-    than either, because the worker then preempts requests it has already computed.  A worker without a
-    draft is penalised by `TARGET_ONLY_PENALTY`.
+    A waiting request weighs more than a running one, because the batch is full, and a full KV cache more than
+    either, because the worker then preempts requests it has already computed.
     """
     worker_id = snapshot.worker.worker_id
     load = float(in_flight.get(worker_id, 0))
@@ -83,11 +71,7 @@ def no_worker(model: str, *, may_speculate: bool) -> NoWorkerAvailableError:
 
 
 def has_target_only(model: str, snapshots: Iterable[WorkerSnapshot]) -> bool:
-    """
-    Whether some worker serves `model` without a draft, or will once it is back.
-
-    One that was started without a draft and has not listed its models yet may be the one.
-    """
+    """Whether some worker serves `model` without a draft, or may: one that has not listed its models yet."""
     return any(
         not snapshot.speculates and (snapshot.serves(model) or not snapshot.models) for snapshot in snapshots
     )

@@ -37,12 +37,10 @@ class FrameBuffer:
 
     @property
     def rest(self) -> bytes:
-        """Bytes after the last whole frame."""
         return self._rest
 
 
 def split_frames(frames: bytes) -> list[bytes]:
-    """Split a run of whole frames into single ones, each with its blank line."""
     return [frame + SEPARATOR for frame in frames.split(SEPARATOR)[:-1]]
 
 
@@ -69,6 +67,5 @@ def is_done(frame: bytes) -> bool:
 
 
 def finish_reason(frames: bytes) -> str | None:
-    """The last finish reason in a run of frames."""
     found = _FINISH.findall(frames)
     return found[-1].decode() if found else None

@@ -72,11 +72,7 @@ class StartProgress:
 
 
 class Supervisor:
-    """
-    Supervises one worker until stopped.
-
-    `run` belongs into a task group; when it returns or raises, no process of the worker is left.
-    """
+    """Supervises one worker; when `run` returns or raises, no process of the worker is left."""
 
     def __init__(
         self,
@@ -94,12 +90,10 @@ class Supervisor:
         largest_log: int = LARGEST_LOG,
     ) -> None:
         """
-        Nothing is started before `run`.
+        `max_restarts` failed starts in a row end it; a healthy worker's log rotates at `largest_log` bytes.
 
-        After `max_restarts` failed starts in a row the supervisor gives up.  `restart_file` is where the
-        worker leaves a restart request before it ends.  Without `target_only` the worker cannot run without
-        its draft; without `choose` its draft is always that of `plan`.  The log of a healthy worker rotates
-        at `largest_log` bytes.
+        `restart_file` is where the worker leaves a restart request before it ends.  Without `target_only` the
+        worker cannot run without its draft; without `choose` its draft is always that of `plan`.
         """
         self._plans = WorkerPlans(plan, target_only=target_only, restart_file=restart_file, choose=choose)
         self._worker = worker
@@ -125,16 +119,10 @@ class Supervisor:
 
     @property
     def log(self) -> Path:
-        """Log file of the latest start."""
         return self._log
 
     async def run(self) -> None:
-        """
-        Keep the worker running until `stop` is called or this is cancelled.
-
-        Raises:
-            WorkerStartError: more than `max_restarts` starts in a row did not become healthy.
-        """
+        """Keep the worker running until `stop`; WorkerStartError after too many failed starts in a row."""
         self._is_running = True
         self._plans.discard_requests()
         try:
@@ -150,12 +138,7 @@ class Supervisor:
             self._settled.set()
 
     async def healthy(self) -> None:
-        """
-        Wait until the worker is healthy.
-
-        Raises:
-            WorkerStartError: the supervisor gave up or was stopped.
-        """
+        """Wait until the worker is healthy; WorkerStartError if the supervisor gave up or was stopped."""
         while not self._is_healthy:
             if self._ended.is_set():
                 raise WorkerStartError(self._failure or f"worker {self._worker} was stopped")
@@ -173,11 +156,8 @@ class Supervisor:
         """
         Let the worker finish its requests, end, and start again at once; returns before any of it.
 
-        A worker with one plan is restarted by that plan.  If a draft under test does not start, the
-        supervisor falls back to the active draft.
-
-        Raises:
-            ControlRefusedError: it is not supervised here, or is one of several nodes, and would not return.
+        A worker with one plan is restarted by that plan.  Raises ControlRefusedError if the worker is not
+        supervised here, or is one of several nodes, and so would not return.
         """
         if not self._is_running or self._is_stopping or self._ended.is_set():
             message = f"worker {self._worker} is not kept running here, so it cannot be restarted"
@@ -236,7 +216,6 @@ class Supervisor:
         raise WorkerStartError(self._failure)
 
     async def _live(self, http: aiohttp.ClientSession) -> WorkerRun:
-        """Start the worker once, and watch it until it ends or has to be ended."""
         clock = asyncio.get_running_loop().time
         # May read whole drafts; a restart requested meanwhile is accepted before anything is started.
         await self._plans.prepare()
@@ -347,7 +326,6 @@ class Supervisor:
             return None
 
     async def _end(self) -> None:
-        """End every process of the worker, by SIGTERM and then by SIGKILL."""
         process = self._process
         if process is None:
             return
@@ -373,8 +351,8 @@ class Supervisor:
         """
         Send the guardian a signal, if it has not ended.
 
-        Not by `Process.send_signal`: it polls the process first, and if it has ended takes the exit status
-        away from the event loop, which then reports 255 (https://github.com/python/cpython/issues/87744).
+        Not by `Process.send_signal`: it polls the process, and may take its exit status away from the event
+        loop, which then reports 255 (https://github.com/python/cpython/issues/87744).
         """
         if self._process is None or self._process.returncode is not None:
             return
@@ -416,7 +394,6 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 async def _wait_for(awaitable: Awaitable[object], seconds: float) -> None:
-    """Wait until it is done, at most `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await awaitable

@@ -24,7 +24,6 @@ NO_TEMPLATE = "none"
 SYSTEM_ROLES = ("system", "developer")
 LABEL_BYTES = 4
 READ_CHARACTERS = 2000
-"""Characters of a raw prompt that are searched for markers."""
 MARKER = re.compile(
     r"<[|\uff5c][^\s<>|\uff5c]{1,40}[|\uff5c]>"  # with wide bars in DeepSeek's templates
     r"|<(?:start|end)_of_turn>|<fim_(?:prefix|suffix|middle)>"
@@ -70,7 +69,6 @@ def _hash(content: Any, key: bytes) -> str:  # noqa: ANN401 - decoded JSON
 
 
 def _system_text(members: Mapping[str, Member], member: str) -> str | None:
-    """Text of the first system message."""
     given = value_of(members, member)
     if given:
         return _text(given)

@@ -11,8 +11,6 @@ from appliance.speculation.values import acceptance_length_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token and draft counts of one answer."""
-
     prompt_tokens: int = 0
     completion_tokens: int = 0
     estimated: bool = False
@@ -24,19 +22,13 @@ class Usage:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Mean tokens per draft with the bonus token; None without drafts."""
         if not self.drafts or self.accepted_tokens is None:
             return None
         return acceptance_length_of(self.drafts, self.accepted_tokens)
 
 
 def parse_answer(text: str) -> dict[str, Member]:
-    """
-    The members of an answer.
-
-    Raises:
-        WorkerFailedError: it is not a JSON object.
-    """
+    """The members of an answer; raises WorkerFailedError if it is not a JSON object."""
     try:
         return parse_members(text, bounded=False)
     except InvalidRequestError as error:
@@ -44,7 +36,6 @@ def parse_answer(text: str) -> dict[str, Member]:
 
 
 def first_finish_reason(members: Mapping[str, Member]) -> str | None:
-    """Finish reason of the first choice."""
     choices = members["choices"].value if "choices" in members else None
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
         reason = choices[0].get("finish_reason")
@@ -56,9 +47,7 @@ def parse_usage(
     members: Mapping[str, Member], *, prompt: str = "prompt_tokens", completion: str = "completion_tokens"
 ) -> Usage:
     """
-    The counts of an answer; values that are absent or malformed count as not reported.
-
-    `prompt` and `completion` are the names of the counts in `usage`.
+    Values that are absent or malformed count as not reported; `prompt` and `completion` are their names.
     """
     usage = object_of(members["usage"].value) if "usage" in members else {}
     metrics = object_of(members["metrics"].value) if "metrics" in members else {}
@@ -74,10 +63,8 @@ def parse_usage(
 
 
 def object_of(value: object) -> Mapping[str, Any]:
-    """The value if it is a decoded object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def count_of(value: object) -> int | None:
-    """The value if it is a count, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

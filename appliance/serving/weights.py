@@ -22,12 +22,9 @@ CHUNK = 2**20
 DIGESTED_SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken"})
 """Files that determine how a model answers: config, tokenizer, chat template and weights."""
 TRAINING_RECORD = "training.json"
-"""The record of a draft's trainer, next to the weights, if there is one."""
+"""Written by a draft's trainer, if there is one."""
 QUANTIZATION = "hf_quant_config.json"
-"""
-File in which older ModelOpt keeps the `quantization_config`; vLLM reads it too
-(`transformers_utils/config.py`).
-"""
+"""Where older ModelOpt keeps `quantization_config`; vLLM reads it (`transformers_utils/config.py`)."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and the total."""
@@ -35,8 +32,6 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """One tensor of a safetensors header."""
-
     shape: tuple[int, ...]
     dtype: str
     """Such as `BF16`."""
@@ -44,8 +39,6 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """A model's directory."""
-
     path: Path
     """Absolute."""
     config: Mapping[str, Any]
@@ -53,16 +46,11 @@ class Weights:
     digest: str = ""
     """`sha256:` and 64 hex digits; empty unless it was computed."""
     training: Mapping[str, Any] = field(default_factory=dict)
-    """The training record; empty if there is none."""
+    """Empty if there is none."""
 
 
 def inspect_weights(path: Path) -> Weights:
-    """
-    Read config and headers of the weights in a directory.
-
-    Raises:
-        ConfigurationError: a file is missing or broken.
-    """
+    """Read config and headers; raises ConfigurationError if a file is missing or broken."""
     path = path.absolute()
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "does not exist"
@@ -87,25 +75,14 @@ def inspect_weights(path: Path) -> Weights:
 
 
 def load_weights(path: Path, *, report: Progress | None = None) -> Weights:
-    """
-    Read config and headers, and compute the digest, which reads every byte.
-
-    Raises:
-        ConfigurationError: as `inspect_weights`, or a file could not be read to its end.
-    """
+    """`inspect_weights`, and the digest, for which every byte is read."""
     weights = inspect_weights(path)
     return replace(weights, digest=digest_weights(weights.path, report=report))
 
 
 def digest_weights(path: Path, *, report: Progress | None = None) -> str:
     """
-    Digest of the files that determine how a model answers.
-
-    The SHA-256 of what `sha256sum` prints for the files in byte order of their names, so that anyone can
-    check it with a shell.
-
-    Raises:
-        ConfigurationError: a file cannot be read to its end.
+    The SHA-256 of what `sha256sum` prints for the files in byte order: anyone can check it with a shell.
     """
     return digest_files(hash_files(path, report=report))
 
@@ -119,12 +96,7 @@ def digest_files(hashes: Mapping[str, str]) -> str:
 
 
 def hash_files(path: Path, *, report: Progress | None = None) -> dict[str, str]:
-    """
-    SHA-256 (hex) by name of each file that determines how a model answers.
-
-    Raises:
-        ConfigurationError: a file cannot be read to its end.
-    """
+    """SHA-256 (hex) by name of each file that determines how a model answers."""
     files = sorted(
         (file for file in path.iterdir() if file.suffix in DIGESTED_SUFFIXES and file.is_file()),
         key=lambda file: file.name.encode(),
@@ -147,12 +119,7 @@ def hash_files(path: Path, *, report: Progress | None = None) -> dict[str, str]:
 
 
 def parse_header(header: bytes) -> dict[str, TensorInfo]:
-    """
-    Parse the JSON of a safetensors header.
-
-    Raises:
-        ValueError: it describes no tensors.
-    """
+    """Parse the JSON of a safetensors header; raises ValueError if it describes no tensors."""
     entries = json.loads(header)
     if not isinstance(entries, dict):
         raise ValueError("the header is not a JSON object")  # noqa: TRY004 - like any other malformed header

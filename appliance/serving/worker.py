@@ -23,28 +23,22 @@ class Admission(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One vLLM server process."""
-
     worker_id: WorkerId
     url: str
-    """Base URL without a trailing slash."""
+    """Without a trailing slash."""
     weights: str = ""
     """Content digest of the target's weights if this process started the worker, else empty."""
     draft: str = ""
     """Content digest of the draft's weights; empty without a draft."""
     mode: SpeculationMode = SpeculationMode.SPECULATIVE
-    """The mode it was started in."""
     reason: Reason | None = None
     """Why it was started without the draft that the settings name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One model name that a worker serves."""
-
     name: str
     max_model_len: int | None
-    """Longest context in tokens."""
     created: int
     """Unix time, as the worker reports it."""
     parent: str | None = None
@@ -53,8 +47,6 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSnapshot:
-    """Result of the latest scrape of a worker."""
-
     worker: Worker
     healthy: bool = False
     models: tuple[ServedModel, ...] = ()

@@ -10,10 +10,7 @@ from pathlib import Path
 
 KEPT_LOGS = 3
 LARGEST_LOG = 64 * 2**20
-"""
-Bytes after which a log is rotated while the worker runs; with the kept ones, a worker's logs take at most
-four times as many.
-"""
+"""Rotated beyond these bytes while the worker runs; with the kept ones its logs take four times as many."""
 TAIL_BYTES = 2**16
 LONGEST_LINE = 400
 PREFIX = re.compile(r"^\([^)]* pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
@@ -36,7 +33,6 @@ PHASES = (
     ("Capturing CUDA graph", "capturing CUDA graphs"),
     ("Starting vLLM server", "opening the port"),
 )
-"""Log lines that mark the phases of a start."""
 
 
 def rotate(log: Path) -> None:
@@ -89,8 +85,7 @@ def failure_line(log_tail: str) -> str:
     """
     The line that says why a worker failed, from the end of its log.
 
-    vLLM relays a failure from process to process, each with its own traceback: the last exception that is
-    not such a relay is the root cause.
+    vLLM relays a failure from process to process: the last exception that is not such a relay is the cause.
     """
     lines = [PREFIX.sub("", line).rstrip() for line in log_tail.replace("\r", "\n").splitlines()]
     lines = [line for line in lines if line]
@@ -109,7 +104,6 @@ def failure_line(log_tail: str) -> str:
 
 
 def find_phase(log_text: str) -> str | None:
-    """The latest phase that these log lines mark, or None."""
     for line in reversed(log_text.splitlines()):
         for needle, phase in PHASES:
             if needle in line:
@@ -118,7 +112,6 @@ def find_phase(log_text: str) -> str | None:
 
 
 def describe_end(returncode: int | None, log_tail: str) -> str:
-    """Describe in one line how a worker with this exit status and log ended."""
     line = failure_line(log_tail)
     if returncode is not None and returncode < 0:
         name = signal.Signals(-returncode).name

@@ -37,12 +37,8 @@ DRAFTS = "spec_decode_num_drafts_total"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMetrics:
-    """The values of one metrics page, summed over the worker's engines."""
-
     running: int
-    """Requests in the running batch."""
     waiting: int
-    """Requests that wait for a slot in it."""
     kv_cache_usage: float
     """Share of the KV cache in use in the fullest engine, 0..1."""
     prompt_tokens_total: int
@@ -56,12 +52,7 @@ class WorkerMetrics:
 
 
 def parse_metrics(page: str) -> WorkerMetrics:
-    """
-    Parse a metrics page (Prometheus text format).
-
-    Raises:
-        WorkerFailedError: the page is not one of vLLM's.
-    """
+    """Parse a page in Prometheus text format; raises WorkerFailedError if it is not one of vLLM's."""
     if page and not page.endswith("\n"):
         raise WorkerFailedError("The worker's metrics page is cut off.")
     samples = _read(page)

@@ -19,8 +19,6 @@ ASKING = '{"include_usage": true}'
 
 
 class Chat(Dialect):
-    """`/v1/chat/completions` and `/v1/completions`."""
-
     generates = True
     streams = True
 
@@ -31,7 +29,6 @@ class Chat(Dialect):
             raise InvalidRequestError("`stream_options` must be an object.", param="stream_options")
 
     def wants_usage(self, members: Mapping[str, Member]) -> bool:
-        """Whether `stream_options.include_usage` is true."""
         options = value_of(members, "stream_options")
         return isinstance(options, dict) and options.get("include_usage") is True
 
@@ -52,7 +49,6 @@ class Chat(Dialect):
         )
 
     def needs_care(self, frames: bytes) -> bool:
-        """Usage, errors and the end; all other frames are content."""
         return sse.needs_care(frames)
 
     def sort(self, frames: Iterable[bytes], *, wants_usage: bool, wants_metrics: bool) -> SortedFrames:
@@ -82,5 +78,4 @@ class Chat(Dialect):
         return SortedFrames(passed=passed, held=held, usage=usage, is_end=is_end)
 
     def finish_reason(self, frames: bytes) -> str | None:
-        """It is next to the last content."""
         return sse.finish_reason(frames)

@@ -45,8 +45,6 @@ class Tokens(Dialect):
 
 
 class MessageTokens(Tokens):
-    """The same for Anthropic's clients."""
-
     def error_body(self, error: ErrorText) -> str:
         return encode_error(anthropic_error(error))
 

@@ -22,8 +22,6 @@ Edits = Mapping[str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedAnswer:
-    """A whole answer."""
-
     text: str
     """What the client receives."""
     usage: Usage
@@ -39,13 +37,10 @@ class SortedFrames:
     held: bytes = b""
     """Bytes that must not be sent before the outcome is durable."""
     usage: Usage | None = None
-    """The last usage that the worker reported, if any."""
     finish_reason: str | None = None
-    """Why the model stopped, if these frames contain it."""
     is_end: bool = False
     """Whether nothing after these frames belongs to the answer."""
     has_failed: bool = False
-    """Whether the end is an error."""
 
 
 class Dialect:
@@ -54,15 +49,9 @@ class Dialect:
     generates = False
     """Whether a request samples tokens, so that drafts may help and some parameters forbid them."""
     streams = False
-    """Whether `stream` is read."""
 
     def check(self, members: Mapping[str, Member]) -> None:
-        """
-        Refuse members that only this family has.
-
-        Raises:
-            InvalidRequestError: with the member's name.
-        """
+        """Refuse members that only this family has, by InvalidRequestError with the member's name."""
 
     def wants_usage(self, members: Mapping[str, Member]) -> bool:  # noqa: ARG002 - see chat
         """Whether the client requested the usage of a stream; most families always report it."""
@@ -73,12 +62,7 @@ class Dialect:
         return {}
 
     def read_answer(self, text: str, *, wants_metrics: bool) -> ParsedAnswer:
-        """
-        Read a whole answer; `wants_metrics` keeps the worker's `metrics` in its text.
-
-        Raises:
-            WorkerFailedError: it is malformed.
-        """
+        """Read a whole answer; `wants_metrics` keeps the worker's `metrics` in its text."""
         raise NotImplementedError
 
     def needs_care(self, frames: bytes) -> bool:
@@ -86,12 +70,7 @@ class Dialect:
         raise NotImplementedError
 
     def sort(self, frames: Iterable[bytes], *, wants_usage: bool, wants_metrics: bool) -> SortedFrames:
-        """
-        Sort single frames of a stream, each with its blank line.
-
-        Raises:
-            WorkerFailedError: a frame that must be parsed is malformed.
-        """
+        """Sort single frames, each with its blank line; raises WorkerFailedError if one is malformed."""
         raise NotImplementedError
 
     def finish_reason(self, frames: bytes) -> str | None:  # noqa: ARG002 - see chat
@@ -103,7 +82,6 @@ class Dialect:
         return frames.count(sse.SEPARATOR)
 
     def error_body(self, error: ErrorText) -> str:
-        """An error as the body of an answer."""
         return encode_error(openai_error(error))
 
     def error_frame(self, error: ErrorText, *, after: bytes = b"") -> bytes:  # noqa: ARG002 - see responses
@@ -112,11 +90,7 @@ class Dialect:
 
 
 def edit_members(text: str, members: dict[str, Member], edits: Edits) -> str:
-    """
-    Change several members of a JSON object at once; missing ones are added in front.
-
-    At least one member must remain, and no key may need an escape.
-    """
+    """Change several members at once; at least one member must remain, and no key may need an escape."""
     # From the end, so that the offsets of the remaining members stay valid.
     for key in sorted(edits.keys() & members.keys(), key=lambda key: members[key].start, reverse=True):
         value, member = edits[key], members[key]
@@ -148,7 +122,6 @@ def event_frame(event: str, data: str) -> bytes:
 
 
 def event_of(frame: bytes) -> bytes:
-    """The event name of a frame, or nothing."""
     line = frame[: frame.find(b"\n")]
     return line[len(b"event:") :].strip() if line.startswith(b"event:") else b""
 
@@ -159,5 +132,4 @@ def data_of(frame: bytes) -> str:
 
 
 def with_data(frame: bytes, text: str) -> bytes:
-    """A frame with other data."""
     return event_frame(event_of(frame).decode(), text)

@@ -23,9 +23,6 @@ def refuse_media(value: object, param: str, *, remote: bool) -> None:
     Refuse parts that a worker would have to fetch, unpack, or take from another request.
 
     `param` is the member's name; `remote` permits URLs.
-
-    Raises:
-        InvalidRequestError: there is such a part.
     """
     if isinstance(value, list):
         for item in value:

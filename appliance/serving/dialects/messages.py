@@ -23,8 +23,6 @@ from appliance.serving.usage import Usage, count_of, object_of, parse_answer
 
 
 class Messages(Dialect):
-    """`/v1/messages`."""
-
     generates = True
     streams = True
 
@@ -47,7 +45,6 @@ class Messages(Dialect):
         return b"event: message_" in frames or b"event: error" in frames
 
     def sort(self, frames: Iterable[bytes], *, wants_usage: bool, wants_metrics: bool) -> SortedFrames:  # noqa: ARG002
-        """Read the counts, and hold back the end."""
         passed, usage, finish_reason = b"", None, None
         for frame in frames:
             match event_of(frame):
@@ -87,7 +84,6 @@ class Messages(Dialect):
         return encode_error(anthropic_error(error))
 
     def error_frame(self, error: ErrorText, *, after: bytes = b"") -> bytes:  # noqa: ARG002 - see responses
-        """The `error` event."""
         return event_frame("error", self.error_body(error))
 
 

@@ -37,14 +37,7 @@ _CHECKED = frozenset({*REFUSED, TEMPLATE_ARGUMENTS, SALT})
 def refuse_forbidden(
     members: Mapping[str, Member], may: frozenset[Permission], *, carriers: tuple[str, ...]
 ) -> None:
-    """
-    Refuse members that no worker may receive.
-
-    `carriers` are the members that may contain images, sound or video.
-
-    Raises:
-        InvalidRequestError: with the member's name and the reason.
-    """
+    """Refuse members that no worker may receive; those in `carriers` may contain images, sound or video."""
     if not _CHECKED.isdisjoint(members):
         _refuse_members(members)
     for name in carriers:
@@ -86,7 +79,6 @@ def policy_edits(
 
 
 def policy_verdicts(members: Mapping[str, Member], may: frozenset[Permission]) -> list[str]:
-    """Audit values for `policy_edits`."""
     return [ORDER_REMOVED] if PRIORITY in members and Permission.PRIORITY not in may else []
 
 
@@ -95,9 +87,8 @@ def salt_of(tenant: str, given: str | None) -> str:
     """
     The salt of a request's blocks in the prefix cache: two tenants never have the same.
 
-    A worker answers faster from its cache, so with a shared cache a tenant could find out what others have
-    sent.  No secret is needed, because clients never choose the salt: theirs is mixed in.  vLLM accepts up
-    to 128 characters.
+    With a shared cache a tenant could find out by its speed what others have sent.  No secret is needed,
+    because clients never choose the salt: theirs is mixed in. vLLM accepts up to 128 characters.
     """
     digest = blake2b(tenant.encode(), digest_size=SALT_BYTES, person=b"cache salt")
     if given is not None:

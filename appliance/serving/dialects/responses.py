@@ -32,18 +32,14 @@ FAILED = b"response.failed"
 ERROR = b"error"
 _SEQUENCE = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,9})\b')
 CLIENT_TOOLS = frozenset({"function", "custom", "namespace"})
-"""Tools that the client itself runs."""
 SEND_ALL = "Send the whole conversation in `input`."
 
 
 class Responses(Dialect):
-    """`/v1/responses`."""
-
     generates = True
     streams = True
 
     def check(self, members: Mapping[str, Member]) -> None:
-        """Refuse references to stored answers, requests to store one, and tools that a server runs."""
         refuse_state(members, "store", "Leave it out or send false.")
         refuse_state(members, "background", "Leave it out; use `stream` for long answers.")
         for name in ("previous_response_id", "conversation"):
@@ -57,7 +53,6 @@ class Responses(Dialect):
                 raise InvalidRequestError(message, param="tools", code="unsupported_parameter")
 
     def edits(self, members: Mapping[str, Member], *, is_stream: bool) -> Edits:  # noqa: ARG002 - as the base
-        """Nothing is stored by default either."""
         return {} if value_of(members, "store") is False else {"store": "false"}
 
     def read_answer(self, text: str, *, wants_metrics: bool) -> ParsedAnswer:
@@ -73,7 +68,6 @@ class Responses(Dialect):
         return b"event: error" in frames or any(b"event: " + event in frames for event in ENDS)
 
     def sort(self, frames: Iterable[bytes], *, wants_usage: bool, wants_metrics: bool) -> SortedFrames:  # noqa: ARG002
-        """Hold back the end; everything before it is content."""
         passed = b""
         for frame in frames:
             event = event_of(frame)
@@ -105,17 +99,12 @@ class Responses(Dialect):
         return frames.count(b".delta\ndata:")
 
     def error_frame(self, error: ErrorText, *, after: bytes = b"") -> bytes:
-        """The `error` event, with the next sequence number."""
         *_, last = (-1, *_sequences(after))
         return _error_event(error, last + 1)
 
 
 def _error_event(error: ErrorText, sequence: int) -> bytes:
-    """
-    An `error` event: its members as OpenAI documents them, and again below `error`.
-
-    The second is how OpenAI sends it; its Python client raises on that and on nothing else.
-    """
+    """Its members as OpenAI documents them, and below `error`, on which alone OpenAI's client raises."""
     content = {
         "type": "error",
         "code": error.code,
@@ -137,7 +126,6 @@ def _usage(members: Mapping[str, Member]) -> Usage:
 
 
 def _response(text: str, members: Mapping[str, Member]) -> str:
-    """Text of the whole response in an event that ends a stream."""
     member = members.get("response")
     if member is None or not isinstance(member.value, dict):
         return "{}"

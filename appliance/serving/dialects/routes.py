@@ -13,7 +13,6 @@ from appliance.serving.dialects.responses import Responses
 CHAT, RESPONSES, MESSAGES = Chat(), Responses(), Messages()
 POOLING, TOKENS, MESSAGE_TOKENS = Pooling(), Tokens(), MessageTokens()
 ANTHROPIC = "/v1/messages"
-"""Prefix of Anthropic's routes."""
 PAIRS = (
     ("queries", "documents"),
     ("queries", "items"),
@@ -25,12 +24,9 @@ PAIRS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A path that accepts a body."""
-
     path: str
     """Path for clients; also in audit log and metrics."""
     worker_path: str
-    """Path at the worker."""
     dialect: Dialect
     needs: tuple[tuple[str, ...], ...]
     """Sets of members, one of which must be complete."""

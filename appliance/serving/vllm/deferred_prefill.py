@@ -26,10 +26,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Consecutive deferred tokens of one request."""
-
     row: int
-    """Index in the batch."""
     first: int
     """Position in the request."""
     end: int
@@ -40,8 +37,6 @@ class Span:
 
 
 class DeferredPrefill:
-    """The deferred draft prefill of one runner."""
-
     def __init__(self, runner: Any, propose: Any, torch: Any) -> None:  # noqa: ANN401 - objects of vLLM
         self._runner = runner
         self._propose = propose
@@ -53,11 +48,7 @@ class DeferredPrefill:
         """Requests without deferred slots, as of the last step that ran the draft."""
 
     def defer(self, named: dict[str, Any]) -> Any:  # noqa: ANN401
-        """
-        Defer the draft's part of a step; None if the draft must run.
-
-        `named` are the arguments of vLLM's `propose_draft_token_ids`.
-        """
+        """Defer the draft's part of a step; None if the draft must run."""
         if not self._can_wait(named):
             return None
         count = named["scheduler_output"].total_num_scheduled_tokens
@@ -71,12 +62,7 @@ class DeferredPrefill:
         return self._torch.empty((len(self._runner.input_batch.req_ids), 0), dtype=self._torch.int64)
 
     def catch_up(self, named: dict[str, Any]) -> None:
-        """
-        Run the draft over the deferred slots of the requests in a batch.
-
-        `named` are the arguments of vLLM's `drafter.propose` for the next step, at least its positions,
-        sampling and attention metadata.
-        """
+        """Run the draft over the deferred slots of the requests in a batch."""
         if self._hidden is None:
             return
         batch, requests = named["common_attn_metadata"], self._runner.input_batch.req_ids

@@ -98,7 +98,6 @@ class SpeculationMiddleware:
         await _answer(send, 400 if "error" in answer else 200, answer)
 
     def _read_energy(self, scope: Message) -> dict[str, int] | None:
-        """Energy that the engine's GPUs have used; None if nothing measures it."""
         if not self._meters:
             try:
                 config = scope["app"].state.engine_client.vllm_config

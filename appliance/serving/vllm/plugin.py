@@ -54,11 +54,7 @@ def install_deferred_prefill() -> None:
 
 
 def install_control(scheduler_class: Any, core_class: Any, *, engine: str) -> None:  # noqa: ANN401 - classes of vLLM
-    """
-    Measure and control every scheduler created from now on, and let the engine core accept commands.
-
-    vLLM loads plugins in `EngineCore.__init__`, before it makes its scheduler.
-    """
+    """Control every scheduler created later: `EngineCore.__init__` loads plugins before it makes its own."""
     if hasattr(core_class, RPC):
         return  # vLLM may load plugins more than once in a process
     original = scheduler_class.__init__

@@ -20,10 +20,9 @@ def expand_sampling_parameters(sampler: Any) -> None:  # noqa: ANN401 - a module
     """
     Give each draft token the temperature, top-k and top-p of its request.
 
-    vLLM 0.32 on a CPU (`utils/cpu_triton_utils.py`, `_expand_kernel_impl`): the kernel that expands them to
-    the draft tokens writes into an int64 copy, which is dropped.  The result stays uninitialised memory, so
-    with speculation on, text is sampled from the wrong distribution, and a top-k of such a value crashes
-    the engine.
+    `utils/cpu_triton_utils.py`, `_expand_kernel_impl`: the kernel writes into an int64 copy, which is
+    dropped.  The result stays uninitialised memory, so text is sampled from the wrong distribution, and a
+    top-k of such a value crashes the engine.
     """
     if not hasattr(sampler, "expand_batch_to_tokens"):
         return
@@ -47,9 +46,9 @@ def accept_empty_top_k(sampler: Any) -> None:  # noqa: ANN401 - a module of vLLM
     """
     Let a step without draft tokens pass through the top-k filter.
 
-    vLLM 0.32 on a CPU: with speculation on, the first step of a request has no draft tokens to verify, and
-    `apply_top_k_only` takes the maximum of an empty tensor.  That crashes the engine, so any client that
-    sends `top_k` without `top_p` would end the worker for all.
+    The first step of a request has no draft tokens to verify, and `apply_top_k_only` takes the maximum of an
+    empty tensor.  That crashes the engine: any client that sends `top_k` without `top_p` would end the
+    worker.
     """
     original = getattr(sampler, "apply_top_k_only", None)
     if original is None:
@@ -65,10 +64,9 @@ def sleep_while_waiting(shared_memory: Any) -> None:  # noqa: ANN401 - a module 
     """
     Let a process that waits for another one sleep briefly instead of spinning.
 
-    vLLM 0.32 (`distributed/device_communicators/shm_broadcast.py`): while requests run, engine core and
-    worker each wait in a loop around `sched_yield`, which occupies a whole core.  On a machine with few
-    cores the gateway and the API server need that core too.  Linux 6.18 then lets the loop run for seconds
-    while they wait: the answer is computed, and no process sends it.
+    `distributed/device_communicators/shm_broadcast.py`: while requests run, engine core and worker each wait
+    in a loop around `sched_yield`, which occupies a whole core.  On a machine with few cores the gateway and
+    the API server need it.  Linux 6.18 then lets the loop run for seconds while no process sends the answer.
     """
     if not hasattr(shared_memory, "sched_yield"):
         return
@@ -83,9 +81,8 @@ def bypass_rejection_without_drafts(runner_class: Any) -> None:  # noqa: ANN401 
     """
     Sample a step without draft tokens as a worker without a draft does.
 
-    vLLM 0.32 (`v1/worker/gpu_model_runner.py`, `_sample`): once a draft is loaded, every step goes through
-    the rejection sampler, even if there is nothing to reject, and a site that has stopped speculating pays
-    for it.
+    `v1/worker/gpu_model_runner.py`, `_sample`: once a draft is loaded, every step goes through the rejection
+    sampler, so a site that has stopped speculating pays for it.
     """
     original = getattr(runner_class, "_sample", None)
     if original is None:

@@ -49,8 +49,6 @@ def find_problems(scheduler: Any) -> list[str]:  # noqa: ANN401 - a scheduler of
 
 
 class Cell:
-    """Sums over the steps of one kind."""
-
     __slots__ = ("requests", "seconds", "seconds_squared", "steps", "tokens")
 
     def __init__(self) -> None:
@@ -59,8 +57,6 @@ class Cell:
 
 
 class SchedulerControl:
-    """The hooks of one scheduler, and the answers to commands."""
-
     def __init__(
         self,
         scheduler: Any,  # noqa: ANN401 - a scheduler of vLLM
@@ -96,7 +92,6 @@ class SchedulerControl:
 
     @staticmethod
     def cannot(problems: list[str], engine: str) -> str:
-        """The answer of a worker whose engine cannot be controlled."""
         return json.dumps({"controllable": False, "problems": problems, "engine": engine, "epoch": ""})
 
     def command(self, text: str, engine: str) -> str:
@@ -271,7 +266,6 @@ class SchedulerControl:
 
 
 def _promised(environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON, repeated and not understood
-    """The expectation that the launcher passed on; None if it is absent or malformed."""
     try:
         return json.loads(environment.get(EXPECTATION, "null"))
     except (ValueError, RecursionError):
@@ -279,7 +273,6 @@ def _promised(environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON, re
 
 
 def _spans(lookup: list[int]) -> list[list[int]]:
-    """A list of K by batch size, as ranges."""
     spans: list[list[int]] = []
     for batch, k in enumerate(lookup[1:], start=1):
         if spans and spans[-1][2] == k:
