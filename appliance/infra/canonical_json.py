@@ -1,9 +1,8 @@
 """
 Canonical JSON files: closed models in which every altered byte is detected.
 
-Canonical JSON here is RFC 8785 for what these files hold: ASCII member names, text, integers, lists
-and objects.  A file whose bytes are not the encoding of its values is refused, so a changed byte is
-detected even if the meaning is the same.
+RFC 8785 for what these files hold: ASCII member names, text, integers, lists and objects.  A file whose bytes
+are not the encoding of its values is refused, even if the meaning is the same.
 """
 
 import json
@@ -15,7 +14,6 @@ from appliance.errors import ApplianceError
 
 
 def canonical(value: Any) -> bytes:  # noqa: ANN401 - any JSON
-    """Return canonical JSON: members sorted, no white space, UTF-8."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
     return text.encode()
 
@@ -35,12 +33,7 @@ class CanonicalModel(BaseModel):
 
     @classmethod
     def decode(cls, content: bytes, name: str) -> Self:
-        """
-        Read the file `name`.
-
-        Raises:
-            ApplianceError: `refusal`; it does not fit, or is not in its canonical spelling.
-        """
+        """Read the file `name`; raises `refusal` if it does not fit, or is not canonical."""
         try:
             found = cls.model_validate_json(content)
         except ValidationError as error:

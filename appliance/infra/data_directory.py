@@ -1,8 +1,8 @@
 """
 The data directory: what a first start creates in it, and what later starts find there.
 
-Keys are written before anything uses them.  A crash between two of the files leaves a directory
-that the next start completes: every step creates only what is missing.
+Keys are written before anything uses them.  A crash between two of the files leaves a directory that the next
+start completes: every step creates only what is missing.
 """
 
 import os
@@ -20,8 +20,6 @@ TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """Paths of one appliance's files."""
-
     directory: Path
     database_url: str
     signing_key: Path
@@ -30,9 +28,7 @@ class Installation:
     control_token: Path
     """Secret that control presents to the plugin in a worker, mode 0600."""
     drafts: Path
-    """The draft registry, with data sets, training runs and evaluations."""
     drafts_key: Path
-    """What signs draft revisions that were made here."""
 
     @property
     def sealed_head(self) -> Path:
@@ -41,12 +37,10 @@ class Installation:
 
     @property
     def payload_keys(self) -> Path:
-        """Default directory of the keys to kept content."""
         return self.directory / "payload-keys"
 
     @property
     def files(self) -> Path:
-        """Default directory of files for batches."""
         return self.directory / "files"
 
     @property
@@ -61,7 +55,6 @@ class Installation:
 
     @property
     def restart_request(self) -> Path:
-        """Where a worker leaves its restart request for the supervisor."""
         return self.directory / "worker-1.restart"
 
     @property
@@ -71,7 +64,6 @@ class Installation:
 
 
 def locate(settings: Settings) -> Installation:
-    """The paths in the settings; no file is touched."""
     directory = settings.data.directory.absolute()
     return Installation(
         directory=directory,
@@ -90,12 +82,7 @@ def prepare(
     create_signing_key: Callable[[Path], None],
     random_bytes: Callable[[int], bytes] = secrets.token_bytes,
 ) -> None:
-    """
-    Make the directory usable, creating what a first start needs, but for API keys (`register.enrolment`).
-
-    Raises:
-        ConfigurationError: the directory cannot be made or written to.
-    """
+    """Make the directory usable, creating what a first start needs except API keys (`register.enrolment`)."""
     directory = installation.directory
     if any(sign in str(directory) for sign in "?#%"):
         message = (
@@ -118,12 +105,7 @@ def prepare(
 
 
 def load_control_token(installation: Installation) -> str:
-    """
-    Read the secret that control presents to workers.
-
-    Raises:
-        ConfigurationError: it cannot be read or is empty.
-    """
+    """Read the secret that control presents to workers."""
     path = installation.control_token
     try:
         token = path.read_text(encoding="utf-8").strip()
@@ -135,7 +117,7 @@ def load_control_token(installation: Installation) -> str:
 
 
 def _prepare_control_token(installation: Installation, random_bytes: Callable[[int], bytes]) -> None:
-    """Make the token in the data directory; one that the settings place elsewhere is the operator's."""
+    """Create the token in the data directory; one that the settings place elsewhere is the operator's."""
     path = installation.control_token
     if path.exists():
         return

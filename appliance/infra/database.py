@@ -23,9 +23,9 @@ class Database:
     """
     Engines on one database, shared by the stores of a process.
 
-    Stores with the same time-out share an engine.  Time-outs belong to a connection: opening one, and
-    testing one from the pool, happen before anything knows which store asked.  So the lease and the limits,
-    which give up sooner than the other stores, have an engine of their own.
+    Time-outs belong to a connection: opening one, and testing one from the pool, happen before anything knows
+    which store asked.  So the lease and the limits, which give up sooner than the other stores, have an
+    engine of their own.
     """
 
     def __init__(self, url: str) -> None:
@@ -35,15 +35,10 @@ class Database:
 
     def engine(self, busy_seconds: float, *, reserved: bool = False) -> Engine:
         """
-        The engine whose connections give up on a busy database after `busy_seconds`.
+        The engine whose statements and waits for a lock end after `busy_seconds`.
 
-        Args:
-            busy_seconds: bound of every statement, and of every wait for a lock.
-            reserved: whether it is for one store alone and keeps one connection open, so that no other store
-                can take the server's last connection from it.
-
-        Raises:
-            ConfigurationError: the URL cannot be used.
+        A `reserved` one keeps a connection open for one store alone, so that no other store can take the
+        server's last connection from it.
         """
         with self._opening:
             key = busy_seconds, reserved
@@ -53,18 +48,12 @@ class Database:
             return self._engines[key]
 
     def close(self) -> None:
-        """Close every idle connection."""
         for engine in tuple(self._engines.values()):
             engine.dispose()
 
 
 class SqlStore:
-    """
-    Tables in a `Database` that other stores share; a URL opens one for this store alone.
-
-    Raises:
-        ConfigurationError: the URL cannot be used.
-    """
+    """Tables in a `Database` that other stores share; a URL opens one for this store alone."""
 
     def __init__(self, database: Database | str, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self._is_alone = isinstance(database, str)
@@ -74,23 +63,17 @@ class SqlStore:
         self._is_postgresql = self._engine.dialect.name == "postgresql"
 
     def close(self) -> None:
-        """Close the connections that are this store's alone."""
         if self._is_alone:
             self.database.close()
 
 
 def open_database(url: str, *, busy_seconds: float, idle: int = IDLE_CONNECTIONS) -> Engine:
     """
-    An engine that connects when it is first used.
+    An engine that connects when it is first used; ConfigurationError if the URL cannot be used.
 
-    No thread waits for another's connection: one more is opened, and `idle` of them stay open.  So the
-    number of threads bounds the number of connections, and every time-out is the database's alone.
-
-    With the execution option `writes=False`, transactions on SQLite do not take the write lock.
-
-    Raises:
-        ConfigurationError: the URL cannot be used; whether anything answers there is not tried.  When it is
-            first used: the database has another encoding than UTF-8.
+    No thread waits for another's connection: one more is opened, and `idle` of them stay open.  So the number
+    of threads bounds the number of connections, and every time-out is the database's alone.  With the
+    execution option `writes=False`, transactions on SQLite do not take the write lock.
     """
     try:
         parsed = make_url(url)

@@ -31,7 +31,6 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_files(directory: Path) -> None:
-    """Make every file in a directory durable, and their names."""
     for path in directory.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -49,13 +48,7 @@ def create_private(path: Path, content: bytes) -> None:
 
 def write_atomically(path: Path, content: bytes, *, temporary: Path | None = None, mode: int = 0o666) -> None:
     """
-    Replace a file, durably, by one with this content.
-
-    Args:
-        path: the file.
-        content: all of it.
-        temporary: where it is written first, in the same directory; removed if something fails.
-        mode: permissions of a new file, less the process's umask.
+    Replace a file, durably; `temporary`, in the same directory, is written first and removed on failure.
     """
     temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -73,16 +66,12 @@ def write_atomically(path: Path, content: bytes, *, temporary: Path | None = Non
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file, durably, by one that only its owner can read."""
     write_atomically(path, text.encode(), mode=OWNER_ONLY)
 
 
 def open_locked(path: Path, *, wait: bool = False, mode: int = OWNER_ONLY) -> BinaryIO:
     """
-    Open a file for reading and appending, and lock it until it is closed or the process ends.
-
-    Raises:
-        BlockingIOError: another process holds the lock, and `wait` is off.
+    Open a file for reading and appending; its lock ends with it.  BlockingIOError if held, without `wait`.
     """
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode), "r+b")
     try:

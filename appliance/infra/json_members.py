@@ -1,9 +1,8 @@
 """
 The members of a JSON object, found and replaced without touching the bytes around them.
 
-The gateway must read a few members and change one or two, and hand on everything else exactly as it
-came: re-encoding a body would alter numbers, escapes and key order that a client or worker may
-depend on.
+Everything else is forwarded exactly as it came: re-encoding a body would alter numbers, escapes and key order
+that a client or worker may depend on.
 """
 
 import json
@@ -28,13 +27,10 @@ MAX_DEPTH = 200
 MAX_VALUES = 1_000_000
 """Most values in a body, at all depths: in memory an empty list takes thirty times its two characters."""
 MAX_MEMBERS = 1000
-"""Most members of the object itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One member: where it stands in the text, and its value."""
-
     start: int
     """Offset of the opening quote of the key."""
     value_start: int
@@ -45,15 +41,10 @@ class Member:
 
 def parse_members(text: str, *, bounded: bool = True) -> dict[str, Member]:
     """
-    Find the top-level members of the JSON object `text`.
+    Find the top-level members of a JSON object; a worker's own answers are not `bounded`.
 
-    Args:
-        text: the object.
-        bounded: whether to refuse what is beyond the bounds above; not for a worker's own words.
-
-    Raises:
-        InvalidRequestError: the text is no JSON object, and where it stops being one; it gives a
-            key twice, which two parsers could read differently; or it is beyond a bound.
+    Raises InvalidRequestError if the text is not a JSON object, has a key twice, which two parsers could read
+    differently, or is beyond a bound.
     """
     if bounded:
         _refuse_bombs(text)
@@ -66,7 +57,6 @@ def parse_members(text: str, *, bounded: bool = True) -> dict[str, Member]:
 
 
 def value_of(members: Mapping[str, Member], name: str) -> Any:  # noqa: ANN401 - decoded JSON
-    """The value of a member, or None."""
     return members[name].value if name in members else None
 
 
@@ -81,7 +71,6 @@ def replace_member(text: str, members: dict[str, Member], key: str, value: str) 
 
 
 def cut_member(text: str, members: dict[str, Member], key: str) -> str:
-    """Return `text` without `key` and without the comma that belonged to it."""
     member = members.get(key)
     if member is None:
         return text

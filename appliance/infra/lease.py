@@ -49,12 +49,6 @@ class Lease(Protocol):
 
 
 def require_lease(*, is_held: bool) -> None:
-    """
-    Check that this gateway may act.
-
-    Raises:
-        ControlRefusedError: it does not hold the control lease.
-    """
     if not is_held:
         message = "This gateway does not hold the control lease: ask the one that does; see monitor.control."
         raise ControlRefusedError(message)
@@ -62,17 +56,10 @@ def require_lease(*, is_held: bool) -> None:
 
 class SqlLease(SqlStore):
     """
-    A lease in a SQL database, shared by all who name it alike.
+    A lease in a SQL database with the tables of `infra.schema`, shared by all who name it alike.
 
-    Args:
-        database: with the tables of `infra.schema`.
-        name: what the lease is for.
-        holder: names this process and this start of it; no two may ever be the same.
-        seconds: how long it lasts from each renewal.
-        clock: Unix time; the same for all holders, but for how far machines disagree.
-
-    Raises:
-        ConfigurationError: the URL cannot be used at all.
+    `holder` names this process and this start of it; no two may ever be the same.  `seconds` is how long it
+    lasts from each renewal, `clock` gives Unix time.
     """
 
     def __init__(
@@ -102,11 +89,10 @@ class SqlLease(SqlStore):
 
     @property
     def failure(self) -> str | None:
-        """Why the database could not be asked the last time; None where it could."""
+        """Why the database failed the last time; None if it did not."""
         return self._failure
 
     async def hold(self) -> bool:
-        """Take or renew the lease; whether it is held now.  Whatever fails, it is not."""
         return await asyncio.to_thread(self._hold)
 
     async def release(self) -> None:

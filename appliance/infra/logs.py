@@ -33,7 +33,6 @@ Logger = structlog.typing.FilteringBoundLogger
 
 
 def configure_logs(settings: LogSettings, *, terminal: bool) -> Logger:
-    """Build the logger of this process; the composition roots hand it out."""
     as_json = settings.format == "json" or (settings.format == "auto" and not terminal)
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=terminal)
@@ -55,7 +54,6 @@ def configure_logs(settings: LogSettings, *, terminal: bool) -> Logger:
 
 
 def keep_allowed(_logger: object, _name: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """Drop every field that is not on the list, and count them."""
     kept = {name: value for name, value in event.items() if name in ALLOWED}
     if len(kept) < len(event):
         kept["dropped_fields"] = len(event) - len(kept)
@@ -88,10 +86,9 @@ def _traced(error: BaseException) -> Iterator[str]:
 
 class LibraryHandler(logging.Handler):
     """
-    Turns a library's log records into events of ours.
+    Turns a library's log records into events: logger, place in its code, class and traceback.
 
-    Which logger, where in its code and the exception's class and traceback are kept; the text is not:
-    it could hold anything, such as the arguments of a task that was never awaited.
+    The text is dropped: it could hold anything, such as the arguments of a task that was never awaited.
     """
 
     def __init__(self, logger: Logger) -> None:
@@ -99,7 +96,6 @@ class LibraryHandler(logging.Handler):
         self._logger = logger
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record."""
         error = record.exc_info[1] if record.exc_info else None
         known = {"error": type(error).__name__, "exc_info": error} if error else {}
         level = min(record.levelno, logging.ERROR)

@@ -28,11 +28,8 @@ def open_postgresql(url: URL, *, busy_seconds: float, idle: int) -> Engine:
     """
     An engine that connects when it is first used.
 
-    The URL's query may hold `unix_sock`, `password_file`, and libpq's `sslmode` with `sslrootcert`,
-    `sslcert` and `sslkey`.
-
-    Raises:
-        ConfigurationError: the URL asks for something else, or names a file that cannot be read.
+    The URL's query may hold `unix_sock`, `password_file`, and libpq's `sslmode` with `sslrootcert`, `sslcert`
+    and `sslkey`; ConfigurationError if it holds something else, or a file cannot be read.
     """
     arguments = _arguments(url, busy_seconds)
 
@@ -94,7 +91,6 @@ class _Connection(pg8000.Connection):  # type: ignore[misc]
 
 
 def _reach(arguments: dict[str, Any]) -> socket.socket:
-    """A connected socket, before TLS."""
     if arguments["unix_sock"] is None:
         opened = socket.create_connection((arguments["host"], arguments["port"]), arguments["timeout"])
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

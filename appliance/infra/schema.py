@@ -1,9 +1,9 @@
 """
-Which version the log's tables have, how they get to the newest, and who may do what with them.
+Which version the log's tables have, how they are upgraded, and the rights of each role.
 
-A SQLite file is upgraded when it is opened.  On PostgreSQL the gateway's role cannot make tables,
-on purpose: the owner's role upgrades with `appliance audit upgrade-database`, the gateway only
-checks.  Fails closed: tables of another version are neither read nor written.
+A SQLite file is upgraded when it is opened.  On PostgreSQL the gateway's role cannot create tables, on
+purpose: the owner's role upgrades with `appliance audit upgrade-database`, the gateway only checks.  Fails
+closed: tables of another version are neither read nor written.
 """
 
 from pathlib import Path
@@ -50,12 +50,7 @@ _RIGHTS = {
 
 
 def check(connection: Connection) -> bool:
-    """
-    Whether the tables are of the version this appliance works with; False where they are older.
-
-    Raises:
-        AuditUnavailableError: they are newer, or the server does not keep what it acknowledges.
-    """
+    """Whether the tables are of the version this appliance works with; False if they are older."""
     if connection.dialect.name == "postgresql" and connection.scalar(text("SHOW fsync")) != "on":
         raise AuditUnavailableError(
             "the PostgreSQL server runs with fsync off, so what it acknowledges can be lost: switch it on"
@@ -94,15 +89,9 @@ def upgrade(connection: Connection) -> None:
 
 def upgrade_database(url: str, *, grant_to: str | None = None) -> None:
     """
-    Bring a database's tables to the newest version; needs a role that may make tables.
+    Bring a database's tables to the newest version; `url` is of a role that may create tables.
 
-    Args:
-        url: the database, as the owner of its tables.
-        grant_to: role that then gets the rights a gateway needs (`grants`), in the same transaction.
-
-    Raises:
-        ConfigurationError: the URL cannot be used, or the database knows no roles.
-        AuditUnavailableError: the database cannot be used, or is newer than this appliance.
+    `grant_to` is a role that gets the rights of a gateway (`grants`) in the same transaction.
     """
     engine = open_database(url, busy_seconds=UPGRADE_SECONDS)
     if grant_to is not None and engine.dialect.name != "postgresql":

@@ -78,12 +78,7 @@ def _known_zone(name: str) -> str:
 
 
 def split_host(text: str) -> tuple[str, int]:
-    """
-    Host and port of `10.0.0.5:8000`, `[fd00::5]:8000` or `worker:8000`.
-
-    Raises:
-        ValueError: it has another form.
-    """
+    """Host and port of `10.0.0.5:8000`, `[fd00::5]:8000` or `worker:8000`; ValueError for other forms."""
     try:
         parts = urlsplit(f"//{text}")
         if parts.hostname and parts.port and parts.netloc == text and "@" not in text:
@@ -816,15 +811,9 @@ def load_settings(
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Settings:
     """
-    Read file, environment and command line into one frozen `Settings`.
+    Read file, environment and command line (`overrides`, the strongest) into one frozen `Settings`.
 
-    Args:
-        file: YAML file of sections, or None for none.
-        environment: variables to read instead of the process's own (for tests).
-        overrides: `{section: {field: value}}` from the command line; stronger than everything.
-
-    Raises:
-        ConfigurationError: one line that names the setting and what is wrong with it.
+    Raises ConfigurationError: one line that names the setting and what is wrong with it.
     """
     values = _read_file(file) if file else {}
     _merge(values, _read_environment(os.environ if environment is None else environment))
@@ -900,7 +889,6 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def process_environment() -> Mapping[str, str]:
-    """A copy of this process's environment, to build a child's from."""
     return dict(os.environ)
 
 

@@ -9,9 +9,9 @@ from markupsafe import Markup, escape
 
 def element(name: str, *content: str, **attributes: object) -> Markup:
     """
-    Make an element; `class_` is the attribute `class`, `stroke_width` is `stroke-width`.
+    `class_` is the attribute `class`, `stroke_width` is `stroke-width`; an attribute of None is left out.
 
-    A plain string in `content` is text, a `Markup` is another element.  An attribute of None is left out.
+    A plain string in `content` is text, a `Markup` is another element.
     """
     written = "".join(
         f' {key.removesuffix("_").replace("_", "-")}="{escape(value)}"'
@@ -23,7 +23,7 @@ def element(name: str, *content: str, **attributes: object) -> Markup:
 
 
 def drawing(label: str, width: float, height: float, *content: Markup) -> Markup:
-    """Make the `<svg>` element itself; `label` describes it to screen readers."""
+    """The `<svg>` element itself; `label` describes it to screen readers."""
     return element("svg", *content, role="img", aria_label=label, viewBox=f"0 0 {width:g} {height:g}")
 
 
@@ -33,10 +33,9 @@ def line(x1: float, y1: float, x2: float, y2: float, **attributes: object) -> Ma
 
 
 def label(x: float, y: float, content: str, **attributes: object) -> Markup:
-    """Make a `<text>` element whose baseline begins at (x, y)."""
+    """A `<text>` element whose baseline begins at (x, y)."""
     return element("text", content, x=f"{x:.1f}", y=f"{y:.1f}", **attributes)
 
 
 def points(places: list[tuple[float, float]]) -> str:
-    """The `points` attribute of a polyline."""
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)

@@ -17,15 +17,12 @@ Family = TypeVar("Family", "TenantCounter", "TenantGauge")
 
 
 class TenantSeries:
-    """Makes the metrics whose first label is `tenant`, and counts their series."""
-
     def __init__(self, most: int) -> None:
         self._most = most
         self._families: list[TenantCounter | TenantGauge] = []
 
     @property
     def is_full(self) -> bool:
-        """Whether no further series may have a tenant label."""
         return sum(len(family._metrics) for family in self._families) >= self._most  # noqa: SLF001
 
     def counter(self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry) -> Counter:
@@ -58,7 +55,6 @@ class TenantGauge(Gauge):
     bound: TenantSeries
 
     def labels(self, *values: object, **named: object) -> Self:
-        """The child of these labels; beyond the bound, one that is not exported."""
         wanted = _in_order(self, values, named)
         if wanted not in self._metrics and self.bound.is_full:
             return type(self)(
@@ -77,13 +73,9 @@ class HeavyHitters:
     """
     Tells frequent labels from rare ones: only frequent ones get a series.
 
-    Counts of the last one to two spans of `among` observations are kept, so memory is bounded.
-
-    Args:
-        most: maximum number of frequent labels; a further one waits until one was absent for a whole span.
-        often: observations within the last spans that make labels frequent.
-        among: observations in a span.
-        on_gone: called with labels that are no longer frequent.
+    Labels are frequent once observed `often` within the last one to two spans of `among` observations; memory
+    is bounded by these.  Beyond `most`, further ones wait until one was absent for a whole span; `on_gone` is
+    called with that one.
     """
 
     def __init__(
@@ -110,7 +102,6 @@ class HeavyHitters:
         return True
 
     def _has_room(self) -> bool:
-        """Whether another may become frequent, once absent ones are forgotten."""
         if len(self._named) < self._most:
             return True
         gone = {each for each in self._named if each not in self._current and each not in self._previous}

@@ -20,8 +20,6 @@ OFTEN, AMONG = 20, 1000
 
 
 class Metrics:
-    """The metric families, one attribute each."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self._meters: dict[tuple[str, str, str, str], Meters] = {}
@@ -563,7 +561,6 @@ class Metrics:
     def record_drafts(
         self, *, model: str, template: str, context: str, drafts: int, draft_tokens: int, accepted_tokens: int
     ) -> None:
-        """Count the drafts of one request, by the length of its context and by its template."""
         if not self._templates.observe((model, template)):
             template = OTHER
         self.context_drafts.labels(model, context).inc(drafts)
@@ -581,7 +578,6 @@ class Metrics:
         self.audit_commit_seconds.observe(seconds)
 
     def record_audit_entry(self, entry_type: str, error: Exception | None) -> None:
-        """Count one entry that became durable, or that the database refused."""
         if error is None:
             counter = self._entry_counters.get(entry_type)
             if counter is None:
@@ -608,8 +604,6 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meters:
-    """The metrics that every request moves, for one set of labels."""
-
     requests: Counter
     seconds: Histogram
     first_byte_seconds: Histogram

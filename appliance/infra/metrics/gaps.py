@@ -26,7 +26,7 @@ class Gaps:
 
     def observe(self, pieces: int, now: float) -> None:
         """
-        Count pieces (at least 1) that were sent together; `now` in seconds of the stream's monotonic clock.
+        Count pieces (at least 1) that were sent together; `now` is the stream's monotonic clock in seconds.
         """
         if self._pieces:
             self._counts[bisect_left(GAP_SECONDS, now - self._last)] += 1
@@ -37,7 +37,6 @@ class Gaps:
 
     @property
     def first(self) -> float | None:
-        """When the first piece was sent, or None."""
         return self._first if self._pieces else None
 
     @property
@@ -53,7 +52,6 @@ class Gaps:
 
     @property
     def seconds(self) -> float:
-        """Sum of all gaps."""
         return self._last - self._first
 
 
@@ -61,7 +59,6 @@ class GapHistogram(Histogram):
     """A histogram over `GAP_SECONDS` that takes a whole stream at once."""
 
     def add(self, gaps: Gaps) -> None:
-        """Count every gap of a stream that has ended."""
         for bucket, count in zip(self._buckets, gaps.counts, strict=True):
             if count:
                 bucket.inc(count)
@@ -69,12 +66,7 @@ class GapHistogram(Histogram):
 
 
 class CopiedCounter(Counter):
-    """
-    A counter that a worker keeps; back at 0 when the worker restarts.
-
-    Prometheus takes a counter that falls as reset, so rates stay right.
-    """
+    """A counter that a worker keeps; Prometheus takes its fall to 0 at a restart as a reset."""
 
     def copy(self, value: float) -> None:
-        """Export this value from now on."""
         self._value.set(float(value))

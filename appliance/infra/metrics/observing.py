@@ -9,8 +9,6 @@ from appliance.infra.metrics.families import Metrics
 
 
 class AuditView(Protocol):
-    """The exported part of the audit log's state."""
-
     @property
     def size(self) -> int: ...
 
@@ -34,7 +32,6 @@ class AuditView(Protocol):
 
 
 def observe_audit(metrics: Metrics, state: Callable[[], AuditView]) -> None:
-    """Read the audit log's state at every scrape."""
     metrics.audit_tree_size.set_function(lambda: state().size)
     metrics.audit_queue_entries.set_function(lambda: state().queued)
     metrics.audit_checkpoint_size.set_function(lambda: state().checkpoint_size)
@@ -49,8 +46,6 @@ def _lag(state: AuditView) -> int:
 
 
 class HealthView(Protocol):
-    """The exported part of the audit log's health."""
-
     @property
     def spool_entries(self) -> int: ...
 
@@ -75,7 +70,6 @@ class HealthView(Protocol):
 
 
 def observe_health(metrics: Metrics, health: Callable[[], HealthView]) -> None:
-    """Read the audit log's health at every scrape."""
     metrics.audit_spool_entries.set_function(lambda: health().spool_entries)
     metrics.audit_spool_bytes.set_function(lambda: health().spool_bytes)
     metrics.audit_gap_entries.set_function(lambda: health().gap_entries)
@@ -85,8 +79,6 @@ def observe_health(metrics: Metrics, health: Callable[[], HealthView]) -> None:
 
 
 class TenantsView(Protocol):
-    """How current the tenants in force are."""
-
     @property
     def generation(self) -> int:
         """Number of changes that led to them."""
@@ -101,15 +93,12 @@ class TenantsView(Protocol):
 
 
 def observe_tenants(metrics: Metrics, view: TenantsView) -> None:
-    """Read how current the tenants are at every scrape."""
     metrics.keys_next_end.set_function(lambda: view.next_key_expiry)
     metrics.tenants_generation.set_function(lambda: view.generation)
     metrics.tenants_age_seconds.set_function(lambda: view.age_seconds)
 
 
 class WitnessView(Protocol):
-    """How far the audit log is witnessed."""
-
     @property
     def known(self) -> int:
         """Witnesses in the settings."""
@@ -128,7 +117,6 @@ class WitnessView(Protocol):
 
 
 def observe_witnesses(metrics: Metrics, level: Callable[[], WitnessView]) -> None:
-    """Read how far the log is witnessed at every scrape."""
     metrics.audit_witnesses.labels("known").set_function(lambda: level().known)
     metrics.audit_witnesses.labels("cosigned").set_function(lambda: level().cosigned)
     metrics.audit_witnessed_size.set_function(lambda: level().size)

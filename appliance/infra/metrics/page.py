@@ -44,8 +44,6 @@ async def page(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """Some series of one metric."""
-
     metric: Metric
     is_first: bool
 

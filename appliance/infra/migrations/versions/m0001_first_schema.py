@@ -16,7 +16,6 @@ _EMPTY_ROOT = bytes.fromhex("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca49
 
 
 def upgrade() -> None:
-    """Create what is missing."""
     _make_log()
     _make_what_gateways_share()
     if op.get_context().dialect.name == "sqlite":

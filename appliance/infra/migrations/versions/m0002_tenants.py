@@ -8,7 +8,6 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Create empty tables."""
     op.create_table(
         "tenants",
         sa.Column("name", sa.Text, primary_key=True),

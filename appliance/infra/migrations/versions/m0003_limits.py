@@ -8,7 +8,6 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Create an empty table."""
     op.create_table(
         "limit_books",
         sa.Column("tenant", sa.Text, primary_key=True),

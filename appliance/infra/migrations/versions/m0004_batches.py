@@ -8,7 +8,6 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Create empty tables."""
     op.create_table(
         "batch_files",
         sa.Column("id", sa.Text, primary_key=True),

@@ -8,7 +8,6 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Create empty tables."""
     op.create_table(
         "cost_periods",
         sa.Column("start", sa.Text, primary_key=True),
