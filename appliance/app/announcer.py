@@ -1,8 +1,4 @@
-"""
-What a start prints on standard output: keys, progress, the ready line.
-
-The operator log goes to standard error, as events.
-"""
+"""What a start prints on standard output: keys, progress, the ready line.  The log goes to standard error."""
 
 import json
 from typing import TextIO
@@ -23,7 +19,6 @@ class Announcer:
         self._progress_at = 0.0
 
     def say(self, text: str) -> None:
-        """Print a line and flush."""
         self._stream.write((CLEAR_LINE if self._terminal else "") + text + "\n")
         self._stream.flush()
 
@@ -31,7 +26,6 @@ class Announcer:
         self.say(f"sovereign serving appliance {version}, data in {installation.directory}")
 
     def show_keys(self, installation: Installation, shown: dict[str, str]) -> None:
-        """Print the keys that a first start made, if any."""
         if not shown:
             return
         self.say("First start: API keys were made, and are shown only now.")
@@ -56,7 +50,6 @@ class Announcer:
     def ready(
         self, installation: Installation, url: str, models: list[str], key: str, *, console: bool
     ) -> None:
-        """Print the first request to send, and where to find the rest."""
         body = {
             "model": models[0] if models else "MODEL",
             "messages": [{"role": "user", "content": "Write a Python function `add`."}],

@@ -56,8 +56,6 @@ from appliance.tenancy.watch import TenantWatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayParts:
-    """The parts of a process with a gateway."""
-
     opened: OpenedParts
     services: Services
     discovery: Discovery
@@ -66,33 +64,21 @@ class GatewayParts:
     promoter: Promoter
     console: Console | None
     tenants: TenantWatch
-    shown: dict[str, str]
-    """Keys made by this start, by purpose."""
+    shown: dict[str, str]  # made by this start, by purpose
     batches: BatchRunner
-    renewable: tuple[Renewable, ...]
-    """Parts that read files which may change."""
+    renewable: tuple[Renewable, ...]  # read files that may change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayRole(GatewayOpener):
-    """A gateway before any part is opened."""
-
-    read_settings: Callable[[], Settings]
-    """Reads file and environment again, for a reload of the worker list."""
+    read_settings: Callable[[], Settings]  # reads file and environment again
     announcer: Announcer
-    own: Mapping[WorkerId, Restarter]
-    """Workers of this process."""
-    local: LocalTarget | None
-    """Their target's weights."""
+    own: Mapping[WorkerId, Restarter]  # workers of this process
+    local: LocalTarget | None  # their target's weights
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[GatewayParts]:
-        """
-        Build every part, and close them when the block ends; none of them runs yet.
-
-        Raises:
-            ApplianceError: one line that says what cannot be opened, and what to do.
-        """
+        """Build every part until the block ends; raises ApplianceError if one cannot be opened."""
         async with self.opened() as opened:
             tenants = TenantDirectory()
             provider = open_provider(self.settings.oidc, logger=self.logger, clock=WALL_CLOCK)
@@ -173,7 +159,6 @@ class GatewayRole(GatewayOpener):
         return watch
 
     async def _enrol(self, opened: OpenedParts, watch: TenantWatch) -> tuple[Registrar, dict[str, str]]:
-        """Import the tenants, and show new keys."""
         registrar = Registrar(store=opened.tenant_store, record=opened.audit.log.append, adopt=watch.apply)
         roster, shown = await enrol(
             registrar,

@@ -25,14 +25,12 @@ from appliance.errors import (
 from appliance.infra.metrics import Metrics
 from appliance.tenancy import Tenant
 
-ROUTERS = (ops.router, openai.router, files.router, batches.router, admin.router)
-"""Every route of the API; `docs.openapi` describes them.  The console's are for people."""
-CLIENT_GONE = 499
-"""The status that nginx logs for a client that left; no client receives it."""
+ROUTERS = (ops.router, openai.router, files.router, batches.router, admin.router)  # all but the console's
+CLIENT_GONE = 499  # nginx's status for a client that left; no client receives it
 
 
 def create_app(services: Services) -> FastAPI:
-    """The gateway's HTTP application; the caller starts and stops the services."""
+    """The caller starts and stops the services."""
     # No schema, so no documentation pages either: those load scripts from outside in the browser.
     app = FastAPI(title="Sovereign serving appliance", openapi_url=None, redirect_slashes=False)
     app.state.services = services
@@ -103,7 +101,6 @@ def _routers(services: Services) -> tuple[APIRouter, ...]:
 
 
 def _methods(app: FastAPI, request: Request) -> str:
-    """The methods a path has, over all of its routes (RFC 9110, section 15.5.6)."""
     found: set[str] = set()
     for route in app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:

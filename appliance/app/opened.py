@@ -52,13 +52,10 @@ WALL_CLOCK = time.time  # noqa: TID251 - the composition root hands out the cloc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedParts:
-    """What has to be closed again, and what it shares."""
-
     metrics: Metrics
     database: Database
     pool: WorkerPool
-    gateway: str
-    """Its name, which no other process holds while this one runs."""
+    gateway: str  # held by no other process while this one runs
     audit: GuardedLog
     content: OpenContent
     witnessing: Witnessing
@@ -82,17 +79,11 @@ class GatewayOpener:
     logger: Logger
     version: str
     wall: Wall
-    prober: Prober | None
-    """Makes the egress checks, if there are any; closed with the gateway."""
+    prober: Prober | None  # makes the egress checks, if there are any
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[OpenedParts]:
-        """
-        Open every part until the block ends.
-
-        Raises:
-            ApplianceError: one line that says what cannot be opened, and what to do.
-        """
+        """Open every part until the block ends; raises ApplianceError if one cannot be opened."""
         settings, installation = self.settings, self.installation
         metrics = self._make_metrics()
         token = load_control_token(installation)

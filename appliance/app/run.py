@@ -45,8 +45,6 @@ from appliance.tenancy.identity.files import keep_renewed
 
 DISTRIBUTION = "sovereign-appliance"
 COLLECT_AFTER = (10_000, 20, 20)
-"""Thresholds of the garbage collector's three generations; the interpreter's own are for programs with far
-fewer objects."""
 
 
 class Role(StrEnum):
@@ -55,12 +53,7 @@ class Role(StrEnum):
 
 
 def run_roles(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> None:
-    """
-    Run until a signal or a failure; `read_settings` is called at start and at each reload of the worker list.
-
-    Raises:
-        ApplianceError: one line that says why the process could not start or continue.
-    """
+    """Run until a signal or a failure; `read_settings` is called at start and to reload the worker list."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(read_settings, roles))
 
@@ -163,7 +156,6 @@ def _warn_of_weaknesses(settings: ApiSettings, logger: Logger, *, is_plain: bool
 def _plan_worker(
     settings: Settings, installation: Installation, logger: Logger, announcer: Announcer
 ) -> WorkerRole:
-    """Raises as `WorkerRole.plan`."""
     registry = partial(open_registry, settings, time.time)  # noqa: TID251 - the root hands out the clock
     return WorkerRole.plan(settings, installation, logger, announcer, open_registry=registry)
 
@@ -176,12 +168,7 @@ def _local(settings: WorkerSettings, worker: WorkerRole | None) -> LocalTarget |
 
 
 def _start_prober(settings: Settings) -> Prober | None:
-    """
-    The process that makes the egress checks, if there are any; it ends with this one at the latest.
-
-    Raises:
-        ConfigurationError: it cannot be started.
-    """
+    """Start the process that makes the egress checks, if any; it ends with this one at the latest."""
     if settings.egress.mode == "off":
         return None
     try:
@@ -198,12 +185,7 @@ def _raise_wall(
     logger: Logger,
     announcer: Announcer,
 ) -> Wall:
-    """
-    Restrict this process and its future children to the ports they need.
-
-    Raises:
-        ConfigurationError: the settings require a wall that this kernel cannot raise.
-    """
+    """Restrict this process and its future children to the ports they need."""
     ports = frozenset(settings.sovereignty.connect_ports)
     if Role.GATEWAY in roles:
         ports |= gateway_ports(settings)

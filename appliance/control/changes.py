@@ -24,25 +24,21 @@ KEPT = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationChange:
-    """One change, for display."""
-
-    sequence: int
-    """Counts from 1 since this process started."""
+    sequence: int  # from 1 since this process started
     time: str
     worker: str
     model: str
     mode: SpeculationMode
     previous_mode: SpeculationMode
     reason: Reason
-    table: tuple[str, ...]
-    """Draft tokens by batch size, such as `1-8: 3`."""
+    table: tuple[str, ...]  # draft tokens by batch size, such as `1-8: 3`
     avoided: bool
     acceptance_length: float | None
     drafts: int
 
 
 class ChangeLog:
-    """Reports changes, and keeps the latest `KEPT` of them."""
+    """Keeps the latest `KEPT` changes."""
 
     def __init__(
         self, *, audit: AuditSink, metrics: Metrics, logger: Logger, clock: Callable[[], float]
@@ -55,7 +51,7 @@ class ChangeLog:
         self._sequence = 0
 
     def since(self, sequence: int) -> tuple[SpeculationChange, ...]:
-        """The kept changes after a sequence number, oldest first."""
+        """Oldest first."""
         return tuple(change for change in self._changes if change.sequence > sequence)
 
     def record(self, before: WorkerSnapshot, after: WorkerSnapshot) -> None:
@@ -92,7 +88,6 @@ class ChangeLog:
 
 
 def show_table(table: DraftTokenTable) -> tuple[str, ...]:
-    """A draft-token table for display: batch sizes and the draft tokens of each range."""
     return tuple(
         f"{first}-{last}: {draft_tokens}" if first != last else f"{first}: {draft_tokens}"
         for first, last, draft_tokens in table
@@ -100,7 +95,7 @@ def show_table(table: DraftTokenTable) -> tuple[str, ...]:
 
 
 def _same_table(old: DraftTokenTable, new: DraftTokenTable) -> bool:
-    """Whether no table was decided: the first table of an engine was not."""
+    """Also if there was no table: the first table of an engine was not decided."""
     return not old or not new or old == new
 
 

@@ -25,8 +25,6 @@ from appliance.sovereignty.egress.status import EgressReport, EgressStatus, Trig
 
 
 class EgressWatch:
-    """Makes the checks of one gateway, and holds its egress status."""
-
     def __init__(
         self,
         *,
@@ -41,18 +39,9 @@ class EgressWatch:
         monotonic: Callable[[], float],
     ) -> None:
         """
-        Prepare.
+        `observe` makes all attempts and waits for them, in a thread; None if `egress.mode` is `off`.
 
-        Args:
-            settings: the `egress` section.
-            observe: makes all attempts and waits for them, in a thread; None if `egress.mode` is `off`.
-            audit: the audit log.
-            gateway: name of this gateway in the log.
-            host: name of this machine.
-            metrics: of the gateway.
-            logger: the operator log.
-            clock: Unix time.
-            monotonic: a steady clock, in seconds.
+        `gateway` is its name in the log, `host` the machine's; `clock` gives Unix time.
         """
         self._settings, self._observe = settings, observe
         self._audit, self._gateway, self._host = audit, gateway, host
@@ -65,7 +54,6 @@ class EgressWatch:
             metrics.egress_checks.labels(verdict)
 
     async def run(self) -> None:
-        """Check until cancelled."""
         if self._observe is None:
             return
         trigger = Trigger.START
@@ -84,13 +72,7 @@ class EgressWatch:
             await asyncio.sleep(self._settings.interval_seconds if is_closed else soon)
 
     async def check(self, actor: str) -> tuple[EgressReport, Receipt]:
-        """
-        Check now, on the request of `actor`; returns the report and the receipt of its entry.
-
-        Raises:
-            ControlRefusedError: `egress.mode` is `off`.
-            AuditError: the check was made and its result is in force, but it could not be recorded.
-        """
+        """Raises AuditError if the report is in force but not recorded; ControlRefusedError if off."""
         if self._observe is None:
             message = "egress.mode is off: set warn or strict and restart, or run `appliance egress check`"
             raise ControlRefusedError(message)

@@ -6,7 +6,6 @@ from appliance.speculation.values import Reason, SpeculationMode
 
 
 def publish_worker(metrics: Metrics, after: WorkerSnapshot) -> None:
-    """Set every gauge of one worker."""
     worker, decision, figures = after.worker.worker_id, after.decision, after.figures
     metrics.worker_up.labels(worker).set(after.healthy)
     metrics.worker_tokens_per_second.labels(worker).set(after.tokens_per_second)
@@ -40,10 +39,9 @@ def publish_worker(metrics: Metrics, after: WorkerSnapshot) -> None:
 
 def publish_steps(metrics: Metrics, before: WorkerSnapshot, after: WorkerSnapshot) -> None:
     """
-    Export the seconds and tokens of each kind of decode step, as the worker counts them.
+    Export seconds and tokens of each kind of decode step, as the worker counts them.
 
-    An engine that started again begins with its own counts.  If a worker did not answer, its last counts
-    stay.
+    A restarted engine begins with its own counts; those of a worker that did not answer stay.
     """
     worker, earlier, reading = after.worker.worker_id, before.reading, after.reading
     if reading is None:

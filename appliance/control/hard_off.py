@@ -14,8 +14,7 @@ from types import MappingProxyType
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.speculation.values import Reason
 
-UNCONTROLLABLE_SECONDS = 60.0
-"""Maximum wait of a worker that cannot be controlled, because it keeps wasting steps."""
+UNCONTROLLABLE_SECONDS = 60.0  # longest wait of a worker that cannot be controlled: it keeps wasting steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +28,8 @@ class RestartHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardOffPolicy:
-    """Thresholds for switching speculation off by restart."""
-
-    after_seconds: float | None
-    """From a collapse to the restart without draft; None: never."""
-    retry_seconds: float
-    """From that restart to one with the draft, and from a refusal to the next attempt."""
+    after_seconds: float | None  # from a collapse to the restart without draft; None: never
+    retry_seconds: float  # from that restart to one with the draft, and from a refusal to the next attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +42,6 @@ class Restart:
 def note_collapses(
     history: RestartHistory, snapshots: Iterable[WorkerSnapshot], now: float
 ) -> RestartHistory:
-    """Record the collapses that the latest poll shows."""
     seen = {snapshot.worker.worker_id: snapshot for snapshot in snapshots}
     collapsed = {
         worker_id: history.collapsed.get(worker_id, now)
@@ -64,7 +58,6 @@ def note_collapses(
 
 
 def note_restart(history: RestartHistory, restart: Restart, now: float) -> RestartHistory:
-    """Record that a restart has begun."""
     left = forget(history, restart.worker_id)
     if restart.with_draft:
         return left
@@ -73,7 +66,7 @@ def note_restart(history: RestartHistory, restart: Restart, now: float) -> Resta
 
 
 def note_refusal(history: RestartHistory, worker_id: WorkerId, now: float) -> RestartHistory:
-    """Record that a worker could not be restarted, so that the retry waits."""
+    """The retry waits as long as after a restart."""
     left = forget(history, worker_id)
     return replace(left, refused=MappingProxyType({**left.refused, worker_id: now}))
 
@@ -94,7 +87,7 @@ def forget(history: RestartHistory, worker_id: WorkerId) -> RestartHistory:
 def due(
     history: RestartHistory, snapshots: Iterable[WorkerSnapshot], policy: HardOffPolicy, now: float
 ) -> tuple[Restart, ...]:
-    """The restarts that are due, the longest due first."""
+    """The longest due first."""
     if policy.after_seconds is None:
         return ()
     seen = {snapshot.worker.worker_id: snapshot for snapshot in snapshots}

@@ -49,16 +49,13 @@ from appliance.speculation.state import MonitorPolicy, MonitorState
 from appliance.speculation.values import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 
 MISSES_UNTIL_DOWN = 3
-HARD_OFF_RETRY_SECONDS = 6 * 3600.0
-"""From a hard-off to the restart that tries the draft again."""
+HARD_OFF_RETRY_SECONDS = 6 * 3600.0  # from a hard-off to the restart that tries the draft again
 OUTSIDE = "outside"
 """Epoch of counters from the metrics page, where a restart shows in counters that go backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlParts:
-    """Built by the composition root."""
-
     pool: WorkerPool
     client: WorkerClient
     speculation: SpeculationClient
@@ -72,7 +69,7 @@ class ControlParts:
 
 
 class ControlLoop:
-    """Polls every worker of a pool once per interval; nothing runs before `run`."""
+    """Polls every worker of a pool once per interval."""
 
     def __init__(
         self,
@@ -82,15 +79,7 @@ class ControlLoop:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """
-        Prepare.
-
-        Args:
-            parts: built by the composition root.
-            settings: the `monitor` section.
-            clock: monotonic seconds, for windows and waits.
-            wall_clock: Unix time, for overrides, which other machines wrote.
-        """
+        """`clock` gives monotonic seconds; `wall_clock` Unix time, for overrides from other machines."""
         self._parts = parts
         self._settings = settings
         self._clock = clock
@@ -106,7 +95,6 @@ class ControlLoop:
         self._restarts = RestartHistory()
 
     async def run(self) -> None:
-        """Tick until cancelled."""
         try:
             while True:
                 await self.tick()
@@ -116,7 +104,7 @@ class ControlLoop:
             await asyncio.shield(self._parts.lease.release())
 
     async def tick(self) -> None:
-        """Poll all workers concurrently, so that a slow one delays no other."""
+        """Workers are polled concurrently, so that a slow one delays no other."""
         await self._prepare()
         snapshots = self._parts.pool.snapshots
         results = await asyncio.gather(
@@ -139,7 +127,7 @@ class ControlLoop:
             self._restart_if_due()
 
     async def poll(self, before: WorkerSnapshot) -> None:
-        """Scrape one worker, decide, publish, and apply the decision if this gateway holds the lease."""
+        """The decision is applied only if this gateway holds the lease."""
         parts, worker_id = self._parts, before.worker.worker_id
         parts.costs.poll_started(worker_id)
         scraped = await self._scrape(before)
@@ -159,22 +147,12 @@ class ControlLoop:
         parts.costs.observe(after, acting=self._is_acting)
 
     def request_probe(self, worker_id: WorkerId) -> None:
-        """
-        Probe a worker whose speculation is stopped at the next tick, whatever its back-off.
-
-        Raises:
-            ControlRefusedError: this gateway does not hold the lease.
-        """
+        """Probe at the next tick, whatever the back-off; raises ControlRefusedError without the lease."""
         require_lease(is_held=self._is_acting)
         self._requested_probes.add(worker_id)
 
     def request_recycle(self, worker_id: WorkerId, *, with_draft: bool, note: str, actor: str) -> None:
-        """
-        Begin to recycle a worker in the background.
-
-        Raises:
-            ControlRefusedError: this gateway does not hold the lease, or the worker may not be recycled now.
-        """
+        """Raises ControlRefusedError without the lease, or if the worker may not be recycled now."""
         require_lease(is_held=self._is_acting)
         reason = Reason.OPERATOR_OVERRIDE
         self._parts.recycler.begin(
@@ -184,14 +162,12 @@ class ControlLoop:
         self._restarts = forget(self._restarts, worker_id)
 
     def view(self, worker_id: WorkerId) -> WorkerView | None:
-        """The state of one worker for display; None if it is not in the pool."""
         snapshot = self._parts.pool.snapshot(worker_id)
         if snapshot is None:
             return None
         return view_of(snapshot, now=self._clock(), wall_now=self._wall_clock())
 
     def events(self, after: int) -> tuple[SpeculationChange, ...]:
-        """The changes after a sequence number."""
         return self._parts.changes.since(after)
 
     @property
@@ -257,7 +233,7 @@ class ControlLoop:
         )
 
     async def _read(self, worker: Worker) -> EngineReading | None:
-        """The plugin's reading; None if it did not answer, which does not make the worker unhealthy."""
+        """None if the plugin did not answer, which does not make the worker unhealthy."""
         try:
             return await self._parts.speculation.read(worker, self._settings.scrape_timeout_seconds)
         except WorkerFailedError:
@@ -270,7 +246,6 @@ class ControlLoop:
         return replace(before, healthy=healthy, tokens_per_second=0.0, missed=missed)
 
     def _decide(self, scraped: WorkerSnapshot) -> WorkerSnapshot:
-        """The scraped snapshot with the monitor's decision and figures; the memory stays here."""
         worker, metrics, now = scraped.worker, scraped.metrics, scraped.seen_at
         known = self._states.get(worker.worker_id)
         # Each start of a worker is another `Worker`, without a past.
@@ -299,7 +274,6 @@ class ControlLoop:
         return replace(scraped, decision=decision, figures=state.figures)
 
     async def _apply(self, after: WorkerSnapshot) -> None:
-        """Send the decision to the worker, unless it already follows it."""
         decision, reading = after.decision, after.reading
         if reading is None or not reading.controllable or not after.healthy or not decision.table:
             return
@@ -331,7 +305,7 @@ class ControlLoop:
 
 
 def _with_page_counters(reading: EngineReading | None, drafting: SpecDecodeCounters) -> EngineReading | None:
-    """The reading with the metrics page's counters if the plugin cannot control the engine."""
+    """The metrics page's counters count if the plugin cannot control the engine."""
     if reading is None or reading.controllable:
         return reading
     return replace(reading, epoch=reading.epoch or OUTSIDE, drafting=drafting)

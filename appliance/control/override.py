@@ -51,14 +51,11 @@ _overrides = Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """One override, in force from `since` until just before `expires_at`, both Unix time."""
+    """In force from `since` until just before `expires_at`, both Unix time."""
 
-    worker: str
-    """Id of a worker, or `*` for all that have no override of their own."""
-    mode: SpeculationMode
-    """`speculative` or `target_only`."""
-    draft_tokens: int | None = None
-    """Draft tokens at every batch size; None for the worker's maximum."""
+    worker: str  # its id, or `*` for all that have no override of their own
+    mode: SpeculationMode  # `speculative` or `target_only`
+    draft_tokens: int | None = None  # at every batch size; None for the worker's maximum
     actor: str
     note: str
     since: float
@@ -68,14 +65,12 @@ class Override:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverrideRequest:
     worker: str
-    mode: SpeculationMode | None
-    """None removes the override."""
+    mode: SpeculationMode | None  # None removes the override
     draft_tokens: int | None = None
     seconds: int = DEFAULT_SECONDS
     note: str = ""
 
     def made_by(self, actor: str, now: float) -> Override | None:
-        """The override, or None to remove one."""
         if self.mode is None:
             return None
         return Override(
@@ -90,23 +85,17 @@ class OverrideRequest:
 
 
 def in_force(overrides: Iterable[Override], now: float) -> tuple[Override, ...]:
-    """Those that have not expired."""
     return tuple(override for override in overrides if now < override.expires_at)
 
 
 def override_for(overrides: Iterable[Override], worker: str, now: float) -> Override | None:
-    """The override in force for a worker: its own takes precedence over the one for all."""
+    """The worker's own takes precedence over the one for all."""
     found = {override.worker: override for override in in_force(overrides, now)}
     return found.get(worker) or found.get(EVERY_WORKER)
 
 
 def parse_override(members: Mapping[str, Any]) -> OverrideRequest:
-    """
-    Read the body of an override; does not check whether the worker exists.
-
-    Raises:
-        InvalidRequestError: a member is missing, unknown, of the wrong type or out of bounds.
-    """
+    """Does not check whether the worker exists; raises InvalidRequestError."""
     unknown = sorted(members.keys() - {"worker", "mode", "draft_tokens", "seconds", "note"})
     if unknown:
         message = f"`{unknown[0]}` is not known here; use worker, mode, draft_tokens, seconds and note."
@@ -128,12 +117,7 @@ def parse_override(members: Mapping[str, Any]) -> OverrideRequest:
 
 
 def parse_note(note: object) -> str:
-    """
-    Read an operator's note.
-
-    Raises:
-        InvalidRequestError: it is not one line of at most `MAXIMUM_NOTE` characters.
-    """
+    """One line of at most `MAXIMUM_NOTE` characters, or raises InvalidRequestError."""
     if not isinstance(note, str) or len(note) > MAXIMUM_NOTE or not note.isprintable():
         message = f"`note` must be one line of at most {MAXIMUM_NOTE} characters."
         raise InvalidRequestError(message, param="note")
@@ -164,25 +148,20 @@ def _parse_seconds(seconds: object) -> int:
 
 
 class OverrideStore(Protocol):
-    """Stores overrides; every method may raise `ControlUnavailableError`."""
+    """Every method may raise ControlUnavailableError."""
 
     async def put(self, override: Override) -> None:
-        """Store an override; it replaces one for the same worker.  Durable on return."""
+        """Replaces one for the same worker; durable on return."""
 
     async def delete(self, worker: str) -> bool:
-        """Remove the override of a worker, or of all (`*`); whether there was one.  Durable on return."""
+        """Of one worker, or of all (`*`); returns whether there was one.  Durable on return."""
 
     async def list(self) -> tuple[Override, ...]:
-        """All overrides, ordered by worker; some may have expired."""
+        """Ordered by worker; some may have expired."""
 
 
 class SqlOverrideStore(SqlStore):
-    """
-    Overrides in a SQL database whose tables `infra.schema` has made.
-
-    Raises:
-        ConfigurationError: the URL cannot be used.
-    """
+    """In tables that `infra.schema` has made; raises ConfigurationError if the URL cannot be used."""
 
     async def put(self, override: Override) -> None:
         await asyncio.to_thread(self._put, override)

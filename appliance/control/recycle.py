@@ -30,24 +30,18 @@ from appliance.serving.restartable import is_new_process, refusal
 from appliance.serving.worker import Admission, Worker, WorkerId, WorkerSnapshot
 from appliance.speculation.values import Reason, SpeculationMode
 
-CANARY_REQUESTS = 3
-"""Completions a restarted worker has to answer before it gets any other request."""
-CANARY_SECONDS = 60.0
-"""Time limit of each; the first after a start is slow."""
-POLL_SECONDS = 0.2
-"""Between two reads of the control loop's snapshots."""
+CANARY_REQUESTS = 3  # completions that a restarted worker has to answer before any other request
+CANARY_SECONDS = 60.0  # limit of each; the first after a start is slow
+POLL_SECONDS = 0.2  # between two reads of the control loop's snapshots
 
 
 class RecycleResult(StrEnum):
     """Outcome of a recycle; also the metric label."""
 
     RECYCLED = "recycled"
-    WITHOUT_DRAFT = "without_draft"
-    """It is back in service, but not with the requested draft."""
-    NOT_RESTARTED = "not_restarted"
-    """It could not be restarted, and continues unchanged."""
-    FAILED = "failed"
-    """It failed its canary, and gets no requests."""
+    WITHOUT_DRAFT = "without_draft"  # back in service, but not with the requested draft
+    NOT_RESTARTED = "not_restarted"  # continues unchanged
+    FAILED = "failed"  # failed its canary, and gets no requests
     CANCELLED = "cancelled"
 
 
@@ -63,12 +57,9 @@ class CanaryClient(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecycleParts:
-    """Built by the composition root."""
-
     pool: WorkerPool
     client: CanaryClient
-    own: Mapping[WorkerId, Restarter]
-    """Workers that this process supervises."""
+    own: Mapping[WorkerId, Restarter]  # workers that this process supervises
     others: Restarter
     """For all other workers."""
     audit: AuditSink
@@ -78,8 +69,6 @@ class RecycleParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecycleJob:
-    """One recycle of a worker, and its reason."""
-
     worker_id: WorkerId
     request: RestartRequest
     reason: Reason
@@ -88,14 +77,13 @@ class RecycleJob:
 
     @property
     def attempts(self) -> tuple[RestartRequest, ...]:
-        """The restarts to try in turn, until one passes the canary."""
+        """To try in turn, until one passes the canary."""
         if not self.request.with_draft:
             return (self.request, self.request)
         tried = () if self.request.candidate is None else (self.request,)
         return (*tried, WITH_DRAFT, WITH_DRAFT, RestartRequest(with_draft=False))
 
     def is_met_by(self, request: RestartRequest, draft: str) -> bool:
-        """Whether a worker with this draft, restarted by this request, fulfils the job."""
         candidate = self.request.candidate
         return request == self.request and (candidate is None or candidate.draft == draft)
 
@@ -122,22 +110,15 @@ class Recycler:
 
     @property
     def current(self) -> WorkerId | None:
-        """The worker in recycling now."""
         return self._worker_id if self._task is not None and not self._task.done() else None
 
     def reserve(self, holder: str) -> None:
-        """
-        Let only `holder` begin a recycle until `release`.
-
-        Raises:
-            ControlRefusedError: another holder has reserved it.
-        """
+        """Let only `holder` begin a recycle until `release`; raises ControlRefusedError if another has it."""
         if self._holder not in {None, holder}:
             raise ControlRefusedError(f"{self._holder} is in progress: wait until it is done")
         self._holder = holder
 
     def release(self, holder: str) -> None:
-        """End the reservation of `holder`; nothing if another one has it."""
         if self._holder == holder:
             self._holder = None
 
@@ -164,20 +145,11 @@ class Recycler:
         allow_downtime: bool = False,
     ) -> asyncio.Task[RecycleResult]:
         """
-        Begin to recycle a worker in the background; the task ends in a result, never in an error.
+        Recycle in the background; the task ends in a result, never in an error.
 
-        Args:
-            worker_id: the worker.
-            with_draft: whether to restart it with its draft.
-            reason: for log, metrics and audit entry.
-            actor: the operator who requested it, if one did.
-            note: the operator's note.
-            candidate: the draft to try on it; None for the active one.
-            holder: the holder of the reservation, if the recycler is reserved.
-            allow_downtime: whether a model may be without a worker meanwhile.
-
-        Raises:
-            ControlRefusedError: another worker is in recycling, or this one may not be recycled now.
+        `actor` is the operator who requested it, if one did; `candidate` the draft to try (None: the active
+        one); `holder` that of the reservation; `allow_downtime` lets a model be without a worker meanwhile.
+        Raises ControlRefusedError if another worker is in recycling, or this one may not be recycled now.
         """
         refused = self.refusal(worker_id, holder=holder, allow_downtime=allow_downtime)
         if refused is not None:
@@ -189,7 +161,6 @@ class Recycler:
         return self._task
 
     async def recycle(self, worker_id: WorkerId, *, with_draft: bool, reason: Reason) -> RecycleResult:
-        """As `begin`, and wait for the result."""
         return await self.begin(worker_id, with_draft=with_draft, reason=reason)
 
     async def close(self) -> None:
@@ -225,7 +196,7 @@ class Recycler:
         return result
 
     async def _drain(self, job: RecycleJob) -> None:
-        """Send it no more requests, and wait for those in flight, other gateways' too."""
+        """Also wait for the requests of other gateways."""
         pool, began = self._parts.pool, self._clock()
         pool.set_admission(job.worker_id, Admission.DRAINING)
         self._report(job, "worker_drain_started")
@@ -247,7 +218,6 @@ class Recycler:
         self._report(job, event, seconds=round(self._clock() - began, 1))
 
     async def _restart_until_sound(self, job: RecycleJob) -> RecycleResult:
-        """Make each attempt in turn, until the worker passes its canary."""
         for number, request in enumerate(job.attempts):
             seen = self._parts.pool.snapshot(job.worker_id)
             if seen is None:
@@ -278,7 +248,7 @@ class Recycler:
     async def _canary_failure(
         self, job: RecycleJob, before: WorkerSnapshot, *, with_draft: bool
     ) -> str | None:
-        """Wait until the worker is back, and send the canary; the failure in one line, or None."""
+        """The failure in one line, or None."""
         back = await self._until_back(job, before)
         if back is not None and back.worker is before.worker:
             # No supervisor in this process started it, so the pool does not know its mode yet.
@@ -351,5 +321,4 @@ class Recycler:
 
 
 def mode_of(with_draft: bool) -> SpeculationMode:  # noqa: FBT001 - the value that is named
-    """The mode of a worker that was started with its draft, or without."""
     return SpeculationMode.SPECULATIVE if with_draft else SpeculationMode.TARGET_ONLY

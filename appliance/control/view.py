@@ -15,20 +15,15 @@ class BucketView:
     bucket: int
     draft_tokens: int
     reason: Reason
-    break_even: float | None
-    """Of the best number of draft tokens above 0; None if its cost was not measured."""
-    break_evens: Mapping[int, float]
-    """By number of draft tokens, as far as measured."""
-    payoff: float | None
-    """Logarithm of the gain in tokens per second over no draft tokens, of the best choice above 0."""
-    tokens_per_second: Mapping[int, float]
-    """Per engine second, by number of draft tokens, as last measured."""
+    break_even: float | None  # of the best number of draft tokens above 0; None if not measured
+    break_evens: Mapping[int, float]  # by number of draft tokens, as far as measured
+    payoff: float | None  # logarithm of the gain in tokens per second of the best choice above 0 over none
+    tokens_per_second: Mapping[int, float]  # per engine second, by number of draft tokens, as last measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    since: float
-    """Unix time of the last change of mode."""
+    since: float  # Unix time of the last change of mode
     buckets: tuple[BucketView, ...]
     probes_failed: int
     next_probe_in_seconds: float | None
@@ -37,7 +32,7 @@ class WorkerView:
 
 
 def view_of(snapshot: WorkerSnapshot, *, now: float, wall_now: float) -> WorkerView:
-    """The view at `now` of the control loop's monotonic clock; `wall_now` is the same moment in Unix time."""
+    """`now` is of the control loop's monotonic clock; `wall_now` is the same moment in Unix time."""
     figures, reading = snapshot.figures, snapshot.reading
     probe_at = figures.next_probe_at
     return WorkerView(

@@ -30,8 +30,6 @@ class Record(Protocol):
 
 
 class WorkerList:
-    """Operators' commands on the workers of one gateway."""
-
     def __init__(
         self,
         *,
@@ -43,7 +41,7 @@ class WorkerList:
         logger: Logger,
         wall: Wall = NO_WALL,
     ) -> None:
-        """`read_settings` reads file and environment again, and raises `ConfigurationError`."""
+        """`read_settings` reads file and environment again, and raises ConfigurationError."""
         self._pool = pool
         self._discovery = discovery
         self._settings = settings
@@ -56,9 +54,7 @@ class WorkerList:
         """
         Apply `pool.urls` and `pool.discover` of the current settings file, and nothing else of it.
 
-        Raises:
-            ControlRefusedError: the settings cannot be read or are wrong; nothing changed.
-            AuditError: the change could not be recorded; nothing changed.
+        If it raises ControlRefusedError (wrong settings) or AuditError, nothing changed.
         """
         try:
             fresh = self._read_settings().pool
@@ -86,7 +82,7 @@ class WorkerList:
         return changes
 
     async def reload_on(self, request: asyncio.Event, actor: str) -> None:
-        """Reload whenever the event is set; a failed reload is logged and changes nothing."""
+        """A failed reload is logged and changes nothing."""
         while True:
             await request.wait()
             request.clear()
@@ -97,11 +93,10 @@ class WorkerList:
 
     async def drain(self, worker_id: WorkerId, *, actor: str, note: str, force: bool) -> None:
         """
-        Send a worker of the pool no requests until `undrain`; those in flight finish.
+        Send a worker no requests until `undrain`; those in flight finish.
 
-        Raises:
-            ControlRefusedError: without `force`, if no other worker would serve one of its models.
-            AuditError: it could not be recorded; nothing changed.
+        Raises ControlRefusedError if, without `force`, no other worker would serve one of its models, and
+        AuditError if it could not be recorded; nothing changed.
         """
         missed = None if force else last_of(self._pool.snapshots, worker_id)
         if missed is not None:
@@ -110,12 +105,6 @@ class WorkerList:
         await self._set_drained(worker_id, drained=True, actor=actor, note=note)
 
     async def undrain(self, worker_id: WorkerId, *, actor: str, note: str) -> None:
-        """
-        Send a worker requests again, once it is healthy.
-
-        Raises:
-            AuditError: it could not be recorded; nothing changed.
-        """
         await self._set_drained(worker_id, drained=False, actor=actor, note=note)
 
     async def _set_drained(self, worker_id: WorkerId, *, drained: bool, actor: str, note: str) -> None:
@@ -131,7 +120,7 @@ class WorkerList:
 
 
 def last_of(snapshots: tuple[WorkerSnapshot, ...], worker_id: WorkerId) -> str | None:
-    """A model that no other worker takes requests for; None if there is none."""
+    """A model that no other worker takes requests for, if there is one."""
     takers = [seen for seen in snapshots if seen.takes_requests]
     mine = next((seen for seen in takers if seen.worker.worker_id == worker_id), None)
     others = [seen for seen in takers if seen is not mine]
@@ -140,6 +129,6 @@ def last_of(snapshots: tuple[WorkerSnapshot, ...], worker_id: WorkerId) -> str |
 
 
 def digest_of(settings: Settings) -> str:
-    """SHA-256 of all settings as JSON with sorted keys, in hex; settings name secrets' files, not secrets."""
+    """SHA-256 in hex of all settings as JSON with sorted keys; settings name secrets' files, not secrets."""
     text = json.dumps(settings.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -18,10 +18,8 @@ from appliance.infra.json_members import Member
 from appliance.serving.template import template_of
 from appliance.speculation.values import acceptance_length_of
 
-OTHER = "(other)"
-"""The value of every aspect of folded keys; no tenant can have this name."""
-SMALLEST_CONTEXT, LARGEST_CONTEXT = 1, 128
-"""In units of 1024 tokens."""
+OTHER = "(other)"  # of every aspect of folded keys; no tenant can have this name
+SMALLEST_CONTEXT, LARGEST_CONTEXT = 1, 128  # in units of 1024 tokens
 
 
 class Aspect(StrEnum):
@@ -33,14 +31,10 @@ class Aspect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficKey:
-    """Requests that are counted together."""
-
     tenant: str
     model: str
-    template: str
-    """A label of `serving.template`."""
-    context: str
-    """A label of `context_bucket`."""
+    template: str  # a label of `serving.template`
+    context: str  # a label of `context_bucket`
 
     def of(self, aspect: Aspect) -> str:
         return str(getattr(self, aspect.value))
@@ -66,12 +60,10 @@ class DraftTally:
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens per draft with the bonus token; 1.0 for no drafts."""
         return acceptance_length_of(self.drafts, self.accepted_tokens)
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted tokens per draft token, 0 to 1."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
 
     @property
@@ -91,15 +83,11 @@ class DraftFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficShare(DraftFigures):
-    """The requests with one value of an aspect."""
-
     value: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offender(DraftFigures):
-    """The requests of one key."""
-
     tenant: str
     model: str
     template: str
@@ -108,7 +96,7 @@ class Offender(DraftFigures):
 
 @dataclass(slots=True)
 class _Generations:
-    """One key's counts in the current window and in the one before it."""
+    """The current window and the one before it."""
 
     current: DraftTally = field(default_factory=DraftTally)
     previous: DraftTally = field(default_factory=DraftTally)
@@ -123,12 +111,9 @@ class Attribution:
     """
     Acceptance by key over the last one to two windows.  Owned by one event loop.
 
-    Args:
-        label_key: secret of 16 to 64 bytes that template labels are made with.
-        clock: monotonic seconds.
-        window_seconds: requests younger than this are always counted, those twice as old never.
-        max_keys: keys counted separately; the least recently used beyond them become `(other)`.
-        min_drafts: a key with fewer drafts is not an offender, because chance explains it.
+    `label_key` is a secret of 16 to 64 bytes; `clock` gives monotonic seconds.  Requests younger than
+    `window_seconds` are always counted, those twice as old never.  A key with fewer than `min_drafts` drafts
+    is no offender, because chance explains it.
     """
 
     def __init__(
@@ -164,7 +149,6 @@ class Attribution:
         accepted_tokens: int,
         completion_tokens: int,
     ) -> None:
-        """Count one request that had drafts."""
         self._rotate()
         key = TrafficKey(tenant=tenant, model=model, template=template, context=context)
         self._counts.setdefault(key, _Generations()).current.add(
@@ -192,8 +176,7 @@ class Attribution:
         """
         The keys that waste most draft tokens; first those with an acceptance length below the overall one.
 
-        These are ordered by wasted draft tokens times the shortfall of their acceptance length; the others
-        follow, by wasted draft tokens.
+        These are ordered by wasted draft tokens times the shortfall of their acceptance length.
         """
         overall = self.overall().acceptance_length
 
@@ -212,7 +195,7 @@ class Attribution:
         return tuple(Offender(**asdict(key), **_figures(tally)) for key, tally in worst)
 
     def by(self, aspect: Aspect) -> tuple[TrafficShare, ...]:
-        """All requests by one aspect, the most wasteful value first; `(other)` has the folded keys."""
+        """The most wasteful value first; `(other)` has the folded keys."""
         tallies: dict[str, DraftTally] = {}
         for key, tally in self._totals().items():
             tallies.setdefault(key.of(aspect), DraftTally()).add(tally)
@@ -228,7 +211,6 @@ class Attribution:
         return totals
 
     def _rotate(self) -> None:
-        """Start a new window if the current one is over, and drop the one before it."""
         windows = int((self._clock() - self._began) // self._window_seconds)
         if windows < 1:
             return
@@ -242,7 +224,7 @@ class Attribution:
 
 
 def context_bucket(prompt_tokens: int) -> str:
-    """The range of a prompt's length: `0-1k`, `1k-2k`, doubling up to `128k+`."""
+    """`0-1k`, `1k-2k`, doubling up to `128k+`."""
     if prompt_tokens < SMALLEST_CONTEXT * 1024:
         return f"0-{SMALLEST_CONTEXT}k"
     if prompt_tokens >= LARGEST_CONTEXT * 1024:

@@ -187,9 +187,9 @@ async def open_content(
     store = SqlPayloadStore(database)
     try:
         async with (
-            Keeper.open(
+            Keeper(
                 store=store, keys=keys, settings=settings, clock=clock, random_bytes=random_bytes
-            ) as keeper,
+            ).running() as keeper,
             ContentCaptures.open(keeper, max_bytes=settings.payload_max_bytes) as captures,
         ):
             retention = Retention(log=log, keeper=keeper, clock=clock)

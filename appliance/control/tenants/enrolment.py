@@ -34,19 +34,9 @@ async def enrol(
     """
     Import the file into the database, and make the first keys if it never had one.
 
-    Args:
-        registrar: of the database.
-        installation: for the admin key's file.
-        file: the tenants file; None for the one in the data directory, if there is one.
-        actor: the user who starts the gateway, for the audit log.
-        clock: seconds since the epoch.
-        random_bytes: source of randomness for keys.
-
-    Returns:
-        The roster in force, and the new keys by purpose: this is the only time they can be shown.
-
-    Raises:
-        ConfigurationError: the file cannot be read or used.
+    `file` is None for the one in the data directory, if there is one; `actor` starts the gateway.  Returns
+    the new keys by purpose: this is the only time they can be shown.  Raises ConfigurationError if the file
+    cannot be used.
     """
     wanted = _load(installation, file)
     now, before = int(clock()), await registrar.roster()
@@ -77,7 +67,6 @@ async def enrol(
 
 
 def _with_key(tenants: Tenants, tenant: Tenant, key: ApiKey) -> Tenants:
-    """The tenants with one more key, and with its tenant."""
     if all(each.name != tenant.name for each in tenants):
         tenants = (*tenants, tenant)
     return add_key(tenants, tenant.name, key)

@@ -15,15 +15,13 @@ from appliance.tenancy.roster import Roster, sorted_tenants
 from appliance.tenancy.store import TenantStore
 from appliance.tenancy.tenant import Tenant
 
-TRIES = 5
-"""Maximum attempts of a change that conflicts with others."""
+TRIES = 5  # of a change that conflicts with others
 
-Edit = Callable[[tuple[Tenant, ...]], tuple[Tenant, ...]]
-"""From all tenants now to all tenants after the change; see `appliance.tenancy.edits`."""
+Edit = Callable[[tuple[Tenant, ...]], tuple[Tenant, ...]]  # before and after; see `tenancy.edits`
 
 
 class Registrar:
-    """Changes tenants and keys, one change at a time."""
+    """One change at a time."""
 
     def __init__(
         self,
@@ -33,29 +31,20 @@ class Registrar:
         adopt: Callable[[Roster], None] = lambda _roster: None,
     ) -> None:
         self._store = store
-        self._record = record
-        """Takes an entry's type and fields, and returns once it is durable."""
-        self._adopt = adopt
-        """Puts the written roster in force in this process."""
+        self._record = record  # takes an entry's type and fields, and returns once it is durable
+        self._adopt = adopt  # puts the written roster in force in this process
         self._turn = asyncio.Lock()
 
     async def roster(self) -> Roster:
-        """
-        All tenants and keys, as the database has them.
-
-        Raises:
-            TenantsUnavailableError: it cannot be read.
-        """
+        """As the database has them; raises TenantsUnavailableError."""
         return await asyncio.to_thread(self._store.read)
 
     async def apply(self, edit: Edit, *, actor: str, reason: str | None = None) -> Roster:
         """
-        Make a change, and return the roster in force after it; an error of `edit` leaves all unchanged.
+        Make a change, and return the roster in force; an error of `edit` leaves all unchanged.
 
-        Raises:
-            AuditError: it cannot be recorded, and was not made.
-            TenantConflictError: it conflicted with `TRIES` other changes.
-            TenantsUnavailableError: the database cannot be read or written.
+        Raises AuditError if it was not recorded and not made, TenantConflictError if it conflicted with
+        `TRIES` others, TenantsUnavailableError if the database cannot be used.
         """
         async with self._turn:
             recorded: list[TenantChange] = []

@@ -23,7 +23,7 @@ class TenantChange:
 def changes_between(
     before: tuple[Tenant, ...], after: tuple[Tenant, ...], *, reason: str | None = None
 ) -> tuple[TenantChange, ...]:
-    """The entries of every difference between two states of all tenants; `reason` is that of revocations."""
+    """The entries of every difference; `reason` is that of revocations."""
     old = {tenant.name: tenant for tenant in before}
     new = {tenant.name: tenant for tenant in after}
     found: list[TenantChange] = []
@@ -67,7 +67,7 @@ def _of_keys(
 
 
 def _changed(was: ApiKey, key: ApiKey, *, ignored: set[str] | tuple[()]) -> list[str]:
-    """The members that differ, without a revocation, which has an entry of its own."""
+    """Without a revocation, which has an entry of its own."""
     return [
         f"keys.{key.key_id}.{field.name}"
         for field in fields(ApiKey)

@@ -1,9 +1,6 @@
 """
 Admission control: which requests go to a worker now, which wait, and which are refused.
 
-- `queue`: the bounded fair queue; `slot_count`: how many requests a worker may hold.  Pure.
-- `admission`: assigns slots, queues requests and bounds retries.
-
 Requests wait here, where the queue is fair and bounded, and not inside a worker, which serves them in order
 of arrival.  Fails closed under load: a request that finds no room in the queue is refused.
 """

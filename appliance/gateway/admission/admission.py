@@ -30,53 +30,43 @@ from appliance.serving.router import candidates, lightest, no_worker
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.tenancy import PriorityClass
 
-HEADROOM_REQUESTS = 8
-"""Requests a worker holds beyond its batch, so that its batch stays full."""
-RETRY_SHARE = 0.2
-"""Maximum retries on another worker, as a share of all requests."""
-RETRY_RESERVE = 100
-"""Retries that may be saved up for the failure of a full worker."""
+HEADROOM_REQUESTS = 8  # beyond a worker's batch, so that its batch stays full
+RETRY_SHARE = 0.2  # of all requests that may be retried on another worker
+RETRY_RESERVE = 100  # retries saved up for the failure of a full worker
 BREAKER = BreakerPolicy(failures=5, seconds=5.0)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class AdmissionRequest:
-    """The properties of a request that admission uses."""
-
     lane: Lane
     tenant: str
     priority: PriorityClass
-    size_bytes: int
-    """Memory it holds while it waits."""
-    prefix_text: Callable[[], str]
-    """Returns the text that its KV cache depends on; called only if there is a choice of workers."""
+    size_bytes: int  # held while it waits
+    prefix_text: Callable[[], str]  # what its KV cache depends on; called only to choose a worker
     hashes: tuple[int, ...] | None = None
-    """The hashes of that text, once computed."""
-    was_retried: bool = False
-    """Whether a worker may have computed it in vain already."""
+    was_retried: bool = False  # whether a worker may have computed it in vain already
 
 
 class Slot:
-    """One of a worker's slots, held by one request until released."""
+    """Held by one request until released."""
 
     __slots__ = ("_control", "_is_held", "snapshot")
 
     def __init__(self, control: "AdmissionControl", snapshot: WorkerSnapshot) -> None:
         self._control = control
         self._is_held = True
-        self.snapshot = snapshot
-        """The worker when the slot was assigned."""
+        self.snapshot = snapshot  # as it was when the slot was assigned
 
     def succeeded(self) -> None:
-        """Record that the worker answered, whatever the answer."""
+        """The worker answered, whatever the answer."""
         self._control.record_answer(self.snapshot.worker.worker_id)
 
     def failed(self) -> None:
-        """Record that the worker could not be reached, broke off before its answer, or answered 5xx."""
+        """The worker could not be reached, broke off before its answer, or answered 5xx."""
         self._control.record_failure(self.snapshot.worker.worker_id)
 
     def release(self) -> None:
-        """Release the slot; later calls do nothing."""
+        """Later calls do nothing."""
         if self._is_held:
             self._is_held = False
             self._control.pool.end(self.snapshot.worker.worker_id)
@@ -94,8 +84,7 @@ class RetryBudget:
     def __init__(self, *, share: float, reserve: float) -> None:
         self._share = share
         self._reserve = reserve
-        self.left = reserve
-        """Retries that may be made now."""
+        self.left = reserve  # retries that may be made now
 
     def record_request(self) -> None:
         self.left = min(self._reserve, self.left + self._share)
@@ -109,8 +98,6 @@ class RetryBudget:
 
 
 class AdmissionControl:
-    """Assigns the slots of the workers of one pool."""
-
     def __init__(
         self,
         *,
@@ -138,8 +125,7 @@ class AdmissionControl:
         self._affinity = Affinity(pool_settings.affinity_prefixes)
         self._has_affinity = pool_settings.affinity_prefixes > 0
         self._policy = BREAKER
-        self._breakers: dict[WorkerId, Breaker] = {}
-        """Of workers whose last request failed; all others' are closed."""
+        self._breakers: dict[WorkerId, Breaker] = {}  # only after a failed request; others are closed
         self._slots: dict[WorkerId, int] = {}
         self._seen_at: dict[WorkerId, float] = {}
         self._able: dict[Lane, tuple[WorkerSnapshot, ...]] = {}
@@ -150,12 +136,7 @@ class AdmissionControl:
             metrics.queue_bytes.labels(priority).set_function(partial(self._queue.size_bytes, priority))
 
     def check_capacity(self, lane: Lane, tenant: str, priority: PriorityClass, size_bytes: int) -> None:
-        """
-        Refuse a request that could not even be queued, before anything is done for it.
-
-        Raises:
-            AtCapacityError: every worker of its lane and the queue are full.
-        """
+        """Raise AtCapacityError if the request could not even be queued, before anything is done for it."""
         if self._queue.has_room(tenant, priority, size_bytes):
             return
         able = self._workers(lane)
@@ -163,12 +144,7 @@ class AdmissionControl:
             raise self._refusal(priority, "full")
 
     def enter(self, request: AdmissionRequest) -> Slot | None:
-        """
-        Assign a slot at once; None if every worker of the lane is full, so that the request has to `wait`.
-
-        Raises:
-            NoWorkerAvailableError: no worker may answer it now.
-        """
+        """None if every worker of the lane is full; raises NoWorkerAvailableError if none may answer."""
         self._retries.record_request()
         if self._queue:
             self._dispatch()  # no event says when a breaker may be tried
@@ -182,19 +158,11 @@ class AdmissionControl:
         self, request: AdmissionRequest, keep_alive: Callable[[], Awaitable[None]], seconds: float
     ) -> Slot:
         """
-        Wait for a slot.
+        Wait for a slot; call `keep_alive` after every `seconds` of waiting.
 
         Cancelling this removes the request from the queue, and releases a slot that was just assigned to it.
-
-        Args:
-            request: the request that `enter` had no slot for.
-            keep_alive: called after every `seconds` of waiting.
-            seconds: see `keep_alive`.
-
-        Raises:
-            AtCapacityError: the queue is full, a tenant with fewer requests displaced this one, or it
-                has waited too long.
-            NoWorkerAvailableError: it has waited too long, and no worker may answer it now.
+        Raises AtCapacityError if the queue is full, a tenant with fewer requests displaced this one, or it
+        has waited too long; NoWorkerAvailableError if meanwhile no worker may answer it.
         """
         waiter = Waiter(
             lane=request.lane, tenant=request.tenant, priority=request.priority, size_bytes=request.size_bytes
@@ -239,19 +207,12 @@ class AdmissionControl:
 
     def retry(self, request: AdmissionRequest, tried: Iterable[WorkerId], *, is_free: bool) -> Slot | None:
         """
-        Assign a slot of another worker to a request that was admitted and not answered.
+        Assign a slot of a worker not in `tried` to a request that was admitted and not answered.
 
         It neither returns to the queue nor counts against the slots: there are few of them, and a request
-        must not be lost because it met a failing worker.
-
-        Args:
-            request: the request.
-            tried: workers that failed it.
-            is_free: whether the worker never received it, so that a retry cannot double its cost.
-
-        Returns:
-            None if no other worker may answer it, if two may have computed it already (it may be what breaks
-            them), or if the retry budget is empty.
+        must not be lost because it met a failing worker.  `is_free`: no worker received it, so a retry cannot
+        double its cost. None if no other worker may answer it, if two may have computed it already (it may be
+        what breaks them), or if the retry budget is empty.
         """
         able = tuple(each for each in self._workers(request.lane) if each.worker.worker_id not in tried)
         if not able:
@@ -290,7 +251,6 @@ class AdmissionControl:
         return Slot(self, chosen)
 
     def _choose(self, request: AdmissionRequest, able: tuple[WorkerSnapshot, ...]) -> WorkerSnapshot:
-        """The best of several; there is at least one."""
         if len(self._able[request.lane]) == 1:
             return able[0]
         if request.hashes is None:
@@ -305,7 +265,6 @@ class AdmissionControl:
         return chosen
 
     def _dispatch(self) -> None:
-        """Assign free slots to queued requests, in turn."""
         while self._queue:
             lanes = [lane for lane in self._queue.lanes if self._with_free_slots(self._workers(lane))]
             waiter = self._queue.take(lanes)
@@ -342,7 +301,6 @@ class AdmissionControl:
         return able
 
     def _refresh(self) -> None:
-        """Apply the newest snapshots of the pool."""
         if self._version == self.pool.version:
             return
         self._version = self.pool.version

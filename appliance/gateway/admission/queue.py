@@ -22,22 +22,18 @@ from typing import NamedTuple
 
 from appliance.tenancy import PriorityClass
 
-_CLASSES = tuple(PriorityClass)
-"""Highest first."""
+_CLASSES = tuple(PriorityClass)  # highest first
 
 
 class Lane(NamedTuple):
     """Requests that the same workers can serve."""
 
     model: str
-    may_speculate: bool
-    """False leaves only workers that were started without a draft."""
+    may_speculate: bool  # False leaves only workers that were started without a draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBounds:
-    """Maximum of one priority class in the queue."""
-
     requests: int
     size_bytes: int
 
@@ -53,22 +49,16 @@ class Waiter:
     lane: Lane
     tenant: str
     priority: PriorityClass
-    size_bytes: int
-    """Memory it holds while it waits."""
-    number: int = 0
-    """Its position among all requests ever queued; set by the queue."""
+    size_bytes: int  # held while it waits
+    number: int = 0  # among all requests ever queued; set by the queue
 
 
 @dataclass(slots=True)
 class _Tenant:
-    """The queued requests of one tenant in one class."""
-
-    turns: int
-    """Turns left before the next tenant's turn."""
+    turns: int  # left before the next tenant's turn
     requests: int = 0
     size_bytes: int = 0
-    lanes: dict[Lane, dict[Waiter, None]] = field(default_factory=dict)
-    """First come, first served; a dict keeps the order and removes from the middle."""
+    lanes: dict[Lane, dict[Waiter, None]] = field(default_factory=dict)  # first come, first served
 
     def newest_first(self) -> Iterator[Waiter]:
         lines = [reversed(line) for line in self.lanes.values()]
@@ -76,12 +66,11 @@ class _Tenant:
 
 
 class _Class:
-    """One priority class: its tenants, in the order of their turns."""
+    """Its tenants are in the order of their turns."""
 
     def __init__(self, share: float, weights: Mapping[str, int]) -> None:
         self.share = share
-        self.credit = 0.0
-        """Turns it has not used yet; an empty class accumulates none."""
+        self.credit = 0.0  # turns not used yet; an empty class accumulates none
         self.requests = 0
         self.size_bytes = 0
         self.lanes: Counter[Lane] = Counter()
@@ -174,8 +163,6 @@ class _Class:
 
 
 class FairQueue:
-    """Queued requests, bounded for each priority class by number and bytes."""
-
     def __init__(
         self,
         bounds: QueueBounds,
@@ -184,13 +171,10 @@ class FairQueue:
         weights: Mapping[str, int] | None = None,
     ) -> None:
         """
-        Make an empty queue.
+        Make an empty queue; `bounds` are those of each class.
 
-        Args:
-            bounds: maximum of each class.
-            shares: share of all turns that a class gets while it waits, whatever waits above it; below 1
-                in total, 0 for a class without an entry.
-            weights: turns in a row by tenant; 1 for a tenant without an entry.
+        `shares` are the share of all turns that a class gets while it waits, whatever waits above it (below 1
+        in total, 0 without an entry); `weights` are a tenant's turns in a row (1 without an entry).
         """
         self._bounds = bounds
         self._classes = {
@@ -203,17 +187,10 @@ class FairQueue:
         return self._length
 
     def has_room(self, tenant: str, priority: PriorityClass, size_bytes: int) -> bool:
-        """Whether one more request of a tenant and a class may wait."""
         return self._classes[priority].displaced(tenant, size_bytes, self._bounds) is not None
 
     def push(self, waiter: Waiter) -> list[Waiter] | None:
-        """
-        Queue a request.
-
-        Returns:
-            The displaced requests, all of one tenant that holds more; None, and nothing done, if the queue
-            has no room for it.
-        """
+        """Returns the displaced requests, all of one tenant that holds more; None without room."""
         waiting = self._classes[waiter.priority]
         displaced = waiting.displaced(waiter.tenant, waiter.size_bytes, self._bounds)
         if displaced is None:
@@ -227,13 +204,13 @@ class FairQueue:
         return displaced
 
     def discard(self, waiter: Waiter) -> bool:
-        """Remove a request; False if it is not queued."""
+        """False if it is not queued."""
         found = self._classes[waiter.priority].discard(waiter)
         self._length -= found
         return found
 
     def take(self, lanes: Collection[Lane]) -> Waiter | None:
-        """Remove and return the next request in one of these lanes; None if there is none."""
+        """Remove and return the next request in one of these lanes."""
         waiting = [each for each in self._classes.values() if each.is_waiting(lanes)]
         if not waiting:
             return None
@@ -247,7 +224,6 @@ class FairQueue:
 
     @property
     def lanes(self) -> set[Lane]:
-        """The lanes with queued requests."""
         return {lane for each in self._classes.values() for lane in each.lanes}
 
     def requests(self, priority: PriorityClass) -> int:

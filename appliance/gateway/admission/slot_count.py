@@ -12,18 +12,10 @@ own queue, so its length at the last scrape corrects the number.
 from appliance.serving.worker import WorkerSnapshot
 
 DEFAULT_BATCH = 256
-"""vLLM's default `max_num_seqs` on most hardware, for a worker that reports none."""
 
 
 def max_slots(snapshot: WorkerSnapshot, *, fixed: int | None, headroom: int) -> int:
-    """
-    Maximum requests of a worker, whatever its queue.
-
-    Args:
-        snapshot: the worker.
-        fixed: the number in the settings, if any.
-        headroom: requests to hold beyond its batch.
-    """
+    """`fixed` is the number in the settings, if any; `headroom` the requests to hold beyond its batch."""
     if fixed is not None:
         return fixed
     reading = snapshot.reading
@@ -33,21 +25,10 @@ def max_slots(snapshot: WorkerSnapshot, *, fixed: int | None, headroom: int) -> 
 
 def adjusted_slots(slots: int, *, most: int, headroom: int, ours: int, running: int, waiting: int) -> int:
     """
-    Slots of a worker after a scrape.
+    Slots after a scrape: at least 1, so that the gateway keeps observing the worker.
 
     A queue longer than the headroom lowers the slots to what the worker runs and the headroom, of which this
-    gateway gets its part of all requests.  An empty queue raises them step by step.
-
-    Args:
-        slots: as they were.
-        most: the maximum.
-        headroom: requests that may wait inside the worker.
-        ours: requests of this gateway in flight at the worker.
-        running: requests in its batch.
-        waiting: requests in its queue.
-
-    Returns:
-        At least 1, so that the gateway keeps observing the worker.
+    gateway gets its part (`ours`) of all requests.  An empty queue raises them step by step.
     """
     if waiting > headroom:
         total = running + waiting
