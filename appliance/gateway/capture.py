@@ -24,11 +24,8 @@ from appliance.tenancy import ContentPolicy, Tenant
 
 
 class Capture(Protocol):
-    """Captures the content of one request."""
-
     @property
-    def is_on(self) -> bool:
-        """Whether content is kept."""
+    def is_on(self) -> bool: ...
 
     def observe(self, data: bytes) -> None:
         """Take bytes that are about to be sent to the client."""
@@ -57,7 +54,7 @@ NO_CAPTURE = NoCapture()
 
 
 class ContentCapture:
-    """Keeps a digest or all content of one request, as the tenant's policy says."""
+    """Keeps a digest or all content, as the tenant's policy says."""
 
     is_on = True
 
@@ -111,7 +108,7 @@ class ContentCapture:
 
 
 class ContentCaptures:
-    """Starts captures, and owns the work that is left when a request has ended; see `open`."""
+    """Also owns the work that is left when a request has ended."""
 
     def __init__(self, keeper: Keeper, max_bytes: int) -> None:
         self._keeper = keeper
@@ -135,7 +132,7 @@ class ContentCaptures:
         return ContentCapture(self._keeper, tenant, request_id, self._max_bytes)
 
     def run_later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work in the background; it handles its own failures."""
+        """It handles its own failures."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -143,8 +140,6 @@ class ContentCaptures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenContent:
-    """The parts of a gateway that keep and erase content."""
-
     captures: ContentCaptures
     retention: Retention
 
@@ -162,19 +157,8 @@ async def open_content(
     """
     Keep content in the log's database until the block ends; the log must outlive it.
 
-    Finishes erasures that a crash interrupted.
-
-    Args:
-        database: the audit log's.
-        keys_directory: holds the tenants' content keys.
-        settings: bounds, and the file of the master key.
-        log: takes the entries about erasures and holds.
-        clock: Unix time in seconds.
-        random_bytes: source of keys; must be cryptographic.
-
-    Raises:
-        AuditKeyError: the keys cannot be used.
-        AuditUnavailableError: the database cannot be used.
+    Finishes erasures that a crash interrupted.  `clock` gives Unix time; `random_bytes` must be
+    cryptographic. Raises AuditKeyError or AuditUnavailableError.
     """
     master = settings.payload_master_key_file
     keys = PayloadKeys(

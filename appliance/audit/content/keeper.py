@@ -43,14 +43,8 @@ class Content:
     """Bytes in all pieces."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Job:
-    content: Content
-    kept: asyncio.Future[dict[str, JSON]]
-
-
 class Keeper:
-    """The queue and the thread; made by `Keeper.open`, used on one event loop."""
+    """The queue and the thread; used on one event loop, while `running`."""
 
     def __init__(
         self,
@@ -60,56 +54,33 @@ class Keeper:
         settings: AuditSettings,
         clock: Callable[[], float],
         random_bytes: Callable[[int], bytes],
-        thread: ThreadPoolExecutor,
     ) -> None:
-        self.store = store
-        self.keys = keys
-        self._settings = settings
-        self._clock = clock
-        self._random_bytes = random_bytes
-        self._thread = thread
-        self._queue: deque[_Job] = deque()
+        self.store, self.keys = store, keys
+        self._settings, self._clock, self._random_bytes = settings, clock, random_bytes
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="payloads")
+        self._queue: deque[tuple[Content, asyncio.Future[dict[str, JSON]]]] = deque()
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._closing = False
 
-    @classmethod
     @asynccontextmanager
-    async def open(
-        cls,
-        *,
-        store: SqlPayloadStore,
-        keys: PayloadKeys,
-        settings: AuditSettings,
-        clock: Callable[[], float],
-        random_bytes: Callable[[int], bytes],
-    ) -> AsyncIterator[Self]:
+    async def running(self) -> AsyncIterator[Self]:
         """Store parts until the block ends; parts queued by then are stored first."""
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="payloads") as thread:
-            keeper = cls(
-                store=store,
-                keys=keys,
-                settings=settings,
-                clock=clock,
-                random_bytes=random_bytes,
-                thread=thread,
-            )
-            task = asyncio.get_running_loop().create_task(keeper._run(), name="payloads")
+        with self._thread:
+            task = asyncio.get_running_loop().create_task(self._run(), name="payloads")
             try:
-                yield keeper
+                yield self
             finally:
-                keeper._closing = True
-                keeper._wake.set()
+                self._closing = True
+                self._wake.set()
                 await task
 
     async def keep(self, content: Content) -> dict[str, JSON]:
         """
         Store one part; returns its fields in the entry, once it is durable.
 
-        An answer is accepted even if the queue is full: there are never more of those than requests.
-
-        Raises:
-            AuditUnavailableError: it cannot be kept, or too much waits already.
+        Raises AuditUnavailableError if it cannot be kept, or too much waits already.  An answer is accepted
+        even if the queue is full: there are never more of those than requests.
         """
         waiting = self._waiting_bytes
         if content.part is Part.REQUEST and waiting + content.size > self._settings.payload_queue_bytes:
@@ -117,7 +88,7 @@ class Keeper:
         kept: asyncio.Future[dict[str, JSON]] = asyncio.get_running_loop().create_future()
         # The caller may have stopped waiting.
         kept.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._queue.append(_Job(content=content, kept=kept))
+        self._queue.append((content, kept))
         self._waiting_bytes += content.size
         self._wake.set()
         seconds = self._settings.append_timeout_seconds
@@ -143,19 +114,19 @@ class Keeper:
         jobs = [self._queue.popleft() for _ in range(min(LARGEST_BATCH, len(self._queue)))]
         sealed: list[dict[str, JSON] | AuditError]
         try:
-            sealed = await self.in_turn(lambda: self._seal([job.content for job in jobs]))
+            sealed = await self.in_turn(lambda: self._seal([content for content, _ in jobs]))
         except AuditError as error:
             sealed = [error] * len(jobs)
-        except Exception as error:  # noqa: BLE001 - a defect: whoever waits must hear of it
+        except Exception as error:  # noqa: BLE001 - a defect: the callers that wait must learn of it
             sealed = [AuditUnavailableError(f"content could not be sealed: {error!r}")] * len(jobs)
-        self._waiting_bytes -= sum(job.content.size for job in jobs)
-        for job, fields in zip(jobs, sealed, strict=True):
-            if job.kept.done():
+        self._waiting_bytes -= sum(content.size for content, _ in jobs)
+        for (_, kept), fields in zip(jobs, sealed, strict=True):
+            if kept.done():
                 continue
             if isinstance(fields, AuditError):
-                job.kept.set_exception(copy_error(fields))
+                kept.set_exception(copy_error(fields))
             else:
-                job.kept.set_result(fields)
+                kept.set_result(fields)
 
     def _seal(self, contents: Sequence[Content]) -> list[dict[str, JSON] | AuditError]:
         payloads: list[tuple[Payload, TenantKey]] = []
@@ -175,8 +146,8 @@ class Keeper:
         """
         Rewrap a stored payload if another gateway began to destroy its key meanwhile.
 
-        That gateway searches rows after it retired the key, this one checks the key after it
-        stored the row: one of them sees the other.
+        That gateway searches rows after it retired the key, this one checks the key after it stored the row:
+        one of them sees the other.
         """
         now = key
         while not self.keys.is_in_use(now.key_id, Purpose.WRAPPING):
@@ -201,8 +172,4 @@ class Keeper:
             time=format_time(int(self._clock() * 1000)),
         )
         payloads.append((payload, key))
-        return {
-            "payload_commitment": commitment,
-            "payload_digest": sealed.digest,
-            "payload_key": key.key_id,
-        }
+        return {"payload_commitment": commitment, "payload_digest": sealed.digest, "payload_key": key.key_id}

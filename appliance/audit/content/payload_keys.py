@@ -41,8 +41,6 @@ _NAME = re.compile(
 
 
 class Purpose(StrEnum):
-    """Purpose of a tenant's key; each key has one."""
-
     WRAPPING = "wrapping"
     """Wraps data keys."""
     COMMITMENT = "commitment"
@@ -65,7 +63,7 @@ class KeyName:
     @property
     def made_ms(self) -> int:
         """Time of creation, in milliseconds since the epoch."""
-        return ulid_ms(self.key_id.rpartition(".")[2])
+        return ulid_ms(self.key_id)
 
     @property
     def file(self) -> str:
@@ -74,14 +72,12 @@ class KeyName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantKey:
-    """A key and its id."""
-
     key_id: str
     key: bytes
 
 
 class PayloadKeys:
-    """The key directory; `directory` is made if it is missing."""
+    """The key directory, made if it is missing; AuditKeyError if it cannot be made, or others may read it."""
 
     def __init__(
         self,
@@ -92,17 +88,8 @@ class PayloadKeys:
         clock: Callable[[], float],
         random_bytes: Callable[[int], bytes],
     ) -> None:
-        """
-        Open the directory.
-
-        Raises:
-            AuditKeyError: it cannot be made, or others may read it.
-        """
-        self._directory = directory
-        self._master_key = master_key
-        self._key_ms = key_days * DAY_MS
-        self._clock = clock
-        self._random_bytes = random_bytes
+        self._directory, self._master_key, self._key_ms = directory, master_key, key_days * DAY_MS
+        self._clock, self._random_bytes = clock, random_bytes
         self._cache: dict[tuple[str, Purpose], TenantKey] = {}
         try:
             directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -112,49 +99,50 @@ class PayloadKeys:
             raise AuditKeyError(f"cannot use the payload keys in {directory}: {error.strerror}") from error
 
     def current(self, tenant: str, purpose: Purpose) -> TenantKey:
-        """
-        Return the tenant's key for new content; created if there is none or it is too old.
-
-        Raises:
-            AuditKeyError: it cannot be read or made.
-        """
+        """The tenant's key for new content, made if there is none or it is too old; raises AuditKeyError."""
         found = self._cache.get((tenant, purpose))
-        now_ms = int(self._clock() * 1000)
         # Another gateway may have destroyed it: the keeper checks now, and again after storing.
         if found is None or not self.is_in_use(found.key_id, purpose):
             names = [name for name in self.names(tenant, purpose) if not name.is_retired]
             found = self.read(names[-1]) if names else None
-        if found is None or now_ms - ulid_ms(found.key_id.rpartition(".")[2]) >= self._key_ms:
-            found = self._make(tenant, purpose, now_ms)
+        if found is None or int(self._clock() * 1000) - ulid_ms(found.key_id) >= self._key_ms:
+            found = self.make(tenant, purpose)
         self._cache[tenant, purpose] = found
         return found
 
     def make(self, tenant: str, purpose: Purpose) -> TenantKey:
-        """Create a key for one use.  Durable on return; raises AuditKeyError."""
-        return self._make(tenant, purpose, int(self._clock() * 1000))
+        """Create a key.  Durable on return; raises AuditKeyError."""
+        entry_id = new_entry_id(int(self._clock() * 1000), self._random_bytes(_ULID_RANDOM_BYTES))
+        name = KeyName(key_id=f"{tenant}.{entry_id}", tenant=tenant, purpose=purpose)
+        key = self._random_bytes(KEY_BYTES)
+        path = self._directory / name.file
+        try:
+            # Atomically: `names` ignores the temporary file that a crash leaves.
+            write_private(path, self._encode(key, name))
+        except OSError as error:
+            raise AuditKeyError(f"cannot write the payload key {path}: {error.strerror}") from error
+        # A crash before this line: a key that wrapped nothing.
+        return TenantKey(key_id=name.key_id, key=key)
 
     def is_in_use(self, key_id: str, purpose: Purpose) -> bool:
-        """Whether a key is there and its destruction has not begun."""
         return (self._directory / f"{key_id}.{purpose}").exists()
 
     def names(self, tenant: str | None = None, purpose: Purpose | None = None) -> list[KeyName]:
         """Return every key, optionally of one tenant or purpose, oldest first."""
         try:
-            files = [path.name for path in self._directory.iterdir()]
+            matches = [_NAME.fullmatch(path.name) for path in self._directory.iterdir()]
         except OSError as error:
             raise AuditKeyError(f"cannot list {self._directory}: {error.strerror}") from error
-        names = []
-        for file in files:
-            match = _NAME.fullmatch(file)
-            if match and tenant in {None, match["tenant"]} and purpose in {None, match["purpose"]}:
-                names.append(
-                    KeyName(
-                        key_id=match["key_id"],
-                        tenant=match["tenant"],
-                        purpose=Purpose(match["purpose"]),
-                        is_retired=match["retired"] is not None,
-                    )
-                )
+        names = [
+            KeyName(
+                key_id=match["key_id"],
+                tenant=match["tenant"],
+                purpose=Purpose(match["purpose"]),
+                is_retired=match["retired"] is not None,
+            )
+            for match in matches
+            if match and tenant in {None, match["tenant"]} and purpose in {None, match["purpose"]}
+        ]
         return sorted(names, key=lambda name: (name.made_ms, name.file))
 
     def find(self, key_id: str, purpose: Purpose) -> KeyName | None:
@@ -162,12 +150,7 @@ class PayloadKeys:
         return next((name for name in self.names(purpose=purpose) if name.key_id == key_id), None)
 
     def read(self, name: KeyName) -> TenantKey:
-        """
-        Read one key.
-
-        Raises:
-            AuditKeyError: it is gone, overwritten, readable by others, or does not decrypt.
-        """
+        """Raises AuditKeyError if the key is gone, overwritten, readable by others, or does not decrypt."""
         path = self._directory / name.file
         try:
             with path.open("rb") as file:
@@ -185,8 +168,7 @@ class PayloadKeys:
         """
         Whether a crash interrupted the destruction of this key, between overwriting and deleting its file.
 
-        Raises:
-            AuditKeyError: it cannot be read.
+        Raises AuditKeyError if it cannot be read.
         """
         path = self._directory / name.file
         try:
@@ -228,19 +210,6 @@ class PayloadKeys:
             raise AuditKeyError(f"cannot destroy the payload key {path}: {error.strerror}") from error
         self._cache.clear()
 
-    def _make(self, tenant: str, purpose: Purpose, now_ms: int) -> TenantKey:
-        key_id = f"{tenant}.{new_entry_id(now_ms, self._random_bytes(_ULID_RANDOM_BYTES))}"
-        name = KeyName(key_id=key_id, tenant=tenant, purpose=purpose)
-        key = self._random_bytes(KEY_BYTES)
-        path = self._directory / name.file
-        try:
-            # Atomically: `names` ignores the temporary file that a crash leaves.
-            write_private(path, self._encode(key, name))
-        except OSError as error:
-            raise AuditKeyError(f"cannot write the payload key {path}: {error.strerror}") from error
-        # A crash before this line: a key that wrapped nothing.
-        return TenantKey(key_id=key_id, key=key)
-
     def _encode(self, key: bytes, name: KeyName) -> str:
         if self._master_key is None:
             return f"{_PLAIN} {base64.b64encode(key).decode()}\n"
@@ -265,12 +234,7 @@ class PayloadKeys:
 
 
 def load_master_key(path: Path) -> bytes:
-    """
-    Read the master key: 32 bytes in base64.
-
-    Raises:
-        AuditKeyError: missing, readable by others, or something else.
-    """
+    """Read 32 bytes in base64; raises AuditKeyError if they are missing or others may read them."""
     try:
         with path.open("rb") as file:
             if is_open_to_others(os.fstat(file.fileno())):
@@ -285,10 +249,10 @@ def load_master_key(path: Path) -> bytes:
     return key
 
 
-def ulid_ms(ulid: str) -> int:
-    """Return the time in a ULID, in milliseconds since the epoch."""
+def ulid_ms(key_id: str) -> int:
+    """The time in a ULID, or in that of a key's id, in milliseconds since the epoch."""
     number = 0
-    for character in ulid[:10]:
+    for character in key_id.rpartition(".")[2][:10]:
         number = number << 5 | _ALPHABET.index(character)
     return number
 

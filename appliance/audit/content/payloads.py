@@ -36,8 +36,6 @@ _IS_SAMPLE = _COLUMNS.part == Part.SAMPLE.value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """One kept part."""
-
     request_id: str
     part: Part
     tenant: str
@@ -71,10 +69,9 @@ class Found:
 
 
 class SqlPayloadStore(SqlStore):
-    """Payloads in the audit log's database."""
+    """Payloads in the audit log's database; each method that writes is one durable transaction."""
 
     def add(self, payloads: Sequence[Payload]) -> None:
-        """Keep payloads, in one durable transaction."""
         with self._transaction("kept") as connection:
             connection.execute(insert(audit_payloads), [row_of(payload) for payload in payloads])
 
@@ -100,7 +97,6 @@ class SqlPayloadStore(SqlStore):
             )
 
     def find(self, selection: Selection) -> Found:
-        """Return the payloads of a selection now."""
         count, found, key_ids = 0, set[str](), set[str]()
         with self._reading() as connection:
             for condition in _conditions(selection):
@@ -112,11 +108,8 @@ class SqlPayloadStore(SqlStore):
         return Found(payloads=count, requests=tuple(sorted(found)), key_ids=tuple(sorted(key_ids)))
 
     def delete(self, selection: Selection) -> int:
-        """Delete a selection in one transaction; return the number of rows."""
-        with self._transaction("erased") as connection:
-            if not self._is_postgresql:
-                # Deleted rows are overwritten in the file, not only unlinked from its pages.
-                connection.exec_driver_sql("PRAGMA secure_delete = ON")
+        """Delete a selection; return the number of rows."""
+        with self._transaction("erased", overwrites=True) as connection:
             # Samples are deleted after their sources.  On PostgreSQL a statement does not see rows that were
             # added while it waited for a lock: the first statement waits for a transaction that adds a
             # sample, the second sees the sample, and after the first no sample can be added.
@@ -128,13 +121,11 @@ class SqlPayloadStore(SqlStore):
 
     def wrapped_with(self, key_id: str) -> list[tuple[str, str, bytes]]:
         """Return request, part and wrapped data key of some payloads under a tenant's key."""
-        query = select(_COLUMNS.request_id, _COLUMNS.part, _COLUMNS.wrapped_key).where(
-            _COLUMNS.key_id == key_id
-        )
+        query = select(_COLUMNS.request_id, _COLUMNS.part, _COLUMNS.wrapped_key)
         # A request's body before its sample: the order in which `add_sample` locks them.
         query = query.order_by(_COLUMNS.request_id, _COLUMNS.part).limit(CHUNK)
         with self._reading() as connection:
-            rows = connection.execute(query).all()
+            rows = connection.execute(query.where(_COLUMNS.key_id == key_id)).all()
         return [(row.request_id, row.part, row.wrapped_key) for row in rows]
 
     def rewrap(self, rows: Iterable[tuple[str, str, bytes]], key_id: str) -> None:
@@ -146,9 +137,7 @@ class SqlPayloadStore(SqlStore):
             {"of_request": request, "of_part": part, "wrapped_key": wrapped, "key_id": key_id}
             for request, part, wrapped in rows
         ]
-        with self._transaction("rewrapped") as connection:
-            if not self._is_postgresql:
-                connection.exec_driver_sql("PRAGMA secure_delete = ON")
+        with self._transaction("rewrapped", overwrites=True) as connection:
             connection.execute(change, values)
 
     def scrub(self) -> None:
@@ -161,15 +150,13 @@ class SqlPayloadStore(SqlStore):
             return
         try:
             with self._engine.connect() as connection:
-                # Outside a transaction.  A reader may keep it from finishing; later writes then overwrite the
-                # log.
+                # Outside a transaction.  If a reader keeps it from finishing, later writes overwrite the log.
                 driver = connection.connection.driver_connection
                 assert driver is not None  # noqa: S101 - the connection is open
                 driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except (SQLAlchemyError, sqlite3.Error) as error:
-            raise AuditUnavailableError(
-                f"erased content could not be scrubbed: {first_line(error)}"
-            ) from error
+            message = f"erased content could not be scrubbed: {first_line(error)}"
+            raise AuditUnavailableError(message) from error
 
     def tenants_before(self, before_ms: int) -> list[str]:
         """Return the tenants that have payloads of requests that came before a time."""
@@ -178,17 +165,12 @@ class SqlPayloadStore(SqlStore):
             return sorted(connection.scalars(query))
 
     def signed_size(self) -> int:
-        """Return how many entries the newest checkpoint covers."""
+        """How many entries the newest checkpoint covers."""
         with self._reading() as connection:
             return connection.scalar(select(func.max(audit_checkpoints.c.size))) or 0
 
     def holds(self) -> dict[str, str]:
-        """
-        Return the tenants under a legal hold, and why, from the log itself.
-
-        Raises:
-            AuditUnavailableError: the log cannot be read; nothing may be erased then.
-        """
+        """The tenants under a legal hold, and why; if the log cannot be read, nothing may be erased."""
         standing: dict[str, str] = {}
         for _, entry in self.entries(EntryType.HOLD_PLACED, EntryType.HOLD_RELEASED):
             if entry["type"] == EntryType.HOLD_PLACED:
@@ -217,8 +199,11 @@ class SqlPayloadStore(SqlStore):
             yield connection
 
     @contextmanager
-    def _transaction(self, verb: str) -> Iterator[Connection]:
+    def _transaction(self, verb: str, *, overwrites: bool = False) -> Iterator[Connection]:
         with self._errors(verb), self._engine.begin() as connection:
+            if overwrites and not self._is_postgresql:
+                # Deleted content is overwritten in the file, not only unlinked from its pages.
+                connection.exec_driver_sql("PRAGMA secure_delete = ON")
             yield connection
         # A crash before this line: rows that no leaf names, or a deletion that is done again.
 
@@ -246,7 +231,6 @@ def _conditions(selection: Selection) -> Iterator[ColumnElement[bool]]:
 
 
 def row_of(payload: Payload) -> dict[str, Any]:
-    """The row of the table that holds a payload."""
     return {
         "request_id": payload.request_id,
         "part": payload.part.value,
@@ -274,11 +258,8 @@ def export_payloads(store: SqlPayloadStore, directory: Path) -> int:
     """
     Add kept content, still encrypted, to an export as `payloads/<request id>.<part>`; return its number.
 
-    Call it after the log was exported: content is durable before the leaves that name it.
-
-    Raises:
-        AuditUnavailableError: content cannot be read.
-        ConfigurationError: it cannot be written.
+    Call it after the log was exported: content is durable before the leaves that name it.  Raises
+    AuditUnavailableError if content cannot be read, ConfigurationError if it cannot be written.
     """
     count = 0
     try:

@@ -48,8 +48,6 @@ T = TypeVar("T")
 
 
 class ErasureLog(Protocol):
-    """The part of the audit log in use here."""
-
     async def append(self, entry_type: EntryType, /, **fields: JSON | None) -> Receipt:
         """Append one entry and return once it is durable."""
 
@@ -67,8 +65,6 @@ class Erasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """Result of an erasure."""
-
     tenant: str
     payloads: int
     keys: tuple[str, ...]
@@ -78,18 +74,12 @@ class Erased:
 
 
 def parse_erasure(members: Mapping[str, Any]) -> Erasure:
-    """
-    Parse an operator's request to erase content.
-
-    Raises:
-        InvalidRequestError: a member is missing, unknown, or of the wrong form.
-    """
+    """Raises InvalidRequestError if a member is missing, unknown, or of the wrong form."""
     known = ("tenant", "requests", "before", "basis")
     unknown = sorted(members.keys() - set(known))
     if unknown:
-        raise InvalidRequestError(
-            f"`{unknown[0]}` is not known here; use {', '.join(known)}.", param=unknown[0]
-        )
+        message = f"`{unknown[0]}` is not known here; use {', '.join(known)}."
+        raise InvalidRequestError(message, param=unknown[0])
     requests = members.get("requests", [])
     if not isinstance(requests, list) or not all(
         isinstance(request, str) and _REQUEST_ID.fullmatch(request) for request in requests
@@ -149,10 +139,8 @@ class Retention:
         clock: Callable[[], float],
         signed_within_seconds: float = SIGNED_WITHIN_SECONDS,
     ) -> None:
-        self._log = log
+        self._log, self._keeper, self._clock = log, keeper, clock
         self._signed_within_seconds = signed_within_seconds
-        self._keeper = keeper
-        self._clock = clock
         # Within one gateway; a hold that another places at the same moment may come too late.
         self._turn = asyncio.Lock()
 
@@ -160,8 +148,7 @@ class Retention:
         """
         Complete erasures that a crash interrupted, and destroy keys that a backup restored.
 
-        Raises:
-            AuditUnavailableError: not all of it could be done; erased content may still open.
+        After AuditUnavailableError not all of it was done: erased content may still open.
         """
         async with self._turn:
             await self._in_turn(lambda: finish_erasures(self._keeper.store, self._keeper.keys))
@@ -170,9 +157,8 @@ class Retention:
         """
         Erase permanently, after recording it in the log.
 
-        Raises:
-            ControlRefusedError: the tenant is under a legal hold.
-            AuditUnavailableError: nothing was erased, or not all: ask again.
+        Raises ControlRefusedError if the tenant is under a legal hold, and AuditUnavailableError if nothing
+        was erased, or not all: ask again.
         """
         async with self._turn:
             return await self._erase(wanted, actor)
@@ -190,7 +176,6 @@ class Retention:
             return erased
 
     async def holds(self) -> dict[str, str]:
-        """Return the tenants under a legal hold, and why."""
         return await self._in_turn(self._keeper.store.holds)
 
     async def place_hold(self, tenant: str, reason: str, *, actor: str) -> int:
@@ -200,12 +185,7 @@ class Retention:
             return entry.index
 
     async def release_hold(self, tenant: str, reason: str, *, actor: str) -> int:
-        """
-        End a hold; returns the index of the entry.
-
-        Raises:
-            ControlRefusedError: there is none.
-        """
+        """End a hold; returns the index of the entry.  Raises ControlRefusedError if there is none."""
         async with self._turn:
             if tenant not in await self._in_turn(self._keeper.store.holds):
                 raise ControlRefusedError(f"there is no legal hold on {tenant}")
@@ -245,7 +225,6 @@ class Retention:
             (await self._log.append(EntryType.ERASURE, **fields)).index
             for fields in _entries(selection, wanted, found, doomed, actor)
         ]
-
         await self._wait_until_signed(entries[-1])
 
         def destroy() -> None:
@@ -265,7 +244,6 @@ class Retention:
         )
 
     async def _wait_until_signed(self, index: int) -> None:
-        """Wait a limited time for a checkpoint that covers an entry; the entry is durable anyway."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._signed_within_seconds):
                 while await self._in_turn(self._keeper.store.signed_size) <= index:  # noqa: ASYNC110 - in the database
@@ -323,12 +301,7 @@ def finish_erasures(store: SqlPayloadStore, keys: PayloadKeys) -> None:
 
 
 def destroy_retired(store: SqlPayloadStore, keys: PayloadKeys) -> None:
-    """
-    Rewrap what retired keys still wrap, then destroy them.
-
-    Raises:
-        AuditError: something could not be read or written; a retry is safe.
-    """
+    """Rewrap what retired keys still wrap, then destroy them; after an AuditError a retry is safe."""
     for name in keys.names():
         if name.is_retired:
             _rewrap_all(store, keys, name)
@@ -352,11 +325,7 @@ def _entries(
     selection: Selection, wanted: Erasure, found: Found, doomed: Sequence[KeyName], actor: str
 ) -> list[dict[str, JSON | None]]:
     """Fields of the `erasure` entries: one, or several for many named requests."""
-    about: dict[str, JSON | None] = {
-        "tenant": wanted.tenant,
-        "legal_basis": wanted.basis,
-        "actor": actor,
-    }
+    about: dict[str, JSON | None] = {"tenant": wanted.tenant, "legal_basis": wanted.basis, "actor": actor}
     key_ids = tuple(name.key_id for name in doomed)
     if not wanted.requests:
         about["keys"] = key_ids if 0 < len(key_ids) <= NAMED_KEYS else None

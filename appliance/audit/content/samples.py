@@ -24,8 +24,6 @@ _COLUMNS = audit_payloads.c
 
 
 class SampleOutcome(Enum):
-    """Result of adding a sample."""
-
     KEPT = auto()
     THERE = auto()
     """A sample exists already, and stays."""
@@ -50,24 +48,18 @@ class SqlSampleStore(SqlPayloadStore):
 
     def add_sample(self, sample: Payload, *, instead_of: Payload | None = None) -> SampleOutcome:
         """
-        Store a sample if its source content still exists, under the same key.
+        Store a sample, if its source content still exists under the same key, in place of `instead_of`.
 
         The row of the body stays locked until the sample is stored: an erasure comes before it, and the
         sample is not stored, or after it, and includes the sample.  The same key: destroying it also erases
         the sample in copies of the database.
-
-        Args:
-            sample: sealed under the key that wraps the request's body now.
-            instead_of: a sample to replace, if it still exists.
         """
         mine = and_(_COLUMNS.request_id == sample.request_id, _COLUMNS.tenant == sample.tenant)
         body = select(_COLUMNS.key_id).where(mine, _COLUMNS.part == Part.REQUEST.value)
         answer = select(_COLUMNS.key_id).where(mine, _COLUMNS.part == Part.RESPONSE.value)
         dialect = postgresql if self._is_postgresql else sqlite
         add = dialect.insert(audit_payloads).values(row_of(sample)).on_conflict_do_nothing()
-        with self._transaction("kept") as connection:
-            if not self._is_postgresql:
-                connection.exec_driver_sql("PRAGMA secure_delete = ON")
+        with self._transaction("kept", overwrites=True) as connection:
             # Only one row is locked, so that this cannot deadlock with an erasure that holds others.
             key_id = connection.scalar(body.with_for_update())
             if key_id is None or connection.scalar(answer) is None:
@@ -81,9 +73,7 @@ class SqlSampleStore(SqlPayloadStore):
 
     def remove_sample(self, sample: Payload) -> None:
         """Delete a sample, but not one that replaced it."""
-        with self._transaction("erased") as connection:
-            if not self._is_postgresql:
-                connection.exec_driver_sql("PRAGMA secure_delete = ON")
+        with self._transaction("erased", overwrites=True) as connection:
             connection.execute(_removal(sample))
 
     def answered(self, tenants: Collection[str], *, since: str = "") -> Iterator[Answered]:

@@ -34,8 +34,6 @@ COMMITMENT = b"appliance payload commitment v1"
 
 
 class Part(StrEnum):
-    """Part of a request's content."""
-
     REQUEST = "request"
     RESPONSE = "response"
     SAMPLE = "sample"
@@ -48,8 +46,6 @@ LOGGED = (Part.REQUEST, Part.RESPONSE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sealed:
-    """One encrypted part."""
-
     nonce: bytes
     ciphertext: bytes
     """Including the tag."""
@@ -92,12 +88,7 @@ def seal(
 
 
 def unwrap(wrapped_key: bytes, wrapping_key: bytes) -> bytes:
-    """
-    Return the data key.
-
-    Raises:
-        AuditVerificationError: it was wrapped with another key, or altered.
-    """
+    """The data key; raises AuditVerificationError if it was wrapped with another key, or altered."""
     try:
         return aes_key_unwrap(wrapping_key, wrapped_key)
     except (InvalidUnwrap, ValueError) as error:
@@ -110,12 +101,7 @@ def rewrap(wrapped_key: bytes, old: bytes, new: bytes) -> bytes:
 
 
 def open_sealed(blob: bytes, where: bytes, data_key: bytes, *, digest: str, commitment: str) -> bytes:
-    """
-    Decrypt content and verify the leaf's digest and commitment.
-
-    Raises:
-        AuditVerificationError: it is another, belongs elsewhere, or was altered.
-    """
+    """Decrypt content; raises AuditVerificationError if it is not the one the leaf names, or was altered."""
     if not hmac.compare_digest(hashlib.sha256(blob).hexdigest(), digest):
         raise AuditVerificationError("the stored payload is not the one in the log: its digest differs")
     if len(data_key) != KEY_BYTES:
@@ -136,8 +122,7 @@ def open_unlogged(blob: bytes, where: bytes, data_key: bytes) -> bytes:
     """
     Decrypt a part that no entry names; the caller compares its digest if it has one.
 
-    Raises:
-        AuditVerificationError: it belongs elsewhere, or was altered.
+    Raises AuditVerificationError if it belongs elsewhere, or was altered.
     """
     try:
         cipher = AESGCM(_derive(data_key, ENCRYPTION))

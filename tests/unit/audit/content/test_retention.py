@@ -125,13 +125,13 @@ async def open_kept(directory: Path, clock: FakeClock, **settings):
         directory / "keys", master_key=None, key_days=7, clock=clock, random_bytes=RANDOM.randbytes
     )
     with closing(SqlPayloadStore(url)) as store:
-        async with Keeper.open(
+        async with Keeper(
             store=store,
             keys=keys,
             settings=SETTINGS.model_copy(update=settings),
             clock=clock,
             random_bytes=RANDOM.randbytes,
-        ) as keeper:
+        ).running() as keeper:
             yield Kept(keeper, EntryLog(url), clock)
 
 

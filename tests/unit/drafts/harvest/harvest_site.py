@@ -270,13 +270,13 @@ class HarvestSite:
         return payload is not None and self.keys.find(payload.key_id, Purpose.WRAPPING) is not None
 
     def _keeper(self) -> Any:
-        return Keeper.open(
+        return Keeper(
             store=self.store,
             keys=self.keys,
             settings=AuditSettings(origin=ORIGIN),
             clock=self.clock,
             random_bytes=self.random.randbytes,
-        )
+        ).running()
 
     def _seal(self, request_id: str, tenant: str, part: Part, content: bytes) -> dict[str, str]:
         key = self.keys.current(tenant, Purpose.WRAPPING)
