@@ -13,38 +13,27 @@ from appliance.tenancy import Caller, PriorityClass, SpeculationPolicy
 
 SPECULATION_HEADER = "X-Appliance-Speculation"
 PRIORITY_HEADER = "X-Appliance-Priority"
-CONVERSATION_MEMBERS = ("messages", "prompt", "input")
-"""The member with the conversation, by family of routes."""
+CONVERSATION_MEMBERS = ("messages", "prompt", "input")  # by family of routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     request_id: str
-    client_request_id: str | None
-    """The client's `x-request-id`, echoed to it."""
+    client_request_id: str | None  # its `x-request-id`, echoed to it
     caller: Caller
-    route: str
-    """The requested path; one of `ROUTES`."""
+    route: str  # one of `ROUTES`
     model: str
-    text: str
-    """The body, unchanged."""
+    text: str  # the body, unchanged
     members: dict[str, Member]
     is_stream: bool
-    wants_usage: bool
-    """Whether the client requested the usage frame of a stream."""
-    client: str
-    """The class of the client's address, never the address."""
-    speculation: SpeculationPolicy = SpeculationPolicy.AUTO
-    """The value of `SPECULATION_HEADER`."""
+    wants_usage: bool  # whether the client requested the usage frame of a stream
+    client: str  # the class of its address, never the address
+    speculation: SpeculationPolicy = SpeculationPolicy.AUTO  # of `SPECULATION_HEADER`
     priority: PriorityClass = PriorityClass.STANDARD
-    wants_metrics: bool = False
-    """Whether the client requested the worker's own `metrics`."""
-    salted: bool = True
-    """Whether workers separate the prefix cache by tenant (`cache_salt`)."""
-    traceparent: str | None = None
-    """The client's `traceparent` header; None unless requests are traced."""
-    batch_line: tuple[str, int] | None = None
-    """Batch id and line number, for a line of a batch."""
+    wants_metrics: bool = False  # whether the client requested the worker's own `metrics`
+    salted: bool = True  # whether workers separate the prefix cache by tenant (`cache_salt`)
+    traceparent: str | None = None  # the client's header; None unless requests are traced
+    batch_line: tuple[str, int] | None = None  # batch id and line number
 
     @property
     def endpoint(self) -> Route:
@@ -56,12 +45,7 @@ class Call:
         return policy_verdicts(self.members, self.caller.tenant.may)
 
     def check_policy(self) -> None:
-        """
-        Check the members that policy restricts.
-
-        Raises:
-            InvalidRequestError: with the member's name and the reason.
-        """
+        """Raises InvalidRequestError with the name of a member that policy refuses, and the reason."""
         route = self.endpoint
         route.dialect.check(self.members)
         refuse_forbidden(self.members, self.caller.tenant.may, carriers=route.carriers)
@@ -109,7 +93,6 @@ class Call:
         return edit_members(self.text, self.members, edits) if edits else self.text
 
     def intent_fields(self) -> dict[str, Any]:
-        """The fields of the `request.intent` entry."""
         fields: dict[str, Any] = {
             "request_id": self.request_id,
             "tenant": self.caller.tenant.name,

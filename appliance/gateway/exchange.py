@@ -26,37 +26,29 @@ if TYPE_CHECKING:  # loaded only if tracing is on
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """One request in flight; times are readings of one monotonic clock, in seconds."""
+    """Times are readings of one monotonic clock, in seconds."""
 
     call: Call
     started: float
     intent: asyncio.Future[Receipt]
     template: str
-    """Label of the prompt template."""
     capture: Capture = NO_CAPTURE
-    content: dict[str, JSON] = field(default_factory=dict)
-    """Audit fields about the part of the answer that was kept."""
+    content: dict[str, JSON] = field(default_factory=dict)  # audit fields about the kept part of the answer
     trace: "Trace | None" = None
-    worker: WorkerSnapshot | None = None
-    """The worker that was asked last."""
-    queued: float = 0.0
-    """Time spent waiting for a worker with room, in seconds."""
+    worker: WorkerSnapshot | None = None  # asked last
+    queued: float = 0.0  # seconds of waiting for a worker with room
     dispatched: float = 0.0
     answered: float = 0.0
     retries: int = 0
     head_sent: bool = False
-    is_relayed: bool = False
-    """Whether a worker's stream is being relayed, so that no other worker may be tried."""
-    last_frames: bytes = b""
-    """The frames of a stream that were sent last."""
-    gaps: Gaps = field(default_factory=Gaps)
-    """When pieces of content were sent."""
+    is_relayed: bool = False  # whether a worker's stream is relayed: no other worker may be tried
+    last_frames: bytes = b""  # sent last
+    gaps: Gaps = field(default_factory=Gaps)  # when pieces of content were sent
     usage: Usage | None = None
     finish_reason: str | None = None
     outcome: Outcome | None = None
     status: int = 0
-    recorded: bool = False
-    """Whether the outcome's entry was submitted."""
+    recorded: bool = False  # whether the outcome's entry was submitted
 
     def end(self, outcome: Outcome, status: int) -> None:
         """Set how the request ended, unless that is set already."""
@@ -64,7 +56,7 @@ class Exchange:
             self.outcome, self.status = outcome, int(status)
 
     def fail(self, error: ApplianceError) -> None:
-        """End with an error; a failure of the gateway itself overrides whatever the worker did."""
+        """A failure of the gateway itself overrides whatever the worker did."""
         spec = spec_of(error)
         if spec.outcome is Outcome.GATEWAY_FAILED:
             self.outcome = None
@@ -77,7 +69,7 @@ class Exchange:
 
     @property
     def final_usage(self) -> Usage:
-        """The usage the worker reported, else the pieces sent, marked as an estimate."""
+        """As the worker reported it, else the pieces sent, marked as an estimate."""
         usage, pieces = self.usage, self.gaps.pieces
         if usage is None:
             return Usage(completion_tokens=pieces, estimated=True)
@@ -87,7 +79,7 @@ class Exchange:
 
     @property
     def charged_tokens(self) -> int:
-        """Tokens charged to the tenant's limits: as the worker reported them, else an estimate."""
+        """As the worker reported them, else an estimate."""
         if self.usage is not None:
             usage = self.final_usage
             return usage.prompt_tokens + usage.completion_tokens
@@ -97,7 +89,7 @@ class Exchange:
         return estimate_tokens(self.call.text, self.call.members, guess=0).prompt + pieces
 
     def overhead_seconds(self, now: float) -> float:
-        """Time since the start that was not spent waiting in the queue or for the worker's answer."""
+        """Without waiting in the queue or for the worker's answer."""
         return max(0.0, (now - self.started) - (self.answered - self.dispatched) - self.queued)
 
 
@@ -112,20 +104,16 @@ class RequestSummary:
     outcome: Outcome
     worker_id: WorkerId | None
     usage: Usage
-    context: str | None
-    """The range of its prompt length; None unless the worker reported that length."""
+    context: str | None  # the range of its prompt length; None unless the worker reported that
     seconds: float
-    first_content_seconds: float | None
-    """Time from the start to the first piece of content; None if none was sent."""
+    first_content_seconds: float | None  # from the start; None if none was sent
     gaps: Gaps
-    content: Mapping[str, JSON]
-    """Audit fields about the part of the answer that was kept."""
-    fields: Mapping[str, Any]
-    """The fields of the `request.outcome` entry; the operator log and the trace take theirs from them."""
+    content: Mapping[str, JSON]  # audit fields about the part of the answer that was kept
+    fields: Mapping[str, Any]  # of `request.outcome`; the operator log and the trace take theirs from them
 
 
 def summarise(exchange: Exchange, now: float) -> RequestSummary:
-    """Summarise a request that has ended; `now` is a reading of the exchange's clock."""
+    """Of a request that has ended; `now` is a reading of the exchange's clock."""
     assert exchange.outcome is not None  # noqa: S101 - it has ended
     call, usage, worker, first = exchange.call, exchange.final_usage, exchange.worker, exchange.gaps.first
     context = None if usage.estimated else context_bucket(usage.prompt_tokens)

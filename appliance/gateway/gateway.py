@@ -47,8 +47,7 @@ from appliance.tenancy.limits.limiting import NO_LIMITS, Limiting, Reservation
 if TYPE_CHECKING:  # loaded only if tracing is on
     from appliance.gateway.tracing.tracer import Tracing
 
-CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a request whose client left; no client receives it."""
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left; no client receives it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +60,6 @@ class GatewayPolicy:
 
 
 class Gateway:
-    """Serves calls through the workers."""
-
     def __init__(
         self,
         *,
@@ -101,19 +98,15 @@ class Gateway:
 
     @property
     def traces(self) -> bool:
-        """Whether requests are traced, so that the clients' own trace context is read."""
+        """If so, the clients' own trace context is read."""
         return self._tracing is not None
 
     def admit(self, call: Call) -> None:
         """
         Refuse a call before anything is sent for it; a refusal is audited.
 
-        Raises:
-            ModelNotFoundError: no worker serves the model, or the key may not use it.
-            NeedsTargetOnlyWorkerError: it must not be speculated, and every worker of the model speculates.
-            NoWorkerAvailableError: no worker has come up yet, so no model is known.
-            InvalidRequestError: policy refuses one of its members.
-            AtCapacityError: every worker and the queue are full.
+        Raises ModelNotFoundError (also if the key may not use it), NeedsTargetOnlyWorkerError,
+        NoWorkerAvailableError (none has come up yet), InvalidRequestError (by policy) or AtCapacityError.
         """
         models = self.pool.models()
         if not models:
@@ -137,14 +130,10 @@ class Gateway:
 
     async def relay(self, call: Call, reply: ReplySink) -> None:
         """
-        Answer one call.
+        Answer one call; raises ApplianceError if nothing was sent yet, else an error becomes the last frame.
 
-        Cancelling this means that the client left or the gateway stops: the worker's connection is
-        closed, which makes it stop generating, and the log records which of the two it was.
-
-        Raises:
-            ApplianceError: nothing was sent yet, and the caller sends this error.  Once the head is
-                sent, an error becomes the last frame instead.
+        Cancelling this means that the client left or the gateway stops: the worker's connection is closed,
+        which makes it stop generating, and the log records which of the two it was.
         """
         started = self._clock()
         reservation = self.limits.take(call.caller.tenant, call.model, call.text, call.members)
@@ -175,7 +164,6 @@ class Gateway:
             raise
 
     async def _answer(self, exchange: Exchange, reply: ReplySink) -> None:
-        """From the intent to the outcome."""
         in_flight = self._metrics.requests_in_flight.labels(exchange.call.model)
         in_flight.inc()
         try:
@@ -194,7 +182,7 @@ class Gateway:
             self._recorder.finish(exchange)
 
     async def _attempt_workers(self, exchange: Exchange, reply: ReplySink) -> None:
-        """Forward the request; before the first byte of an answer it may be retried on another worker."""
+        """Before the first byte of an answer the request may be retried on another worker."""
         call = exchange.call
         body = call.worker_body().encode()
         headers = {
@@ -247,8 +235,8 @@ class Gateway:
         """
         Wait for a worker with room.
 
-        A stream that waits for long gets its head, so that neither proxy nor client times out; from then
-        on only its frames can carry an error.
+        A stream that waits for long gets its head, so that neither proxy nor client times out; from then on
+        only its frames can carry an error.
         """
         began = self._clock()
 
@@ -269,7 +257,7 @@ class Gateway:
     def _another(
         self, request: AdmissionRequest, exchange: Exchange, tried: set[WorkerId], *, is_free: bool = False
     ) -> Slot | None:
-        """A slot with a worker that was not tried yet; None once an answer is being relayed."""
+        """None once an answer is being relayed, or if every worker was tried."""
         slot = None if exchange.is_relayed else self.admission.retry(request, tried, is_free=is_free)
         if slot is not None:
             exchange.retries += 1

@@ -22,16 +22,14 @@ from appliance.gateway.exchange import Exchange, RequestSummary, summarise
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 
+# The fields of the `request.outcome` entry that are in the operator log too.
 LOGGED = (
     "request_id", "tenant", "key_id", "model", "route", "outcome", "status", "worker", "retries",
     "prompt_tokens", "completion_tokens", "ttft_ms", "duration_ms", "acceptance_length",
 )  # fmt: skip
-"""Fields of the `request.outcome` entry that are in the operator log too."""
 
 
 class Recorder:
-    """Records every request from its intent to its outcome."""
-
     def __init__(
         self,
         *,
@@ -64,7 +62,6 @@ class Recorder:
         )
 
     async def confirm_intent(self, exchange: Exchange) -> Receipt:
-        """Wait until the intent is durable."""
         return await self._audit.confirm(exchange.intent)
 
     def deny(self, call: Call, error: ApplianceError) -> None:
@@ -131,7 +128,7 @@ class Recorder:
 
 
 def end_entry(summary: RequestSummary) -> tuple[EntryType, dict[str, Any]]:
-    """The entry that ends a request; a gateway that stopped or failed vouches only for the reason."""
+    """A gateway that stopped or failed vouches only for the reason."""
     if summary.outcome in {Outcome.GATEWAY_STOPPED, Outcome.GATEWAY_FAILED}:
         reason = {"request_id": summary.fields["request_id"], "reason": str(summary.outcome)}
         return EntryType.REQUEST_ABORTED, {**reason, **summary.content}
@@ -139,7 +136,6 @@ def end_entry(summary: RequestSummary) -> tuple[EntryType, dict[str, Any]]:
 
 
 def count_request(summary: RequestSummary, metrics: Metrics, exemplar: dict[str, str] | None = None) -> None:
-    """Add a request to the metrics."""
     tenant, model, usage = summary.tenant, summary.model, summary.usage
     meters = metrics.meters(tenant, model, summary.route, str(summary.outcome))
     meters.requests.inc()
@@ -156,7 +152,6 @@ def count_request(summary: RequestSummary, metrics: Metrics, exemplar: dict[str,
 
 
 def attribute_drafts(summary: RequestSummary, attribution: Attribution, metrics: Metrics) -> None:
-    """Attribute the drafts of a request, if the worker reported any."""
     usage = summary.usage
     if summary.context is None or not usage.drafts:
         return

@@ -20,13 +20,11 @@ from appliance.serving.error_text import CLIENT_ERROR, SERVER_ERROR, ErrorText, 
 from appliance.serving.pool import WorkerPool
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+# Client errors of a worker that the same request need not meet again.
 RETRYABLE = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
-"""Client errors of a worker that the same request need not meet again."""
 
 
 class Relay:
-    """Relays answers."""
-
     def __init__(
         self,
         *,
@@ -45,12 +43,7 @@ class Relay:
         self._origin = origin
 
     async def relay_answer(self, exchange: Exchange, answer: WorkerAnswer, reply: ReplySink) -> None:
-        """
-        Relay an answer to its end.
-
-        Raises:
-            ApplianceError: it cannot be relayed, and nothing was sent yet.
-        """
+        """Relay an answer to its end; raises ApplianceError if nothing was sent yet."""
         dialect = exchange.call.endpoint.dialect
         if not answer.content_type.startswith("text/event-stream"):
             await self._relay_whole(exchange, answer, reply)
@@ -129,7 +122,7 @@ class Relay:
         await reply.end(final)
 
     async def end_with_error(self, exchange: Exchange, reply: ReplySink, error: ApplianceError) -> None:
-        """End a stream with an error frame: its head is sent, so the status cannot carry the error."""
+        """The head is sent, so the status cannot carry the error."""
         exchange.fail(error)
         code = code_of(error)
         is_lost = isinstance(error, WorkerFailedError) and not isinstance(error, WorkerTimeoutError)
@@ -153,7 +146,7 @@ class Relay:
         *,
         length: int | None = None,
     ) -> None:
-        """Send the head once the intent is durable, unless it is sent already."""
+        """Wait for the intent to be durable; nothing if the head is sent already."""
         if exchange.head_sent:
             return
         call = exchange.call
@@ -180,6 +173,5 @@ def _error_frame(exchange: Exchange, message: str, code: str) -> bytes:
 
 
 def _should_retry(status: int) -> str:
-    """Whether a worker may answer the same request another time."""
     may_pass = status >= SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
     return "true" if may_pass or status in RETRYABLE else "false"

@@ -11,18 +11,15 @@ class ReplyHead:
     status: int
     content_type: str
     headers: dict[str, str]
-    length: int | None = None
-    """Bytes of the body; None if unknown."""
+    length: int | None = None  # bytes of the body; None if unknown
 
 
 class ReplySink(Protocol):
-    client_left: bool
-    """Whether the request was cancelled because its client left."""
+    client_left: bool  # whether the request was cancelled because its client left
 
     async def start(self, head: ReplyHead) -> None: ...
 
-    async def write(self, data: bytes) -> None:
-        """Send part of the body."""
+    async def write(self, data: bytes) -> None: ...
 
     async def end(self, data: bytes) -> None:
         """Send the last part of the body; the client waits for nothing after it."""

@@ -21,11 +21,9 @@ from appliance.tenancy.keys import KEY_ID_FORMAT
 
 class CollectedReply:
     def __init__(self) -> None:
-        self.client_left = False
-        """Set if the batch was cancelled or has expired; the log records it like a client that left."""
+        self.client_left = False  # set if the batch is cancelled or expired; logged like a client that left
         self.status = 0
-        self.may_pass = True
-        """Whether an error may be temporary."""
+        self.may_pass = True  # whether an error may be temporary
         self._pieces: list[bytes] = []
 
     async def start(self, head: ReplyHead) -> None:
@@ -45,7 +43,7 @@ class CollectedReply:
 
 def find_owner(directory: TenantDirectory, tenant: str, key_id: str, now: float) -> Caller | None:
     """
-    The caller that a tenant's key authenticates at `now`, Unix time; None if the key is no longer valid.
+    The caller that a tenant's key authenticates at `now`, Unix time; None if it is no longer valid.
 
     Looked up before each line, so that revoking a key stops its batches.  A token or certificate of an
     identity provider expires long before its batch has run: for those only the tenant is checked.
@@ -60,8 +58,7 @@ def find_owner(directory: TenantDirectory, tenant: str, key_id: str, now: float)
     return Caller(tenant=owner, key=key) if key.is_valid_at(now) else None
 
 
-Render = Callable[[Exception, str], tuple[int, str, bool]]
-"""Status and body that a client of a path would receive for an error, and whether a retry can succeed."""
+Render = Callable[[Exception, str], tuple[int, str, bool]]  # status, body, whether a retry can succeed
 
 
 class Answerer:
@@ -69,7 +66,6 @@ class Answerer:
     Sends lines to the gateway.
 
     `is_client_id`: whether the log may record a `custom_id` as the client's own id of the request.
-    `salted`: whether workers separate their prefix caches by tenant.
     """
 
     def __init__(
@@ -90,12 +86,7 @@ class Answerer:
         self._logger = logger
 
     async def ask(self, batch: Batch, line: BatchLine, caller: Caller, reply: CollectedReply) -> LineAnswer:
-        """
-        Run a line once; errors are returned as answers.
-
-        Cancelling this stops the worker; `reply.client_left` distinguishes a tenant's cancellation from a
-        gateway that stops.
-        """
+        """Errors are returned as answers; cancelling stops the worker, and `reply.client_left` says why."""
         call = Call(
             request_id=self._new_request_id(),
             client_request_id=line.custom_id if self._is_client_id(line.custom_id) else None,

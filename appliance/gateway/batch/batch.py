@@ -52,60 +52,48 @@ def before(status: Status) -> frozenset[Status]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchProblem:
-    """Why a batch failed: a problem of one line of its input, or of all of it."""
+    """Of one line of its input, or of all of it."""
 
     code: str
     message: str
-    line: int | None = None
-    """From 1."""
+    line: int | None = None  # from 1
     param: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
     total: int = 0
-    completed: int = 0
-    """Answered with a 2xx."""
-    failed: int = 0
-    """Answered with an error, or never started."""
+    completed: int = 0  # answered with a 2xx
+    failed: int = 0  # answered with an error, or never started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One batch; times are Unix seconds."""
+    """Times are Unix seconds."""
 
-    batch_id: str
-    """`batch_` and a ULID; if it is encrypted, also the id of its key."""
+    batch_id: str  # `batch_` and a ULID; if it is encrypted, also the id of its key
     tenant: str
-    key_id: str
-    """Of the API key that created it, under which every line runs."""
-    gateway: str
-    """The gateway that runs it."""
-    client: str
-    """Class of the client's address."""
+    key_id: str  # of the API key that created it, under which every line runs
+    gateway: str  # runs it
+    client: str  # class of the client's address
     endpoint: str
     completion_window: str
     input_file_id: str
     output_file_id: str | None = None
     error_file_id: str | None = None
-    sealed: bool
-    """Whether its results and outputs are encrypted on disk."""
+    sealed: bool  # whether its results and outputs are encrypted on disk
     status: Status
-    model: str | None = None
-    """The model, if all lines name the same one."""
+    model: str | None = None  # if all lines name the same one
     metadata: Mapping[str, str] = field(default_factory=dict)
     errors: tuple[BatchProblem, ...] = ()
-    output_seconds: int
-    """Retention of its output and error files."""
+    output_seconds: int  # retention of its output and error files
     counts: Counts = Counts()
     created_at: int
     expires_at: int
-    moments: Mapping[Status, int] = field(default_factory=dict)
-    """When each later state was entered."""
+    moments: Mapping[Status, int] = field(default_factory=dict)  # when each later state was entered
 
     @property
     def ulid(self) -> str:
-        """The part of its id that sorts by time."""
         return self.batch_id.removeprefix(BATCH_PREFIX)
 
 
@@ -119,50 +107,37 @@ LONGEST_FILENAME = 255
 
 
 class FilePurpose(StrEnum):
-    BATCH = "batch"
-    """Requests of a batch, sent by the tenant."""
-    BATCH_OUTPUT = "batch_output"
-    """Results of a batch, written by the gateway."""
+    BATCH = "batch"  # requests, sent by the tenant
+    BATCH_OUTPUT = "batch_output"  # results, written by the gateway
 
 
 class Deleted(StrEnum):
     """Why a file was removed; also the reason in its `file.deleted` entry."""
 
     DELETED = "deleted"
-    """By its tenant."""
     EXPIRED = "expired"
-    ERASED = "erased"
-    """An operator erased the tenant's content."""
-    REFUSED = "refused"
-    """Parallel uploads used up the tenant's storage quota first."""
+    ERASED = "erased"  # an operator erased the tenant's content
+    REFUSED = "refused"  # parallel uploads used up the tenant's storage quota first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    file_id: str
-    """`file-` and a ULID; if it is encrypted, also the id of its key."""
+    file_id: str  # `file-` and a ULID; if it is encrypted, also the id of its key
     tenant: str
-    gateway: str
-    """The gateway whose directory has the bytes."""
-    filename: str
-    """From the client, for display; never used as a path."""
+    gateway: str  # its directory has the bytes
+    filename: str  # from the client, for display; never used as a path
     purpose: FilePurpose
-    size: int
-    """Bytes, as the tenant sees them."""
-    sealed: bool
-    """Whether the bytes are encrypted on disk, under the file's own key."""
+    size: int  # bytes, as the tenant sees them
+    sealed: bool  # whether the bytes are encrypted on disk, under the file's own key
     created_at: int
-    expires_at: int
-    """Unix seconds, both."""
+    expires_at: int  # Unix seconds, both
 
     @property
     def ulid(self) -> str:
-        """The part of its id that sorts by time."""
         return self.file_id.removeprefix(FILE_PREFIX)
 
 
 def clean_filename(name: str) -> str:
-    """The last part of a client's file name, printable and of bounded length."""
     last = name.replace("\\", "/").rpartition("/")[2]
     kept = "".join(character for character in last if character.isprintable())
     return kept[:LONGEST_FILENAME] or "file"
@@ -172,15 +147,11 @@ def clean_filename(name: str) -> str:
 class StopReason:
     """Why a batch ends before all of its lines are done."""
 
-    status: Status
-    """The batch's last state."""
+    status: Status  # the batch's last state
     code: str
-    message: str
-    """For each unfinished line, in the error file."""
-    problem: BatchProblem | None = None
-    """In the batch's `errors`."""
-    keeps_outputs: bool = True
-    """Whether the tenant gets the finished results."""
+    message: str  # for each unfinished line, in the error file
+    problem: BatchProblem | None = None  # in the batch's `errors`
+    keeps_outputs: bool = True  # whether the tenant gets the finished results
 
 
 CANCELLED = StopReason(

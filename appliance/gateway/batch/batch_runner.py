@@ -16,13 +16,10 @@ from appliance.gateway.batch.executor import BatchParts
 from appliance.gateway.batch.job import BatchJob
 from appliance.infra.logs import Logger
 
-PARALLEL = 8
-"""Maximum batches that run at the same time; those of different tenants start first, the others wait."""
-POLL_SECONDS = 2.0
-"""Time between two polls of the database while batches run: another gateway may have cancelled one."""
+PARALLEL = 8  # batches at the same time; those of different tenants start first
+POLL_SECONDS = 2.0  # of the database while batches run: another gateway may have cancelled one
 SWEEP_SECONDS = 60.0
-STALLED_SECONDS = 30.0
-"""From a batch's failure to the next attempt."""
+STALLED_SECONDS = 30.0  # from a batch's failure to the next attempt
 
 
 class BatchRunner:
@@ -44,7 +41,6 @@ class BatchRunner:
         self._wake.set()
 
     async def run(self) -> None:
-        """Run batches until this is cancelled or `stop` was called."""
         try:
             while not self._stopping:
                 self._wake.clear()

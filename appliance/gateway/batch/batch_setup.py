@@ -55,14 +55,9 @@ async def open_batches(
     """
     Files and batches until the block ends; leftovers of a crash are removed first.
 
-    `database` is the audit log's and has the tables; `directory` is shared by all gateways.
-    `worker_requests` is the batch size of a worker; None for the size it reports.
-    `clock` is Unix time, `monotonic` is seconds; `random_bytes` must be cryptographic.
-    `new_id` creates ids for lines that were not completed.
-
-    Raises:
-        ConfigurationError: the directory or the URL cannot be used.
-        StorageUnavailableError: the database cannot be read.
+    `directory` is shared by all gateways.  `worker_requests` is the batch size of a worker; None for the size
+    it reports.  `clock` is Unix time, `monotonic` is seconds; `random_bytes` must be cryptographic.  `new_id`
+    creates ids for lines that were not completed.  Raises ConfigurationError and StorageUnavailableError.
     """
     with closing(SqlBatchStore(database)) as store:
         vault = FileVault(

@@ -21,7 +21,7 @@ from appliance.tenancy import Caller, ContentPolicy
 
 
 class Batches:
-    """Operations on batches; one instance per gateway.  `wake` wakes the runner."""
+    """One instance per gateway.  `wake` wakes the runner."""
 
     def __init__(
         self,
@@ -46,12 +46,9 @@ class Batches:
         """
         Create a batch; the gateway that has its file runs it later, under the caller's key.
 
-        Raises:
-            StoredFileNotFoundError: its input is not a file of the tenant.
-            InvalidRequestError: its input is not for batches.
-            StorageQuotaError: the tenant has too many open batches.
-            StorageUnavailableError: another gateway has the input, or something cannot be stored.
-            AuditError: the log does not take the entry.
+        Raises StoredFileNotFoundError, InvalidRequestError (its input is not for batches), StorageQuotaError
+        (too many open batches), StorageUnavailableError (also if another gateway has the input) or
+        AuditError.
         """
         tenant = caller.tenant.name
         stored = await self._files.get(tenant, request.input_file_id)
@@ -103,16 +100,14 @@ class Batches:
         return batch
 
     async def list(self, tenant: str, window: Window) -> list[Batch]:
-        """A tenant's batches; one more than the window's limit if there are more."""
+        """One more than the window's limit if there are more."""
         return await asyncio.to_thread(self._store.batches, tenant, window)
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
         """
         Begin to cancel a batch: lines in flight are aborted, finished results are kept.
 
-        Raises:
-            BatchNotFoundError: there is none.
-            BatchConflictError: it has ended, or is finalizing.
+        Raises BatchNotFoundError, or BatchConflictError if it has ended or is finalizing.
         """
         batch = await self.get(tenant, batch_id)
         if batch.status is Status.CANCELLING:

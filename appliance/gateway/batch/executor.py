@@ -24,8 +24,7 @@ from appliance.gateway.batch.store import SqlBatchStore
 from appliance.gateway.batch.vault import FileVault
 from appliance.tenancy import Caller
 
-SLICE_BYTES = 16_384
-"""Input checked without yielding to the event loop."""
+SLICE_BYTES = 16_384  # checked without yielding to the event loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +35,9 @@ class BatchParts:
     audit: AuditSink
     gate: Gate
     answerer: Answerer
-    find_owner: Callable[[str, str], Caller | None]
-    """The caller for a tenant and a key id; None if the key is no longer valid."""
-    count: Callable[[str, str], None]
-    """Called with tenant and result of each finished line: `completed` or `failed`."""
-    clock: Callable[[], float]
-    """Unix time."""
+    find_owner: Callable[[str, str], Caller | None]  # by tenant and key id; None if it is no longer valid
+    count: Callable[[str, str], None]  # with tenant and result of each finished line: `completed` or `failed`
+    clock: Callable[[], float]  # Unix time
     new_id: Callable[[], str]
     max_line_bytes: int
     max_requests: int
@@ -50,10 +46,7 @@ class BatchParts:
         """
         Yield number and bytes of each line of a batch's input, and yield to the event loop in between.
 
-        Raises:
-            StoredFileNotFoundError: the input is gone.
-            StorageUnavailableError: it cannot be read.
-            InvalidRequestError: a line is too long.
+        Raises StoredFileNotFoundError, StorageUnavailableError, or InvalidRequestError if a line is too long.
         """
         stored = await self.files.get(batch.tenant, batch.input_file_id)
         seen = 0
@@ -68,28 +61,25 @@ class BatchParts:
             yield number, line
 
 
-POLL_SECONDS = 0.1
-"""Time between two checks for free capacity."""
+POLL_SECONDS = 0.1  # between two checks for free capacity
 SHORTEST_BACK_OFF_SECONDS, LONGEST_BACK_OFF_SECONDS = 1.0, 60.0
 """Back-off of a batch after a temporary refusal of a line: limits, no worker, no audit log.
 Doubles with each refusal in a row; each refusal is an entry in the log."""
 GROWTH = 0.25
 """Concurrent lines added after as many answers as there are concurrent lines; a refusal halves the number.
 So the batch adapts to the tenant's limit on concurrent requests."""
-PROGRESS_SECONDS = 2.0
-"""Time between two progress updates in the database."""
+PROGRESS_SECONDS = 2.0  # between two progress updates in the database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
     line: BatchLine
     reply: CollectedReply
-    back_offs: int
-    """Back-offs of the batch when it started."""
+    back_offs: int  # of the batch when it started
 
 
 class LineExecutor:
-    """Runs the lines of one batch that have no result in its journal."""
+    """Runs those lines of one batch that have no result in its journal."""
 
     def __init__(
         self,
@@ -107,10 +97,8 @@ class LineExecutor:
         self._retries: deque[BatchLine] = deque()
         self._backs_off_until = 0.0
         self._back_offs = 0
-        self._refused = 0
-        """Back-offs in a row without an answer in between."""
-        self._max_lines = math.inf
-        """Concurrent lines that are not refused, as far as is known."""
+        self._refused = 0  # back-offs in a row without an answer in between
+        self._max_lines = math.inf  # concurrent lines that are not refused, as far as is known
         self._progress_at = 0.0
 
     async def run(self) -> StopReason | None:
@@ -118,10 +106,7 @@ class LineExecutor:
         Run all unfinished lines; returns why it stopped early, if it did.
 
         Cancelling this aborts lines in flight; answers that are not in the journal are requested again.
-
-        Raises:
-            StoredFileNotFoundError: the input is gone.
-            StorageUnavailableError: disk or database cannot be used.
+        Raises StoredFileNotFoundError or StorageUnavailableError.
         """
         lines = self._lines_left()
         try:
@@ -151,7 +136,7 @@ class LineExecutor:
         return self._retries.popleft() if self._retries else await anext(lines, None)
 
     def _start(self, line: BatchLine) -> bool:
-        """Start a line if there is capacity; returns whether it started."""
+        """Whether there was capacity to start it."""
         parts, mine = self._parts, len(self._in_flight)
         if parts.clock() < self._backs_off_until or (self._refused and mine) or mine >= self._max_lines:
             return False  # after a back-off one line is tried first
@@ -208,7 +193,7 @@ class LineExecutor:
         self._max_lines = max(1.0, min(self._max_lines, len(self._in_flight) + 1) / 2)
 
     async def _abort(self) -> None:
-        """Abort lines in flight; answers that have arrived count."""
+        """Answers that have arrived count."""
         for attempt in self._in_flight.values():
             attempt.reply.client_left = True
         done = {task for task in self._in_flight if task.done()}
@@ -233,6 +218,5 @@ class LineExecutor:
 
 
 def count(batch: Batch, journal: ResultJournal) -> Counts:
-    """Progress of a batch, from its journal."""
     completed = sum(journal.done.values())
     return Counts(total=batch.counts.total, completed=completed, failed=len(journal.done) - completed)

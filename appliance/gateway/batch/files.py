@@ -28,12 +28,11 @@ from appliance.gateway.batch.vault import FileVault, FileWriter, Place
 from appliance.infra.settings import BatchSettings
 from appliance.tenancy import Caller, ContentPolicy
 
-GATHERED_BYTES = 262_144
-"""Bytes per write to disk."""
+GATHERED_BYTES = 262_144  # per write to disk
 
 
 class IncomingFile:
-    """One upload; `TenantFiles.keep` or `TenantFiles.discard` ends it."""
+    """Ended by `TenantFiles.keep` or `TenantFiles.discard`."""
 
     def __init__(
         self, caller: Caller, place: Place, writer: FileWriter, *, sealed: bool, max_bytes: int
@@ -46,13 +45,7 @@ class IncomingFile:
         self._gathered = bytearray()
 
     async def write(self, data: bytes) -> None:
-        """
-        Add bytes.
-
-        Raises:
-            BodyTooLargeError: the file exceeds the maximum size.
-            StorageUnavailableError: the disk cannot be written.
-        """
+        """Raises BodyTooLargeError or StorageUnavailableError."""
         if self.writer.size + len(self._gathered) + len(data) > self._max_bytes:
             raise BodyTooLargeError(f"A file may have at most {self._max_bytes} bytes. Split it.")
         self._gathered += data
@@ -79,12 +72,11 @@ FORM_BYTES = 65_536
 class Upload:
     filename: str
     purpose: FilePurpose
-    kept_seconds: int | None
-    """Its retention; None for the default."""
+    kept_seconds: int | None  # None for the default
 
 
 class TenantFiles:
-    """Operations on files; one instance per gateway."""
+    """One instance per gateway."""
 
     def __init__(
         self,
@@ -100,22 +92,19 @@ class TenantFiles:
         self._audit = audit
         self._settings = settings
         self._clock = clock
-        self._turn = asyncio.Lock()
-        """Serialises removals: one entry for each file."""
+        self._turn = asyncio.Lock()  # serialises removals: one entry for each file
         self._quota = StorageQuota(files=settings.tenant_files, size=settings.tenant_bytes)
 
     @property
     def max_form_bytes(self) -> int:
-        """Maximum body of an upload: a file and its multipart form."""
+        """Of an upload: a file and its multipart form."""
         return self._settings.max_file_bytes + FORM_BYTES
 
     async def receive(self, caller: Caller) -> IncomingFile:
         """
         Begin an upload; `keep` or `discard` must follow.
 
-        Raises:
-            StorageQuotaError: the tenant's storage is full.
-            StorageUnavailableError: it cannot be written now.
+        Raises StorageQuotaError or StorageUnavailableError.
         """
         tenant, sealed = caller.tenant.name, caller.tenant.content is ContentPolicy.ENCRYPTED
         await asyncio.to_thread(self._store.check_quota, tenant, self._quota, 0)
@@ -129,10 +118,7 @@ class TenantFiles:
         """
         Make a complete upload visible, after its audit entry.
 
-        Raises:
-            StorageQuotaError: the tenant's storage would be exceeded.
-            StorageUnavailableError: it cannot be stored.
-            AuditError: the log does not take the entry.
+        Raises StorageQuotaError, StorageUnavailableError, or AuditError if the log does not take the entry.
         """
         caller, size = incoming.caller, await incoming.finish()
         await asyncio.to_thread(self._store.check_quota, caller.tenant.name, self._quota, size)
@@ -161,7 +147,7 @@ class TenantFiles:
         return stored
 
     async def discard(self, incoming: IncomingFile) -> None:
-        """Remove an upload that was not kept; raises StorageUnavailableError."""
+        """Raises StorageUnavailableError."""
         tenant, name = incoming.caller.tenant.name, f"{FILE_PREFIX}{incoming.place.ulid}"
         await asyncio.to_thread(incoming.writer.discard)
         await asyncio.to_thread(self._vault.remove, tenant, name)
@@ -174,11 +160,11 @@ class TenantFiles:
         return stored
 
     async def list(self, tenant: str, window: Window, purpose: str | None = None) -> list[StoredFile]:
-        """A tenant's files; one more than the window's limit if there are more."""
+        """One more than the window's limit if there are more."""
         return await asyncio.to_thread(self._store.files, tenant, window, purpose)
 
     async def read(self, stored: StoredFile) -> AsyncIterator[bytes]:
-        """Yield a file piece by piece; raises StorageUnavailableError, at the latest at its end."""
+        """Yield it piece by piece; raises StorageUnavailableError, at the latest at its end."""
         pieces = self._vault.read(stored)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece
@@ -187,9 +173,7 @@ class TenantFiles:
         """
         Delete a tenant's file; if another gateway has the bytes, that gateway's next sweep removes them.
 
-        Raises:
-            StoredFileNotFoundError: there is none.
-            BatchConflictError: an open batch reads it.
+        Raises StoredFileNotFoundError, or BatchConflictError if an open batch reads it.
         """
         stored = await self.get(caller.tenant.name, file_id)
         if not await asyncio.to_thread(self._store.delete_file, stored.tenant, stored.file_id):

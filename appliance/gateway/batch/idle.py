@@ -1,8 +1,4 @@
-"""
-When a line of a batch may start: only in idle capacity.
-
-Judged by the last scrape of each worker and by this gateway's requests in flight.
-"""
+"""When a batch's line may start: only in idle capacity, by the last scrapes and our requests in flight."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,23 +11,16 @@ from appliance.serving.worker import WorkerId, WorkerSnapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleCapacity:
-    """The part of a pool's capacity that batches may use."""
-
-    concurrency: int
-    """Maximum concurrent lines in this gateway."""
-    share: float
-    """Share of the workers' batch size, requests of all clients counted, below which lines start."""
-    worker_requests: int | None = None
-    """Batch size of a worker; None for the size it reports."""
+    concurrency: int  # maximum lines in this gateway
+    share: float  # of the workers' batch size, with all clients' requests, below which lines start
+    worker_requests: int | None = None  # batch size of a worker; None for the size it reports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningLines:
     all: int
-    mine: int
-    """Lines of the batch that asks."""
-    batches: int
-    """Running batches, including the one that asks."""
+    mine: int  # of the batch that asks
+    batches: int  # running ones, including the one that asks
 
 
 def may_begin(
@@ -63,12 +52,12 @@ def may_begin(
 
 
 def _busy(worker: WorkerSnapshot, in_flight: int) -> int:
-    """Requests in a worker: as it reports, including other gateways', or as many as we have sent since."""
+    """Requests as the worker reports, including other gateways', or as many as we have sent since."""
     return max(in_flight, int(worker.metrics.running) if worker.metrics else 0)
 
 
 class Gate:
-    """Admits lines of all batches of a gateway; used on one event loop."""
+    """For all batches of a gateway; used on one event loop."""
 
     def __init__(self, pool: WorkerPool, idle: IdleCapacity) -> None:
         self._pool = pool

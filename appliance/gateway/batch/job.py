@@ -41,7 +41,7 @@ class BatchJob:
         self._stop: StopReason | None = None
 
     def apply_row(self, row: Batch | None, *, has_input: bool) -> None:
-        """Apply the batch's current row; None if it is no longer open."""
+        """`row` is None if the batch is no longer open."""
         if row is None or not has_input:
             self._stop = ERASED
         elif row.status is Status.CANCELLING:
@@ -51,9 +51,7 @@ class BatchJob:
         """
         Run the batch to its end; after a cancellation it can be resumed.
 
-        Raises:
-            StorageUnavailableError: disk or database cannot be used; resume it later.
-            AuditError: the log takes no entries; as above.
+        Raises StorageUnavailableError or AuditError; resume it later.
         """
         batch, parts = self.batch, self._parts
         if batch.sealed and not await asyncio.to_thread(parts.vault.has_key, batch.tenant, batch.ulid):
@@ -85,7 +83,7 @@ class BatchJob:
     # Validation.
 
     async def _validate(self) -> bool:
-        """Check every line; False if the batch failed, else it is run, or ended by `_why_stop`."""
+        """False if the batch failed, else it is run, or ended by `_why_stop`."""
         batch, parts = self.batch, self._parts
         check = InputCheck(batch.endpoint, parts.max_requests)
         cutter = LineCutter(parts.max_line_bytes)
@@ -123,7 +121,6 @@ class BatchJob:
             return ERASED
 
     def _why_stop(self) -> StopReason | None:
-        """Why the batch has to end now, if it has to."""
         batch, parts = self.batch, self._parts
         if self._stop is not None or batch.status is Status.FINALIZING:
             return self._stop

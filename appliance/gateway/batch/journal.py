@@ -28,23 +28,15 @@ _HEAD = struct.Struct(">II")
 
 
 class ResultJournal:
-    """The results of one batch; made by `ResultJournal.open`."""
-
     def __init__(self, file: BinaryIO, pieces: Pieces, done: dict[int, bool]) -> None:
         self._file = file
         self._pieces = pieces
         self._count = len(done)
-        self.done = done
-        """Whether each finished line succeeded, by its number."""
+        self.done = done  # whether each finished line succeeded, by its number
 
     @classmethod
     def open(cls, path: Path, pieces: Pieces) -> Self:
-        """
-        Open a batch's journal, or create it.
-
-        Raises:
-            StorageUnavailableError: the disk cannot be used.
-        """
+        """Open a batch's journal, or create it; raises StorageUnavailableError."""
         done, end = dict[int, bool](), 0
         with ExitStack() as stack:
             try:
@@ -63,12 +55,7 @@ class ResultJournal:
         return cls(file, pieces, done)
 
     def add(self, results: Sequence[LineResult]) -> None:
-        """
-        Add results; durable on return.
-
-        Raises:
-            StorageUnavailableError: they were not all added; the journal must be opened again.
-        """
+        """Durable on return; after a StorageUnavailableError the journal must be opened again."""
         records = b"".join(self._record(result) for result in results)
         try:
             self._file.write(records)
@@ -79,7 +66,7 @@ class ResultJournal:
         self.done.update({result.number: result.succeeded for result in results})
 
     def results(self) -> Iterator[LineResult]:
-        """Yield all results in the order they were added."""
+        """In the order they were added."""
         self._file.seek(0)
         for result, _ in _read(self._file, self._pieces):
             yield result

@@ -14,32 +14,27 @@ from appliance.infra.json_members import Member, parse_members
 from appliance.serving.dialects.routes import ROUTES, Route
 
 LONGEST_CUSTOM_ID = 512
-MOST_PROBLEMS = 100
-"""Maximum problems reported; the rest of the file is not read."""
+MOST_PROBLEMS = 100  # maximum reported; the rest of the file is not read
 _KNOWN = frozenset({"custom_id", "method", "url", "body"})
 _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLine:
-    number: int
-    """Line of the input file, from 1; blank lines are counted but are not requests."""
+    number: int  # line of the input file, from 1; blank lines are counted but are not requests
     custom_id: str
     model: str
-    text: str
-    """Its body, byte for byte as the tenant sent it."""
-    members: dict[str, Member]
-    """Of the body."""
+    text: str  # its body, byte for byte as the tenant sent it
+    members: dict[str, Member]  # of the body
 
 
 class LineCutter:
-    """Cuts pieces of a file into lines; both methods raise InvalidRequestError at one that is too long."""
+    """Both methods raise InvalidRequestError at a line that is too long."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max = max_line_bytes
         self._rest = b""
-        self.number = 0
-        """Number of the last line, from 1."""
+        self.number = 0  # of the last line, from 1
 
     def feed(self, piece: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield number and bytes of each complete line that is not blank."""
@@ -75,12 +70,11 @@ class InputCheck:
 
     @property
     def has_enough(self) -> bool:
-        """Whether enough problems were found to stop reading."""
         return len(self.problems) >= MOST_PROBLEMS or self.total > self._max_requests
 
     @property
     def model(self) -> str | None:
-        """The model, if every line names the same one."""
+        """None unless every line names the same one."""
         return next(iter(self._models)) if len(self._models) == 1 else None
 
     def add(self, number: int, line: bytes) -> None:
@@ -114,12 +108,7 @@ class InputCheck:
 
 
 def parse_line(number: int, line: bytes, endpoint: str) -> BatchLine:
-    """
-    Read one line of the input of a batch for `endpoint`.
-
-    Raises:
-        InvalidRequestError: it is not a valid request; the tenant gets its code and param.
-    """
+    """Raises InvalidRequestError if it is not a valid request; the tenant gets its code and param."""
     try:
         text = line.decode()
         members = parse_members(text)

@@ -18,12 +18,11 @@ from appliance.gateway.batch.vault import FileVault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The files that are not empty; durable, without a row yet."""
+    """Without the empty ones; durable, without a row yet."""
 
     output: StoredFile | None = None
     errors: StoredFile | None = None
-    failed: int = 0
-    """Lines in the error file."""
+    failed: int = 0  # lines in the error file
 
     @property
     def files(self) -> list[StoredFile]:
@@ -33,12 +32,7 @@ class Outputs:
 def write_outputs(
     vault: FileVault, batch: Batch, journal: ResultJournal, rest: Iterable[LineResult], *, now: int
 ) -> Outputs:
-    """
-    Write both files: the journal's results, then `rest` to the error file.
-
-    Raises:
-        StorageUnavailableError: they could not be written.
-    """
+    """The journal's results, then `rest` in the error file; raises StorageUnavailableError."""
     writers = {True: _Lines(vault, batch), False: _Lines(vault, batch)}
     try:
         for result in journal.results():

@@ -16,21 +16,16 @@ from appliance.audit.content.sealing import NONCE_BYTES
 from appliance.errors import StorageUnavailableError
 
 PIECE_BYTES = 65_536
-SEALED_BYTES = PIECE_BYTES + NONCE_BYTES + 16
-"""A whole piece of a file, sealed."""
+SEALED_BYTES = PIECE_BYTES + NONCE_BYTES + 16  # a whole piece of a file
 
 
 class Pieces(Protocol):
-    """Codec of one file's pieces."""
+    stored_bytes: int  # of every piece of a file but the last
 
-    stored_bytes: int
-    """Size on disk of every piece of a file but the last."""
-
-    def close(self, index: int, piece: bytes) -> bytes:
-        """Encode a piece for the disk."""
+    def close(self, index: int, piece: bytes) -> bytes: ...
 
     def open(self, index: int, stored: bytes) -> bytes:
-        """Decode a piece; raises StorageUnavailableError if it was damaged."""
+        """Raises StorageUnavailableError if it was damaged."""
 
 
 class PlainPieces:

@@ -15,7 +15,6 @@ ENDPOINTS = (
     "/v1/rerank",
     "/v1/score",
 )
-"""Endpoints a batch may call."""
 SHORTEST_KEPT_SECONDS, LONGEST_KEPT_SECONDS = 3600, 30 * 86400
 MOST_METADATA, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512
 LONGEST_WINDOW_HOURS = 14 * 24
@@ -30,17 +29,11 @@ class BatchRequest:
     completion_window: str
     window_seconds: int
     metadata: dict[str, str]
-    output_seconds: int | None
-    """Retention of its output; None for the default."""
+    output_seconds: int | None  # of its output; None for the default
 
 
 def parse_batch_request(members: Mapping[str, Any]) -> BatchRequest:
-    """
-    Read the body of `POST /v1/batches`.
-
-    Raises:
-        InvalidRequestError: a member is missing, unknown or of the wrong form.
-    """
+    """Raises InvalidRequestError if a member is missing, unknown or of the wrong form."""
     unknown = sorted(members.keys() - _KNOWN)
     if unknown:
         raise InvalidRequestError(
@@ -65,12 +58,7 @@ def parse_batch_request(members: Mapping[str, Any]) -> BatchRequest:
 
 
 def parse_expiry(value: object, name: str) -> int | None:
-    """
-    Read `{"anchor": "created_at", "seconds": N}`; None if it is absent.
-
-    Raises:
-        InvalidRequestError: it is something else.
-    """
+    """Read `{"anchor": "created_at", "seconds": N}`; None if absent, else InvalidRequestError."""
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("anchor") != "created_at" or len(value) != len(("a", "s")):

@@ -1,15 +1,11 @@
-"""
-Result of one line of a batch: OpenAI's line for the output or the error file, and whether to retry.
-
-Pure.
-"""
+"""Result of one line of a batch: OpenAI's line for the output or the error file, and whether to retry."""
 
 import json
 from dataclasses import dataclass
 from http import HTTPStatus
 
+# Not caused by the line, unless it exceeds its tenant's limits.
 WORTH_WAITING = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
-"""Not caused by the line, unless it exceeds its tenant's limits."""
 WORTH_TRYING = frozenset(
     {HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT}
 )
@@ -29,23 +25,17 @@ NOT_JSON = json.dumps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineAnswer:
-    request_id: str
-    """As in the audit log."""
+    request_id: str  # as in the audit log
     status: int
-    body: str
-    """JSON."""
-    may_pass: bool = True
-    """Whether a refusal may be temporary."""
+    body: str  # JSON
+    may_pass: bool = True  # whether a refusal may be temporary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineResult:
-    number: int
-    """Line of the input file."""
-    succeeded: bool
-    """Whether it goes to the output file; otherwise to the error file."""
-    line: str
-    """For that file, without a newline."""
+    number: int  # of the input file
+    succeeded: bool  # in the output file, else in the error file
+    line: str  # for that file, without a newline
 
 
 def is_worth_waiting(answer: LineAnswer) -> bool:
@@ -54,12 +44,12 @@ def is_worth_waiting(answer: LineAnswer) -> bool:
 
 
 def should_try_again(answer: LineAnswer, tries: int) -> bool:
-    """Whether a line is retried that got this answer at its `tries`-th attempt."""
+    """After `tries` attempts."""
     return is_worth_waiting(answer) or (answer.status in WORTH_TRYING and tries < MOST_TRIES)
 
 
 def answered(number: int, custom_id: str, answer: LineAnswer) -> LineResult:
-    """The result of an answered line, with the worker's body unchanged."""
+    """The worker's body is unchanged."""
     status, body = answer.status, answer.body
     try:
         json.loads(body)
@@ -77,7 +67,6 @@ def answered(number: int, custom_id: str, answer: LineAnswer) -> LineResult:
 
 
 def never_run(number: int, custom_id: str, *, line_id: str, code: str, message: str) -> LineResult:
-    """The result of a line that was not completed."""
     error = json.dumps({"code": code, "message": message})
     return LineResult(number=number, succeeded=False, line=_line(line_id, custom_id, "null", error))
 

@@ -37,36 +37,23 @@ _MOMENTS = tuple(status for status in Status if status is not Status.VALIDATING)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageQuota:
     files: int
-    size: int
-    """Total bytes."""
+    size: int  # bytes in total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     limit: int
-    after: str | None = None
-    """Id after which it begins; None for the start of the list."""
-    ascending: bool = False
-    """Oldest first; otherwise newest first."""
+    after: str | None = None  # id after which it begins; None for the start of the list
+    ascending: bool = False  # oldest first; otherwise newest first
 
 
 class SqlBatchStore(SqlStore):
-    """
-    TenantFiles and batches, by SQLAlchemy URL; the tables are there already.
-
-    Raises:
-        ConfigurationError: the URL cannot be used at all.
-    """
+    """The tables are there already; raises ConfigurationError if the URL cannot be used."""
 
     # Files.
 
     def add_file(self, stored: StoredFile, quota: StorageQuota) -> None:
-        """
-        Insert the row of a file whose bytes are durable.
-
-        Raises:
-            StorageQuotaError: the tenant's storage would be exceeded.
-        """
+        """Insert the row of a file whose bytes are durable; raises StorageQuotaError."""
         with self._writing() as connection:
             if connection.dialect.name == "postgresql":
                 # Serialises uploads of one tenant; SQLite has one writer anyway.
@@ -91,7 +78,7 @@ class SqlBatchStore(SqlStore):
         return _file(row) if row is not None else None
 
     def files(self, tenant: str, window: Window, purpose: str | None = None) -> list[StoredFile]:
-        """Files of a tenant; one more than the window's limit if there are more."""
+        """One more than the window's limit if there are more."""
         query = select(batch_files).where(_FILE.tenant == tenant, _FILE.deleted.is_(None))
         if purpose is not None:
             query = query.where(_FILE.purpose == purpose)
@@ -107,7 +94,7 @@ class SqlBatchStore(SqlStore):
         self._hide(Deleted.EXPIRED, _FILE.gateway == gateway, _FILE.expires_at <= now, _is_free())
 
     def hide_file(self, file_id: str, why: Deleted) -> None:
-        """Hide a file, even if an open batch reads it."""
+        """Even if an open batch reads it."""
         self._hide(why, _FILE.id == file_id)
 
     def erase_files(self, tenant: str, before_s: int) -> int:
@@ -152,12 +139,7 @@ class SqlBatchStore(SqlStore):
     # Batches.
 
     def add_batch(self, batch: Batch, most_open: int) -> None:
-        """
-        Insert a batch.
-
-        Raises:
-            StorageQuotaError: the tenant has reached its maximum of open batches.
-        """
+        """Raises StorageQuotaError if the tenant has reached its maximum of open batches."""
         counting = select(func.count()).where(_BATCH.tenant == batch.tenant, _BATCH.status.in_(OPEN))
         with self._writing() as connection:
             if (connection.scalar(counting) or 0) >= most_open:
@@ -174,13 +156,13 @@ class SqlBatchStore(SqlStore):
         return _batch(row) if row is not None else None
 
     def batches(self, tenant: str, window: Window) -> list[Batch]:
-        """Batches of a tenant; one more than the window's limit if there are more."""
+        """One more than the window's limit if there are more."""
         query = _within(select(batches).where(_BATCH.tenant == tenant), _BATCH.id, window)
         with self._reading() as connection:
             return [_batch(row) for row in connection.execute(query)]
 
     def open_batches(self, gateway: str) -> list[Batch]:
-        """The gateway's open batches, oldest first."""
+        """Oldest first."""
         query = select(batches).where(_BATCH.gateway == gateway, _BATCH.status.in_(OPEN)).order_by(_BATCH.id)
         with self._reading() as connection:
             return [_batch(row) for row in connection.execute(query)]
@@ -213,7 +195,7 @@ class SqlBatchStore(SqlStore):
             return True
 
     def progress(self, batch_id: str, counts: Counts) -> None:
-        """Update a batch's progress for display; the journal is authoritative."""
+        """For display; the journal is authoritative."""
         values = {"completed": counts.completed, "failed": counts.failed}
         with self._writing() as connection:
             connection.execute(update(batches).where(_BATCH.id == batch_id).values(values))

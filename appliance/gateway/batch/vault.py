@@ -28,8 +28,7 @@ from appliance.gateway.batch.pieces import PIECE_BYTES, Pieces, PlainPieces, Sea
 from appliance.infra.files import OWNER_ONLY, sync_directory, sync_file
 
 ULID_CHARACTERS, ULID_RANDOM_BYTES = 26, 10
-DRAFT = f".{FILE_PREFIX}"
-"""Prefix of the name of a file without a row."""
+DRAFT = f".{FILE_PREFIX}"  # prefix of the name of a file without a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +40,7 @@ class Place:
 
 
 class FileVault:
-    """
-    Writes, reads and removes files in the gateway's part of the directory.
-
-    Raises:
-        ConfigurationError: the directory cannot be used.
-    """
+    """In the gateway's own part of the directory; raises ConfigurationError if that cannot be used."""
 
     def __init__(
         self,
@@ -72,12 +66,7 @@ class FileVault:
             raise ConfigurationError(f"{message}name another with batch.directory") from error
 
     def new_place(self, tenant: str, *, sealed: bool) -> Place:
-        """
-        A new id, and if `sealed` a new key under it.
-
-        Raises:
-            StorageUnavailableError: the key cannot be created.
-        """
+        """A new id, and if `sealed` a new key under it; raises StorageUnavailableError."""
         if not sealed:
             now_ms = int(self._clock() * 1000)
             return Place(
@@ -94,16 +83,11 @@ class FileVault:
         return shutil.disk_usage(self._mine).free - more_bytes >= self._keep_free_bytes
 
     def write(self, place: Place) -> "FileWriter":
-        """Begin a file; raises StorageUnavailableError."""
+        """Raises StorageUnavailableError."""
         return FileWriter(self._mine, place)
 
     def read(self, stored: StoredFile) -> Iterator[bytes]:
-        """
-        Yield a file, piece by piece.
-
-        Raises:
-            StorageUnavailableError: its bytes or its key are missing or damaged.
-        """
+        """Yield it piece by piece; raises StorageUnavailableError if bytes or key are missing or damaged."""
         pieces, size = self._pieces(stored.tenant, stored.ulid, sealed=stored.sealed), 0
         try:
             with self._find(stored).open("rb") as file:
@@ -122,20 +106,19 @@ class FileVault:
         return self._find(stored).exists()
 
     def journal(self, batch: Batch) -> ResultJournal:
-        """Open the journal of a batch; raises StorageUnavailableError."""
+        """Raises StorageUnavailableError."""
         pieces = self._pieces(batch.tenant, batch.ulid, sealed=batch.sealed)
         return ResultJournal.open(self._mine / batch.batch_id, pieces)
 
     def has_key(self, tenant: str, ulid: str) -> bool:
-        """Whether the key of an encrypted file or batch exists."""
+        """Of an encrypted file or batch."""
         return self._keys.is_in_use(f"{tenant}.{ulid}", Purpose.FILE)
 
     def remove(self, tenant: str, name: str) -> None:
         """
         Remove a file or a batch's results: key first, then bytes.  Durable on return, idempotent.
 
-        Raises:
-            StorageUnavailableError: not everything was removed.
+        Raises StorageUnavailableError if not everything was removed.
         """
         try:
             self._keys.destroy(_key_name(tenant, _ulid(name)))
@@ -161,10 +144,8 @@ class FileVault:
         """
         Publish or remove drafts and remove results of ended batches; call it before any write.
 
-        `known` are the ids of all files with a row, `ended` those of all ended batches.
-
-        Raises:
-            StorageUnavailableError: not everything was removed.
+        `known` are all files with a row, `ended` all ended batches.  Raises StorageUnavailableError if not
+        all was done.
         """
         try:
             keys = {_ulid(name.key_id): name for name in self._keys.names(purpose=Purpose.FILE)}
@@ -186,7 +167,7 @@ class FileVault:
         return self._mine / f".{file_id}"
 
     def _find(self, stored: StoredFile) -> Path:
-        """Path of a file's bytes; after a crash they may still be a draft."""
+        """After a crash its bytes may still be a draft."""
         path = self._directory / stored.gateway / stored.file_id
         draft = path.with_name(f".{path.name}")
         return draft if draft.exists() else path
@@ -209,14 +190,13 @@ class FileWriter:
         self._draft = directory / f"{DRAFT}{place.ulid}"
         self._waiting = bytearray()
         self._index = 0
-        self.size = 0
-        """Bytes so far, before encryption."""
+        self.size = 0  # so far, before encryption
         with _storing():
             descriptor = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
             self._file = os.fdopen(descriptor, "wb")
 
     def write(self, data: bytes) -> None:
-        """Add bytes; raises StorageUnavailableError."""
+        """Raises StorageUnavailableError."""
         self.size += len(data)
         self._waiting += data
         with _storing():
@@ -234,7 +214,7 @@ class FileWriter:
             sync_directory(self._directory)
 
     def discard(self) -> None:
-        """Remove the draft; the caller removes its key."""
+        """The caller removes its key."""
         with _storing():
             self._file.close()
             self._draft.unlink(missing_ok=True)
@@ -257,5 +237,5 @@ def _key_name(tenant: str, ulid: str) -> KeyName:
 
 
 def _ulid(name: str) -> str:
-    """The ULID at the end of the id of a file, a batch or a key."""
+    """At the end of the id of a file, a batch or a key."""
     return name[-ULID_CHARACTERS:]

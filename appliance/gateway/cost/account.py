@@ -17,30 +17,24 @@ from appliance.speculation.goodput import NO_COSTS, Costs
 from appliance.speculation.values import EngineReading
 
 MICRO, MILLI = 1_000_000, 1000
-LONGEST_BLIND_SECONDS = 60.0
-"""Maximum time between two polls of different engine processes for which an interval is recorded."""
+LONGEST_BLIND_SECONDS = 60.0  # between polls of different processes; beyond it, no interval is recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """Power draw of a machine from the settings, in watts; None if not set."""
+    """From the settings, in watts; None if not set."""
 
     idle: float | None = None
     busy: float | None = None
-    host: float = 0.0
-    """Without its GPUs, added to what these measure."""
+    host: float = 0.0  # without its GPUs, added to what these measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSample:
-    at: float
-    """Monotonic time."""
-    reading: EngineReading
-    """The plugin's reading; it may say that there is no plugin."""
-    requests: int = 0
-    """Requests in the worker, running or waiting, of all clients."""
-    costs: Mapping[int, Costs] | None = None
-    """Measured drafting costs, by batch bucket; None if this gateway does not control the workers."""
+    at: float  # monotonic time
+    reading: EngineReading  # it may say that there is no plugin
+    requests: int = 0  # running or waiting, of all clients
+    costs: Mapping[int, Costs] | None = None  # by batch bucket; None if another gateway controls the workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,31 +42,26 @@ class Interval:
     """What was recorded between two polls."""
 
     time: WorkerTime
-    shares: Mapping[tuple[str, str], tuple[int, int]]
-    """Engine microseconds and millijoules, by tenant and model."""
-    unattributed_us: int
-    """Engine time without a request, or of other gateways' requests."""
+    shares: Mapping[tuple[str, str], tuple[int, int]]  # microseconds and millijoules, by tenant and model
+    unattributed_us: int  # without a request, or of other gateways' requests
 
 
 class WorkerAccount:
-    """Attributes one worker's time; owned by one event loop."""
+    """Owned by one event loop."""
 
     def __init__(self, power: Power) -> None:
         self.presence = Presence()
         self._power = power
         self._last: WorkerSample | None = None
         self._others = 0
-        self._late: dict[tuple[str, str], float] = {}
-        """Request-seconds of the previous interval, for steps counted after their requests ended."""
+        self._late: dict[tuple[str, str], float] = {}  # request-seconds of the previous interval
         self._uncompared: Steps = {}
 
     def observe(self, sample: WorkerSample, *, alone: bool) -> Interval | None:
         """
         The interval since the last poll; None if it cannot be determined.
 
-        Args:
-            sample: the poll.
-            alone: whether no other gateway uses the workers, so that this one knows all their requests.
+        `alone`: no other gateway uses the workers, so that this one knows all their requests.
         """
         weights, any_seconds = self.presence.take(sample.at)
         before, self._last = self._last, sample
@@ -104,11 +93,10 @@ class WorkerAccount:
         return Interval(time=time, shares=shares, unattributed_us=left)
 
     def is_left_since(self, time: float) -> bool:
-        """Whether the worker has no request and no poll since this monotonic time."""
         return (self._last is None or self._last.at < time) and not self.presence.count
 
     def _others_now(self, sample: WorkerSample, *, alone: bool) -> int:
-        """Requests of others: those beyond this gateway's maximum during the poll."""
+        """Those beyond this gateway's maximum during the poll."""
         return 0 if alone else max(0, sample.requests - self.presence.peak)
 
     def _share(
@@ -176,7 +164,7 @@ def _busy_us(sample: WorkerSample) -> int:
 
 
 def _millijoules(before: WorkerSample, sample: WorkerSample) -> int | None:
-    """Energy measured by GPUs; None if not measured, or if the driver was reloaded."""
+    """Measured by GPUs; None if not measured, or if the driver was reloaded."""
     first, last = before.reading.energy, sample.reading.energy
     if first is None or last is None or last.millijoules < first.millijoules:
         return None
@@ -185,10 +173,10 @@ def _millijoules(before: WorkerSample, sample: WorkerSample) -> int | None:
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """
-    Divide `total` in proportion to the weights; the parts add up to it exactly.
+    Divide `total`, 0 or more, in proportion to finite weights of at least 0, of which one is positive.
 
-    Each part is less than one unit from its exact share; weight 0 gets nothing.  `total` is 0 or more;
-    weights are finite and 0 or more, and at least one is positive.
+    The parts add up to it exactly; each is less than one unit from its exact share, and weight 0 gets
+    nothing.
     """
     whole = math.fsum(weights)
     last = max(place for place, weight in enumerate(weights) if weight > 0)

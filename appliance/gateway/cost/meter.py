@@ -160,13 +160,13 @@ class CostMeter:
         return account
 
     def _drop_gone(self) -> None:
-        """Drop workers not observed for an hour: addresses change."""
+        """Those not observed for an hour: addresses change."""
         before = self._clock() - SLOT_SECONDS
         for worker_id in [name for name, account in self._accounts.items() if account.is_left_since(before)]:
             del self._accounts[worker_id]
 
     def _current_slot(self) -> int:
-        """The current slot; a clock that is set back does not reopen an earlier one."""
+        """A clock that is set back does not reopen an earlier slot."""
         now = self._wall_clock()
         if now >= self._slot + SLOT_SECONDS:
             self._slot = slot_of(now, self._zone)
@@ -203,7 +203,7 @@ def _prices(settings: CostSettings) -> dict[str, float]:
 
 
 def _costs(snapshot: WorkerSnapshot, now: float) -> dict[int, Costs]:
-    """Drafting costs of every batch bucket that had steps with drafts."""
+    """Of every batch bucket that had steps with drafts."""
     if snapshot.reading is None:
         return {}
     found: dict[int, Costs] = {}
@@ -242,11 +242,7 @@ async def open_costs(
     metrics: Metrics,
     logger: Logger,
 ) -> AsyncIterator[CostMeter]:
-    """
-    A meter on the audit log's database until the block ends; `CostMeter.run` must run meanwhile.
-
-    `start` names this start of the gateway and is never used again; the other arguments are `CostMeter`'s.
-    """
+    """A meter on the audit log's database until the block ends; the arguments are `CostMeter`'s."""
     store = CostStore(database)
     meter = CostMeter(
         store=store,

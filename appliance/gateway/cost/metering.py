@@ -10,13 +10,9 @@ from appliance.serving.worker import WorkerId, WorkerSnapshot
 
 
 class Metering(Protocol):
-    """Meters engine time; see `appliance.gateway.cost.meter`."""
+    def begin(self, worker_id: WorkerId, tenant: str, model: str) -> ActiveRequests: ...
 
-    def begin(self, worker_id: WorkerId, tenant: str, model: str) -> ActiveRequests:
-        """A request goes to a worker."""
-
-    def end(self, group: ActiveRequests) -> None:
-        """A request has left its worker, with any result."""
+    def end(self, group: ActiveRequests) -> None: ...
 
     def count(self, worker_id: WorkerId, tenant: str, model: str, usage: Usage) -> None:
         """Count a request that has ended, under the last worker that received it."""
@@ -24,7 +20,7 @@ class Metering(Protocol):
     def poll_started(self, worker_id: WorkerId) -> None: ...
 
     def observe(self, snapshot: WorkerSnapshot, *, acting: bool) -> None:
-        """Apply a poll; `acting`: this gateway controls the workers, and so measures drafting costs."""
+        """`acting`: this gateway controls the workers, and so measures drafting costs."""
 
 
 class NoMetering:

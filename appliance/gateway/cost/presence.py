@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class ActiveRequests:
-    """Requests of one tenant for one model in one worker."""
+    """Of one tenant for one model in one worker."""
 
     presence: "Presence"
     count: int = 0
-    seconds: float = 0.0
-    """Request-seconds since the last `take`, up to `since`."""
+    seconds: float = 0.0  # since the last `take`, up to `since`
     since: float = 0.0
 
     def advance(self, now: float) -> None:
@@ -27,10 +26,8 @@ class ActiveRequests:
 class Presence:
     groups: dict[tuple[str, str], ActiveRequests] = field(default_factory=dict)
     count: int = 0
-    peak: int = 0
-    """Maximum concurrent requests since `reset_peak`."""
-    any_seconds: float = 0.0
-    """Time with any request since the last `take`, up to `since`."""
+    peak: int = 0  # concurrent requests since `reset_peak`
+    any_seconds: float = 0.0  # with any request since the last `take`, up to `since`
     since: float = 0.0
 
     def begin(self, tenant: str, model: str, now: float) -> ActiveRequests:
@@ -55,9 +52,7 @@ class Presence:
         self.peak = self.count
 
     def take(self, now: float) -> tuple[dict[tuple[str, str], float], float]:
-        """
-        The sums since the last call: positive request-seconds by tenant and model, and time with any request.
-        """
+        """Since the last call: positive request-seconds by tenant and model, and time with any request."""
         self._advance(now)
         taken: dict[tuple[str, str], float] = {}
         for key, group in list(self.groups.items()):

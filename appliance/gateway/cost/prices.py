@@ -16,8 +16,6 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Money:
-    """A cost by component, in the currency of the settings."""
-
     capital: float = 0.0
     people: float = 0.0
     energy: float = 0.0
@@ -36,12 +34,10 @@ class Money:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Prices over the time of one report; None if not set."""
+    """Over the time of one report; None if not set."""
 
-    capital_per_hour: float | None
-    """Of one worker."""
-    people_per_hour: float | None
-    """Of one worker: the cost of people over the whole time, divided by the hours of all workers."""
+    capital_per_hour: float | None  # of one worker
+    people_per_hour: float | None  # the cost of people, divided by the hours of all workers
     per_kwh: float | None
     pue: float
 
@@ -55,7 +51,7 @@ class Prices:
 
 
 def prices_of(settings: CostSettings, *, hours: float, worker_hours: float) -> Prices:
-    """The prices of a report over so many recorded hours, with so many hours of all workers together."""
+    """Over so many recorded hours, with so many hours of all workers together."""
     people = None
     if settings.people_per_month is not None:
         spread = hours / worker_hours if worker_hours else 0.0
@@ -69,12 +65,12 @@ def prices_of(settings: CostSettings, *, hours: float, worker_hours: float) -> P
 
 
 def capital_per_hour(settings: CostSettings) -> float | None:
-    """Cost of an hour of one worker's machine, rented or depreciated; None if no price is set."""
+    """Of one worker's machine, rented or depreciated; None if no price is set."""
     if settings.worker_price is not None:
         return settings.worker_price / (settings.depreciation_years * HOURS_PER_YEAR)
     return settings.worker_price_per_hour
 
 
 def per_million(cost: float, tokens: int) -> float | None:
-    """Cost of a million tokens; None without tokens or without prices."""
+    """None without tokens or without prices."""
     return cost / tokens * 1e6 if tokens and cost else None

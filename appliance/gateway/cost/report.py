@@ -60,7 +60,7 @@ def find_gaps(periods: Iterable[RecordingPeriod], begin: int, end: int, now: int
 
 
 def _is_running(period: RecordingPeriod, known: list[RecordingPeriod], now: int) -> bool:
-    """Whether it is still running: it wrote recently and was not restarted since."""
+    """Whether it wrote recently and was not restarted since."""
     is_last = all(other.began_at < period.until for other in known if _is_another_start(period, other))
     return is_last and not period.closed and now <= period.until + SILENT_AFTER * period.flush_seconds
 

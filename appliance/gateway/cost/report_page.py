@@ -23,8 +23,7 @@ MISSING = {
     GapKind.NO_GATEWAY: "no gateway ran",
 }
 
-_Row = tuple[str, Sequence[str]]
-"""CSS class and cells."""
+_Row = tuple[str, Sequence[str]]  # CSS class and cells
 
 
 def render_page(report: CostReport) -> str:

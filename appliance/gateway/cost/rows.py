@@ -29,17 +29,11 @@ def day_of(slot: int, zone: ZoneInfo) -> date:
 
 
 def begin_of(day: date, zone: ZoneInfo) -> int:
-    """Unix time at which a day begins."""
     return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())
 
 
 def parse_day(text: str) -> date:
-    """
-    Read `2026-11-21`, or `2026-11` for the first of that month.
-
-    Raises:
-        ConfigurationError: it is not a day or a month.
-    """
+    """Read `2026-11-21`, or `2026-11` for the first of that month; raises ConfigurationError."""
     try:
         return date.fromisoformat(text if text.count("-") > 1 else f"{text}-01")
     except ValueError as error:
@@ -55,8 +49,7 @@ class Amounts:
 
 
 class ShareKey(NamedTuple):
-    slot: int
-    """Unix time at which the slot begins."""
+    slot: int  # Unix time at which it begins
     worker: str
     model: str
     tenant: str
@@ -64,8 +57,6 @@ class ShareKey(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class TenantUsage(Amounts):
-    """What one tenant's requests for one model used on one worker."""
-
     engine_us: int = 0
     millijoules: int = 0
     requests: int = 0
@@ -82,29 +73,17 @@ class WorkerKey(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class WorkerTime(Amounts):
-    """What a gateway observed of one worker, for all its requests."""
-
-    observed_us: int = 0
-    """Time it was observed, busy or idle."""
-    busy_us: int = 0
-    """Time its engine worked."""
-    estimated_us: int = 0
-    """Part of `busy_us` that no engine measured: time with a request of this gateway in flight."""
-    gpu_us: int = 0
-    """`busy_us` times its number of GPUs, if known."""
+    observed_us: int = 0  # busy or idle
+    busy_us: int = 0  # its engine worked
+    estimated_us: int = 0  # part of `busy_us` not measured: time with this gateway's requests in flight
+    gpu_us: int = 0  # `busy_us` times its number of GPUs, if known
     millijoules: int = 0
-    busy_millijoules: int = 0
-    """Part of `millijoules` during `busy_us`."""
-    metered_us: int = 0
-    """Part of `observed_us` with energy measured by GPUs."""
-    unknown_power_us: int = 0
-    """Part of `observed_us` with unknown power draw."""
-    draft_us: int = 0
-    """Engine time of the compared steps with drafts."""
-    draft_tokens: int = 0
-    """Tokens those steps produced."""
-    target_only_us: int = 0
-    """Engine time of the same tokens without drafts."""
+    busy_millijoules: int = 0  # part of `millijoules` during `busy_us`
+    metered_us: int = 0  # part of `observed_us` with energy measured by GPUs
+    unknown_power_us: int = 0  # part of `observed_us` with unknown power draw
+    draft_us: int = 0  # engine time of the compared steps with drafts
+    draft_tokens: int = 0  # tokens those steps produced
+    target_only_us: int = 0  # engine time of the same tokens without drafts
     target_only_low_us: int = 0
     target_only_high_us: int = 0
 
@@ -116,21 +95,16 @@ class WorkerTime(Amounts):
 class RecordingPeriod:
     """From a gateway's start to its end, or to its last write; Unix times."""
 
-    start: str
-    """Names this start of this gateway; never used again."""
+    start: str  # names this start of this gateway; never used again
     gateway: str
     began_at: int
     until: int
     flush_seconds: int
-    closed: bool
-    """Whether it ended after a final write."""
+    closed: bool  # whether it ended after a final write
 
 
 class Recorded(NamedTuple):
-    """Recorded rows, each with the start of the gateway that wrote it."""
-
-    periods: tuple[RecordingPeriod, ...]
-    """All of them, in the order they began."""
+    periods: tuple[RecordingPeriod, ...]  # all of them, in the order they began
     shares: tuple[tuple[str, ShareKey, TenantUsage], ...]
     workers: tuple[tuple[str, WorkerKey, WorkerTime], ...]
 
@@ -150,7 +124,7 @@ class UsageLedger:
         self._changed_workers: set[WorkerKey] = set()
 
     def share(self, key: ShareKey) -> TenantUsage:
-        """The row, for the caller to add to at once."""
+        """For the caller to add to at once."""
         self._changed_shares.add(key)
         row = self.shares.get(key)
         if row is None:
@@ -162,14 +136,13 @@ class UsageLedger:
         self._changed_workers.add(key)
 
     def take_changed(self) -> tuple[dict[ShareKey, TenantUsage], dict[WorkerKey, WorkerTime]]:
-        """Copies of the rows changed since the last call; call `roll_back` if they are not written."""
+        """Copies; call `roll_back` if they are not written."""
         shares = {key: replace(self.shares[key]) for key in self._changed_shares}
         workers = {key: replace(self.workers[key]) for key in self._changed_workers}
         self._changed_shares, self._changed_workers = set(), set()
         return shares, workers
 
     def roll_back(self, shares: dict[ShareKey, TenantUsage], workers: dict[WorkerKey, WorkerTime]) -> None:
-        """Mark rows as changed again that were not written."""
         self._changed_shares |= shares.keys()
         self._changed_workers |= workers.keys()
 

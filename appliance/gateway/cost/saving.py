@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from appliance.speculation.goodput import Costs
 from appliance.speculation.values import StepCounters
 
-Z = 1.96
-"""Standard deviations of a 95 % confidence interval."""
-Steps = Mapping[tuple[int, int], StepCounters]
-"""By batch bucket and draft tokens, as the worker's plugin counts them."""
+Z = 1.96  # standard deviations of a 95 % confidence interval
+Steps = Mapping[tuple[int, int], StepCounters]  # by batch bucket and draft tokens, as the plugin counts them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,24 +24,14 @@ class StepComparison:
     seconds: float = 0.0
     tokens: int = 0
     target_only: float = 0.0
-    low: float = 0.0
-    """Lower bound of `target_only`: 95 %, as if every measurement erred the same way."""
+    low: float = 0.0  # 95 % bound of `target_only`, as if every measurement erred the same way
     high: float = 0.0
 
 
 def compare(
     steps: Steps, costs_of: Callable[[int], Costs]
 ) -> tuple[StepComparison, dict[tuple[int, int], StepCounters]]:
-    """
-    Compare steps with the same tokens without drafts.
-
-    Args:
-        steps: counted by the plugin.
-        costs_of: measured drafting costs of a batch bucket.
-
-    Returns:
-        The comparison, and the steps without a measured cost.
-    """
+    """The comparison, and the steps without a measured cost."""
     seconds = target_only = low = high = 0.0
     tokens, left = 0, {}
     for (bucket, k), taken in steps.items():
@@ -72,7 +60,7 @@ def added(first: Steps, second: Steps) -> dict[tuple[int, int], StepCounters]:
 
 
 def since(later: Steps, earlier: Steps) -> dict[tuple[int, int], StepCounters]:
-    """Steps of the same engine after `earlier`, without kinds that had no step."""
+    """Steps of the same engine, without kinds that had no step."""
     return {
         kind: cell.since(earlier[kind]) if kind in earlier else cell
         for kind, cell in later.items()

@@ -11,8 +11,7 @@ COLUMNS = (
     "wasted_tokens", "engine_seconds", "gpu_seconds", "kwh", "capital", "people", "energy", "total",
     "cost_per_million", "currency", "from", "to",
 )  # fmt: skip
-IDLE, UNATTRIBUTED, TOTAL = "(idle)", "(unattributed)", "(total)"
-"""Instead of a tenant's name, which never has parentheses."""
+IDLE, UNATTRIBUTED, TOTAL = "(idle)", "(unattributed)", "(total)"  # no tenant's name has parentheses
 
 
 def render_sheet(report: CostReport) -> str:

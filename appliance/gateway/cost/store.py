@@ -89,15 +89,7 @@ cost_workers = Table(
 
 
 class CostStore(SqlStore):
-    """
-    Rows in a SQL database, which has the tables already.
-
-    Args:
-        database: where the tables are.
-
-    Raises:
-        ConfigurationError: the URL cannot be used at all.
-    """
+    """The tables are there already; raises ConfigurationError if the URL cannot be used."""
 
     def __init__(self, database: Database | str) -> None:
         super().__init__(database)
@@ -113,11 +105,8 @@ class CostStore(SqlStore):
         """
         Replace the rows that this start wrote before; durable on return.
 
-        Returns:
-            The number of other active gateways.
-
-        Raises:
-            CostUnavailableError: nothing may have been written, or everything.
+        Returns the number of other active gateways.  After a CostUnavailableError nothing may have been
+        written, or everything.
         """
         own = {"start": period.start}
         try:
@@ -137,12 +126,7 @@ class CostStore(SqlStore):
             raise _unavailable(error) from error
 
     def prune(self, before: int) -> None:
-        """
-        Delete the rows of slots that began before this Unix time.
-
-        Raises:
-            CostUnavailableError: nothing may have been deleted, or everything.
-        """
+        """Delete slots that began before this Unix time; raises CostUnavailableError."""
         try:
             with self._turn, self._engine.begin() as connection:
                 connection.execute(delete(cost_shares).where(cost_shares.c.slot < before))
@@ -152,12 +136,7 @@ class CostStore(SqlStore):
             raise _unavailable(error) from error
 
     def read(self, begin: int, end: int) -> Recorded:
-        """
-        The rows of slots that began from `begin` to before `end`, from one snapshot of the database.
-
-        Raises:
-            CostUnavailableError: the tables cannot be read, or do not exist yet.
-        """
+        """Slots that began from `begin` to before `end`, from one snapshot; raises CostUnavailableError."""
         try:
             with self._reader.begin() as connection:
                 periods = connection.execute(select(cost_periods).order_by(cost_periods.c.began_at)).all()

@@ -67,12 +67,10 @@ FINISH_REASONS = frozenset(
 
 
 def operation(route: str) -> str:
-    """`gen_ai.operation.name` of a route."""
     return OPERATIONS.get(route) or route.rpartition("/")[2]
 
 
 def request_attributes(*, request_id: str, tenant: str, route: str, model: str) -> Attributes:
-    """The attributes of the gateway's span at its start."""
     return {
         "http.request.method": "POST",
         "http.route": route,
@@ -84,7 +82,6 @@ def request_attributes(*, request_id: str, tenant: str, route: str, model: str) 
 
 
 def worker_attributes(*, route: str, model: str, url: str) -> Attributes:
-    """The attributes of a worker's span at its start."""
     made: Attributes = {
         "gen_ai.operation.name": operation(route),
         "gen_ai.provider.name": PROVIDER,
@@ -99,12 +96,11 @@ def worker_attributes(*, route: str, model: str, url: str) -> Attributes:
 
 
 def ending_attributes(fields: Mapping[str, Any]) -> Attributes:
-    """The attributes that the gateway's span gets at its end."""
     return _taken(fields, OF_REQUEST) | _error(fields)
 
 
 def answer_attributes(fields: Mapping[str, Any]) -> Attributes:
-    """The attributes that the last worker's span gets at its end."""
+    """For the last worker's span."""
     made = _taken(fields, OF_ANSWER) | _error(fields)
     if "acceptance_length" in fields:
         made["appliance.speculation.acceptance_length"] = float(fields["acceptance_length"])

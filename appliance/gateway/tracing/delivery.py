@@ -37,7 +37,7 @@ def make_exporter(settings: TracingSettings) -> SpanExporter:
 
 
 class CountingExporter(SpanExporter):
-    """Counts what an exporter sends and drops; called by the one thread of `Delivery`."""
+    """Called by the one thread of `Delivery`."""
 
     def __init__(
         self,
@@ -47,8 +47,7 @@ class CountingExporter(SpanExporter):
         metrics: Metrics,
         logger: Logger,
     ) -> None:
-        self.taken = 0
-        """Spans that have left the queue, sent or dropped."""
+        self.taken = 0  # spans that have left the queue, sent or dropped
         self._exporter = exporter
         self._public_address = public_address
         self._sent = metrics.trace_spans.labels("sent")
@@ -57,7 +56,7 @@ class CountingExporter(SpanExporter):
         self._is_failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send one batch; a batch that fails is dropped."""
+        """A batch that fails is dropped."""
         address = self._public_address()
         if address is not None:
             result, reason = SpanExportResult.FAILURE, f"its name resolves to {address}, a public address"
@@ -99,7 +98,7 @@ class Delivery(BatchSpanProcessor):
         self._lock = threading.Lock()
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue a span that has ended; never waits."""
+        """Never waits."""
         if not (span.context and span.context.trace_flags.sampled):
             return
         with self._lock:

@@ -13,17 +13,16 @@ from urllib.parse import urlsplit
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import TracingSettings
 
-Resolve = Callable[[str], list[str]]
-"""Addresses of a host; raises `OSError` if there are none."""
+Resolve = Callable[[str], list[str]]  # addresses of a host; raises `OSError` if there are none
 
 
 def resolve_host(host: str) -> list[str]:
-    """Addresses of a host by this machine's resolver; blocks."""
+    """By this machine's resolver; blocks."""
     return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
 
 
 def public_address(settings: TracingSettings, resolve: Resolve = resolve_host) -> str | None:
-    """The public address that traces would go to; None if there is none, or the settings allow it."""
+    """None if traces would go to none, or the settings allow it."""
     if settings.allow_public:
         return None
     try:
@@ -34,12 +33,7 @@ def public_address(settings: TracingSettings, resolve: Resolve = resolve_host) -
 
 
 def refuse_public(settings: TracingSettings, resolve: Resolve = resolve_host) -> None:
-    """
-    Refuse to start with a collector outside the enclave.
-
-    Raises:
-        ConfigurationError: one line that names the address.
-    """
+    """Refuse to start with a collector outside the enclave; ConfigurationError names the address."""
     if settings.enabled and (address := public_address(settings, resolve)):
         message = (
             f"tracing.endpoint resolves to {address}, a public address: name a collector in your network, "

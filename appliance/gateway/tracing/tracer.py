@@ -41,8 +41,7 @@ from appliance.gateway.tracing.attributes import (
 from appliance.infra.settings import TracingSettings
 
 SERVICE = "sovereign-appliance-gateway"
-MAX_VALUE_CHARACTERS = 256
-"""Maximum characters of an attribute; none of ours is longer, but content would be."""
+MAX_VALUE_CHARACTERS = 256  # of an attribute; none of ours is longer, but content would be
 NANOSECONDS = 1_000_000_000
 PROPAGATOR = TraceContextTextMapPropagator()
 """W3C Trace Context.  `tracestate` is neither read nor sent: it is free text, and nothing here uses it."""
@@ -51,7 +50,7 @@ PROPAGATOR = TraceContextTextMapPropagator()
 def make_provider(
     settings: TracingSettings, *, processor: SpanProcessor, version: str, gateway: str
 ) -> TracerProvider:
-    """A provider that reads nothing from the environment and is not registered globally."""
+    """Reads nothing from the environment and is not registered globally."""
     by_ratio = TraceIdRatioBased(settings.sample_ratio)
     provider = TracerProvider(
         sampler=ParentBased(by_ratio) if settings.client_context == "continue" else by_ratio,
@@ -66,8 +65,6 @@ def make_provider(
 
 
 class Tracing:
-    """Begins the traces of requests."""
-
     def __init__(
         self,
         tracer: Tracer,
@@ -91,7 +88,7 @@ class Tracing:
         traceparent: str | None,
         started: float,
     ) -> "Trace":
-        """Begin the trace of an admitted request; `traceparent` is the client's header, unchecked."""
+        """`traceparent` is the client's header, unchecked."""
         parent = None if self._client_context == "ignore" else read_parent(traceparent)
         context, links = Context(), list[Link]()
         if parent is not None and self._client_context == "continue":
@@ -109,7 +106,7 @@ class Tracing:
 
 
 class Trace:
-    """The trace of one request; times are readings of the gateway's monotonic clock, in seconds."""
+    """Times are readings of the gateway's monotonic clock, in seconds."""
 
     def __init__(
         self,
@@ -122,15 +119,10 @@ class Trace:
         started: float,
     ) -> None:
         """
-        Start the gateway's span.
+        Start the gateway's span; its attributes name route and model.
 
-        Args:
-            tracer: makes the spans.
-            context: holds the parent of the gateway's span, if it has one.
-            links: to the client's span, if that is not the parent.
-            attributes: of the gateway's span; route and model are read from them.
-            epoch: the monotonic clock's 0 in Unix time, in seconds.
-            started: when the request arrived, by the monotonic clock.
+        `context` holds its parent, if it has one; `links` the client's span, if that is not the parent.
+        `epoch` is the monotonic clock's 0 in Unix time.
         """
         self._tracer = tracer
         self._epoch = epoch
@@ -147,10 +139,9 @@ class Trace:
         self._worker_span: Span | None = None
         self._left = started
         own = self._root.get_span_context()
-        self.sampled_id: str | None = f"{own.trace_id:032x}" if own.trace_flags.sampled else None
-        """In 32 hexadecimal digits; None if the trace is not sampled."""
-        self.exemplar: dict[str, str] | None = {"trace_id": self.sampled_id} if self.sampled_id else None
-        """The labels that name this trace in a histogram; None if it is not sampled."""
+        # Both are None if the trace is not sampled; `exemplar` names it in a histogram.
+        self.sampled_id = f"{own.trace_id:032x}" if own.trace_flags.sampled else None
+        self.exemplar = {"trace_id": self.sampled_id} if self.sampled_id else None
 
     def waited(self, began: float, ended: float) -> None:
         """Add a wait for a worker with room, however it ended."""
@@ -158,7 +149,7 @@ class Trace:
         span.end(self._at(ended))
 
     def forward(self, url: str, now: float) -> dict[str, str]:
-        """Start the span of a worker; returns the headers that make the worker's spans part of this trace."""
+        """Returns the headers that make the worker's spans part of this trace."""
         self._worker_span = self._tracer.start_span(
             f"{operation(self._route)} {self._model}",
             context=self._inside,
@@ -180,7 +171,7 @@ class Trace:
             self._worker_span = None
 
     def finish(self, fields: Mapping[str, Any], now: float) -> None:
-        """End the trace with the fields of the `request.outcome` entry that `attributes` lists."""
+        """`fields` are those of the `request.outcome` entry that `attributes` lists."""
         if self._worker_span is not None:
             _end(self._worker_span, answer_attributes(fields), fields, self._at(self._left))
         _end(self._root, ending_attributes(fields), fields, self._at(now))
@@ -197,7 +188,7 @@ def _end(span: Span, attributes: Mapping[str, Any], fields: Mapping[str, Any], a
 
 
 def read_parent(traceparent: str | None) -> SpanContext | None:
-    """The span of the client that a `traceparent` header names; None if it names none."""
+    """The client's span in a `traceparent` header; None if it names none."""
     if traceparent is None or traceparent != traceparent.strip():
         return None  # the propagator tolerates white space, the standard does not
     parent = get_current_span(PROPAGATOR.extract({"traceparent": traceparent}, Context())).get_span_context()

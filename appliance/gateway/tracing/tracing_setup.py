@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from appliance.gateway.tracing.tracer import Tracing
 
 LIBRARY = "opentelemetry"
-QUEUE_SPANS = 4096
-"""Maximum spans that wait for the collector; further ones are dropped and counted.  A request has three."""
+QUEUE_SPANS = 4096  # that wait for the collector; a request has three.  Further ones are dropped
 VARIABLES = "OTEL_"
 
 
@@ -35,16 +34,8 @@ async def open_tracing(
     """
     Trace requests until the block ends; None, and no library imported, if tracing is off.
 
-    At the end the queued spans are sent, for at most the time of one batch.
-
-    Args:
-        settings: the `tracing` section.
-        version: of the appliance.
-        gateway: this gateway's name.
-        metrics: counts spans.
-        logger: logs when the collector fails.
-        clock: the gateway's monotonic clock, in seconds.
-        wall_clock: Unix time, in seconds.
+    At the end the queued spans are sent, for at most the time of one batch.  `clock` is the gateway's
+    monotonic one, `wall_clock` gives Unix time.
     """
     if not settings.enabled:
         yield None
