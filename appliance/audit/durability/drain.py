@@ -85,12 +85,8 @@ class Drain:
         Empty the spool, close what has to be closed, and return how many entries waited in it.
 
         On success new entries still wait in memory: the caller ends spooling, and hands them over.
-
-        Args:
-            size: durable entries when the spool was begun.
-
-        Raises:
-            AuditUnavailableError: retry once nothing is in flight any more.
+        `size` is the number of durable entries when the spool was begun.  After AuditUnavailableError, retry
+        once nothing is in flight any more.
         """
         try:
             recorded = await self._read_recorded(size)

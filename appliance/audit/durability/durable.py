@@ -39,8 +39,6 @@ LONGEST_RETRY_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurabilityState:
-    """How entries are kept now."""
-
     mode: str = "strict"
     spooling: bool = False
     since: str | None = None
@@ -57,7 +55,13 @@ class DurabilityState:
 
 
 class DurableLog:
-    """An `AuditLog` with a second place to keep entries; made by `open`, used on one event loop."""
+    """
+    An `AuditLog` with a second place to keep entries; made and used on one event loop, while `running`.
+
+    `log` is open, with `kept=spool.ended`; `store` is its own, read from another thread while draining; the
+    caller closes `spool`; the file `gap_path` counts entries which a former process lost.  Raises
+    ConfigurationError if that file cannot be read.
+    """
 
     def __init__(
         self,
@@ -70,11 +74,10 @@ class DurableLog:
         metrics: Metrics,
         logger: Logger,
         clock: Callable[[], float],
-        thread: ThreadPoolExecutor,
     ) -> None:
         self._log, self._spool, self._gap_path = log, spool, gap_path
         self._settings, self._metrics, self._logger = settings, metrics, logger
-        self._thread = thread
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit-spool")
         self._loop = asyncio.get_running_loop()
         self._strict = settings.durability == "strict"
         # While spooling, everything in flight is also in the spool or on its way there.
@@ -108,55 +111,20 @@ class DurableLog:
         self.damage: str | None = None
         """Why the stored log is not what was written, in one line; set by the health monitor."""
 
-    @classmethod
     @asynccontextmanager
-    async def open(
-        cls,
-        *,
-        log: AuditLog,
-        store: AuditStore,
-        spool: Spool,
-        gap_path: Path,
-        settings: AuditSettings,
-        metrics: Metrics,
-        logger: Logger,
-        clock: Callable[[], float],
-    ) -> AsyncIterator[Self]:
+    async def running(self) -> AsyncIterator[Self]:
         """
         Bring what a former process left in the spool into the log, and keep entries until the block ends.
 
-        Args:
-            log: open, with `kept=spool.ended`.
-            store: the log's own; read from another thread while draining.
-            spool: what waits from before; closed by the caller.
-            gap_path: file that counts entries which a former process lost.
-            settings: mode and limits.
-            metrics: counts entries that are spooled and dropped.
-            logger: the operator log.
-            clock: seconds since the epoch.
-
-        Raises:
-            AuditUnavailableError: the log cannot take a gap, or in mode `strict` what waits in the spool.
-            AuditEntryError: what waits is not of this log.
-            ConfigurationError: the file of gaps cannot be read.
+        Raises AuditUnavailableError if the log cannot take a gap, or in mode `strict` what waits in the
+        spool, and AuditEntryError if what waits is not of this log.
         """
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit-spool") as thread:
-            durable = cls(
-                log=log,
-                store=store,
-                spool=spool,
-                gap_path=gap_path,
-                settings=settings,
-                metrics=metrics,
-                logger=logger,
-                clock=clock,
-                thread=thread,
-            )
+        with self._thread:
             try:
-                await durable._begin()
-                yield durable
+                await self._begin()
+                yield self
             finally:
-                await durable._end()
+                await self._end()
 
     def state(self) -> DurabilityState:
         start, gap = self._spooler.start, self._losses.gap
@@ -185,8 +153,7 @@ class DurableLog:
         """
         Wait until a submitted entry is acknowledged, at most `append_timeout_seconds`.
 
-        Raises:
-            AuditUnavailableError: it is not; after a timeout it may yet become durable.
+        After AuditUnavailableError because of a timeout, it may yet become durable.
         """
         return await self._log.confirm(pending)
 
@@ -198,10 +165,9 @@ class DurableLog:
         """
         Hand over one entry, as to the log; the receipt tells where it is kept.
 
-        Raises:
-            AuditEntryError: the entry is malformed, or its request is in the wrong state for it.
-            AuditUnavailableError: it cannot be kept, or the stored log was found altered.
-            AuditForkError: another writer has taken the log over.
+        Raises AuditEntryError if it is malformed, or its request is in the wrong state for it,
+        AuditUnavailableError if it cannot be kept, or the stored log was found altered, and AuditForkError if
+        another writer has taken the log over.
         """
         if self.damage and not entry_type.closes_request:
             raise AuditUnavailableError(self.damage)
@@ -265,7 +231,7 @@ class DurableLog:
         assert self._spooler.start is not None  # noqa: S101 - checked by the callers
         total = await self._drain.drain(self._spooler.start.size)
         # From here on nothing is awaited: no entry can come between the last step and the change.
-        self._losses.recovered()
+        self._losses.doubtful.clear()
         for entry in self._spooler.end():
             self._in_flight.add(entry)
             try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from appliance.audit.durability.durable import DurableLog
-from appliance.audit.durability.health import HealthMonitor
+from appliance.audit.durability.health import AuditHealth, HealthMonitor
 from appliance.audit.durability.selfcheck import SelfCheck
 from appliance.audit.durability.spool import Spool
 from appliance.audit.entry_types import EntryType
@@ -23,14 +23,12 @@ from appliance.audit.log import AuditLog
 from appliance.audit.signing_keys import Signer
 from appliance.audit.store import AuditStore
 from appliance.infra.logs import Logger
-from appliance.infra.metrics import Metrics, observe_audit, observe_health
+from appliance.infra.metrics import Metrics, observe_audit
 from appliance.infra.settings import AuditSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFiles:
-    """Where the log keeps what belongs to it."""
-
     database_url: str
     sealed_head: Path
     spool: Path
@@ -68,21 +66,9 @@ async def open_guarded(
     """
     Open the log and bring what a former process left on this machine into it.
 
-    Args:
-        store: where leaves are kept; closed by the caller.
-        signer: signs checkpoints.
-        settings: of the log.
-        files: where the log's files are.
-        gateway: name of this writer.
-        version: of the appliance.
-        wall: what the process can connect to, in words; None if unknown.
-        metrics: observes commits, entries and health.
-        logger: the operator log.
-        clock: seconds since the epoch.
-
-    Raises:
-        ConfigurationError: the spool cannot be used, or another gateway uses it.
-        AuditError: the log cannot be opened; see `AuditLog.open` and `DurableLog.open`.
+    The caller closes `store`; `wall` says what the process can connect to, None if unknown; `clock` is Unix
+    time.  Raises ConfigurationError if the spool cannot be used, or another gateway uses it, and AuditError
+    if the log cannot be opened; see `AuditLog.open` and `DurableLog`.
     """
     spool = await asyncio.to_thread(partial(Spool.open, files.spool, max_bytes=settings.spool_bytes))
     with closing(spool):
@@ -100,7 +86,7 @@ async def open_guarded(
                 on_entry=metrics.record_audit_entry,
                 kept=frozenset(spool.ended),
             ) as log,
-            DurableLog.open(
+            DurableLog(
                 log=log,
                 store=store,
                 spool=spool,
@@ -109,7 +95,7 @@ async def open_guarded(
                 metrics=metrics,
                 logger=logger,
                 clock=clock,
-            ) as sink,
+            ).running() as sink,
         ):
             monitor = HealthMonitor(
                 log=log,
@@ -125,8 +111,17 @@ async def open_guarded(
             for entry_type in EntryType:  # a type without entries is 0, not missing
                 metrics.audit_entries.labels(entry_type.value)
             observe_audit(metrics, log.state)
-            observe_health(metrics, monitor.health)
+            _observe_health(metrics, monitor.health)
             yield GuardedLog(log=log, sink=sink, monitor=monitor)
+
+
+def _observe_health(metrics: Metrics, health: Callable[[], AuditHealth]) -> None:
+    metrics.audit_spool_entries.set_function(lambda: health().durability.spooled_entries)
+    metrics.audit_spool_bytes.set_function(lambda: health().durability.spooled_bytes)
+    metrics.audit_gap_entries.set_function(lambda: health().durability.gap_entries)
+    metrics.audit_verified_size.set_function(lambda: health().verification.size)
+    metrics.audit_verified_time.set_function(lambda: health().verification.time)
+    metrics.audit_damaged.set_function(lambda: health().verification.damage is not None)
 
 
 def _disks(files: LogFiles, settings: AuditSettings) -> dict[str, Path]:

@@ -27,8 +27,6 @@ RELIEF = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskSpace:
-    """Free space on one disk."""
-
     name: str
     """What the disk is used for: `database`, `spool` or `data`."""
     free_bytes: int
@@ -41,12 +39,8 @@ def judge_disks(
     """Tell which disks are low: below `low_bytes`, or since `before` and not relieved; `free` is in bytes."""
     was_low = {disk.name for disk in before if disk.low}
     return tuple(
-        DiskSpace(
-            name=name,
-            free_bytes=free_bytes,
-            low=free_bytes < low_bytes * (RELIEF if name in was_low else 1),
-        )
-        for name, free_bytes in free.items()
+        DiskSpace(name=name, free_bytes=each, low=each < low_bytes * (RELIEF if name in was_low else 1))
+        for name, each in free.items()
     )
 
 
@@ -76,30 +70,6 @@ class AuditHealth:
     disks: tuple[DiskSpace, ...] = ()
     verification: Verification = field(default_factory=Verification)
 
-    @property
-    def spool_entries(self) -> int:
-        return self.durability.spooled_entries
-
-    @property
-    def spool_bytes(self) -> int:
-        return self.durability.spooled_bytes
-
-    @property
-    def gap_entries(self) -> int:
-        return self.durability.gap_entries
-
-    @property
-    def verified_size(self) -> int:
-        return self.verification.size
-
-    @property
-    def verified_time(self) -> float:
-        return self.verification.time
-
-    @property
-    def is_damaged(self) -> bool:
-        return self.verification.damage is not None
-
     def problem(self, log_failure: str | None) -> str | None:
         """Why requests are refused, None while they are served; `log_failure`: why the database fails."""
         durability = self.durability
@@ -118,10 +88,8 @@ class AuditHealth:
             found.append(self.verification.damage)
         if durability.spooling:
             full = "; the spool is full" if durability.spool_full else ""
-            found.append(
-                f"spooling since {durability.since}, {durability.spooled_entries} entries wait{full}: "
-                f"{durability.reason}"
-            )
+            waiting = f"{durability.spooled_entries} entries wait{full}"
+            found.append(f"spooling since {durability.since}, {waiting}: {durability.reason}")
         if durability.gap_entries:
             found.append(f"{durability.gap_entries} entries were not recorded anywhere")
         found += [f"the {disk.name} disk has {disk.free_bytes} bytes free" for disk in self.disks if disk.low]
@@ -134,16 +102,8 @@ class HealthMonitor:
     """
     Checks disks and the stored log at intervals.
 
-    Args:
-        log: its state tells what should be stored.
-        durable: refuses new requests once it knows of damage.
-        check: reads what is stored.
-        disks: a path on each disk that matters, by what it is used for.
-        low_disk_bytes: below it, a disk is low.
-        verify_seconds: between two rounds of verification; 0 for none.
-        metrics: shows the disks.
-        logger: the operator log.
-        clock: seconds since the epoch.
+    `disks` are a path on each disk that matters, by what it is used for; `verify_seconds` pass between two
+    rounds of verification, 0 for none; `clock` is Unix time.
     """
 
     def __init__(
@@ -175,22 +135,18 @@ class HealthMonitor:
         """Check until cancelled."""
         await asyncio.gather(self._poll_disks(), *([self._verify()] if self._verify_seconds else []))
 
-    async def poll_disks(self) -> None:
-        """Read how much is free, and log when a disk becomes low or stops being low."""
-        free = await asyncio.to_thread(read_disks, self._paths)
-        before, self._disks = self._disks, judge_disks(free, self._disks, low_bytes=self._low_disk_bytes)
-        for disk in self._disks:
-            self._metrics.disk_free_bytes.labels(disk.name).set(disk.free_bytes)
-            self._metrics.disk_low.labels(disk.name).set(disk.low)
-        for disk in changed_disks(before, self._disks):
-            if disk.low:
-                self._logger.warning("audit_disk_low", detail=disk.name, count=disk.free_bytes)
-            else:
-                self._logger.info("audit_disk_relieved", detail=disk.name, count=disk.free_bytes)
-
     async def _poll_disks(self) -> None:
         while True:
-            await self.poll_disks()
+            free = await asyncio.to_thread(read_disks, self._paths)
+            before, self._disks = self._disks, judge_disks(free, self._disks, low_bytes=self._low_disk_bytes)
+            for disk in self._disks:
+                self._metrics.disk_free_bytes.labels(disk.name).set(disk.free_bytes)
+                self._metrics.disk_low.labels(disk.name).set(disk.low)
+            for disk in changed_disks(before, self._disks):
+                if disk.low:
+                    self._logger.warning("audit_disk_low", detail=disk.name, count=disk.free_bytes)
+                else:
+                    self._logger.info("audit_disk_relieved", detail=disk.name, count=disk.free_bytes)
             await asyncio.sleep(DISK_SECONDS)
 
     async def _verify(self) -> None:

@@ -15,8 +15,6 @@ from appliance.errors import AuditError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrackedEntry(Pending):
-    """A pending entry that reports to its owner."""
-
     owner: "InFlight"
     is_drained: bool = False
     """Whether it is in the spool already, and was handed over from there."""
@@ -26,7 +24,6 @@ class TrackedEntry(Pending):
         Pending.succeed(self, index)
 
     def fail(self, error: AuditError) -> None:
-        """Let the owner decide what the caller learns."""
         self.owner.refused(self, error)
 
     def give_up(self, error: AuditError) -> None:

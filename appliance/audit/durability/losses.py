@@ -33,8 +33,7 @@ class Gap:
     size: int
     """Durable entries when it began: an `audit.gap` that admits it comes after."""
     doubtful: tuple[str, ...] = ()
-    """Those of the entries that may be in the log all the same, by `short_name`; older versions wrote
-    them."""
+    """Those that may be in the log all the same, by `short_name`; older versions wrote them."""
 
 
 def short_name(leaf_hash: bytes) -> str:
@@ -43,12 +42,7 @@ def short_name(leaf_hash: bytes) -> str:
 
 
 def load_gap(path: Path) -> Gap | None:
-    """
-    Read the gap that a former process left.
-
-    Raises:
-        ConfigurationError: it cannot be read.
-    """
+    """Read the gap that a former process left; raises ConfigurationError."""
     try:
         # Older versions padded the file with zeros.
         content = path.read_bytes().rstrip(b"\0 ") if path.exists() else b""
@@ -72,11 +66,8 @@ class Losses:
     """
     What is missing, for as long as it has to be remembered.
 
-    Args:
-        gap: left by a former process.
-        unended: requests of which a former process spooled an intent and no end.
-        clock: seconds since the epoch.
-        count_dropped: counts entries that were acknowledged and lost.
+    A former process left `gap`, and spooled an intent and no end of the requests `unended`; `clock` is Unix
+    time; `count_dropped` counts entries that were acknowledged and lost.
     """
 
     def __init__(
@@ -95,16 +86,12 @@ class Losses:
         self._clock, self._count_dropped = clock, count_dropped
         # Requests whose spooled intent the log refused: their end must not get into it.
         self._lost: set[str | None] = set()
-        # Entries the log was given and may have taken although it reported an error.
-        self._doubtful: set[str] = set()
+        self.doubtful: set[str] = set()
+        """Ids of entries the log was given and may have taken although it reported an error."""
 
     def is_lost(self, entry: TrackedEntry) -> bool:
         """Whether it ends a request whose intent was lost."""
         return entry.ends_request and entry.request_id in self._lost
-
-    def doubt(self, entry: TrackedEntry) -> None:
-        """Remember that the log may have taken an entry, whatever it reports."""
-        self._doubtful.add(entry.entry.id)
 
     def refuse(self, refused: Sequence[TrackedEntry]) -> None:
         """Note entries whose callers learn that they are not durable."""
@@ -126,11 +113,7 @@ class Losses:
         self.dropped += 1
         self._count_dropped()
 
-    def recovered(self) -> None:
-        """Note that nothing is in doubt any more."""
-        self._doubtful.clear()
-
     def _leave_unended(self, entry: TrackedEntry, *, began_in_vain: bool) -> None:
-        in_doubt = entry.begins_request and entry.entry.id in self._doubtful
+        in_doubt = entry.begins_request and entry.entry.id in self.doubtful
         if entry.request_id and (in_doubt or (entry.ends_request and not began_in_vain)):
             self.unended[entry.request_id] = ENTRY_NOT_DURABLE

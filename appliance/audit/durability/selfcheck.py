@@ -45,6 +45,9 @@ class Verification:
 class DamagedError(Exception):
     """What is stored is not what was written; caught by the caller of `SelfCheck.round`."""
 
+    def __init__(self, damage: str) -> None:
+        super().__init__(f"{damage}: {_REMEDY}")
+
 
 class SelfCheck:
     """Verifies one log round by round; blocks, for a thread of its own."""
@@ -74,13 +77,8 @@ class SelfCheck:
         """
         Verify what is new up to `size`, then some of the older chunks.
 
-        Args:
-            size: durable entries, as the writer knows them.
-            root: of the tree over them, in base64.
-
-        Raises:
-            DamagedError: one line.
-            AuditUnavailableError: the store cannot be read.
+        `size` and `root` (in base64) are those of the durable entries, as the writer knows them.  Raises
+        DamagedError, and AuditUnavailableError if the store cannot be read.
         """
         self._recheck(len(self._roots), self._rest_of_tree)
         while self._tree.size < size and not self._stopped.is_set():
@@ -88,9 +86,7 @@ class SelfCheck:
         if self._stopped.is_set():
             return
         if b64encode(self._tree.root()).decode() != root:
-            raise DamagedError(
-                f"the first {size} stored entries are not the ones that were written: {_REMEDY}"
-            )
+            raise DamagedError(f"the first {size} stored entries are not the ones that were written")
         for _ in range(min(RECHECKED_CHUNKS, len(self._roots))):
             if self._stopped.is_set():
                 return
@@ -113,25 +109,21 @@ class SelfCheck:
         start = number * CHUNK
         size, root = (CHUNK, self._roots[number]) if rest is None else (rest.size, rest.root())
         if root_from_leaf_hashes(self._read(start, start + size)) != root:
+            end = start + size - 1
             raise DamagedError(
-                f"stored entries between {start} and {start + size - 1} were altered since they were "
-                f"verified: {_REMEDY}"
+                f"stored entries between {start} and {end} were altered since they were verified"
             )
         self._rest((self._work_clock() - began) * RESTS)
 
     def _read(self, start: int, end: int) -> list[bytes]:
         leaves = self._store.leaves(start, end)
         if [leaf.index for leaf in leaves] != list(range(start, end)):
-            raise DamagedError(f"stored entries between {start} and {end - 1} are missing: {_REMEDY}")
+            raise DamagedError(f"stored entries between {start} and {end - 1} are missing")
         try:
             hashes = [hash_leaf(leaf.leaf) for leaf in leaves]
         except TypeError as error:  # SQLite keeps a value of any type in any column
-            raise DamagedError(
-                f"stored entries between {start} and {end - 1} are not of bytes: {_REMEDY}"
-            ) from error
+            raise DamagedError(f"stored entries between {start} and {end - 1} are not of bytes") from error
         for leaf, leaf_hash in zip(leaves, hashes, strict=True):
             if leaf.leaf_hash != leaf_hash:
-                raise DamagedError(
-                    f"stored entry {leaf.index} does not have the hash stored with it: {_REMEDY}"
-                )
+                raise DamagedError(f"stored entry {leaf.index} does not have the hash stored with it")
         return hashes

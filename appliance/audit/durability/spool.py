@@ -36,8 +36,7 @@ FRAME_BYTES = LENGTH_BYTES + HASH_BYTES
 SEGMENTS = 8
 MAX_SEGMENT_BYTES = 2**24
 ENDS_SHARE = 8
-"""An eighth of the spool is reserved for entries that end a request: every accepted request must get its
-end."""
+"""An eighth of the spool is reserved for entries that end a request: every accepted request must get one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,6 @@ class SpoolStart:
     """When and why the spool was begun; at the head of every segment."""
 
     spool: str
-    """Id of the spool."""
     log: str
     size: int
     """Durable entries then: an entry whose commit was in doubt comes after."""
@@ -86,12 +84,7 @@ class Spool:
 
     @classmethod
     def open(cls, directory: Path, *, max_bytes: int) -> Self:
-        """
-        Take the directory and read what waits in it.
-
-        Raises:
-            ConfigurationError: it cannot be used, or another gateway uses it.
-        """
+        """Raises ConfigurationError if the directory cannot be used, or another gateway uses it."""
         lock: BinaryIO | None = None
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -123,14 +116,9 @@ class Spool:
 
     def append(self, leaves: Sequence[bytes], start: SpoolStart) -> None:
         """
-        Keep leaves durably, all of them or none.
+        Keep leaves durably in order, all of them or, with AuditUnavailableError, none.
 
-        Args:
-            leaves: in order; the caller checks that they fit.
-            start: recorded if this begins the spool.
-
-        Raises:
-            AuditUnavailableError: they are not kept.
+        The caller checks that they fit; `start` is recorded if this begins the spool.
         """
         data = b"".join(map(_frame, leaves))
         try:
@@ -147,12 +135,7 @@ class Spool:
         self.total += len(leaves)
 
     def read(self, count: int) -> list[bytes]:
-        """
-        Return the oldest leaves, at most `count`; they stay.
-
-        Raises:
-            AuditUnavailableError: they cannot be read.
-        """
+        """Return the oldest leaves, at most `count`; they stay.  Raises AuditUnavailableError."""
         leaves: list[bytes] = []
         start = self._read_at
         try:
@@ -175,8 +158,7 @@ class Spool:
         """
         Remove everything; only when all of it is in the log.
 
-        Raises:
-            AuditUnavailableError: something is left; the next drain skips it.
+        After AuditUnavailableError something is left, which the next drain skips.
         """
         self._close_file()
         try:

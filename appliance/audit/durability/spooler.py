@@ -80,7 +80,7 @@ class Spooler:
             reason=reason[:REASON_CHARACTERS],
         )
         for entry in in_flight:
-            self._losses.doubt(entry)
+            self._losses.doubtful.add(entry.entry.id)
             if not entry.is_drained:
                 self._backlog.append(entry)
         self._logger.error("audit_spooling_started", reason=reason, mode=self._settings.durability)
@@ -96,16 +96,10 @@ class Spooler:
         return waiting
 
     def wake(self) -> None:
-        """Check again whether there is something to write."""
         self._wake.set()
 
     def keep(self, entry: TrackedEntry) -> None:
-        """
-        Queue an entry for the spool.
-
-        Raises:
-            AuditUnavailableError: too many wait already.
-        """
+        """Queue an entry for the spool; raises AuditUnavailableError if too many wait already."""
         if len(self._backlog) >= self._settings.queue_entries and not entry.ends_request:
             message = f"{len(self._backlog)} audit entries wait: the spool does not keep up"
             raise AuditUnavailableError(message)

@@ -8,11 +8,9 @@ enumerations or capped.  Metrics fail open: nothing here may refuse a request.
 from appliance.infra.metrics.families import TENANT_SERIES, Meters, Metrics
 from appliance.infra.metrics.observing import (
     AuditView,
-    HealthView,
     TenantsView,
     WitnessView,
     observe_audit,
-    observe_health,
     observe_tenants,
     observe_witnesses,
 )
@@ -20,13 +18,11 @@ from appliance.infra.metrics.observing import (
 __all__ = [
     "TENANT_SERIES",
     "AuditView",
-    "HealthView",
     "Meters",
     "Metrics",
     "TenantsView",
     "WitnessView",
     "observe_audit",
-    "observe_health",
     "observe_tenants",
     "observe_witnesses",
 ]

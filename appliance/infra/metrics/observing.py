@@ -1,5 +1,5 @@
 """
-State that other packages keep, read at every scrape: the audit log, its health and witnesses, the tenants.
+State that other packages keep, read at every scrape: the audit log and its witnesses, the tenants.
 """
 
 from collections.abc import Callable
@@ -43,39 +43,6 @@ def observe_audit(metrics: Metrics, state: Callable[[], AuditView]) -> None:
 
 def _lag(state: AuditView) -> int:
     return state.size - state.checkpoint_size
-
-
-class HealthView(Protocol):
-    @property
-    def spool_entries(self) -> int: ...
-
-    @property
-    def spool_bytes(self) -> int: ...
-
-    @property
-    def gap_entries(self) -> int:
-        """Entries recorded nowhere and not admitted yet."""
-
-    @property
-    def verified_size(self) -> int:
-        """Entries that the self-check verified."""
-
-    @property
-    def verified_time(self) -> float:
-        """When the self-check last ended, in seconds since the epoch."""
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether the self-check found damage."""
-
-
-def observe_health(metrics: Metrics, health: Callable[[], HealthView]) -> None:
-    metrics.audit_spool_entries.set_function(lambda: health().spool_entries)
-    metrics.audit_spool_bytes.set_function(lambda: health().spool_bytes)
-    metrics.audit_gap_entries.set_function(lambda: health().gap_entries)
-    metrics.audit_verified_size.set_function(lambda: health().verified_size)
-    metrics.audit_verified_time.set_function(lambda: health().verified_time)
-    metrics.audit_damaged.set_function(lambda: health().is_damaged)
 
 
 class TenantsView(Protocol):

@@ -96,10 +96,10 @@ async def test_damage_is_reported_everywhere(tmp_path):
         running = asyncio.create_task(guarded.monitor.run())
         await begin(guarded.sink, "a")
         await end(guarded.sink, "a")
-        await until(lambda: guarded.monitor.health().verified_size >= 3)
+        await until(lambda: guarded.monitor.health().verification.size >= 3)
         assert guarded.monitor.health().problem(None) is None
         bench.store.stored[1] = replace(bench.store.stored[1], leaf=b"{}")
-        await until(lambda: guarded.monitor.health().is_damaged)
+        await until(lambda: guarded.monitor.health().verification.damage)
         assert "stored entry 1" in guarded.monitor.health().problem(None)
         with pytest.raises(AuditUnavailableError, match="the audit log is damaged"):
             await begin(guarded.sink, "b")
@@ -111,6 +111,6 @@ async def test_damage_is_reported_everywhere(tmp_path):
 def test_health_of_an_unknown_log_is_good():
     """The default of a service without an audit log."""
     health = AuditHealth()
-    assert (health.problem(None), health.warnings, health.is_damaged) == (None, (), False)
+    assert (health.problem(None), health.warnings, health.verification.damage) == (None, (), None)
     assert health.problem("the disk is full") == "the disk is full"
     assert AuditHealth(verification=Verification(damage="altered")).problem(None) == "altered"
