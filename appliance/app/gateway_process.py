@@ -60,9 +60,7 @@ class GatewayParts:
     services: Services
     discovery: Discovery
     egress: EgressWatch
-    control: ControlLoop
     promoter: Promoter
-    console: Console | None
     tenants: TenantWatch
     shown: dict[str, str]  # made by this start, by purpose
     batches: BatchRunner
@@ -82,7 +80,10 @@ class GatewayRole(GatewayOpener):
         async with self.opened() as opened:
             tenants = TenantDirectory()
             provider = open_provider(self.settings.oidc, logger=self.logger, clock=WALL_CLOCK)
-            watch = self._watch_tenants(opened, tenants)
+            watch = TenantWatch(
+                store=opened.tenant_store, directory=tenants, logger=self.logger, clock=WALL_CLOCK
+            )
+            observe_tenants(opened.metrics, watch)
             registrar, shown = await self._enrol(opened, watch)
             attribution = Attribution(label_key=os.urandom(16), clock=time.monotonic)
             gateway = self._make_gateway(opened, attribution)
@@ -139,24 +140,12 @@ class GatewayRole(GatewayOpener):
                     services=services,
                     discovery=discovery,
                     egress=egress,
-                    control=control,
                     promoter=promoter,
-                    console=console,
                     tenants=watch,
                     shown=shown,
                     renewable=(provider,) if provider else (),
                     batches=work.runner,
                 )
-
-    def _watch_tenants(self, opened: OpenedParts, tenants: TenantDirectory) -> TenantWatch:
-        watch = TenantWatch(
-            store=opened.tenant_store,
-            directory=tenants,
-            logger=self.logger,
-            clock=WALL_CLOCK,
-        )
-        observe_tenants(opened.metrics, watch)
-        return watch
 
     async def _enrol(self, opened: OpenedParts, watch: TenantWatch) -> tuple[Registrar, dict[str, str]]:
         registrar = Registrar(store=opened.tenant_store, record=opened.audit.log.append, adopt=watch.apply)

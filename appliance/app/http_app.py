@@ -2,7 +2,7 @@
 
 from http import HTTPStatus
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -35,7 +35,7 @@ def create_app(services: Services) -> FastAPI:
     app = FastAPI(title="Sovereign serving appliance", openapi_url=None, redirect_slashes=False)
     app.state.services = services
     _know_errors(services.metrics)
-    for router in _routers(services):
+    for router in ROUTERS if services.console is None else (*ROUTERS, pages.router):
         app.include_router(router)
 
     def limit_headers(tenant: Tenant, model: str | None) -> dict[str, str]:
@@ -94,10 +94,6 @@ def create_app(services: Services) -> FastAPI:
         limit_headers=limit_headers,
     )
     return app
-
-
-def _routers(services: Services) -> tuple[APIRouter, ...]:
-    return ROUTERS if services.console is None else (*ROUTERS, pages.router)
 
 
 def _methods(app: FastAPI, request: Request) -> str:

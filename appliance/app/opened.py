@@ -3,10 +3,11 @@
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,14 +20,14 @@ from prometheus_client import (
 from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
 from appliance.audit.entry import new_entry_id
 from appliance.audit.gateway_name import GatewayName
-from appliance.audit.log import AuditLog
 from appliance.audit.signing_keys import Signer, load_signing_key, prepare_mldsa_key
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.witness_client import open_witnessing
 from appliance.audit.witness.witnessing import Witnessing
 from appliance.control.override import SqlOverrideStore
 from appliance.gateway.capture import OpenContent, open_content
-from appliance.gateway.cost.meter import CostMeter, open_costs
+from appliance.gateway.cost.meter import CostMeter
+from appliance.gateway.cost.store import CostStore
 from appliance.gateway.tracing.tracing_setup import open_tracing
 from appliance.infra.data_directory import Installation, load_control_token
 from appliance.infra.database import Database
@@ -47,7 +48,6 @@ if TYPE_CHECKING:  # loaded only if tracing is on
     from appliance.gateway.tracing.tracer import Tracing
 
 WALL_CLOCK = time.time  # noqa: TID251 - the composition root hands out the clock
-"""Seconds since the epoch, for every part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +98,71 @@ class GatewayOpener:
             database = stack.enter_context(closing(Database(installation.database_url)))
             # Opened before the other stores: it makes or checks the tables of all.
             store = stack.enter_context(closing(SqlAuditStore(database)))
-            audit = await enter(self._open_log(store, signer, name.name, metrics))
-            content = await enter(self._open_content(database, audit.log))
-            witnessing = await enter(self._open_witnessing(store))
+            audit = await enter(
+                open_guarded(
+                    store=store,
+                    signer=signer,
+                    settings=settings.audit,
+                    files=LogFiles(
+                        database_url=installation.database_url,
+                        sealed_head=installation.sealed_head,
+                        spool=installation.spool,
+                    ),
+                    gateway=name.name,
+                    version=self.version,
+                    wall=self.wall.detail,
+                    metrics=metrics,
+                    logger=self.logger,
+                    clock=WALL_CLOCK,
+                )
+            )
+            content = await enter(
+                open_content(
+                    database=database,
+                    keys_directory=settings.audit.payload_keys_directory or installation.payload_keys,
+                    settings=settings.audit,
+                    log=audit.log,
+                    clock=WALL_CLOCK,
+                    random_bytes=os.urandom,
+                )
+            )
+            report = partial(_report_witness, self.logger)
+            witnessing = await enter(open_witnessing(store=store, settings=settings.audit, report=report))
             observe_witnesses(metrics, lambda: witnessing.level)
-            limits = await enter(self._open_limits(database, metrics))
-            costs = await enter(self._open_costs(database, name.name, metrics))
-            tracing = await enter(self._open_tracing(name.name, metrics))
+            limits = await enter(
+                open_limits(
+                    database=database,
+                    gateway=new_request_id(),
+                    settings=settings.limits,
+                    clock=time.monotonic,
+                    wall_clock=WALL_CLOCK,
+                    metrics=metrics,
+                    logger=self.logger,
+                )
+            )
+            costs = CostMeter(
+                store=CostStore(database),
+                gateway=name.name,
+                start=new_request_id(),
+                settings=settings.cost,
+                zone=ZoneInfo(settings.limits.time_zone),
+                clock=time.monotonic,
+                wall_clock=WALL_CLOCK,
+                metrics=metrics,
+                logger=self.logger,
+            )
+            await enter(costs.opened())
+            tracing = await enter(
+                open_tracing(
+                    settings.tracing,
+                    version=self.version,
+                    gateway=name.name,
+                    metrics=metrics,
+                    logger=self.logger,
+                    clock=time.monotonic,
+                    wall_clock=WALL_CLOCK,
+                )
+            )
             yield OpenedParts(
                 metrics=metrics,
                 database=database,
@@ -119,7 +177,13 @@ class GatewayOpener:
                 client=await enter(WorkerClient.open(connect_seconds=settings.pool.connect_seconds)),
                 speculation=await enter(SpeculationClient.open(token=token)),
                 others=await enter(RestartClient.open(token=token)),
-                lease=self._make_lease(database),
+                lease=SqlLease(
+                    database,
+                    name="control",
+                    holder=new_request_id(),
+                    seconds=settings.monitor.lease_seconds,
+                    clock=WALL_CLOCK,
+                ),
                 overrides=SqlOverrideStore(database),
                 tenant_store=SqlTenantStore(database),
             )
@@ -139,89 +203,6 @@ class GatewayOpener:
         signer = load_signing_key(key, self.settings.audit.origin)
         metrics.audit_signing_key_time.set(key.stat().st_mtime)
         return signer
-
-    def _make_lease(self, database: Database) -> SqlLease:
-        return SqlLease(
-            database,
-            name="control",
-            holder=new_request_id(),
-            seconds=self.settings.monitor.lease_seconds,
-            clock=WALL_CLOCK,
-        )
-
-    def _open_log(
-        self, store: SqlAuditStore, signer: Signer, gateway: str, metrics: Metrics
-    ) -> AbstractAsyncContextManager[GuardedLog]:
-        installation = self.installation
-        return open_guarded(
-            store=store,
-            signer=signer,
-            settings=self.settings.audit,
-            files=LogFiles(
-                database_url=installation.database_url,
-                sealed_head=installation.sealed_head,
-                spool=installation.spool,
-            ),
-            gateway=gateway,
-            version=self.version,
-            wall=self.wall.detail,
-            metrics=metrics,
-            logger=self.logger,
-            clock=WALL_CLOCK,
-        )
-
-    def _open_content(self, database: Database, log: AuditLog) -> AbstractAsyncContextManager[OpenContent]:
-        settings = self.settings.audit
-        return open_content(
-            database=database,
-            keys_directory=settings.payload_keys_directory or self.installation.payload_keys,
-            settings=settings,
-            log=log,
-            clock=WALL_CLOCK,
-            random_bytes=os.urandom,
-        )
-
-    def _open_witnessing(self, store: SqlAuditStore) -> AbstractAsyncContextManager[Witnessing]:
-        return open_witnessing(
-            store=store, settings=self.settings.audit, report=partial(_report_witness, self.logger)
-        )
-
-    def _open_limits(self, database: Database, metrics: Metrics) -> AbstractAsyncContextManager[Limiter]:
-        return open_limits(
-            database=database,
-            gateway=new_request_id(),
-            settings=self.settings.limits,
-            clock=time.monotonic,
-            wall_clock=WALL_CLOCK,
-            metrics=metrics,
-            logger=self.logger,
-        )
-
-    def _open_costs(
-        self, database: Database, gateway: str, metrics: Metrics
-    ) -> AbstractAsyncContextManager[CostMeter]:
-        return open_costs(
-            database=database,
-            gateway=gateway,
-            start=new_request_id(),
-            settings=self.settings.cost,
-            time_zone=self.settings.limits.time_zone,
-            clock=time.monotonic,
-            wall_clock=WALL_CLOCK,
-            metrics=metrics,
-            logger=self.logger,
-        )
-
-    def _open_tracing(self, gateway: str, metrics: Metrics) -> "AbstractAsyncContextManager[Tracing | None]":
-        return open_tracing(
-            self.settings.tracing,
-            version=self.version,
-            gateway=gateway,
-            metrics=metrics,
-            logger=self.logger,
-            clock=time.monotonic,
-            wall_clock=WALL_CLOCK,
-        )
 
 
 def new_request_id() -> str:

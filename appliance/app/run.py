@@ -120,7 +120,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
         host, port = listener.getsockname()[:2]
         running: list[Coroutine[Any, Any, None]] = [
             _wait_for(serving),
-            parts.control.run(),
+            parts.services.control.run(),
             parts.promoter.run(),
             opened.audit.run(),
             opened.witnessing.run(),
@@ -136,8 +136,8 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             ),
             keep_renewed([part for part in (tls, *parts.renewable) if part is not None]),
         ]
-        if parts.console is not None:
-            running.append(parts.console.run())
+        if parts.services.console is not None:
+            running.append(parts.services.console.run())
         if worker is not None:
             running.append(
                 worker.run(Listeners(pool=opened.pool, audit=opened.audit.sink, metrics=opened.metrics))

@@ -9,7 +9,7 @@ control loop then uses the overrides it read last; writing fails closed, and not
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from sqlalchemy import (
@@ -130,18 +130,14 @@ def _parse_draft_tokens(draft_tokens: object, mode: object) -> int | None:
     if mode != SpeculationMode.SPECULATIVE:
         message = "`draft_tokens` goes with the mode `speculative` only."
         raise InvalidRequestError(message, param="draft_tokens")
-    if not isinstance(draft_tokens, int) or isinstance(draft_tokens, bool) or draft_tokens < 1:
+    if type(draft_tokens) is not int or draft_tokens < 1:
         message = "`draft_tokens` must be a whole number from 1 on."
         raise InvalidRequestError(message, param="draft_tokens")
     return draft_tokens
 
 
 def _parse_seconds(seconds: object) -> int:
-    if (
-        not isinstance(seconds, int)
-        or isinstance(seconds, bool)
-        or not MINIMUM_SECONDS <= seconds <= MAXIMUM_SECONDS
-    ):
+    if type(seconds) is not int or not MINIMUM_SECONDS <= seconds <= MAXIMUM_SECONDS:
         message = f"`seconds` must be a whole number from {MINIMUM_SECONDS} to {MAXIMUM_SECONDS}."
         raise InvalidRequestError(message, param="seconds")
     return seconds
@@ -176,17 +172,8 @@ class SqlOverrideStore(SqlStore):
         replaced = (_overrides.c.worker == override.worker) | (_overrides.c.expires_at <= override.since)
         with self._writing() as connection:
             connection.execute(delete(_overrides).where(replaced))
-            connection.execute(
-                insert(_overrides).values(
-                    worker=override.worker,
-                    mode=str(override.mode),
-                    draft_tokens=override.draft_tokens,
-                    actor=override.actor,
-                    note=override.note,
-                    since=override.since,
-                    expires_at=override.expires_at,
-                )
-            )
+            row = asdict(override) | {"mode": str(override.mode)}
+            connection.execute(insert(_overrides).values(row))
 
     def _delete(self, worker: str) -> bool:
         with self._writing() as connection:
@@ -196,18 +183,7 @@ class SqlOverrideStore(SqlStore):
     def _list(self) -> tuple[Override, ...]:
         with self._errors("read"), self._reader.begin() as connection:
             rows = connection.execute(select(_overrides).order_by(_overrides.c.worker)).all()
-        return tuple(
-            Override(
-                worker=row.worker,
-                mode=SpeculationMode(row.mode),
-                draft_tokens=row.draft_tokens,
-                actor=row.actor,
-                note=row.note,
-                since=row.since,
-                expires_at=row.expires_at,
-            )
-            for row in rows
-        )
+        return tuple(Override(**row._asdict() | {"mode": SpeculationMode(row.mode)}) for row in rows)
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:

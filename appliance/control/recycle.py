@@ -60,8 +60,7 @@ class RecycleParts:
     pool: WorkerPool
     client: CanaryClient
     own: Mapping[WorkerId, Restarter]  # workers that this process supervises
-    others: Restarter
-    """For all other workers."""
+    others: Restarter  # for all other workers
     audit: AuditSink
     metrics: Metrics
     logger: Logger
@@ -159,9 +158,6 @@ class Recycler:
         self._worker_id = worker_id
         self._task = asyncio.get_running_loop().create_task(self._run(job))
         return self._task
-
-    async def recycle(self, worker_id: WorkerId, *, with_draft: bool, reason: Reason) -> RecycleResult:
-        return await self.begin(worker_id, with_draft=with_draft, reason=reason)
 
     async def close(self) -> None:
         """Cancel the recycle in progress; a worker that was not restarted yet gets requests again."""
@@ -301,11 +297,7 @@ class Recycler:
         is_out = admission is not Admission.ADMITTED
         level = self._parts.logger.error if is_out else self._parts.logger.info
         level(
-            "worker_recycle_ended",
-            worker=job.worker_id,
-            reason=job.reason,
-            outcome=result,
-            state=admission,
+            "worker_recycle_ended", worker=job.worker_id, reason=job.reason, outcome=result, state=admission
         )
         self._parts.metrics.worker_recycles.labels(job.worker_id, job.reason, result).inc()
         self._parts.metrics.worker_left_out.labels(job.worker_id).set(is_out)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Self
 from zoneinfo import ZoneInfo
 
 from appliance.errors import CostUnavailableError
@@ -25,7 +26,6 @@ from appliance.gateway.cost.rows import (
     slot_of,
 )
 from appliance.gateway.cost.store import CostStore
-from appliance.infra.database import Database
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import CostSettings
@@ -40,7 +40,7 @@ Clock = Callable[[], float]
 
 class CostMeter:
     """
-    Meter of one gateway; made by `open_costs`, owned by one event loop.
+    Meter of one gateway, owned by one event loop; see `opened`.
 
     `start` names this start of the gateway and is never used again; `zone` is that of the slots' hours;
     `clock` is the control loop's, monotonic; `wall_clock` is Unix time.
@@ -115,6 +115,17 @@ class CostMeter:
         interval = self._account(worker_id).observe(sample, alone=self._alone)
         if interval is not None:
             self._record(worker_id, interval)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Self]:
+        """Write once more when the block ends, and close the store; `run` must run meanwhile."""
+        try:
+            # At once, so that a crash within the first minute is a gap in reports.
+            await self.flush()
+            yield self
+        finally:
+            await self.flush(closed=True)
+            self._store.close()
 
     async def run(self) -> None:
         while True:
@@ -227,38 +238,3 @@ def _with_guess(costs: Costs, snapshot: WorkerSnapshot, bucket: int, k: int, now
     nearest = known[min(known, key=lambda name: (abs(name - bucket), name))]
     guess = aged(borrowed(nearest), now).ratios[k]
     return replace(costs, ratios=MappingProxyType({**costs.ratios, k: guess}))
-
-
-@asynccontextmanager
-async def open_costs(
-    *,
-    database: Database | str,
-    gateway: str,
-    start: str,
-    settings: CostSettings,
-    time_zone: str,
-    clock: Clock,
-    wall_clock: Clock,
-    metrics: Metrics,
-    logger: Logger,
-) -> AsyncIterator[CostMeter]:
-    """A meter on the audit log's database until the block ends; the arguments are `CostMeter`'s."""
-    store = CostStore(database)
-    meter = CostMeter(
-        store=store,
-        gateway=gateway,
-        start=start,
-        settings=settings,
-        zone=ZoneInfo(time_zone),
-        clock=clock,
-        wall_clock=wall_clock,
-        metrics=metrics,
-        logger=logger,
-    )
-    try:
-        # At once, so that a crash within the first minute is a gap in reports.
-        await meter.flush()
-        yield meter
-    finally:
-        await meter.flush(closed=True)
-        store.close()

@@ -188,7 +188,7 @@ class World:
 
     async def recycle(self, *, with_draft: bool = True, reason: Reason = Reason.COLLAPSED) -> RecycleResult:
         async with asyncio.timeout(20):
-            return await self.recycler.recycle(A, with_draft=with_draft, reason=reason)
+            return await self.recycler.begin(A, with_draft=with_draft, reason=reason)
 
     def counted(self, result: RecycleResult, reason: Reason = Reason.COLLAPSED) -> float:
         return self.metrics.worker_recycles.labels(A, reason, result)._value.get()
