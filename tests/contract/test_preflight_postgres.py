@@ -7,8 +7,7 @@ import pytest
 
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.preflight.audit_database import check_database
-from appliance.cli.preflight.check import CheckResult
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.check import CheckResult, Inquiry
 from appliance.infra.schema import grants
 from appliance.infra.settings import load_settings
 

@@ -1,13 +1,20 @@
-"""The GPUs: whether they are present, large enough, and have a recent driver."""
+"""
+The GPUs: whether they are present, large enough, and have a recent driver and FlashInfer's kernels.
+
+Without FlashInfer's kernels vLLM downloads or compiles kernels at start.  If neither is possible it uses
+slower ones: nothing fails, and an air-gapped machine serves fewer tokens.  Kernels of another version than
+FlashInfer's Python package break its import.  As in vLLM 0.32, `utils/flashinfer.py`.
+"""
 
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from pathlib import Path
 
-from appliance.cli.preflight.check import Check, Subject, gib
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.check import Check, Inquiry, SkippedError, Subject, family, gib
 from appliance.cli.preflight.memory import Need, estimate
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import WorkerSettings
@@ -17,9 +24,12 @@ from appliance.serving.weights import Weights, inspect_weights
 COUNT = Subject("gpu.count", "GPUs")
 DRIVER = Subject("gpu.driver", "NVIDIA driver")
 MEMORY = Subject("gpu.memory", "GPU memory")
-SUBJECTS = (COUNT, DRIVER, MEMORY)
+VERSIONS = Subject("kernels.flashinfer", "FlashInfer kernels")
 TIGHT = 0.9
 """Share of the worker's memory above which too little remains for activations and CUDA graphs."""
+PYTHON, CUBIN, CACHE = "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"
+CACHE_FROM = (12, 9)
+"""Oldest CUDA version for which the second kernel package is published."""
 ANY_CUDA = re.compile(r"^cuda\b[^=]*=\s*'(\d+)\.(\d+)", re.MULTILINE)
 
 
@@ -31,26 +41,17 @@ class Build:
     """CUDA version: major, minor; None for a build without CUDA."""
 
 
+@family(COUNT, DRIVER, MEMORY)
 def check_gpus(inquiry: Inquiry) -> Iterable[Check]:
     """Query the driver, and compare with the worker's settings."""
-    settings = inquiry.settings.worker
-    if not inquiry.worker:
-        yield from _none("no worker runs on this machine")
-        return
-    driver, build = read_driver(), detect_build()
+    inquiry.require_worker()
+    settings, driver, build = inquiry.settings.worker, read_driver(), detect_build()
     if not wants_gpu(settings, driver, build):
-        yield from _none("the worker runs on the CPU")
-        return
+        raise SkippedError("the worker runs on the CPU")
     yield judge_count(settings, driver)
     yield judge_driver(driver, build)
-    try:
-        target, draft = read_pair(settings)
-    except ConfigurationError:
-        yield MEMORY.skipped("the weights cannot be read; see weights.files")
-        return
     need = estimate(
-        target,
-        draft,
+        *require_pair(settings),
         dtype=settings.dtype,
         context=settings.max_model_len,
         tensor=settings.tensor_parallel_size,
@@ -68,7 +69,6 @@ def wants_gpu(settings: WorkerSettings, driver: NvidiaDriver | None, build: Buil
 
 
 def judge_count(settings: WorkerSettings, driver: NvidiaDriver | None) -> Check:
-    """Whether there are as many GPUs as the settings share the model over."""
     wanted = settings.tensor_parallel_size * settings.pipeline_parallel_size
     asked = f"tensor {settings.tensor_parallel_size} x pipeline {settings.pipeline_parallel_size} = {wanted}"
     gpus = driver.gpus if driver else ()
@@ -99,16 +99,14 @@ def judge_driver(driver: NvidiaDriver | None, build: Build | None) -> Check:
     if build is None:
         return DRIVER.skipped(f"{seen}; no engine is installed here")
     if build.cuda is None:
-        return DRIVER.fail(
-            f"{seen}; the engine installed here is built without CUDA", "install vLLM's GPU build"
-        )
-    seen = f"{seen}, vLLM is built for {_version(build.cuda)}"
+        seen = f"{seen}; the engine installed here is built without CUDA"
+        return DRIVER.fail(seen, "install vLLM's GPU build")
+    wanted = _version(build.cuda)
+    seen = f"{seen}, vLLM is built for {wanted}"
     if driver.cuda[0] < build.cuda[0]:
-        return DRIVER.fail(seen, f"install a driver for CUDA {_version(build.cuda)} or newer")
+        return DRIVER.fail(seen, f"install a driver for CUDA {wanted} or newer")
     if driver.cuda < build.cuda:
-        todo = (
-            f"install a driver for CUDA {_version(build.cuda)}: kernels compiled here may fail with this one"
-        )
+        todo = f"install a driver for CUDA {wanted}: kernels compiled here may fail with this one"
         return DRIVER.warn(seen, todo)
     return DRIVER.ok(seen)
 
@@ -122,14 +120,13 @@ def judge_memory(settings: WorkerSettings, driver: NvidiaDriver | None, need: Ne
     free = min(gpu.free_bytes for gpu in used)
     if free < allowed:
         seen = f"{gib(free)} are free, and the worker takes {gib(allowed)} at start"
-        return MEMORY.fail(
-            seen, "end other processes on the GPU (a running worker counts), or lower gpu_memory_fraction"
-        )
+        todo = "end other processes on the GPU (a running worker counts), or lower gpu_memory_fraction"
+        return MEMORY.fail(seen, todo)
     if need.token is None:
-        return MEMORY.warn(
-            f"weights {gib(need.weights)} of {gib(allowed)}; its config.json does not determine the KV cache",
-            "start the worker once and read how many tokens its log says fit",
+        seen = (
+            f"weights {gib(need.weights)} of {gib(allowed)}; its config.json does not determine the KV cache"
         )
+        return MEMORY.warn(seen, "start the worker once and read how many tokens its log says fit")
     room = max(0, allowed - need.weights) // need.token if need.token else 0
     each = f"{need.context} tokens" if need.context else "a context of unknown length"
     seen = (
@@ -161,12 +158,17 @@ def read_pair(settings: WorkerSettings) -> tuple[Weights, Weights | None]:
     """
     Config and headers of the target, and of the draft if one is used.
 
-    Raises:
-        ConfigurationError: a path or file is missing or broken.
+    Raises ConfigurationError if a path or file is missing or broken.
     """
-    uses_draft = settings.method == "eagle3" and settings.task == "generate" and settings.draft is not None
-    target = inspect_weights(settings.model)
-    return target, inspect_weights(settings.draft) if uses_draft and settings.draft else None
+    draft = settings.draft if settings.method == "eagle3" and settings.task == "generate" else None
+    return inspect_weights(settings.model), None if draft is None else inspect_weights(draft)
+
+
+def require_pair(settings: WorkerSettings) -> tuple[Weights, Weights | None]:
+    try:
+        return read_pair(settings)
+    except ConfigurationError as error:
+        raise SkippedError("the weights cannot be read; see weights.files") from error
 
 
 def cache_bytes(settings: WorkerSettings) -> int | None:
@@ -175,8 +177,40 @@ def cache_bytes(settings: WorkerSettings) -> int | None:
     return 1 if "--kv-cache-dtype fp8" in arguments else None
 
 
-def _none(why: str) -> Iterable[Check]:
-    return (subject.skipped(why) for subject in SUBJECTS)
+@family(VERSIONS)
+def check_kernels(inquiry: Inquiry) -> Iterable[Check]:
+    inquiry.require_worker()
+    build = detect_build()
+    if not wants_gpu(inquiry.settings.worker, read_driver(), build):
+        raise SkippedError("the worker runs on the CPU")
+    yield judge_kernels(detect_kernels(), build)
+
+
+def detect_kernels(find: Callable[[str], str] = installed_version) -> dict[str, str]:
+    found = {}
+    for name in (PYTHON, CUBIN, CACHE):
+        try:
+            found[name] = find(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def judge_kernels(versions: Mapping[str, str], build: Build | None) -> Check:
+    """Whether the kernels match; a build label such as `+cu130` is not part of the version."""
+    wanted = versions.get(PYTHON)
+    if wanted is None:
+        return VERSIONS.skipped(f"{PYTHON} is not installed here")
+    seen = ", ".join(f"{name} {version}" for name, version in versions.items())
+    todo = "build the image with `vllm download-kernels`, which installs matching kernels"
+    has_cache = build is not None and build.cuda is not None and build.cuda >= CACHE_FROM
+    expected = (CUBIN, CACHE) if has_cache else (CUBIN,)
+    if any(version.partition("+")[0] != wanted.partition("+")[0] for version in versions.values()):
+        return VERSIONS.fail(f"{seen}: the versions differ", todo)
+    missing = [name for name in expected if name not in versions]
+    if missing:
+        return VERSIONS.warn(f"{seen}; no {' and no '.join(missing)}: slower kernels are used", todo)
+    return VERSIONS.ok(seen)
 
 
 def _version(version: tuple[int, int]) -> str:

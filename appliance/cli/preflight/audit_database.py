@@ -8,8 +8,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, inspect, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.cli.preflight.check import Check, Subject
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.check import Check, Inquiry, SkippedError, Subject, family
 from appliance.errors import ApplianceError
 from appliance.infra import schema
 from appliance.infra.database import first_line, open_database
@@ -18,7 +17,6 @@ REACHABLE = Subject("database.reachable", "Database")
 SCHEMA = Subject("database.schema", "Tables")
 WRITABLE = Subject("database.writable", "Rights")
 DRIFT = Subject("database.clock", "Clocks agree")
-SUBJECTS = (REACHABLE, SCHEMA, WRITABLE, DRIFT)
 BUSY_SECONDS = 5.0
 DRIFT_SECONDS, GREATEST_DRIFT_SECONDS = 1.0, 5.0
 OLDEST_POSTGRESQL = 15
@@ -47,48 +45,38 @@ class SeenDatabase:
     """How far its clock is ahead of ours; None if both use the same clock."""
 
 
+@family(REACHABLE, SCHEMA, WRITABLE, DRIFT)
 def check_database(inquiry: Inquiry) -> Iterable[Check]:
     """Connect as the gateway does; nothing is written, created or upgraded."""
-    if not inquiry.gateway:
-        yield from (subject.skipped("no gateway runs on this machine") for subject in SUBJECTS)
-        return
-    url = inquiry.installation.database_url
-    if inquiry.uses_sqlite and not _sqlite_file(url).exists():
+    inquiry.require_gateway()
+    if _is_missing(inquiry):
         yield REACHABLE.ok("SQLite; the first start creates it")
-        yield from (subject.skipped("there is no database yet") for subject in SUBJECTS[1:])
-        return
+        raise SkippedError("there is no database yet")
+    todo = "check audit.database_url, the server, and the network between"
     try:
-        seen = inspect_database(url, inquiry)
+        seen = inspect_database(inquiry.installation.database_url, inquiry)
     except ApplianceError as error:
-        yield REACHABLE.fail(
-            str(error),
-            "see docs/how-to/use-postgresql.md for how to create the database and write the URL",
-        )
+        todo = "see docs/how-to/use-postgresql.md for how to create the database and write the URL"
+        yield REACHABLE.fail(str(error), todo)
     except SQLAlchemyError as error:
-        yield REACHABLE.fail(
-            f"it does not answer: {first_line(error)}",
-            "check audit.database_url, the server, and the network between",
-        )
+        yield REACHABLE.fail(f"it does not answer: {first_line(error)}", todo)
     except OSError as error:
-        yield REACHABLE.fail(
-            f"it cannot be reached: {error}", "check audit.database_url, the server, and the network between"
-        )
+        yield REACHABLE.fail(f"it cannot be reached: {error}", todo)
     else:
         yield judge_reachable(seen)
         yield judge_schema(seen)
         yield judge_rights(seen)
         yield judge_drift(seen.drift_seconds)
         return
-    yield from (subject.skipped("the database does not answer") for subject in SUBJECTS[1:])
+    raise SkippedError("the database does not answer")
 
 
 def log_is_current(inquiry: Inquiry) -> bool:
     """Whether there is a log with current tables; the query changes nothing."""
-    url = inquiry.installation.database_url
-    if inquiry.uses_sqlite and not _sqlite_file(url).exists():
+    if _is_missing(inquiry):
         return False
     try:
-        engine = open_database(url, busy_seconds=BUSY_SECONDS)
+        engine = open_database(inquiry.installation.database_url, busy_seconds=BUSY_SECONDS)
         try:
             with engine.execution_options(writes=False).connect() as connection:
                 return schema.check(connection)
@@ -100,11 +88,9 @@ def log_is_current(inquiry: Inquiry) -> bool:
 
 def inspect_database(url: str, inquiry: Inquiry) -> SeenDatabase:
     """
-    Query a database.
+    Raises ApplianceError if the URL is unusable or the tables are newer than this appliance.
 
-    Raises:
-        ApplianceError: the URL is unusable, or the tables are newer than this appliance.
-        SQLAlchemyError, OSError: it does not answer.
+    Raises SQLAlchemyError or OSError if the database does not answer.
     """
     engine = open_database(url, busy_seconds=BUSY_SECONDS)
     try:
@@ -129,11 +115,9 @@ def inspect_database(url: str, inquiry: Inquiry) -> SeenDatabase:
 
 
 def judge_reachable(seen: SeenDatabase) -> Check:
-    """Whether the server's version is supported."""
     if seen.major is not None and seen.major < OLDEST_POSTGRESQL:
-        return REACHABLE.warn(
-            f"{seen.name} answers", f"PostgreSQL {OLDEST_POSTGRESQL} is the oldest tested version"
-        )
+        todo = f"PostgreSQL {OLDEST_POSTGRESQL} is the oldest tested version"
+        return REACHABLE.warn(f"{seen.name} answers", todo)
     return REACHABLE.ok(f"{seen.name} answers")
 
 
@@ -143,31 +127,26 @@ def judge_schema(seen: SeenDatabase) -> Check:
         return SCHEMA.ok(f"at step {schema.NEWEST}, the newest")
     what = "there are none yet" if seen.empty else f"they are older than step {schema.NEWEST}"
     if seen.major is not None:
-        return SCHEMA.fail(
-            what, "run `appliance audit upgrade-database --url ...` as the role that owns the database"
-        )
+        todo = "run `appliance audit upgrade-database --url ...` as the role that owns the database"
+        return SCHEMA.fail(what, todo)
     return SCHEMA.warn(f"{what}; the next start upgrades them", "back the data directory up first")
 
 
 def judge_rights(seen: SeenDatabase) -> Check:
     """Whether a gateway may append to the log, and nothing else."""
     if seen.read_only:
-        return WRITABLE.fail(
-            "it is read-only", "use the primary server, or make the file writable for this account"
-        )
+        todo = "use the primary server, or make the file writable for this account"
+        return WRITABLE.fail("it is read-only", todo)
     if seen.lacking:
         todo = "run what `appliance audit grants --role ROLE` prints, as the owner"
         return WRITABLE.fail(f"this role lacks {', '.join(seen.lacking)}", todo)
     if seen.excessive:
         todo = "connect as a role that does not own the tables: `appliance audit grants --role ROLE`"
         return WRITABLE.warn(f"this role has {', '.join(seen.excessive)}", todo)
-    return WRITABLE.ok(
-        "entries can be appended" if seen.major is None else "entries can be appended, not changed"
-    )
+    return WRITABLE.ok(f"entries can be appended{'' if seen.major is None else ', not changed'}")
 
 
 def judge_drift(seconds: float | None) -> Check:
-    """Whether two clocks are close enough for leases and heartbeats."""
     if seconds is None:
         return DRIFT.skipped("the database uses this machine's clock")
     seen = f"the database's is {abs(seconds):.2f} s {'ahead' if seconds >= 0 else 'behind'}"
@@ -205,8 +184,9 @@ def _rights(connection: Connection, asked: Mapping[str, tuple[str, ...]], *, hel
                 yield f"{right} on {table}"
 
 
-def _sqlite_file(url: str) -> Path:
-    return Path(make_url(url).database or "")
+def _is_missing(inquiry: Inquiry) -> bool:
+    url = inquiry.installation.database_url
+    return inquiry.uses_sqlite and not Path(make_url(url).database or "").exists()
 
 
 def _is_read_only(engine: Engine) -> bool:

@@ -1,6 +1,4 @@
-"""
-TLS files: whether they match, the chain is complete, clients' names are covered, and the dates are valid.
-"""
+"""TLS files: whether they match, the chain is complete, names are covered, and the dates are valid."""
 
 import socket
 from collections.abc import Iterable
@@ -15,15 +13,13 @@ from cryptography.exceptions import InvalidSignature
 
 from appliance.api.http.server import is_loopback
 from appliance.api.http.tls import WARN_SECONDS, open_tls
-from appliance.cli.preflight.check import Check, Subject
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.check import Check, Inquiry, SkippedError, Subject, family
 from appliance.errors import ConfigurationError
 
 FILES = Subject("tls.files", "TLS files")
 CHAIN = Subject("tls.chain", "Certificate chain")
 NAMES = Subject("tls.names", "Certificate names")
 EXPIRY = Subject("tls.expiry", "Certificate validity")
-SUBJECTS = (FILES, CHAIN, NAMES, EXPIRY)
 ANY_HOST = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound
 
 
@@ -43,16 +39,14 @@ class SeenCertificate:
     self_signed: bool
 
 
+@family(FILES, CHAIN, NAMES, EXPIRY)
 def check_tls(inquiry: Inquiry) -> Iterable[Check]:
     """Read the files as a start does, then check the certificate."""
+    inquiry.require_gateway()
     tls, host = inquiry.settings.tls, inquiry.settings.api.host
-    if not inquiry.gateway:
-        yield from (subject.skipped("no gateway runs on this machine") for subject in SUBJECTS)
-        return
     if tls.certificate_file is None:
         yield judge_plain(host)
-        yield from (subject.skipped("the gateway speaks plain HTTP") for subject in SUBJECTS[1:])
-        return
+        raise SkippedError("the gateway speaks plain HTTP")
     silent = structlog.wrap_logger(
         structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(0)
     )
@@ -61,8 +55,7 @@ def check_tls(inquiry: Inquiry) -> Iterable[Check]:
         seen = read_certificate(tls.certificate_file)
     except ConfigurationError as error:
         yield FILES.fail(str(error), "install the certificate, its chain and its own key as PEM")
-        yield from (subject.skipped("the TLS files cannot be used") for subject in SUBJECTS[1:])
-        return
+        raise SkippedError("the TLS files cannot be used") from error
     yield FILES.ok(f"{tls.certificate_file} and its key match")
     yield judge_chain(seen)
     yield judge_names(seen, inquiry.names, host=host, machine=socket.getfqdn())
@@ -70,17 +63,11 @@ def check_tls(inquiry: Inquiry) -> Iterable[Check]:
 
 
 def read_certificate(file: Path) -> SeenCertificate:
-    """
-    Read the certificate file.
-
-    Raises:
-        ConfigurationError: a certificate of the chain cannot be read.
-    """
+    """Raises ConfigurationError if a certificate of the chain cannot be read."""
     try:
         chain = x509.load_pem_x509_certificates(file.read_bytes())
         links = [_signed(below, above) for below, above in pairwise(chain)]
-        own = chain[0]
-        names = _names(own)
+        own, names = chain[0], _names(chain[0])
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"tls.certificate_file {file} has an unreadable chain: {error}") from error
     return SeenCertificate(
@@ -95,7 +82,6 @@ def read_certificate(file: Path) -> SeenCertificate:
 
 
 def judge_plain(host: str) -> Check:
-    """Without TLS, a gateway may serve this machine only."""
     if is_loopback(host):
         return FILES.ok(f"none; plain HTTP on {host}, for this machine only")
     todo = "set tls.certificate_file and tls.key_file, unless a proxy on this machine encrypts"
@@ -103,7 +89,6 @@ def judge_plain(host: str) -> Check:
 
 
 def judge_chain(seen: SeenCertificate) -> Check:
-    """Whether clients can follow the certificate to an authority."""
     if seen.broken is not None:
         order = "put the gateway's own certificate first, then its issuer, and so on"
         return CHAIN.fail(f"certificate {seen.broken} of {seen.length} is not signed by the next one", order)
@@ -113,18 +98,11 @@ def judge_chain(seen: SeenCertificate) -> Check:
 
 
 def judge_names(seen: SeenCertificate, wanted: tuple[str, ...], *, host: str, machine: str) -> Check:
-    """
-    Whether the certificate has the names that clients use.
-
-    `wanted` are the names from `--name`; without any, `host` (`api.host`) or the name of this machine is
-    checked.
-    """
+    """`wanted` are the names from `--name`; without any, `api.host` or this machine's name is checked."""
     text = ", ".join(seen.names) or "none"
     if not seen.names:
-        return NAMES.fail(
-            "it has no subject alternative name, and clients read no other",
-            "reissue it with its DNS names",
-        )
+        todo = "reissue it with its DNS names"
+        return NAMES.fail("it has no subject alternative name, and clients read no other", todo)
     missing = [name for name in wanted if not _covers(seen.names, name)]
     if missing:
         return NAMES.fail(f"{text}; not {', '.join(missing)}", "reissue it with these names as well")
@@ -135,17 +113,15 @@ def judge_names(seen: SeenCertificate, wanted: tuple[str, ...], *, host: str, ma
 
 
 def judge_expiry(seen: SeenCertificate, now: datetime) -> Check:
-    """Whether the certificate is valid now, and for a while."""
+    todo = "replace certificate and key; a running gateway reloads them"
     text = f"{seen.not_before:%Y-%m-%d} to {seen.not_after:%Y-%m-%d}"
     if now < seen.not_before:
         return EXPIRY.fail(f"{text}: not yet", "check the clock, and the certificate")
     left = seen.not_after - now
     if left.total_seconds() <= 0:
-        return EXPIRY.fail(f"{text}: expired", "replace certificate and key; a running gateway reloads them")
+        return EXPIRY.fail(f"{text}: expired", todo)
     if left.total_seconds() < WARN_SECONDS:
-        return EXPIRY.warn(
-            f"{text}: {left.days} days left", "replace certificate and key; a running gateway reloads them"
-        )
+        return EXPIRY.warn(f"{text}: {left.days} days left", todo)
     return EXPIRY.ok(f"{text}: {left.days} days left")
 
 

@@ -1,53 +1,25 @@
 """All checks, in the order of the report."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
-from appliance.cli.preflight import (
-    accelerator,
-    audit_database,
-    audit_log,
-    certificate,
-    clock,
-    digests,
-    disk,
-    draft_fit,
-    kernel,
-    kernels,
-    listening,
-    no_egress,
-    processor,
-    secret_files,
-)
-from appliance.cli.preflight.check import Check, Subject
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.accelerator import check_gpus, check_kernels
+from appliance.cli.preflight.audit_database import check_database
+from appliance.cli.preflight.audit_log import check_log
+from appliance.cli.preflight.certificate import check_tls
+from appliance.cli.preflight.check import Check, CheckFamily, Inquiry, Subject
+from appliance.cli.preflight.clock import check_clock
+from appliance.cli.preflight.digests import check_weights
+from appliance.cli.preflight.disk import check_disk
+from appliance.cli.preflight.draft_fit import check_pair
+from appliance.cli.preflight.kernel import check_kernel
+from appliance.cli.preflight.network import check_egress, check_ports
+from appliance.cli.preflight.processor import check_cpu
+from appliance.cli.preflight.secret_files import check_files
 from appliance.errors import ApplianceError
 
-
-@dataclass(frozen=True, slots=True)
-class CheckFamily:
-    """Checks of one part of the machine."""
-
-    look: Callable[[Inquiry], Iterable[Check]]
-    """Yields one check per subject, in their order."""
-    subjects: tuple[Subject, ...]
-
-
 FAMILIES = (
-    CheckFamily(secret_files.check_files, secret_files.SUBJECTS),
-    CheckFamily(accelerator.check_gpus, accelerator.SUBJECTS),
-    CheckFamily(kernels.check_kernels, kernels.SUBJECTS),
-    CheckFamily(processor.check_cpu, processor.SUBJECTS),
-    CheckFamily(disk.check_disk, disk.SUBJECTS),
-    CheckFamily(kernel.check_kernel, kernel.SUBJECTS),
-    CheckFamily(listening.check_ports, listening.SUBJECTS),
-    CheckFamily(clock.check_clock, clock.SUBJECTS),
-    CheckFamily(no_egress.check_egress, no_egress.SUBJECTS),
-    CheckFamily(digests.check_weights, digests.SUBJECTS),
-    CheckFamily(draft_fit.check_pair, draft_fit.SUBJECTS),
-    CheckFamily(audit_database.check_database, audit_database.SUBJECTS),
-    CheckFamily(certificate.check_tls, certificate.SUBJECTS),
-    CheckFamily(audit_log.check_log, audit_log.SUBJECTS),
+    *(check_files, check_gpus, check_kernels, check_cpu, check_disk, check_kernel, check_ports, check_clock),
+    *(check_egress, check_weights, check_pair, check_database, check_tls, check_log),
 )
 SUBJECTS = tuple(subject for family in FAMILIES for subject in family.subjects)
 
@@ -69,14 +41,14 @@ def run_checks(
             yield from (subject.skipped("skipped with --skip") for subject in family.subjects)
             continue
         report(family.subjects[0].title)
-        answers = iter(family.look(inquiry))
+        answers = family(inquiry)
         for subject in family.subjects:
             try:
                 answer = next(answers)
             except (ApplianceError, OSError) as error:
+                # The generator has ended, so that the rest of the family is skipped below.
                 seen = f"the check failed: {error}"
                 answer = subject.fail(seen, "correct this, then run preflight again")
-                answers = iter(())
             except StopIteration:
                 answer = subject.skipped("a check that it depends on failed")
             yield subject.skipped("skipped with --skip") if _is_skipped(subject, skip) else answer

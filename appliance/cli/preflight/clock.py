@@ -6,17 +6,14 @@ The audit log's times, token limits, certificates and leases depend on it.
 
 import ctypes
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from appliance.cli.preflight.check import Check, Subject
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.check import Check, Inquiry, Subject, family
 
 SYNCHRONISED = Subject("clock.synchronised", "Clock")
 ZONE = Subject("clock.zone", "Time zone")
-SUBJECTS = (SYNCHRONISED, ZONE)
 UNSYNCHRONISED = 0x40
 """STA_UNSYNC of adjtimex(2)."""
 ERROR_SECONDS = 1.0
@@ -40,52 +37,39 @@ class _Timex(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenClock:
-    """The kernel's report on its clock."""
-
-    now: float
-    """Unix time in seconds."""
-    synchronised: bool | None
-    """None if the kernel does not report it."""
-    error_seconds: float
-    """Maximum error, as reported to the kernel by the time service."""
-
-
+@family(SYNCHRONISED, ZONE)
 def check_clock(inquiry: Inquiry) -> Iterable[Check]:
     """Query the kernel; no time server is contacted."""
-    yield judge_clock(read_clock(inquiry.clock()))
-    if inquiry.gateway:
-        yield judge_zone(inquiry.settings.limits.time_zone, read_zone())
-    else:
-        yield ZONE.skipped("no gateway runs on this machine")
+    synchronised, error_seconds = read_clock()
+    yield judge_clock(inquiry.clock(), synchronised=synchronised, error_seconds=error_seconds)
+    inquiry.require_gateway()
+    yield judge_zone(inquiry.settings.limits.time_zone, read_zone())
 
 
-def read_clock(now: float) -> SeenClock:
-    """Needs no privilege, since nothing is changed."""
+def read_clock() -> tuple[bool | None, float]:
+    """
+    Whether the clock is synchronised, and its maximum error in seconds as reported by the time service.
+
+    None if the kernel does not report it.  Needs no privilege, since nothing is changed.
+    """
     seen = _Timex()
     answered = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(seen)) >= 0
-    return SeenClock(
-        now=now,
-        synchronised=not seen.status & UNSYNCHRONISED if answered else None,
-        error_seconds=seen.maxerror / 1e6,
-    )
+    return not seen.status & UNSYNCHRONISED if answered else None, seen.maxerror / 1e6
 
 
-def judge_clock(seen: SeenClock) -> Check:
-    """Whether the clock can be trusted."""
-    time = datetime.fromtimestamp(seen.now, UTC)
+def judge_clock(now: float, *, synchronised: bool | None, error_seconds: float) -> Check:
+    time = datetime.fromtimestamp(now, UTC)
     text = f"{time:%Y-%m-%d %H:%M:%S} UTC"
     todo = "configure chrony with a time server of your network, then see `chronyc tracking` or `timedatectl`"
     if time < EARLIEST:
         return SYNCHRONISED.fail(f"{text} is in the past", "set the clock")
-    if seen.synchronised is None:
+    if synchronised is None:
         return SYNCHRONISED.skipped(f"{text}; the kernel does not report synchronisation")
-    if not seen.synchronised:
+    if not synchronised:
         return SYNCHRONISED.warn(f"{text}; not synchronised", todo)
-    if seen.error_seconds > ERROR_SECONDS:
-        return SYNCHRONISED.warn(f"{text}; it may be {seen.error_seconds:.1f} s off", todo)
-    return SYNCHRONISED.ok(f"{text}, synchronised to {seen.error_seconds * 1000:.0f} ms")
+    if error_seconds > ERROR_SECONDS:
+        return SYNCHRONISED.warn(f"{text}; it may be {error_seconds:.1f} s off", todo)
+    return SYNCHRONISED.ok(f"{text}, synchronised to {error_seconds * 1000:.0f} ms")
 
 
 def read_zone(*, variable: str | None = None, link: Path = Path("/etc/localtime")) -> str | None:
@@ -104,11 +88,9 @@ def read_zone(*, variable: str | None = None, link: Path = Path("/etc/localtime"
 
 
 def judge_zone(wanted: str, system: str | None) -> Check:
-    """Whether token budgets start their days at the machine's midnight."""
     offset = datetime.now(ZoneInfo(wanted)).strftime("%z")
     seen = f"token budgets start their days in {wanted} ({offset[:3]}:{offset[3:]})"
     if system is None or wanted != "UTC" or system.upper() in {"UTC", "ETC/UTC", "UCT", "ETC/UCT", "GMT"}:
         return ZONE.ok(seen)
-    return ZONE.warn(
-        f"{seen}, this machine is in {system}", f"set limits.time_zone: {system}, unless UTC is intended"
-    )
+    todo = f"set limits.time_zone: {system}, unless UTC is intended"
+    return ZONE.warn(f"{seen}, this machine is in {system}", todo)

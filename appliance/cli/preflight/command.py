@@ -14,15 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
-from appliance.cli.preflight.check import CheckResult
+from appliance.cli.preflight.check import CheckResult, Inquiry
 from appliance.cli.preflight.checklist import SUBJECTS, run_checks
-from appliance.cli.preflight.inquiry import Inquiry
 from appliance.cli.preflight.secret_files import FILE
 from appliance.cli.preflight.summary_screen import PreflightReport, make_report
 from appliance.errors import ConfigurationError
 
 commands = typer.Typer()
-DISTRIBUTION = "sovereign-appliance"
 WIDTH = 100
 STYLES = {
     CheckResult.OK: "green",
@@ -35,8 +33,6 @@ EgressOption = Annotated[bool, typer.Option("--egress", help="Check egress even 
 
 
 class MachineRole(StrEnum):
-    """What runs on this machine."""
-
     UP = "up"
     GATEWAY = "gateway"
     WORKER = "worker"
@@ -97,16 +93,14 @@ def preflight(
             )
         except ConfigurationError as error:
             wrong = FILE.fail(str(error), "correct it; `appliance config` prints the effective values")
-            rest = (
-                subject.skipped("the settings are not valid") for subject in SUBJECTS if subject is not FILE
-            )
-            checks = (wrong, *rest)
+            others = (subject for subject in SUBJECTS if subject is not FILE)
+            checks = (wrong, *(subject.skipped("the settings are not valid") for subject in others))
         else:
             checks = tuple(
                 run_checks(inquiry, skip=left_out, report=lambda title: status.update(escape(title)))
             )
     report = make_report(
-        checks, version=installed_version(DISTRIBUTION), now=clock(), gateway=gateway, worker=worker
+        checks, version=installed_version("sovereign-appliance"), now=clock(), gateway=gateway, worker=worker
     )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.cli.preflight.accelerator import read_pair
-from appliance.cli.preflight.check import Check, Subject, gib
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.check import Check, Inquiry, SkippedError, Subject, family, gib
 from appliance.cli.preflight.memory import tensor_bytes
 from appliance.errors import ApplianceError, ConfigurationError
 from appliance.sovereignty.bundle.bundle_verifier import open_bundle
@@ -17,45 +16,33 @@ from appliance.sovereignty.bundle.signature import TrustedKey, load_trusted_keys
 
 FILES = Subject("weights.files", "Weights")
 DIGESTS = Subject("weights.digests", "Digests of weights")
-SUBJECTS = (FILES, DIGESTS)
-CHUNK = 2**20
 HEX_DIGITS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DigestComparison:
-    """Comparison of a model's directory with the expected files."""
-
     directory: Path
     same: int
-    """Files that match."""
     wrong: tuple[str, ...]
-    """Files with other content."""
     missing: tuple[str, ...]
-    """Expected files that are absent."""
     unknown: tuple[str, ...]
     """Files that were not expected."""
 
 
+@family(FILES, DIGESTS)
 def check_weights(inquiry: Inquiry) -> Iterable[Check]:
     """Read the headers of the weights, and every byte if there is something to compare with."""
-    if not inquiry.worker:
-        yield from (subject.skipped("no worker runs on this machine") for subject in SUBJECTS)
-        return
+    inquiry.require_worker()
     try:
-        target, draft = read_pair(inquiry.settings.worker)
+        models = [model for model in read_pair(inquiry.settings.worker) if model is not None]
     except ConfigurationError as error:
-        yield FILES.fail(
-            str(error), "load the bundle's models, or name their directory in worker.model and worker.draft"
-        )
-        yield DIGESTS.skipped("the weights cannot be read")
-        return
-    models = [model for model in (target, draft) if model is not None]
+        todo = "load the bundle's models, or name their directory in worker.model and worker.draft"
+        yield FILES.fail(str(error), todo)
+        raise SkippedError("the weights cannot be read") from error
     sizes = ", ".join(f"{model.path.name} {gib(tensor_bytes(model, 2))}" for model in models)
     yield FILES.ok(f"{sizes}: complete by their headers")
     if inquiry.manifest is None:
-        yield DIGESTS.skipped("nothing to compare with; pass a bundle or a list of sums with --against")
-        return
+        raise SkippedError("nothing to compare with; pass a bundle or a list of sums with --against")
     try:
         keys = Home(directory=inquiry.installation.directory).trusted
         trusted = load_trusted_keys(keys) if keys.exists() else None
@@ -63,11 +50,10 @@ def check_weights(inquiry: Inquiry) -> Iterable[Check]:
         sent = [expected_files(inquiry.manifest, model.path, trusted=trusted, now=now) for model in models]
         compared = [compare(model.path, files) for model, files in zip(models, sent, strict=True)]
     except (ApplianceError, OSError, ValueError) as error:
-        yield DIGESTS.fail(
-            f"cannot compare: {error}", "pass a bundle's directory, or a file with the output of `sha256sum`"
-        )
-        return
-    yield judge_digests(compared, unsigned=trusted is None and _is_bundle(inquiry.manifest))
+        todo = "pass a bundle's directory, or a file with the output of `sha256sum`"
+        yield DIGESTS.fail(f"cannot compare: {error}", todo)
+    else:
+        yield judge_digests(compared, unsigned=trusted is None and _is_bundle(inquiry.manifest))
 
 
 def expected_files(
@@ -81,10 +67,8 @@ def expected_files(
     signed by one of the `trusted` keys that is valid at `now` (Unix time); without keys its signature is
     not checked.
 
-    Raises:
-        ApplianceError: the bundle is not what was signed, or cannot be read.
-        OSError: the list cannot be read.
-        ValueError: the list is malformed, or does not contain this model.
+    Raises ApplianceError if the bundle is not what was signed or cannot be read, OSError if the list cannot
+    be read, and ValueError if it is malformed or does not contain this model.
     """
     if _is_bundle(source):
         found = _from_bundle(source, model, trusted, now)
@@ -97,12 +81,7 @@ def expected_files(
 
 
 def parse_sums(text: str, model: str) -> dict[str, str]:
-    """
-    Parse lines of `sha256sum`; those with a directory count only for the model of that name.
-
-    Raises:
-        ValueError: a line is malformed.
-    """
+    """Parse lines of `sha256sum`; those with a directory count only for the model of that name."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if not line.strip():
@@ -120,12 +99,6 @@ def parse_sums(text: str, model: str) -> dict[str, str]:
 
 
 def compare(directory: Path, sent: Mapping[str, str]) -> DigestComparison:
-    """
-    Digest every expected file in a directory, and find others.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
     there = {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
     wrong = [name for name in sorted(there & sent.keys()) if _digest(directory / name) != sent[name]]
     return DigestComparison(
@@ -143,13 +116,11 @@ def judge_digests(compared: Iterable[DigestComparison], *, unsigned: bool = Fals
     again = "copy it again from the bundle, and find out who changed it"
     for model in compared:
         if model.wrong:
-            return DIGESTS.fail(
-                f"{model.directory / model.wrong[0]} does not match{_more(model.wrong)}", again
-            )
+            seen = f"{model.directory / model.wrong[0]} does not match{_more(model.wrong)}"
+            return DIGESTS.fail(seen, again)
         if model.missing:
-            return DIGESTS.fail(
-                f"{model.directory / model.missing[0]} is missing{_more(model.missing)}", again
-            )
+            seen = f"{model.directory / model.missing[0]} is missing{_more(model.missing)}"
+            return DIGESTS.fail(seen, again)
     for model in compared:
         if model.unknown:
             seen = f"{model.directory / model.unknown[0]} was not expected{_more(model.unknown)}"
@@ -178,11 +149,8 @@ def _from_bundle(
 
 
 def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        for chunk in iter(lambda: stream.read(CHUNK), b""):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _more(names: tuple[str, ...]) -> str:

@@ -11,27 +11,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.cli.preflight.check import Check, Subject, gib
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.check import Check, Inquiry, Subject, family, gib, read_text
 
 WRITABLE = Subject("disk.writable", "Data directory")
 SPEED = Subject("disk.fsync", "Durable writes")
 FILESYSTEM = Subject("disk.filesystem", "File system")
 SPACE = Subject("disk.space", "Disk space")
-SUBJECTS = (WRITABLE, SPEED, FILESYSTEM, SPACE)
 SHARED = (
-    "nfs",
-    "cifs",
-    "smb",
-    "9p",
-    "ceph",
-    "gluster",
-    "lustre",
-    "afs",
-    "beegfs",
-    "gpfs",
-    "sshfs",
-    "virtiofs",
+    *("nfs", "cifs", "smb", "9p", "ceph", "gluster", "lustre", "afs", "beegfs", "gpfs"),
+    *("sshfs", "virtiofs"),
 )
 """Prefixes of the names of file systems that several machines may mount."""
 FLEETING = frozenset({"tmpfs", "ramfs", "overlay", "aufs"})
@@ -46,8 +34,6 @@ MOUNT_FIELDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenDisk:
-    """State of the disk under the data directory."""
-
     directory: Path
     exists: bool
     """False if the nearest existing directory above it was checked instead."""
@@ -62,13 +48,12 @@ class SeenDisk:
     free_bytes: int
 
 
+@family(WRITABLE, SPEED, FILESYSTEM, SPACE)
 def check_disk(inquiry: Inquiry) -> Iterable[Check]:
     """Write to the data directory's disk, and remove everything again."""
     seen = measure_disk(inquiry.installation.directory)
     yield judge_writable(seen)
-    if not inquiry.gateway:
-        yield from (subject.skipped("no gateway runs on this machine") for subject in SUBJECTS[1:])
-        return
+    inquiry.require_gateway()
     yield judge_speed(seen)
     yield judge_filesystem(seen, sqlite=inquiry.uses_sqlite)
     yield judge_space(
@@ -97,14 +82,14 @@ def measure_disk(directory: Path, *, mounts: Path = Path("/proc/self/mountinfo")
         exists=directory.exists(),
         problem=problem,
         sync_seconds=seconds,
-        filesystem=filesystem_of(place.resolve(), _read(mounts)),
+        filesystem=filesystem_of(place.resolve(), read_text(mounts)),
         wal=wal,
         free_bytes=shutil.disk_usage(place).free,
     )
 
 
 def judge_writable(seen: SeenDisk) -> Check:
-    where = f"{seen.directory}" if seen.exists else f"{seen.directory} (created at the first start)"
+    where = f"{seen.directory}{'' if seen.exists else ' (created at the first start)'}"
     if seen.problem is not None:
         todo = "make it writable for the appliance's account, or pass another with --data"
         return WRITABLE.fail(f"{where} is not writable: {seen.problem}", todo)
@@ -124,13 +109,9 @@ def judge_speed(seen: SeenDisk) -> Check:
 
 
 def judge_filesystem(seen: SeenDisk, *, sqlite: bool) -> Check:
-    """
-    Whether a database can be there.
-
-    SQLite's write-ahead log needs memory shared by all its users, so it cannot be on a network file system
-    (https://www.sqlite.org/wal.html).
-    """
     name = seen.filesystem or "unknown"
+    # SQLite's write-ahead log needs memory shared by all its users, so it cannot be on a network file system
+    # (https://www.sqlite.org/wal.html).
     if name.removeprefix("fuse.").startswith(SHARED):
         if sqlite:
             todo = "put the data directory on a local disk, or the audit log in PostgreSQL"
@@ -138,13 +119,11 @@ def judge_filesystem(seen: SeenDisk, *, sqlite: bool) -> Check:
         todo = "give each gateway its own directory there, and make its writes durable"
         return FILESYSTEM.warn(f"{name} is a network file system", todo)
     if sqlite and seen.problem is None and not seen.wal:
-        return FILESYSTEM.fail(
-            f"{name}: SQLite cannot use a write-ahead log there", "use a local disk, such as ext4 or xfs"
-        )
+        text = f"{name}: SQLite cannot use a write-ahead log there"
+        return FILESYSTEM.fail(text, "use a local disk, such as ext4 or xfs")
     if name in FLEETING:
-        return FILESYSTEM.warn(
-            f"{name}: its content is lost with the machine or container", "mount a volume there"
-        )
+        text = f"{name}: its content is lost with the machine or container"
+        return FILESYSTEM.warn(text, "mount a volume there")
     return FILESYSTEM.ok(f"{name}, SQLite uses a write-ahead log there" if seen.wal else name)
 
 
@@ -168,9 +147,8 @@ def judge_space(
         wanted = requests_per_day * keep_days * each
         text = f"{text}, {gib(wanted)} wanted for {keep_days} days"
         if wanted > room:
-            return SPACE.fail(
-                text, f"add {gib(wanted - room)}, keep the log in PostgreSQL, or keep it for fewer days"
-            )
+            todo = f"add {gib(wanted - room)}, keep the log in PostgreSQL, or keep it for fewer days"
+            return SPACE.fail(text, todo)
     if seen.free_bytes < files_bytes:
         return SPACE.warn(text, f"batch files are refused below {gib(files_bytes)} (batch.keep_free_bytes)")
     return SPACE.ok(text)
@@ -214,10 +192,3 @@ def _has_wal(file: Path) -> bool:
     except sqlite3.Error:
         return False
     return bool(mode == "wal")
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

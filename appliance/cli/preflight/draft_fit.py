@@ -1,6 +1,4 @@
-"""
-Whether the draft fits its target (`appliance draft lint`), and whether tokenizer and chat template load.
-"""
+"""Whether the draft fits its target (`appliance draft lint`), and tokenizer and chat template load."""
 
 import json
 import subprocess
@@ -10,9 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from appliance.cli.preflight.accelerator import read_pair
-from appliance.cli.preflight.check import Check, Subject
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.accelerator import require_pair
+from appliance.cli.preflight.check import Check, Inquiry, Subject, family
 from appliance.drafts.lint.lint import lint_pair
 from appliance.drafts.lint.rules import Finding, Severity
 from appliance.errors import ConfigurationError
@@ -21,15 +18,12 @@ from appliance.sovereignty.environment import offline_environment
 
 DRAFT = Subject("draft.fits", "Draft")
 TOKENIZER = Subject("tokenizer.loads", "Tokenizer")
-SUBJECTS = (DRAFT, TOKENIZER)
 CHILD = "appliance.cli.preflight.tokenizer_child"
 LOAD_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerLoad:
-    """Result of loading a model's tokenizer in a process of its own."""
-
     alone: bool
     """Whether that process had no network at all, rather than settings that forbid its use."""
     tokens: int
@@ -38,25 +32,18 @@ class TokenizerLoad:
     """Why it could not be loaded; empty if it could."""
 
 
+@family(DRAFT, TOKENIZER)
 def check_pair(inquiry: Inquiry) -> Iterable[Check]:
     """Lint the draft; load tokenizer and chat template in a process without a network."""
+    inquiry.require_worker()
     settings = inquiry.settings.worker
-    if not inquiry.worker:
-        yield from (subject.skipped("no worker runs on this machine") for subject in SUBJECTS)
-        return
-    try:
-        target, draft = read_pair(settings)
-    except ConfigurationError:
-        yield from (subject.skipped("the weights cannot be read; see weights.files") for subject in SUBJECTS)
-        return
+    target, draft = require_pair(settings)
     if draft is None:
-        yield DRAFT.skipped(
-            "the target is served alone" if settings.method == "none" else f"{settings.method} needs none"
-        )
+        why = "the target is served alone" if settings.method == "none" else f"{settings.method} needs none"
+        yield DRAFT.skipped(why)
     else:
-        yield judge_draft(
-            lint_pair(target, draft, context=settings.max_model_len), may_go=settings.bad_draft != "refuse"
-        )
+        findings = lint_pair(target, draft, context=settings.max_model_len)
+        yield judge_draft(findings, may_go=settings.bad_draft != "refuse")
     if find_spec("transformers") is None:
         yield TOKENIZER.skipped("no engine is installed here: run preflight in the worker's image")
     else:
@@ -79,10 +66,9 @@ def judge_draft(findings: tuple[Finding, ...], *, may_go: bool) -> Check:
 def load_tokenizer(model: Path) -> TokenizerLoad:
     """Load it as the engine does, in a process of its own."""
     try:
-        environment = offline_environment(process_environment(), plugins=())
         child = subprocess.run(  # noqa: S603 - our own module, by a list of arguments
             [sys.executable, "-m", CHILD, str(model)],
-            env=environment,
+            env=offline_environment(process_environment(), plugins=()),
             capture_output=True,
             text=True,
             timeout=LOAD_SECONDS,
@@ -94,20 +80,20 @@ def load_tokenizer(model: Path) -> TokenizerLoad:
             alone=bool(answer["alone"]), tokens=int(answer["tokens"]), problem=str(answer["problem"])
         )
     except subprocess.TimeoutExpired:
-        return TokenizerLoad(alone=False, tokens=0, problem=f"it did not finish within {LOAD_SECONDS} s")
+        problem = f"it did not finish within {LOAD_SECONDS} s"
     except ConfigurationError as error:
-        return TokenizerLoad(alone=False, tokens=0, problem=str(error))
+        problem = str(error)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return TokenizerLoad(alone=False, tokens=0, problem=f"it could not be loaded: {error}")
+        problem = f"it could not be loaded: {error}"
+    return TokenizerLoad(alone=False, tokens=0, problem=problem)
 
 
 def judge_tokenizer(loaded: TokenizerLoad, *, chats: bool) -> Check:
     """Whether the tokenizer works without a network; `chats` if a chat template is needed."""
     how = "in a network namespace of its own" if loaded.alone else "with an offline environment"
     if loaded.problem:
-        return TOKENIZER.fail(
-            f"{loaded.problem}", "copy all tokenizer files of the model, with tokenizer_config.json"
-        )
+        todo = "copy all tokenizer files of the model, with tokenizer_config.json"
+        return TOKENIZER.fail(loaded.problem, todo)
     if chats and not loaded.tokens:
         todo = "add the model's chat_template.jinja; without it clients can use /v1/completions only"
         return TOKENIZER.warn(f"the tokenizer loads {how}, and there is no chat template", todo)

@@ -5,16 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.cli.preflight.accelerator import (
-    cache_bytes,
-    detect_build,
-    read_pair,
-    wants_gpu,
-)
-from appliance.cli.preflight.check import Check, Subject, gib
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.accelerator import cache_bytes, detect_build, require_pair, wants_gpu
+from appliance.cli.preflight.check import Check, Inquiry, SkippedError, Subject, family, gib, read_text
 from appliance.cli.preflight.memory import Need, estimate
-from appliance.errors import ConfigurationError
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind, choose_dtype, has_bfloat16
 from appliance.serving.nvml import read_driver
@@ -22,7 +15,6 @@ from appliance.serving.nvml import read_driver
 INSTRUCTIONS = Subject("cpu.instructions", "CPU instructions")
 CORES = Subject("cpu.cores", "CPU cores")
 MEMORY = Subject("cpu.memory", "Memory")
-SUBJECTS = (INSTRUCTIONS, CORES, MEMORY)
 FEW_CORES = 2
 """Engine and API server of a worker are separate processes that both compute."""
 REST_BYTES = 4 * 2**30
@@ -31,8 +23,6 @@ REST_BYTES = 4 * 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
-    """CPU and memory of this machine."""
-
     flags: frozenset[str]
     """Words of `flags` or `Features` in /proc/cpuinfo."""
     bfloat16: bool
@@ -42,27 +32,18 @@ class Processor:
     """Memory this process may still allocate, including a container's limit."""
 
 
+@family(INSTRUCTIONS, CORES, MEMORY)
 def check_cpu(inquiry: Inquiry) -> Iterable[Check]:
-    """Check the CPU if a worker runs on it."""
+    inquiry.require_worker()
     settings = inquiry.settings.worker
-    if not inquiry.worker:
-        yield from (subject.skipped("no worker runs on this machine") for subject in SUBJECTS)
-        return
     if wants_gpu(settings, read_driver(), detect_build()):
-        yield from (subject.skipped("the worker runs on a GPU") for subject in SUBJECTS)
-        return
+        raise SkippedError("the worker runs on a GPU")
     seen = detect_processor()
     yield judge_instructions(seen)
     yield judge_cores(seen)
-    try:
-        target, draft = read_pair(settings)
-    except ConfigurationError:
-        yield MEMORY.skipped("the weights cannot be read; see weights.files")
-        return
     device = Device(kind=DeviceKind.CPU, count=1, bfloat16=seen.bfloat16)
     need = estimate(
-        target,
-        draft,
+        *require_pair(settings),
         dtype=choose_dtype(settings.dtype, device),
         context=settings.max_model_len,
         cache_bytes=cache_bytes(settings),
@@ -72,16 +53,16 @@ def check_cpu(inquiry: Inquiry) -> Iterable[Check]:
 
 def detect_processor(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Processor:
     """`groups` is the process's control group (version 2), as a container sees it."""
-    cpuinfo = _read(proc / "cpuinfo")
+    cpuinfo = read_text(proc / "cpuinfo")
     return Processor(
         flags=_flags(cpuinfo),
         bfloat16=has_bfloat16(cpuinfo),
-        cores=min(float(len(os.sched_getaffinity(0))), _quota(_read(groups / "cpu.max"))),
+        cores=min(float(len(os.sched_getaffinity(0))), _quota(read_text(groups / "cpu.max"))),
         free_bytes=_free(
-            _read(proc / "meminfo"),
-            _read(groups / "memory.max"),
-            _read(groups / "memory.current"),
-            _read(groups / "memory.stat"),
+            read_text(proc / "meminfo"),
+            read_text(groups / "memory.max"),
+            read_text(groups / "memory.current"),
+            read_text(groups / "memory.stat"),
         ),
     )
 
@@ -94,12 +75,10 @@ def judge_instructions(seen: Processor) -> Check:
     if "asimd" in seen.flags:
         return INSTRUCTIONS.ok(f"NEON, {arithmetic}")
     if "avx2" in seen.flags:
-        return INSTRUCTIONS.warn(
-            f"AVX2 without AVX-512, {arithmetic}", "expect fewer tokens per second; use a newer CPU"
-        )
-    return INSTRUCTIONS.fail(
-        "neither AVX2 nor NEON", "use another machine; in a virtual one, pass the host's CPU through"
-    )
+        todo = "expect fewer tokens per second; use a newer CPU"
+        return INSTRUCTIONS.warn(f"AVX2 without AVX-512, {arithmetic}", todo)
+    todo = "use another machine; in a virtual one, pass the host's CPU through"
+    return INSTRUCTIONS.fail("neither AVX2 nor NEON", todo)
 
 
 def judge_cores(seen: Processor) -> Check:
@@ -130,13 +109,6 @@ def judge_memory(settings: WorkerSettings, seen: Processor, need: Need) -> Check
     if taken + REST_BYTES > seen.free_bytes:
         return MEMORY.warn(text, f"leave {gib(REST_BYTES)} for the engine itself, gateway and system")
     return MEMORY.ok(text)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _flags(cpuinfo: str) -> frozenset[str]:

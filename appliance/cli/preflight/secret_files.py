@@ -10,18 +10,14 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from appliance.audit.signing_keys import is_open_to_others, mldsa_path
-from appliance.cli.preflight.check import Check, Subject
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.check import Check, Inquiry, Subject, family
 
 FILE = Subject("settings.file", "Settings file")
 SECRETS = Subject("settings.secrets", "Secret files")
-SUBJECTS = (FILE, SECRETS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenFile:
-    """One file that should be private."""
-
     path: Path
     mode: int
     """Permission bits."""
@@ -31,6 +27,7 @@ class SeenFile:
     """Whether this process is not the owner, so that it has access through the group."""
 
 
+@family(FILE, SECRETS)
 def check_files(inquiry: Inquiry) -> Iterable[Check]:
     """Check the permissions of the settings file and every secret; their content is not judged."""
     yield judge_settings_file(inquiry.settings_file, _mode(inquiry.settings_file))
@@ -38,7 +35,6 @@ def check_files(inquiry: Inquiry) -> Iterable[Check]:
 
 
 def judge_settings_file(path: Path | None, mode: int | None) -> Check:
-    """Decide on the settings file, which was read and is valid."""
     if path is None:
         return FILE.ok("none; defaults and environment variables are valid")
     if mode is not None and mode & stat.S_IWOTH:
@@ -47,7 +43,6 @@ def judge_settings_file(path: Path | None, mode: int | None) -> Check:
 
 
 def inspect_secrets(inquiry: Inquiry) -> tuple[SeenFile, ...]:
-    """Every existing secret file of the settings or the installation."""
     settings, installation = inquiry.settings, inquiry.installation
     key, master = installation.signing_key, settings.audit.payload_master_key_file
     strict = [key, mldsa_path(key), master]
@@ -64,7 +59,6 @@ def inspect_secrets(inquiry: Inquiry) -> tuple[SeenFile, ...]:
 
 
 def judge_secrets(files: tuple[SeenFile, ...]) -> Check:
-    """Decide on the permissions of secrets; missing files are checked elsewhere."""
     for file in files:
         if file.is_open:
             seen = f"{file.path} has mode {file.mode:04o}: accounts other than its owner may use it"

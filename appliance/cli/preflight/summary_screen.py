@@ -1,5 +1,6 @@
 """The report of all checks, for display and as JSON."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -61,28 +62,15 @@ def make_report(
     checks: tuple[Check, ...], *, version: str, now: float, gateway: bool, worker: bool
 ) -> PreflightReport:
     counts = {result: sum(check.result is result for check in checks) for result in CheckResult}
-    verdict = (
-        CheckResult.FAIL
-        if counts[CheckResult.FAIL]
-        else CheckResult.WARN
-        if counts[CheckResult.WARN]
-        else CheckResult.OK
-    )
-    roles: list[Literal["gateway", "worker"]] = []
-    if gateway:
-        roles.append("gateway")
-    if worker:
-        roles.append("worker")
+    worst_first = (CheckResult.FAIL, CheckResult.WARN, CheckResult.OK)
+    verdict = next((result for result in worst_first if counts[result]), CheckResult.OK)
+    roles: list[Literal["gateway", "worker"]] = ["gateway"] if gateway else []
+    roles += ["worker"] if worker else []
     return PreflightReport(
         version=version,
         time=datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         roles=tuple(roles),
         verdict=verdict,
         counts=counts,
-        checks=tuple(
-            ReportedCheck(
-                id=check.id, title=check.title, result=check.result, seen=check.seen, todo=check.todo
-            )
-            for check in checks
-        ),
+        checks=tuple(ReportedCheck(**asdict(check)) for check in checks),
     )

@@ -7,7 +7,6 @@ import pytest
 from cryptography import x509
 
 from appliance.cli.preflight.certificate import (
-    SUBJECTS,
     check_tls,
     judge_chain,
     judge_expiry,
@@ -15,8 +14,7 @@ from appliance.cli.preflight.certificate import (
     judge_plain,
     read_certificate,
 )
-from appliance.cli.preflight.check import CheckResult
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.check import CheckResult, Inquiry
 from appliance.infra.settings import load_settings
 from tests.certificates import LOOPBACK, Authority
 
@@ -36,7 +34,7 @@ def asked(certificate, key, *, names=(), host="127.0.0.1"):
         names=names,
     )
     checks = {check.id: check for check in check_tls(inquiry)}
-    assert list(checks) == [subject.id for subject in SUBJECTS]
+    assert list(checks) == [subject.id for subject in check_tls.subjects]
     return checks
 
 

@@ -41,7 +41,7 @@ def test_each_family_yields_its_checks_once_in_order(tmp_path, family, role, mon
         gateway=role == "gateway",
         worker=role == "worker",
     )
-    assert [check.id for check in family.look(inquiry)] == [subject.id for subject in family.subjects]
+    assert [check.id for check in family(inquiry)] == [subject.id for subject in family.subjects]
 
 
 def test_failing_check_stops_no_other(tmp_path):

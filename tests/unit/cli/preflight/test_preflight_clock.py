@@ -3,7 +3,7 @@
 import pytest
 
 from appliance.cli.preflight.check import CheckResult
-from appliance.cli.preflight.clock import SeenClock, judge_clock, judge_zone, read_clock, read_zone
+from appliance.cli.preflight.clock import judge_clock, judge_zone, read_clock, read_zone
 
 NOW = 1_800_000_000.0
 
@@ -19,21 +19,18 @@ NOW = 1_800_000_000.0
 )
 def test_clock_must_be_synchronised(synchronised, error, result):
     """By what the kernel was told; no time server is asked."""
-    assert judge_clock(SeenClock(now=NOW, synchronised=synchronised, error_seconds=error)).result is result
+    assert judge_clock(NOW, synchronised=synchronised, error_seconds=error).result is result
 
 
 def test_clock_in_the_past_is_a_failure():
     """1970 makes certificates not yet valid and entries older than the log."""
-    assert (
-        judge_clock(SeenClock(now=86400.0, synchronised=True, error_seconds=0.0)).result is CheckResult.FAIL
-    )
+    assert judge_clock(86400.0, synchronised=True, error_seconds=0.0).result is CheckResult.FAIL
 
 
 def test_clock_is_read_without_privilege():
-    """The time that was given is kept, and nothing is set."""
-    seen = read_clock(NOW)
-    assert seen.now == NOW
-    assert seen.error_seconds >= 0
+    synchronised, error_seconds = read_clock()
+    assert synchronised in {True, False, None}
+    assert error_seconds >= 0
 
 
 @pytest.mark.parametrize(

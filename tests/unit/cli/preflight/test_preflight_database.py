@@ -8,7 +8,6 @@ import pytest
 
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.preflight.audit_database import (
-    SUBJECTS,
     SeenDatabase,
     check_database,
     judge_drift,
@@ -35,7 +34,7 @@ FILE = replace(SERVER, name="SQLite 3.40.1", major=None, drift_seconds=None)
 
 def results(inquiry):
     checks = tuple(check_database(inquiry))
-    assert [check.id for check in checks] == [subject.id for subject in SUBJECTS]
+    assert [check.id for check in checks] == [subject.id for subject in check_database.subjects]
     return [check.result for check in checks]
 
 

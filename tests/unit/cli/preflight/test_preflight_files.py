@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli.preflight.check import CheckResult
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.check import CheckResult, Inquiry
 from appliance.cli.preflight.secret_files import SeenFile, check_files, judge_secrets, judge_settings_file
 from appliance.infra.settings import load_settings
 

@@ -1,15 +1,21 @@
 """Promises of the checks of GPUs, driver and GPU memory."""
 
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
 from appliance.cli.preflight.accelerator import (
+    CACHE,
+    CUBIN,
+    PYTHON,
     Build,
     cache_bytes,
     detect_build,
+    detect_kernels,
     judge_count,
     judge_driver,
+    judge_kernels,
     judge_memory,
     wants_gpu,
 )
@@ -134,3 +140,41 @@ def test_what_the_engine_was_built_for_is_read_without_importing_it(tmp_path, mo
     for text, cuda in (("cuda: Optional[str] = '13.0'", (13, 0)), ("cuda: Optional[str] = None", None)):
         (package / "version.py").write_text(f"__version__ = '2.13.0'\n{text}\nhip = None\n")
         assert detect_build() == Build(cuda=cuda)
+
+
+OLD, NEW = Build(cuda=(12, 8)), Build(cuda=(13, 0))
+
+
+@pytest.mark.parametrize(
+    ("versions", "build", "result"),
+    [
+        ({}, NEW, CheckResult.SKIPPED),
+        ({PYTHON: "0.6.1", CUBIN: "0.6.1", CACHE: "0.6.1+cu130"}, NEW, CheckResult.OK),
+        ({PYTHON: "0.6.1", CUBIN: "0.6.1"}, NEW, CheckResult.WARN),
+        ({PYTHON: "0.6.1", CUBIN: "0.6.1"}, OLD, CheckResult.OK),
+        ({PYTHON: "0.6.1"}, OLD, CheckResult.WARN),
+        ({PYTHON: "0.6.1", CUBIN: "0.6.0", CACHE: "0.6.1+cu130"}, NEW, CheckResult.FAIL),
+        ({PYTHON: "0.6.1", CUBIN: "0.6.1", CACHE: "0.5.3+cu130"}, NEW, CheckResult.FAIL),
+    ],
+)
+def test_kernels_are_there_and_of_the_same_version(versions, build, result):
+    """Absent they are replaced by slower ones without a word; of another version they are refused."""
+    assert judge_kernels(versions, build).result is result
+
+
+def test_missing_packages_or_files_are_named():
+    """With how an image gets it."""
+    check = judge_kernels({PYTHON: "0.6.1"}, NEW)
+    assert f"no {CUBIN} and no {CACHE}" in check.seen
+    assert "vllm download-kernels" in check.todo
+
+
+def test_kernels_are_skipped_without_flashinfer():
+    """The packages are asked for by name."""
+
+    def find(name: str) -> str:
+        if name == CACHE:
+            raise PackageNotFoundError(name)
+        return "0.6.1"
+
+    assert detect_kernels(find) == {PYTHON: "0.6.1", CUBIN: "0.6.1"}

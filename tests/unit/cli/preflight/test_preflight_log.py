@@ -9,8 +9,7 @@ import pytest
 from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.preflight import audit_log
-from appliance.cli.preflight.check import CheckResult
-from appliance.cli.preflight.inquiry import Inquiry
+from appliance.cli.preflight.check import CheckResult, Inquiry
 from appliance.infra.data_directory import locate
 from tests.audit_log import intent, open_log, outcome, prepare, settings_for
 
