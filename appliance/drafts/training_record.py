@@ -29,7 +29,6 @@ class TrainingRecord:
     trained_context: int | None = None
     """Longest training text, in tokens."""
     target: str | None = None
-    """Digest of the target."""
     parent: str | None = None
     """Digest of the draft that training started from."""
     dataset: str | None = None
@@ -76,7 +75,6 @@ def encode_record(record: TrainingRecord) -> dict[str, Any]:
 
 
 def _expectations(content: object) -> Mapping[str, Expectation] | None:
-    """Parse `expected`; None if it is malformed."""
     if not isinstance(content, dict):
         return None
     found: dict[str, Expectation] = {}

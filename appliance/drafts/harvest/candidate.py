@@ -1,8 +1,4 @@
-"""
-Filters requests by their audit entries alone.
-
-Pure: an outcome's members in, a candidate or a reason out.
-"""
+"""Filters requests by their audit entries alone.  Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -29,8 +25,6 @@ _OK = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarvestCandidate:
-    """A request that may be harvested."""
-
     request_id: str
     tenant: str
     template: str
@@ -41,19 +35,16 @@ class HarvestCandidate:
 
     @property
     def stratum(self) -> tuple[str, str]:
-        """Template and context bucket."""
         return self.template, self.context
 
     @property
     def tokens(self) -> int:
-        """Tokens of prompt and answer, as counted by the worker."""
+        """As counted by the worker."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarvestFilter:
-    """What a harvest looks for."""
-
     models: Collection[str]
     """Names the target is served under."""
     weights: str
@@ -65,7 +56,6 @@ class HarvestFilter:
 
 
 def allows(tenant: Tenant) -> bool:
-    """Whether a tenant's content may be harvested now; a disabled tenant's may not."""
     return (
         Permission.TRAIN_DRAFTS in tenant.may
         and tenant.content is ContentPolicy.ENCRYPTED

@@ -64,12 +64,7 @@ class ContentVault:
         """Keys given up on; an id is never reused."""
 
     def open_content(self, request_id: str, tenant: str) -> KeptContent | Skipped:
-        """
-        Open body and answer, checked against the log's digests and tenant.
-
-        Raises:
-            AuditError: database or keys cannot be read.
-        """
+        """Open body and answer, checked against the log's digests and tenant."""
         found: dict[Part, bytes] = {}
         for leaf in self._log.leaf_by_request(request_id):
             entry = json.loads(leaf.leaf)
@@ -87,13 +82,8 @@ class ContentVault:
         """
         Store a sample with its request's content; durable on return.
 
-        The same tokens keep the stored sample, so a harvest can be repeated after a crash.
-
-        Returns:
-            The stored sample with its salt, or why there is none.
-
-        Raises:
-            AuditError: database or keys cannot be read or written.
+        The same tokens keep the stored sample, so a harvest can be repeated after a crash.  Returns the
+        stored sample with its salt, or why there is none.
         """
         for attempt in range(TRIES):
             if attempt:
@@ -122,13 +112,7 @@ class ContentVault:
         return Skipped.ERASED
 
     def read(self, request_id: str) -> TrainingSample | None:
-        """
-        Open the sample of a request; None if it was erased.
-
-        Raises:
-            DraftRefusedError: it was altered.
-            AuditError: database or keys cannot be read.
-        """
+        """Open the sample of a request; None if it was erased, DraftRefusedError if it was altered."""
         where = place(self._origin, request_id, Part.SAMPLE)
         try:
             opened = self._data_key(request_id, Part.SAMPLE)
@@ -226,13 +210,6 @@ def open_vault(
     random_bytes: Callable[[int], bytes] = os.urandom,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[ContentVault]:
-    """
-    Open the site's content, samples and keys for the duration of the context.
-
-    Raises:
-        AuditError: database or keys cannot be used.
-        ConfigurationError: the database URL is invalid.
-    """
     audit, installation = settings.audit, locate(settings)
     master = audit.payload_master_key_file
     keys = PayloadKeys(

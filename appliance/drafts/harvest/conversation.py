@@ -1,7 +1,7 @@
 """
-A request and its answer as text.
+A request and its answer as text.  Pure.
 
-Pure.  A request whose tokens cannot be reproduced is refused with a reason; `harvest.rendering` compares the
+A request whose tokens cannot be reproduced is refused with a reason; `harvest.rendering` compares the
 others token by token.
 """
 
@@ -89,12 +89,10 @@ class Conversation:
 
 
 def refuse(reason: Skipped) -> NoReturn:
-    """Raises UnusableError."""
     raise UnusableError(reason)
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """Parse a JSON object; raises UnusableError."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
@@ -103,15 +101,12 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def text_of(value: object) -> str:
-    """Raises UnusableError for another type."""
     return value if isinstance(value, str) else refuse(Skipped.UNREADABLE)
 
 
 def list_of(value: object) -> list[Any]:
-    """Raises UnusableError for another type."""
     return value if isinstance(value, list) else refuse(Skipped.UNREADABLE)
 
 
 def object_of(value: object) -> dict[str, Any]:
-    """Raises UnusableError for another type."""
     return value if isinstance(value, dict) else refuse(Skipped.UNREADABLE)

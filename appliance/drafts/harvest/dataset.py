@@ -61,12 +61,8 @@ class Dataset:
         """
         Decrypt the remaining samples in order of request, held-out ones or training ones.
 
-        Raises:
-            DraftRefusedError: a sample differs from the manifest: it was altered, or harvested again with
-            another
-                tokenizer.
-            AuditError: database or keys cannot be read.
-            TenantsUnavailableError: the tenants' permissions cannot be read.
+        Raises DraftRefusedError if a sample differs from the manifest: it was altered, or harvested again
+        with another tokenizer.
         """
         permitted = self._permitted()
         with self._vault() as vault:
@@ -96,14 +92,7 @@ class Dataset:
 
 
 def open_dataset(settings: Settings, name: str) -> Dataset:
-    """
-    Open a data set by its digest or a prefix of its hex digits.
-
-    Raises:
-        DraftNotFoundError: no data set, or several, match.
-        DraftRefusedError: its manifest was altered.
-        DraftStorageError: it cannot be read.
-    """
+    """Open a data set by its digest or a prefix of its hex digits, which only one data set may have."""
 
     def permitted() -> Collection[str]:
         with closing(SqlTenantStore(locate(settings).database_url)) as store:
@@ -118,7 +107,6 @@ def open_dataset(settings: Settings, name: str) -> Dataset:
 
 
 def find_manifest(drafts: Path, name: str) -> DatasetManifest:
-    """Read a manifest below the registry's directory; `name` and errors as for `open_dataset`."""
     digits = name.strip().lower().removeprefix("sha256:")
     try:
         paths = [
@@ -137,12 +125,6 @@ def find_manifest(drafts: Path, name: str) -> DatasetManifest:
 
 
 def save_manifest(drafts: Path, manifest: DatasetManifest) -> Path:
-    """
-    Write a manifest under its digest; durable on return.
-
-    Raises:
-        DraftStorageError: it cannot be written.
-    """
     folder = drafts / DATASETS
     path = folder / f"{manifest.digest.removeprefix('sha256:')}{SUFFIX}"
     try:

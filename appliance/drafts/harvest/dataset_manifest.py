@@ -28,11 +28,10 @@ class ManifestEntry:
     template: str
     context: str
     tokens: int
-    """Tokens of prompt and answer."""
+    """Prompt and answer together."""
     digest: str
     """SHA-256 (hex) of the sample's canonical form; its salt prevents guessing the text."""
     held_out: bool
-    """Whether it is for evaluation only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,6 @@ class DatasetManifest:
 
     @property
     def digest(self) -> str:
-        """The data set's name: `sha256:` and the hash of the canonical JSON."""
         return f"sha256:{hashlib.sha256(encode_manifest(self)).hexdigest()}"
 
 
@@ -59,18 +57,12 @@ def is_held_out(request_id: str) -> bool:
 
 
 def encode_manifest(manifest: DatasetManifest) -> bytes:
-    """Encode as canonical JSON."""
     content = {"v": FORMAT, **asdict(manifest)}
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def decode_manifest(content: bytes, digest: str) -> DatasetManifest:
-    """
-    Decode a manifest and check its digest.
-
-    Raises:
-        DraftRefusedError: it was altered, or has an unknown format.
-    """
+    """Decode a manifest; raises DraftRefusedError if it was altered or has an unknown format."""
     if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
         raise DraftRefusedError(f"the manifest of data set {digest} was altered: harvest again")
     try:

@@ -42,8 +42,6 @@ Journal = Callable[[EntryType, dict[str, JSON | None]], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """The candidates in the log, and counts of the others."""
-
     candidates: tuple[HarvestCandidate, ...]
     skipped: Counter[Skipped]
 
@@ -106,13 +104,8 @@ def harvest(
     """
     Make a data set and record that content was read for it.
 
-    Returns:
-        The saved manifest, and the number of skipped requests per reason.
-
-    Raises:
-        AuditError: the harvest could not be recorded, and nothing was read; or content cannot be read.
-        DraftRefusedError: nothing can be harvested.
-        DraftStorageError: the tokenizer's process died, or the manifest cannot be written.
+    Returns the saved manifest, and the number of skipped requests per reason.  Raises AuditError if the
+    harvest could not be recorded (nothing was read then) or content cannot be read.
     """
     tenants = sorted({candidate.tenant for candidate in surveyed.candidates})
     if not tenants:
@@ -150,7 +143,6 @@ def harvest(
 
 
 def take(selection: SampleSelection, purpose: HarvestPurpose, parts: HarvestTools) -> HarvestResult:
-    """Read, tokenize and keep requests until there are enough; raises as `harvest` does."""
     taken, prompts = HarvestResult(), set[bytes]()
     permitted: Collection[str] = parts.permitted()
     count = 0

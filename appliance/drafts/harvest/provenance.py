@@ -21,8 +21,6 @@ FIELDS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasedSample:
-    """A used request that an erasure covers."""
-
     request_id: str
     tenant: str
     index: int
@@ -36,7 +34,6 @@ class Provenance:
     trained: int | None
     """Index of the `draft.trained` entry; None if the log has none."""
     used: int
-    """Number of samples used."""
     tenants: Mapping[str, int]
     """Samples per tenant."""
     unknown: tuple[str, ...]
@@ -44,21 +41,14 @@ class Provenance:
     erased_before: tuple[ErasedSample, ...]
     """Erased before the training: must not have been used."""
     erased_since: tuple[ErasedSample, ...]
-    """Erased after the training."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether every used sample is in the data set and none was erased before the training."""
         return not self.unknown and not self.erased_before
 
 
 def parse_used(content: bytes, digest: object) -> dict[str, str]:
-    """
-    Parse `used.txt` into digests by request id; `digest` is its SHA-256 (hex) in the training record.
-
-    Raises:
-        DraftRefusedError: it is not the recorded list, or malformed.
-    """
+    """Parse `used.txt` into digests by request id; `digest` is its SHA-256 (hex) in the training record."""
     if hashlib.sha256(content).hexdigest() != digest:
         raise DraftRefusedError("used.txt differs from the list in the draft's training record")
     used: dict[str, str] = {}
@@ -80,7 +70,7 @@ def trace(
     """
     Check the samples a draft used against its data set and the log.
 
-    `erasures` has index and members of every `erasure` entry, in order.  `trained` is the index of the first
+    `entries` has index and members of every `erasure` entry, in order.  `trained` is the index of the first
     entry on the draft's training; without one, every erasure counts as earlier.
     """
     named = {entry.request_id: entry for entry in manifest.samples}

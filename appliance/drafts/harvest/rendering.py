@@ -31,8 +31,6 @@ FIXED_ARGUMENTS = frozenset(
 
 
 class TransformersTokenizer(Protocol):
-    """The part of a `transformers` tokenizer that is used."""
-
     eos_token_id: int | None
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], **more: Any) -> Any:  # noqa: ANN401
@@ -47,13 +45,10 @@ class TransformersTokenizer(Protocol):
 
 def render(tokenizer: TransformersTokenizer, job: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Tokenize one request.
+    Tokenize one request; returns `prompt` and `answer`, lists of tokens, or `skipped`, a reason.
 
     `job` has the members of `PromptSource` and `SampledAnswer` (its text as `answer`), and the worker's
     `prompt_tokens` and `completion_tokens`.
-
-    Returns:
-        `prompt` and `answer`, lists of tokens; or `skipped`, a reason.
     """
     found = {tuple(tokens) for tokens in _prompts(tokenizer, job) if len(tokens) == job["prompt_tokens"]}
     if len(found) != 1:

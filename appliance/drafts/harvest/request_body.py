@@ -49,12 +49,7 @@ TOOL_FIELDS = ("name", "description", "parameters")
 
 
 def read_body(kind: str, content: bytes) -> PromptSource:
-    """
-    Parse a body; `kind` is one of `candidate.ROUTES`' values.
-
-    Raises:
-        UnusableError: with the reason.
-    """
+    """Parse a body; `kind` is one of `candidate.ROUTES`' values.  Raises UnusableError."""
     body = parse_object(content)
     for name, neutral in NEUTRAL_VALUES.items():
         if body.get(name) is not None and body[name] not in neutral:
@@ -98,7 +93,6 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(content: object) -> str | list[str]:
-    """The text of a message, or a list of several texts."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = [part if isinstance(part, str) else _part(object_of(part)) for part in list_of(content)]

@@ -1,8 +1,4 @@
-"""
-Parses answers, streamed or whole, into text and finish reason.
-
-Follows what vLLM 0.32 sends on the four routes.  Pure.
-"""
+"""Parses answers, streamed or whole, as vLLM 0.32 sends them on the four routes.  Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,14 +22,7 @@ COMMENT = b":"
 
 
 def read_answer(kind: str, content: bytes) -> SampledAnswer:
-    """
-    Parse an answer; its first bytes show whether it was streamed.
-
-    `kind` is one of `candidate.ROUTES`' values; `content` is everything the client received.
-
-    Raises:
-        UnusableError: with the reason.
-    """
+    """Parse all a client received; `kind` is one of `candidate.ROUTES`' values.  Raises UnusableError."""
     whole, streamed = _READERS[kind]
     is_whole = content.lstrip().startswith(b"{")
     answer = whole(parse_object(content)) if is_whole else streamed(_events(content))
@@ -42,8 +31,6 @@ def read_answer(kind: str, content: bytes) -> SampledAnswer:
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice of a completion, as received so far."""
-
     texts: list[str] = field(default_factory=list)
     finish: Any = None
     stop: Any = None
@@ -52,7 +39,6 @@ class _Choice:
         return _finished("".join(self.texts), self.finish, self.stop)
 
     def add(self, choice: Mapping[str, Any], part: Mapping[str, Any], name: str) -> None:
-        """Add a frame's choice, or the choice of a whole answer."""
         if choice.get("index", 0) != 0:
             refuse(Skipped.SEVERAL_ANSWERS)
         if part.get("tool_calls") or part.get("function_call"):
@@ -68,7 +54,6 @@ class _Choice:
 
 
 def _finished(text: str, finish: object, stop: object) -> SampledAnswer:
-    """Map OpenAI's finish reason and vLLM's stop reason."""
     if finish == "length":
         return SampledAnswer(text=text, end=None)
     if finish in ("tool_calls", "function_call"):

@@ -23,21 +23,17 @@ class TrainingSample:
     request_id: str
     tenant: str
     template: str
-    """Prompt-template label, from the request's outcome."""
     context: str
-    """Context bucket, from the request's outcome."""
+    """Context bucket, from the request's outcome, like `template`."""
     token_ids: tuple[int, ...]
-    """Prompt and answer, tokenized by the target's own tokenizer."""
     loss_mask: tuple[bool, ...]
     """True for tokens of the answer; as long as `token_ids`."""
     tokenizer: str = ""
     """Digest of the tokenizer's files."""
     salt: str = ""
-    """Random hex digits."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of the canonical form."""
         return hashlib.sha256(encode_sample(self)).hexdigest()
 
     @property
@@ -46,7 +42,6 @@ class TrainingSample:
 
 
 def encode_sample(sample: TrainingSample) -> bytes:
-    """Encode in canonical form."""
     content = {
         "v": FORMAT,
         "request_id": sample.request_id,
@@ -63,12 +58,7 @@ def encode_sample(sample: TrainingSample) -> bytes:
 
 
 def decode_sample(content: bytes) -> TrainingSample:
-    """
-    Decode the canonical form.
-
-    Raises:
-        DraftRefusedError: it is malformed; the message holds none of the content.
-    """
+    """Decode the canonical form; raises DraftRefusedError, whose message holds none of the content."""
     try:
         fields = json.loads(content)
         sample = TrainingSample(

@@ -19,16 +19,15 @@ from appliance.drafts.harvest.candidate import HarvestCandidate
 Stratum = tuple[str, str]
 """Template and context bucket."""
 TenantStratum = tuple[str, Stratum]
-"""A tenant and one of its strata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionLimits:
     samples: int
     tokens: int | None = None
-    """Of all samples together; None for no limit."""
+    """Of all samples together."""
     per_stratum: int | None = None
-    """Samples per stratum; None for no limit."""
+    """None for no limit, as for `tokens`."""
 
 
 class SampleSelection:
@@ -65,11 +64,9 @@ class SampleSelection:
 
     @property
     def left(self) -> int:
-        """Candidates not proposed so far."""
         return sum(map(len, self._waiting.values()))
 
     def next(self) -> HarvestCandidate | None:
-        """The next candidate; None if there are no more or the limits are reached."""
         while self.samples < self.bounds.samples:
             place = self._next_new() or self._next_fair()
             if place is None:
@@ -93,7 +90,6 @@ class SampleSelection:
         return True
 
     def _next_new(self) -> TenantStratum | None:
-        """The tenant with the fewest samples among those with an unsampled stratum, and that stratum."""
         for tenant, strata in list(self._new.items()):
             while strata and (self._of_stratum[strata[-1]] or not self._waiting[tenant, strata[-1]]):
                 strata.pop()
@@ -103,7 +99,6 @@ class SampleSelection:
         return None if first is None else (first, self._new[first][-1])
 
     def _next_fair(self) -> TenantStratum | None:
-        """The tenant with the fewest samples, and its stratum with the fewest."""
         while (tenant := self._fewest(self._strata)) is not None:
             strata = self._strata[tenant]
             while strata:
@@ -123,6 +118,5 @@ class SampleSelection:
         return min(tenants, key=lambda tenant: (self._of_tenant[tenant], tenant), default=None)
 
     def _random(self, *what: str) -> bytes:
-        """A seeded random number, the same on every machine."""
         text = "\0".join((self._seed, *what))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()

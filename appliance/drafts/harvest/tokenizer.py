@@ -28,12 +28,9 @@ OTHER_FILES = frozenset({"config.json", "generation_config.json", "training.json
 """Model files that do not affect tokenization."""
 
 Tokens = tuple[tuple[int, ...], tuple[int, ...]]
-"""Tokens of prompt and answer."""
 
 
 class TargetTokenizer:
-    """A child process with a loaded tokenizer; made by `open_tokenizer`."""
-
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self._child = child
 
@@ -43,10 +40,7 @@ class TargetTokenizer:
         """
         The tokens the worker processed, or why they are unknown.
 
-        `prompt_tokens` and `completion_tokens` are the worker's counts, the last token included.
-
-        Raises:
-            DraftStorageError: the child ended or does not answer.
+        The counts are the worker's, the last token included.  Raises DraftStorageError if the child ended.
         """
         answer = conversation.answer
         job = {
@@ -63,7 +57,6 @@ class TargetTokenizer:
         return tuple(reply["prompt"]), tuple(reply["answer"])
 
     def ask(self, line: str | None, seconds: float) -> dict[str, Any]:
-        """Send a line, if any, and return the reply; raises DraftStorageError."""
         child = self._child
         assert child.stdin is not None  # noqa: S101 - started with pipes
         assert child.stdout is not None  # noqa: S101 - as above
@@ -85,13 +78,6 @@ class TargetTokenizer:
 
 @contextmanager
 def open_tokenizer(target: Path, environment: Mapping[str, str]) -> Iterator[TargetTokenizer]:
-    """
-    Load the tokenizer of a target for the duration of the context.
-
-    Raises:
-        DraftRefusedError: it cannot be loaded.
-        DraftStorageError: the child cannot be started.
-    """
     try:
         child = subprocess.Popen(  # noqa: S603 - our own module, by a list of arguments
             [sys.executable, "-m", CHILD, str(target)],
@@ -120,12 +106,7 @@ def open_tokenizer(target: Path, environment: Mapping[str, str]) -> Iterator[Tar
 
 
 def digest_tokenizer(target: Path) -> str:
-    """
-    Digest the tokenizer files and chat template, as `serving.weights.digest_weights` digests all files.
-
-    Raises:
-        ConfigurationError: a file cannot be read.
-    """
+    """Digest the tokenizer files and chat template, as `serving.weights.digest_weights` digests all files."""
     listing = hashlib.sha256()
     try:
         files = sorted(

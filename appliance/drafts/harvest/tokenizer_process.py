@@ -35,7 +35,6 @@ def answer_all(tokenizer: TransformersTokenizer, jobs: Iterable[str], answers: T
 
 
 def main(model: str) -> None:
-    """Load the tokenizer, report the result, and answer jobs."""
     # Before the import, which starts threads: a threaded process cannot leave its user namespace.
     ctypes.CDLL(None).unshare(NEW_USER_AND_NETWORK)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

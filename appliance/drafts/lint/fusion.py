@@ -1,8 +1,4 @@
-"""
-Rules on how a draft reads its target's hidden states (aux layers, norms, `fc`) and on its training record.
-
-Pure.
-"""
+"""Rules on how a draft reads its target's hidden states, and on its training record.  Pure."""
 
 import json
 from collections.abc import Iterator

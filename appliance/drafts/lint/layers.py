@@ -13,11 +13,11 @@ from appliance.drafts.lint.rules import Rule
 from appliance.drafts.lint.shape import DraftShape, Size
 
 QWEN3_HEAD_DIM = 128
-"""Head width if a Qwen3 config names none (`transformers.Qwen3Config`)."""
+"""If a Qwen3 config names none (`transformers.Qwen3Config`)."""
 MLA_QUERY_RANK = 1536
 """`q_lora_rank` if a DeepSeek config names none; null means no rank at all."""
 MOST_LAYERS = 256
-"""Maximum layers of a draft that are checked; real drafts have one to three."""
+"""Real drafts have one to three."""
 FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
@@ -35,7 +35,6 @@ class Expected:
     """Whether vLLM ignores its absence."""
 
     def __str__(self) -> str:
-        """Show an unknown size as a question mark."""
         lengths = ", ".join("?" if size is None else str(size) for size in self.shape)
         return f"({lengths}{',' if len(self.shape) == 1 else ''})"
 

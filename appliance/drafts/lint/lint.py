@@ -33,12 +33,7 @@ def lint_pair(target: Weights, draft: Weights, *, context: int | None = None) ->
 
 
 def refuse_errors(findings: tuple[Finding, ...], path: Path) -> None:
-    """
-    Raise if any finding is an error.
-
-    Raises:
-        ConfigurationError: the first error, and how many more there are.
-    """
+    """Raise ConfigurationError with the first error and the number of others, if any finding is an error."""
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""

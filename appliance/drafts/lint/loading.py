@@ -26,11 +26,8 @@ def load_pair(settings: WorkerSettings, announcer: AnnouncerLike) -> LoadedPair:
     """
     Read and digest target and draft, after checking that they fit.
 
-    Fails closed: a draft that does not fit is never served.  `worker.bad_draft` decides whether the
-    target is served without it.
-
-    Raises:
-        ConfigurationError: a path or file is missing, or the draft does not fit and the settings refuse it.
+    Fails closed: a draft that does not fit is never served.  `worker.bad_draft` decides whether the target is
+    served without it, or ConfigurationError is raised.
     """
     if settings.method != "eagle3" or settings.draft is None:
         return LoadedPair(target=load_weights(settings.model), draft=None)

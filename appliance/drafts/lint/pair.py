@@ -40,12 +40,10 @@ class Pair:
 
     @property
     def prefixed(self) -> tuple[str, ...]:
-        """Tensors whose names already begin with the prefix that vLLM adds."""
         return tuple(sorted(name for name in self.draft.tensors if name.startswith(PREFIX)))
 
     @property
     def undeclared(self) -> tuple[str, ...]:
-        """Quantized tensors that the config does not declare."""
         if self.shape.quantized:
             return ()
         weights = (name for name in self.tensors if "d2t" not in name)
@@ -90,7 +88,6 @@ def _placed(name: str, shape: DraftShape) -> str | None:
 
 
 def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of a target's language model, wherever its config.json keeps it."""
     for path in NESTED_TARGETS:
         found: object = config
         for name in path:

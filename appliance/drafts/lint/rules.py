@@ -10,8 +10,6 @@ from typing import Self
 
 
 class Severity(StrEnum):
-    """Whether a finding keeps a draft from being loaded."""
-
     ERROR = "error"
     WARNING = "warning"
 
@@ -32,7 +30,6 @@ class Rule(StrEnum):
     """What to do, without a full stop."""
 
     def __new__(cls, value: str, severity: Severity, advice: str) -> Self:
-        """Make the member equal to its value alone."""
         rule = str.__new__(cls, value)
         rule._value_, rule.severity, rule.advice = value, severity, advice
         return rule

@@ -26,7 +26,6 @@ SPECULATORS_FLAGS = {
     "fc_norm": False,
     "norm_output": False,
 }
-"""The format's top-level flags with their defaults."""
 Size = int | None
 """One length of a tensor; None if the config does not state it."""
 
@@ -34,13 +33,11 @@ Size = int | None
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftShape:
     speculators: bool
-    """Whether the config is in the speculators format."""
     model_type: str | None
     architectures: tuple[str, ...]
     """Names that vLLM looks up in its model registry."""
     fields: Mapping[str, Any]
     quantized: bool
-    """Whether the config declares how its weights are quantized."""
 
     @property
     def family(self) -> Family | None:

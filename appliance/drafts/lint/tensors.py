@@ -1,8 +1,4 @@
-"""
-Rules on the tensors in a draft's file.
-
-Pure.  Quantized weights are skipped: their shapes and names depend on their scheme.
-"""
+"""Rules on the tensors in a draft's file, except quantized ones: their scheme decides their shapes.  Pure."""
 
 from collections.abc import Iterator
 
@@ -18,7 +14,6 @@ SHAPES = (Rule.ATTENTION_SHAPE, Rule.MLA_SHAPE, Rule.MLP_SHAPE, Rule.NORM_SHAPE)
 
 
 def vocabulary_problems(pair: Pair) -> Iterator[Finding]:
-    """Check the tokens a draft reads and proposes."""
     shape, vocabulary = pair.shape, pair.target_size("vocab_size")
     whole, drafted = shape.size("vocab_size"), shape.draft_vocab_size
     if None not in {whole, vocabulary} and whole != vocabulary:
@@ -68,7 +63,6 @@ def _shared_problems(pair: Pair, drafted: int, vocabulary: int) -> Iterator[Find
 
 
 def tensor_problems(pair: Pair) -> Iterator[Finding]:
-    """Check the tensors of a draft's layers; one finding per rule."""
     if pair.prefixed:
         message = f"its tensors have names such as {pair.prefixed[0]}, which vLLM prefixes itself"
         yield Finding(Rule.MODEL_PREFIX, message)

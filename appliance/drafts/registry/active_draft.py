@@ -1,8 +1,8 @@
 """
-The active draft of each target: one small file per target.
+The active draft of each target: one small file per target, replaced atomically.
 
-Workers read it at start, so it is replaced atomically.  Fails closed: an unreadable file is an error and
-never taken for absence, which would serve another draft than the chosen one.
+Fails closed: an unreadable file is an error and never taken for absence, which would serve another draft
+than the chosen one.
 """
 
 import json
@@ -21,10 +21,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveDraft:
-    """The draft decisions for one target."""
-
     target: str
-    """Digest of the target."""
     draft: str | None = None
     """Digest of the draft that serves it; None for `worker.draft` of the settings."""
     previous: tuple[str | None, ...] = ()
@@ -32,20 +29,14 @@ class ActiveDraft:
     promotion: str | None = None
     """Id of the running promotion."""
     candidate: str | None = None
-    """Digest of the draft that promotion tests."""
+    """Digest of the draft that the promotion tests."""
 
     def encode(self) -> bytes:
-        """Encode as canonical JSON."""
         return canonical({"format": FORMAT, **asdict(self)})
 
 
 def read_active_draft(directory: Path, target: str) -> ActiveDraft:
-    """
-    Read the active draft of a target; without a file the settings' draft serves it.
-
-    Raises:
-        DraftStorageError: the file cannot be read, or is damaged.
-    """
+    """Without a file the settings' draft serves the target; a damaged one raises DraftStorageError."""
     path = _path(directory, target)
     try:
         content = path.read_bytes()
@@ -63,12 +54,7 @@ def read_active_draft(directory: Path, target: str) -> ActiveDraft:
 
 
 def write_active_draft(directory: Path, active: ActiveDraft) -> None:
-    """
-    Write it atomically and durably.
-
-    Raises:
-        DraftStorageError: it cannot be written; the previous one remains.
-    """
+    """Write atomically and durably; after DraftStorageError the previous one remains."""
     path = _path(directory, active.target)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +72,6 @@ def _path(directory: Path, target: str) -> Path:
 
 
 def _parse(content: bytes) -> ActiveDraft | None:
-    """None if the bytes are malformed."""
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError):

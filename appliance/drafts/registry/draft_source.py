@@ -27,7 +27,6 @@ class DraftSource:
     weights: Weights
     """Config and tensors; its path holds the files."""
     files: Mapping[str, BundleFile]
-    """Size and SHA-256 of every file, by name."""
     digest: str
     record: TrainingRecord
     """Empty without a `training.json`."""
@@ -40,16 +39,9 @@ class DraftSource:
 
     @property
     def is_signed(self) -> bool:
-        """Whether it comes with a signed revision."""
         return (self.home / REVISION).exists() and (self.home / SIGNATURE).exists()
 
     def read(self, name: str) -> bytes:
-        """
-        Read a small file of the named directory.
-
-        Raises:
-            DraftRefusedError: it cannot be read, or is too large.
-        """
         return read_small(self.home / name)
 
 
@@ -57,9 +49,7 @@ def read_source(path: Path) -> DraftSource:
     """
     Read a draft's directory, or a registered one (`revision.json` and `weights/`); reads every byte.
 
-    Raises:
-        DraftNotFoundError: there is no directory.
-        DraftRefusedError: it holds no complete draft; the message says what is missing or broken.
+    Raises DraftNotFoundError without a directory, DraftRefusedError if it holds no complete draft.
     """
     home = path.absolute()
     if not home.is_dir():
@@ -97,12 +87,6 @@ def describe_file(size: int, sha256: str) -> BundleFile:
 
 
 def read_small(path: Path) -> bytes:
-    """
-    Read a small file.
-
-    Raises:
-        DraftRefusedError: it cannot be read, or is too large.
-    """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)

@@ -39,21 +39,11 @@ class DraftRegistry:
         self._clock = clock
 
     def revisions(self) -> tuple[Revision, ...]:
-        """
-        Registered drafts with a valid signature, oldest first.
-
-        Raises:
-            DraftStorageError: the directory cannot be read.
-        """
+        """Registered drafts with a valid signature, oldest first."""
         return self.survey()[0]
 
     def survey(self) -> tuple[tuple[Revision, ...], tuple[str, ...]]:
-        """
-        Registered drafts with a valid signature, oldest first, and a line per invalid one; reads no weights.
-
-        Raises:
-            DraftStorageError: the directory cannot be read.
-        """
+        """As `revisions`, and a line per draft with an invalid signature; reads no weights."""
         found: list[Revision] = []
         warnings: list[str] = []
         for name in self._store.names():
@@ -67,10 +57,8 @@ class DraftRegistry:
         """
         Find a draft by its digest or a unique prefix of it, with or without `sha256:`.
 
-        Raises:
-            DraftNotFoundError: no draft, or several, match.
-            DraftRefusedError: its signature is invalid.
-            DraftStorageError: the directory cannot be read.
+        Raises DraftNotFoundError if no draft, or several, match; DraftRefusedError if its signature is
+        invalid.
         """
         digits = name.strip().lower().removeprefix("sha256:")
         names = [known for known in self._store.names() if digits and known.startswith(digits)]
@@ -81,12 +69,7 @@ class DraftRegistry:
         return self._read(names[0])
 
     def weights(self, revision: Revision) -> Path:
-        """
-        The directory of a draft's weights, after verifying all files.
-
-        Raises:
-            DraftRefusedError: they differ from what was registered.
-        """
+        """Directory of a draft's weights; DraftRefusedError if they differ from what was registered."""
         path = self._store.weights(revision.hex)
         try:
             digest = digest_weights(path)
@@ -115,10 +98,6 @@ class DraftRegistry:
 
         Registering it again changes nothing but repairs lost files.  After a crash, registering it again
         resumes.  The signer, the site's key, becomes trusted.  `origin` is kept with the draft.
-
-        Raises:
-            DraftRefusedError: it is for another target, or changed during the copy.
-            DraftStorageError: it cannot be written.
         """
         self._trust(signer)
         revision = self._describe(source, target=target, how=how, origin=origin)
@@ -137,13 +116,7 @@ class DraftRegistry:
         return revision
 
     def registered(self, source: DraftSource, *, target: str) -> Revision | None:
-        """
-        The revision of a registered, undamaged draft; None if `register` would write.
-
-        Raises:
-            DraftRefusedError: it is registered or was trained for another target.
-            DraftStorageError: there is not enough disk space.
-        """
+        """The revision of a registered, undamaged draft; None if `register` would write, and has room."""
         wanted = self._describe(source, target=target, how="imported", origin=None)
         wanted.encode()
         known = self._known(wanted)
@@ -155,7 +128,6 @@ class DraftRegistry:
     def _describe(
         self, source: DraftSource, *, target: str, how: Source, origin: SignedOrigin | None
     ) -> Revision:
-        """Make its revision, unless it was trained for another target."""
         made_for = source.record.target
         if made_for is not None and made_for != target:
             raise DraftRefusedError(
@@ -207,6 +179,5 @@ class DraftRegistry:
         return revision
 
     def _trust(self, signer: NoteSigner) -> None:
-        """Trust the key that writes here, even if it was just made."""
         if signer.verifier_key not in {key.verifier_key for key in self.trusted}:
             self.trusted = (*self.trusted, TrustedKey(verifier_key=signer.verifier_key))

@@ -30,7 +30,6 @@ MAX_BYTES = 2**20
 """Maximum size; larger files are refused before they are read."""
 
 Source = Literal["imported", "trained"]
-"""How a draft entered this registry."""
 
 _SOURCES: Mapping[str, Source] = {"imported": "imported", "trained": "trained"}
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -42,7 +41,6 @@ class Revision:
     digest: str
     """Of its weights, as in `appliance.serving.weights`."""
     target: str
-    """Digest of its target."""
     record: TrainingRecord
     parent: str | None = None
     dataset: str | None = None
@@ -58,12 +56,7 @@ class Revision:
         return self.digest.removeprefix("sha256:")
 
     def encode(self) -> bytes:
-        """
-        Encode revision.json in canonical form.
-
-        Raises:
-            DraftRefusedError: the training record holds values without a JSON form, such as NaN.
-        """
+        """Raises DraftRefusedError if the training record holds values without a JSON form, such as NaN."""
         content = {
             "format": FORMAT,
             "digest": self.digest,
@@ -84,12 +77,6 @@ class Revision:
 
     @classmethod
     def decode(cls, content: bytes) -> "Revision":
-        """
-        Decode revision.json.
-
-        Raises:
-            DraftRefusedError: it is malformed or not canonical.
-        """
         try:
             fields = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -137,7 +124,6 @@ class Revision:
 
 
 def is_digest(value: object) -> TypeGuard[str]:
-    """Whether a value is `sha256:` and 64 hex digits."""
     return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 

@@ -17,8 +17,6 @@ from appliance.sovereignty.bundle.signature import TrustedKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedOrigin:
-    """A revision signed elsewhere by a trusted key."""
-
     signer: str
     """Name of the trusted key."""
     revision: Revision
@@ -28,7 +26,6 @@ class SignedOrigin:
     """Their revision.sig, byte-exact."""
 
     def check_target(self, target: str) -> None:
-        """Raises DraftRefusedError if the signed draft is for another target."""
         if self.revision.target != target:
             raise DraftRefusedError(
                 f"{self.signer} signed the draft for the target {self.revision.target}, and this target is "
@@ -48,9 +45,7 @@ def read_origin(
     Verify who signed a draft elsewhere; None if it is unsigned and an operator vouches for it.
 
     `signature` is the note's path if it is not in the draft's directory; `now` is in seconds since the epoch.
-
-    Raises:
-        DraftRefusedError: it is unsigned, or another draft was signed.
+    Raises DraftRefusedError if the draft is unsigned, or another one was signed.
     """
     if vouched:
         if signature is not None or (source.home / SIGNATURE).exists():

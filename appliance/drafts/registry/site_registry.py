@@ -17,10 +17,6 @@ def open_registry(settings: Settings, clock: Clock) -> DraftRegistry:
     Open the registry; it trusts the site's own key and those in `drafts.trusted_keys_file`.
 
     A missing site key is not made: nothing can be signed with it yet.
-
-    Raises:
-        ConfigurationError: the file of trusted keys cannot be read.
-        AuditKeyError: the site's key cannot be used.
     """
     installation, file = locate(settings), settings.drafts.trusted_keys_file
     others = () if file is None else load_trusted_keys(file)
@@ -33,11 +29,7 @@ def site_signer(settings: Settings) -> Signer:
     """
     The key that signs this site's drafts, made on first use.
 
-    A key at a configured path is the operator's and is never made.
-
-    Raises:
-        ConfigurationError: the data directory cannot be made.
-        AuditKeyError: the key cannot be used, or is missing at its configured path.
+    A key at a configured path is the operator's and is never made; AuditKeyError if it is missing.
     """
     installation = locate(settings)
     if settings.drafts.signing_key_file is None and not installation.drafts_key.exists():

@@ -45,12 +45,7 @@ class RevisionStore:
         self._home = directory / REVISIONS
 
     def names(self) -> tuple[str, ...]:
-        """
-        Hex digits of every draft's directory, sorted.
-
-        Raises:
-            DraftStorageError: the directory cannot be read.
-        """
+        """Hex digits of every draft's directory, sorted."""
         try:
             return tuple(sorted(path.name for path in self._home.iterdir() if _NAME.fullmatch(path.name)))
         except FileNotFoundError:
@@ -62,31 +57,14 @@ class RevisionStore:
         return self._home / name / WEIGHTS
 
     def page(self, name: str, page: str) -> bytes:
-        """
-        Read one of the small files of a draft.
-
-        Raises:
-            DraftRefusedError: it cannot be read.
-        """
         return read_small(self._home / name / page)
 
     def pages(self, name: str) -> dict[str, bytes]:
-        """
-        Read all small files of a draft.
-
-        Raises:
-            DraftRefusedError: one cannot be read.
-        """
         return {page: self.page(name, page) for page in PAGES if (self._home / name / page).exists()}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """
-        Lock the directory against other writers; waits for them.
-
-        Raises:
-            DraftStorageError: the directory cannot be made or locked.
-        """
+        """Lock the directory against other writers; waits for them."""
         lock = self._directory / LOCK
         try:
             self._prepare()
@@ -97,24 +75,12 @@ class RevisionStore:
             yield
 
     def check_room(self, source: DraftSource) -> None:
-        """
-        Check that a draft fits on the disk.
-
-        Raises:
-            DraftStorageError: it does not.
-        """
         placement, _contents = self._placement(source, {})
         with _draft_errors(source):
             check_room([placement])
 
     def put(self, source: DraftSource, pages: Mapping[str, bytes]) -> None:
-        """
-        Write a draft with its small files, or repair a damaged one; only while locked.
-
-        Raises:
-            DraftRefusedError: a file of the source changed during the copy.
-            DraftStorageError: a file cannot be written.
-        """
+        """Write a draft with its small files, or repair a damaged one; only while locked."""
         placement, contents = self._placement(source, pages)
         clear_leftovers([placement])
 
@@ -160,13 +126,6 @@ class RevisionStore:
 
 
 def _remove_leftovers(placement: Placement) -> None:
-    """
-    Remove leftovers of earlier attempts from a draft's directory.
-
-    Raises:
-        DraftStorageError: it holds something else.
-        OSError: a file cannot be removed.
-    """
     for place in (placement.final, placement.staged):
         for found in sorted(place.rglob("*")):
             path = found.relative_to(place).as_posix()
@@ -189,7 +148,6 @@ def _make_enterable(directory: Path) -> None:
 
 @contextmanager
 def _draft_errors(source: DraftSource) -> Iterator[None]:
-    """Translate bundle errors into draft errors."""
     try:
         yield
     except (BundleRefusedError, ConfigurationError) as error:

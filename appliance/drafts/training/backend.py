@@ -12,12 +12,7 @@ BYTES_OF = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
 
 
 def choose_backend(requested: str, device: str, target: Weights, machine: Hardware) -> Backend:
-    """
-    Choose a backend, or check the requested one.
-
-    Raises:
-        ConfigurationError: unknown name, or it needs a GPU and there is none.
-    """
+    """Choose a backend, or check the requested one."""
     if requested == "auto":
         is_large = device != "cpu" and machine.gpus > 0 and target_bytes(target) >= LARGE_BYTES
         return Backend.SPECULATORS if is_large else Backend.SMALL

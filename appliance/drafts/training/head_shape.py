@@ -22,7 +22,7 @@ DENSE_RATIO = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """Sizes and flags of a draft head with one Llama layer."""
+    """One Llama layer."""
 
     width: int
     target_width: int
@@ -35,7 +35,6 @@ class HeadShape:
     """Tokens the head can propose."""
     epsilon: float
     positions: int
-    """Maximum position embeddings."""
     aux_layers: tuple[int, ...]
     """Layers of the target whose inputs it takes, ascending, as vLLM passes them."""
     fc_norm: bool
@@ -48,18 +47,11 @@ class HeadShape:
     rope: Mapping[str, Any] = field(default_factory=dict)
     """As `rope_parameters` in transformers 5."""
     sliding_window: int | None = None
-    """Maximum attention distance in tokens; None for unlimited."""
+    """Maximum attention distance in tokens."""
 
 
 def head_shape(config: Mapping[str, Any], target: Mapping[str, Any]) -> HeadShape:
-    """
-    Read the shape of a draft that the built-in loop can train.
-
-    `config` is the config.json of a draft without lint errors.
-
-    Raises:
-        DraftRefusedError: the loop cannot train it; the message says why and what can.
-    """
+    """Read the shape of a draft without lint errors; DraftRefusedError if the small backend cannot train it."""
     shape = read_shape(config)
     fields = shape.fields
     _refuse(shape)
@@ -95,12 +87,7 @@ def head_shape(config: Mapping[str, Any], target: Mapping[str, Any]) -> HeadShap
 
 
 def new_config(target: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    Make the config.json of an EAGLE 3.1 head for a target, in the plain layout.
-
-    Raises:
-        DraftRefusedError: the target's config lacks a size.
-    """
+    """Make the config.json of an EAGLE 3.1 head for a target, in the plain layout."""
     text = text_config(target)
     try:
         width, depth = int(text["hidden_size"]), int(text["num_hidden_layers"])
@@ -160,7 +147,6 @@ def text_config(target: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _refuse(shape: DraftShape) -> None:
-    """Raise DraftRefusedError for what the built-in loop does not implement."""
     fields = shape.fields
     unlike = {
         f"its layer is {shape.family or 'of unknown kind'}, not llama": shape.family is not Family.LLAMA,
@@ -177,7 +163,6 @@ def _refuse(shape: DraftShape) -> None:
 
 
 def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary embedding, from any of the three notations."""
     named = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     found = dict(named) if isinstance(named, dict) else {}
     found["rope_theta"] = found.get("rope_theta") or fields.get("rope_theta") or ROPE_THETA

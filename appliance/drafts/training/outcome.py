@@ -44,7 +44,6 @@ class TrainingOutcome:
     """Maximum tokens it saw at once."""
     steps: int
     used: tuple[JobSample, ...]
-    """The training samples that were used."""
     details: Mapping[str, Any]
     """Other members of the recipe."""
     acceptance_length: float | None = None
@@ -83,7 +82,6 @@ def training_record(job: Job, given: TrainingSet, outcome: TrainingOutcome) -> d
 def write_outcome(
     directory: Path, job: Job, given: TrainingSet, outcome: TrainingOutcome, points: Sequence[Point]
 ) -> None:
-    """Write the record, the list of samples and the report; raises OSError."""
     record = training_record(job, given, outcome)
     (directory / TRAINING_RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     (directory / USED).write_text("".join(used_lines(outcome.used)), encoding="utf-8")

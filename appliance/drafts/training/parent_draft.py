@@ -22,14 +22,10 @@ def choose_parent(
     settings: Settings, registry: DraftRegistry, target: Weights, named: str | None
 ) -> ParentDraft:
     """
-    Find the named draft, or the one in service for the target.
+    Find the named draft, or by default the one in service for the target.
 
-    `named` is a directory, or a registered draft's digest or its prefix; None means the draft in service.
-
-    Raises:
-        DraftNotFoundError: no draft has this name.
-        DraftRefusedError: no draft serves the target, or it does not fit the target.
-        ConfigurationError: its files are missing or broken.
+    `named` is a directory, or a registered draft's digest or its prefix.  Raises DraftRefusedError if no
+    draft serves the target, or it does not fit.
     """
     if named is not None and Path(named).is_dir():
         weights = load_weights(Path(named))
@@ -46,12 +42,7 @@ def choose_parent(
 
 
 def refuse_misfit(target: Weights, draft: Path, *, context: int | None = None) -> None:
-    """
-    Check that vLLM would serve a draft with its target.
-
-    Raises:
-        DraftRefusedError: it would not; the message has the first reason.
-    """
+    """Raise DraftRefusedError, with the first reason, if vLLM would not serve a draft with its target."""
     findings = lint_pair(target, inspect_weights(draft), context=context)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:

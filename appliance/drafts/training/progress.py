@@ -14,8 +14,6 @@ SECONDS_PER_MINUTE = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Progress after a step."""
-
     step: int
     elapsed: float
     """Seconds of training so far."""
@@ -55,7 +53,7 @@ def append_point(path: Path, point: Point) -> None:
 
 
 def read_points(path: Path) -> list[Point]:
-    """Every whole line, in order; a later line replaces one of the same step.  Empty without a file."""
+    """Every whole line, in order; a later line replaces one of the same step."""
     points: dict[int, Point] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -99,7 +97,6 @@ class ProgressLine:
         self._stream.flush()
 
     def close(self) -> None:
-        """End the line on a terminal."""
         if self._open:
             self._stream.write("\n")
             self._stream.flush()

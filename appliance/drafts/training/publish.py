@@ -15,7 +15,6 @@ from appliance.errors import DraftRefusedError, DraftStorageError
 from appliance.serving.weights import Weights
 
 Journal = Callable[[EntryType, dict[str, JSON | None]], int]
-"""Writes one audit entry."""
 
 
 def publish(
@@ -31,14 +30,7 @@ def publish(
     Register a draft that was trained here, after its audit entries are durable; returns its digest.
 
     A draft that cannot be recorded is not registered.  After a crash in between, the entries are written
-    again.
-
-    `context` is the longest context the worker serves.
-
-    Raises:
-        DraftRefusedError: vLLM would not serve it.
-        DraftStorageError: it could not be written.
-        AuditError: it could not be recorded, and was not registered.
+    again.  `context` is the longest context the worker serves.
     """
     source = read_source(draft)
     refuse_misfit(target, draft, context=context)
@@ -58,13 +50,7 @@ def publish(
 
 
 def refuse_erased(draft: Path, dataset: DatasetLike) -> None:
-    """
-    Check that no training sample was erased during the training.
-
-    Raises:
-        DraftRefusedError: a sample was erased; the draft must be trained again without it.
-        DraftStorageError: the list of used samples cannot be read.
-    """
+    """Raise DraftRefusedError if a training sample was erased during the training."""
     try:
         used = {line.split()[0] for line in (draft / USED).read_text(encoding="utf-8").splitlines()}
     except OSError as error:

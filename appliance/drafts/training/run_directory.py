@@ -49,7 +49,6 @@ class RunDirectory:
 
     @property
     def draft(self) -> Path:
-        """The finished draft; absent until then."""
         return self.path / DRAFT
 
     @property
@@ -76,9 +75,6 @@ class RunDirectory:
         Record that the draft is registered, and remove the checkpoints.
 
         After a crash before this, the next run finds the draft in the registry.
-
-        Raises:
-            DraftStorageError: it cannot be written.
         """
         try:
             write_private(self.path / "published.json", json.dumps({"draft": digest}) + "\n")
@@ -93,10 +89,9 @@ class RunDirectory:
 
     def refuse_changed(self, identity: Mapping[str, Any]) -> bool:
         """
-        Check that the run has this identity as far as both state it; returns whether it has begun.
+        Whether the run has begun; raises DraftRefusedError if it began with another identity.
 
-        Raises:
-            DraftRefusedError: the message names what changed since the run began.
+        Only what both identities state is compared.
         """
         before = _read(self.path / "run.json")
         if before is None:
@@ -110,13 +105,7 @@ class RunDirectory:
         return True
 
     def claim(self, job: Job, given: TrainingSet) -> None:
-        """
-        Bind the run to this job, or check that it is bound to it.
-
-        Raises:
-            DraftRefusedError: the message names what changed since the run began.
-            DraftStorageError: it cannot be written.
-        """
+        """Bind the run to this job; raises DraftRefusedError if it is bound to another."""
         identity = {**job.identity, "samples": samples_digest(given)}
         if self.refuse_changed(identity):
             return
@@ -127,13 +116,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """
-        Lock the run against other processes; the kernel releases the lock when this process ends.
-
-        Raises:
-            DraftRefusedError: another process has the lock.
-            DraftStorageError: the directory cannot be made.
-        """
+        """The kernel releases the lock when this process ends; DraftRefusedError if another one has it."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = open_locked(self.path / "lock")
@@ -146,12 +129,7 @@ class RunDirectory:
 
 
 def run_directory(drafts: Path, job_identity: Mapping[str, Any], name: str | None) -> RunDirectory:
-    """
-    The directory of a run; an unnamed run is named after its identity.
-
-    Raises:
-        ConfigurationError: the name is invalid.
-    """
+    """The directory of a run; an unnamed run is named after its identity."""
     if name is None:
         canonical = json.dumps(job_identity, sort_keys=True).encode()
         name = hashlib.sha256(canonical).hexdigest()[:NAME_DIGITS]
@@ -161,7 +139,6 @@ def run_directory(drafts: Path, job_identity: Mapping[str, Any], name: str | Non
 
 
 def samples_digest(given: TrainingSet) -> str:
-    """SHA-256 (hex) of the list of samples."""
     return hashlib.sha256("".join(sorted(used_lines(given.samples))).encode()).hexdigest()
 
 

@@ -36,19 +36,10 @@ def train(
     observe: Callable[[Point], None],
 ) -> bool:
     """
-    Train until done; False if it was stopped.
+    Train until done; False if it was stopped, DraftRefusedError if it cannot be trained.
 
-    Args:
-        job: what to train.
-        lines: makes the lines that follow the job's own.
-        log: receives the libraries' output; it is replaced.
-        environment: of this process.
-        observe: called for every step.
-
-    Raises:
-        DraftRefusedError: it cannot be trained; the message says why.
-        DraftStorageError: the log cannot be written.
-        ConfigurationError: the environment allows egress.
+    `lines` makes the lines that follow the job's own.  `log` receives the libraries' output and is replaced;
+    `observe` is called for every step.
     """
     try:
         output = log.open("w", encoding="utf-8")

@@ -65,7 +65,6 @@ class JobSample:
     digest: str
     """Of its canonical form, as in the manifest."""
     held_out: bool
-    """Whether it is only for measurement."""
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
 
@@ -106,12 +105,7 @@ def end_line(*, samples: int, missing: int) -> str:
 
 
 def read_samples(lines: Iterable[str]) -> TrainingSet:
-    """
-    Read what follows the job's line.
-
-    Raises:
-        DraftRefusedError: the sender stopped early.
-    """
+    """Read what follows the job's line; raises DraftRefusedError if the sender stopped early."""
     samples: list[JobSample] = []
     for content in _objects(lines):
         if "samples" in content:
@@ -148,8 +142,6 @@ class ManifestLike(Protocol):
 
 
 class DatasetLike(Protocol):
-    """An open data set."""
-
     @property
     def manifest(self) -> ManifestLike: ...
     @property
@@ -166,9 +158,6 @@ def sample_lines(dataset: DatasetLike) -> Iterator[str]:
     Encode every sample that still exists, and their count last.
 
     Each sample is decrypted here and passed on through a pipe: none of them is written to disk.
-
-    Raises:
-        DraftRefusedError: a sample differs from the manifest.
     """
     digests = {entry.request_id: entry.digest for entry in dataset.manifest.samples}
     count = 0

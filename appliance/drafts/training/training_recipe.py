@@ -9,7 +9,6 @@ from typing import Any, Self
 from appliance.errors import ConfigurationError
 
 STEPS = 1000
-"""Default number of steps."""
 DEMO_WIDTH, DEMO_RATE = 256, 2e-3
 """The demo draft's width, and the peak rate it was trained from scratch with."""
 TIME_PARTS = 100_000
@@ -48,7 +47,6 @@ class TrainingRecipe:
     """Share of a step's windows taken from general text."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigurationError for impossible values."""
         if (self.steps is None) == (self.minutes is None):
             raise ConfigurationError("give --steps or --minutes, not both")
         if (self.steps is not None and self.steps < 1) or (self.minutes is not None and self.minutes <= 0):
@@ -70,16 +68,11 @@ class TrainingRecipe:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Raises TypeError for an unknown field."""
         return cls(**content)
 
 
 def default_rate(width: int, *, is_refresh: bool) -> float:
-    """
-    Default peak learning rate for a head `width` wide.
-
-    It falls with the width as in published recipes (1e-4 at 4096); a refresh gets half of it.
-    """
+    """Peak learning rate; falls with the width as in published recipes (1e-4 at 4096), half for a refresh."""
     from_nothing = min(DEMO_RATE, DEMO_RATE * DEMO_WIDTH / width)
     return from_nothing / 2 if is_refresh else from_nothing
 
@@ -94,5 +87,4 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 
 def timed_rate(elapsed: float, total: float, peak: float) -> float:
-    """Rate after `elapsed` of `total` seconds."""
     return learning_rate(min(TIME_PARTS - 1, int(elapsed / total * TIME_PARTS)), TIME_PARTS, peak)

@@ -33,14 +33,11 @@ class Text(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextWindow:
-    """A part of one text."""
-
     text: int
     """Index of the text."""
     start: int
     """Index of its first token in the text, which is also the token's position when served."""
     stop: int
-    """Index after its last token."""
     first: int
     """Index of the first token that is trained on."""
 
@@ -58,11 +55,7 @@ class FeedPosition:
 
 
 def cut(text: Text, number: int, *, window: int, shift: int = 0) -> list[TextWindow]:
-    """
-    Cut one text into windows that together train on each answer token once.
-
-    `shift` moves the cuts towards the beginning, by less than the length of a piece.
-    """
+    """Cut one text into windows that train on each answer token once; `shift` moves all cuts to the left."""
     answer = [place for place, counts in enumerate(text.loss_mask) if counts and place >= FIRST_PREDICTED]
     if not answer:
         return []
@@ -80,7 +73,6 @@ def cut(text: Text, number: int, *, window: int, shift: int = 0) -> list[TextWin
 def plan_epoch(
     texts: Sequence[Text], *, batch: int, window: int, seed: int, epoch: int
 ) -> list[tuple[TextWindow, ...]]:
-    """One pass over the data, as steps of up to `batch` windows."""
     chance = random.Random(f"{seed}/{epoch}")  # noqa: S311 - it has to come out the same again
     piece = window - window // LEAD
     windows: list[TextWindow] = []
@@ -102,12 +94,7 @@ class Feed:
     def __init__(
         self, texts: Sequence[Text], *, batch: int, window: int, seed: int, place: FeedPosition | None = None
     ) -> None:
-        """
-        Start at `place`, a position of a feed of the same texts and numbers.
-
-        Raises:
-            DraftRefusedError: no text has a token to train on.
-        """
+        """`place` is a position of a feed of the same texts; raises DraftRefusedError without an answer."""
         self._texts, self._batch, self._window, self._seed = texts, batch, window, seed
         self._place = place or FeedPosition()
         self._steps = self._plan(self._place.epoch)

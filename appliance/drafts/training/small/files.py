@@ -49,10 +49,8 @@ def new_head(target: Mapping[str, Any], output: Tensor) -> StoredHead:
     """
     Make an untrained EAGLE 3.1 head.
 
-    Its output starts from the target's output embedding, [vocabulary, width].
-
-    Raises:
-        DraftRefusedError: the target's config lacks a size, or its output does not fit.
+    Its output starts from the target's output embedding, [vocabulary, width]; DraftRefusedError if that does
+    not fit.
     """
     config = new_config(target)
     head = DraftHead(head_shape(config, target))
@@ -62,13 +60,10 @@ def new_head(target: Mapping[str, Any], output: Tensor) -> StoredHead:
 
 def load_head(directory: Path, target: Mapping[str, Any], output: Tensor) -> StoredHead:
     """
-    Read a head to continue its training.
+    Read a head without lint errors to continue its training.
 
-    The directory has no lint errors; `output` is the target's output embedding, for a head without its own.
-
-    Raises:
-        ConfigurationError: a file is missing or broken.
-        DraftRefusedError: its tensors do not match its config.
+    `output` is the target's output embedding, for a head without its own.  Raises DraftRefusedError if its
+    tensors do not match its config.
     """
     config = inspect_weights(directory).config
     head = DraftHead(head_shape(config, target))
@@ -99,7 +94,6 @@ def load_head(directory: Path, target: Mapping[str, Any], output: Tensor) -> Sto
 
 
 def save_head(stored: StoredHead, directory: Path) -> None:
-    """Write safetensors and config.json into an existing directory; raises OSError."""
     weights = {
         weight_name(name, stored.layer): value.detach().to("cpu", stored.dtype).contiguous()
         for name, value in stored.head.state_dict().items()
@@ -111,7 +105,6 @@ def save_head(stored: StoredHead, directory: Path) -> None:
 
 
 def weight_name(parameter: str, layer: str = PLAIN) -> str:
-    """The name of a head's parameter in a file."""
     owner = parameter.split(".", maxsplit=1)[0]
     part = next((part for part, names in IN_LAYER if owner in names), None)
     return parameter if part is None else f"{layer}{part}{parameter}"
@@ -131,14 +124,7 @@ CHECKPOINT, CHECKPOINT_FORMAT = "checkpoint.pt", 1
 
 
 def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
-    """
-    Replace the checkpoint in a run's directory.
-
-    A crash before the rename leaves the previous checkpoint, from which the run resumes.
-
-    Raises:
-        DraftStorageError: it cannot be written; the previous checkpoint is untouched.
-    """
+    """Replace the checkpoint; after a crash or DraftStorageError the previous one is untouched."""
     partial = directory / f".{CHECKPOINT}"
     try:
         with partial.open("wb") as file:
@@ -151,12 +137,7 @@ def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(directory: Path) -> dict[str, Any] | None:
-    """
-    Read the checkpoint of a run; None if there is none yet.
-
-    Raises:
-        DraftStorageError: it cannot be read, or another version wrote it.
-    """
+    """None if there is none yet; DraftStorageError if it cannot be read, or another version wrote it."""
     path = directory / CHECKPOINT
     if not path.exists():
         return None

@@ -42,12 +42,11 @@ class StepCache:
         self._sliding_window = sliding_window
 
     def append(self, key: Tensor, value: Tensor) -> None:
-        """Add one step's keys and values, [batch, heads, time, head_dim] each."""
+        """Add keys and values, [batch, heads, time, head_dim] each."""
         self._keys.append(key)
         self._values.append(value)
 
     def attend(self, query: Tensor) -> Tensor:
-        """Attention of the newest step's queries."""
         time, scale = query.shape[2], query.shape[-1] ** -0.5
         scores = (query @ self._keys[0].transpose(-1, -2)) * scale
         hidden = self._hidden(time, query.device)
@@ -101,7 +100,6 @@ class DraftHead(nn.Module):
         self._rotary = LlamaRotaryEmbedding(_rope_config(shape))
 
     def to_device(self, device: str) -> None:
-        """Move the head, untrained tensors included."""
         self.to(device)
         self.proposes = None if self.proposes is None else self.proposes.to(device)
         self.embedding = None if self.embedding is None else self.embedding.to(device)
@@ -121,16 +119,10 @@ class DraftHead(nn.Module):
         self, hidden: Tensor, embeds: Tensor, positions: Tensor, cache: StepCache
     ) -> tuple[Tensor, Tensor]:
         """
-        Take one draft step for every row.
+        Take one draft step for every row; returns the input of `logits` and the next step's `hidden`.
 
-        Args:
-            hidden: [batch, time, width], fused or fed back.
-            embeds: of the input tokens, the same shape.
-            positions: [batch, time], of the rows in their texts.
-            cache: of the previous steps; this step is added.
-
-        Returns:
-            The input of `logits` and the next step's `hidden`; [batch, time, width] each.
+        `hidden`, fused or fed back, `embeds` of the input tokens and both results are [batch, time, width].
+        `positions`, [batch, time], are those of the rows in their texts.  The step is added to `cache`.
         """
         shape = self.shape
         batch, time, _ = hidden.shape
@@ -167,7 +159,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rope_config(shape: HeadShape) -> LlamaConfig:
-    """The config that the rotary embedding reads."""
     rope: dict[str, Any] = dict(shape.rope)
     return LlamaConfig(
         hidden_size=shape.width,

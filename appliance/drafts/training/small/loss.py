@@ -37,8 +37,7 @@ def unrolled_loss(
     """
     Draft `unroll` tokens from every row and compare them with the target.
 
-    `batch` is at least `unroll + 2` tokens long; `decay` weights each draft token relative to the previous
-    one.
+    `batch` is at least `unroll + 2` tokens long; `decay` weights each draft token relative to the previous.
     """
     rows = batch.ids.shape[1] - 1 - unroll
     fed = head.fuse([state[:, :rows] for state in seen.captured])

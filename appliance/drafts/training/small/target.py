@@ -21,19 +21,13 @@ def mixed_precision(device: str) -> torch.autocast:
 
 
 def computes_in_bfloat16(device: str) -> bool:
-    """Whether a device has bfloat16 instructions."""
     return (
         device != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # noqa: SLF001
     )
 
 
 def choose_device(requested: str) -> str:
-    """
-    The requested device, or a GPU if there is one.
-
-    Raises:
-        ConfigurationError: a GPU is requested and there is none.
-    """
+    """The requested device, or a GPU if there is one."""
     has_gpu = torch.cuda.is_available()
     if requested == "cuda" and not has_gpu:
         raise ConfigurationError("torch finds no GPU: use --device cpu")
@@ -46,8 +40,6 @@ DOCUMENT_CHARACTERS = 8000
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A piece of general text; every token counts."""
-
     token_ids: list[int]
 
     @property
@@ -56,12 +48,6 @@ class Document:
 
 
 def read_corpus(file: Path, target: Path) -> list[Document]:
-    """
-    Read a text file and tokenise it with the target's tokenizer.
-
-    Raises:
-        ConfigurationError: it is not UTF-8 text, or the target has no tokenizer.
-    """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -97,8 +83,6 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """The target's outputs on a batch."""
-
     captured: list[Tensor]
     """Inputs of the aux layers, [batch, time, target width] each."""
     embeds: Tensor
@@ -121,12 +105,7 @@ class FrozenTarget:
     def observe(
         self, batch: TokenBatch, layers: tuple[int, ...], embedding: Tensor | None = None
     ) -> Observed:
-        """
-        Run the target over a batch on its device.
-
-        `layers` are those whose inputs are captured; `embedding`, [vocabulary, width], replaces the target's
-        own.
-        """
+        """Capture the inputs of `layers`; `embedding`, [vocabulary, width], replaces the target's own."""
         seen = self._model(
             input_ids=batch.ids, position_ids=batch.positions, use_cache=False, output_hidden_states=True
         )
@@ -140,12 +119,6 @@ class FrozenTarget:
 
 
 def load_target(directory: Path, device: str) -> FrozenTarget:
-    """
-    Load a target's weights, in bfloat16 if the device has instructions for it.
-
-    Raises:
-        DraftRefusedError: transformers cannot load it.
-    """
     dtype = torch.bfloat16 if computes_in_bfloat16(device) else torch.float32
     try:
         model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=dtype)

@@ -50,16 +50,11 @@ class Trainer:
 
     @property
     def agreement(self) -> tuple[float, ...]:
-        """Smoothed agreement per draft token with the target's first choice."""
+        """Smoothed share of agreement per draft token with the target's first choice."""
         return tuple(self._agreement)
 
     def step(self, batch: TokenBatch, rate: float) -> Unrolled:
-        """
-        Train on one batch.
-
-        Raises:
-            DraftRefusedError: the gradient is not finite; the head is unusable.
-        """
+        """Train on one batch; raises DraftRefusedError if the gradient is not finite: the head is lost."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         result = self._unroll(batch)
@@ -74,7 +69,6 @@ class Trainer:
         return result
 
     def measure(self, batches: Iterable[TokenBatch]) -> HeldOutScore:
-        """Draft on batches without training on them."""
         hits, counts = [0] * self._recipe.unroll, [0] * self._recipe.unroll
         accepted = drafts = 0
         self.head.eval()
@@ -92,7 +86,6 @@ class Trainer:
         )
 
     def state(self) -> dict[str, Any]:
-        """Everything a later process needs to resume."""
         return {
             "head": self.head.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -152,7 +145,6 @@ def plain_batch(ids: torch.Tensor) -> TokenBatch:
 
 
 def concatenate(one: TokenBatch, other: TokenBatch) -> TokenBatch:
-    """Concatenate two batches, padded to the longer."""
     time = max(one.ids.shape[1], other.ids.shape[1])
     both = [_padded(batch, time) for batch in (one, other)]
     return TokenBatch(

@@ -71,12 +71,6 @@ class Training:
         is_stopped: Callable[[], bool],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Load weights and data.
-
-        Raises:
-            ApplianceError: weights, data or the run's directory are invalid.
-        """
         self._job, self._given, self._recipe = job, given, job.recipe
         self._run = RunDirectory(path=Path(job.run))
         self._report, self._is_stopped, self._now = report, is_stopped, now
@@ -102,12 +96,6 @@ class Training:
         self._step = 0
 
     def run(self) -> Ended:
-        """
-        Train until the job is done or stopped.
-
-        Raises:
-            ApplianceError: the loss diverged, or a file cannot be written.
-        """
         if self._run.draft.exists():
             return Ended(step=self._recipe.steps or 0, finished=True)
         state = load_checkpoint(self._run.path)
@@ -169,7 +157,6 @@ class Training:
         return concatenate(batch, collate(self._documents, general.next_step(), self._recipe.unroll))
 
     def _done(self) -> float:
-        """Share of the training that is complete."""
         if self._recipe.steps is not None:
             return self._step / self._recipe.steps
         return self._elapsed / ((self._recipe.minutes or 0) * 60)
@@ -212,7 +199,6 @@ class Training:
         return int(done * parts) > int(before * parts)
 
     def _measure(self) -> HeldOutScore | None:
-        """Measure on held-out samples; None without any."""
         held_out = self._given.held_out
         steps = plan_epoch(
             held_out, batch=self._recipe.batch, window=self._recipe.window, seed=self._recipe.seed, epoch=0
@@ -236,7 +222,6 @@ class Training:
         )
 
     def _finish(self) -> None:
-        """Assemble the draft in `partial`, then rename it to `draft`."""
         measured = self._measure()
         point = self._point(0.0)
         if measured is not None:
@@ -272,7 +257,6 @@ class Training:
 
 
 def _refuse_unknown_tokens(given: TrainingSet, vocabulary: int) -> None:
-    """Raise DraftRefusedError if a sample has a token outside the target's vocabulary."""
     largest = max((max(sample.token_ids, default=0) for sample in given.samples), default=0)
     if largest >= vocabulary:
         raise DraftRefusedError(

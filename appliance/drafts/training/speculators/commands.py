@@ -14,7 +14,6 @@ from pathlib import Path
 from appliance.drafts.training.training_recipe import TrainingRecipe
 
 VERSION = "0.9.0"
-"""Version of the library with these commands."""
 HOST = "127.0.0.1"
 SHARED_MEMORY = 0.45
 """Share of a GPU for the server if training uses the same GPU."""
@@ -32,27 +31,22 @@ class Setup:
     parent: Path | None
     """Directory of the draft to start from, in the library's format; None to start from scratch."""
     layers: tuple[int, ...]
-    """Layers of the target whose inputs the draft takes."""
     depth: int
-    """Layers of the target."""
     recipe: TrainingRecipe
     tokens: int
     """Tokens of all rows."""
     scratch: Path
     """Private directory for samples and hidden states."""
     checkpoints: Path
-    """Where the library writes checkpoints and resumes from."""
     port: int
     gpus: int
 
     @property
     def samples(self) -> Path:
-        """One JSON row per line."""
         return self.scratch / "samples.jsonl"
 
     @property
     def packed(self) -> Path:
-        """The samples as the library reads them."""
         return self.scratch / "packed"
 
     @property
@@ -62,7 +56,6 @@ class Setup:
 
     @property
     def serving_gpus(self) -> tuple[int, ...]:
-        """The first half of the GPUs."""
         return tuple(range(max(1, self.gpus // 2)))
 
     @property
@@ -117,7 +110,6 @@ def server_command(setup: Setup) -> list[str]:
 
 
 def train_command(setup: Setup) -> list[str]:
-    """Train, or resume from the last checkpoint."""
     return [*_launcher(setup), *train_arguments(setup)]
 
 
@@ -159,7 +151,6 @@ def private_places(scratch: Path) -> dict[str, str]:
 
 
 def visible(gpus: Sequence[int]) -> dict[str, str]:
-    """The variable that limits a process to these GPUs."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
 
 

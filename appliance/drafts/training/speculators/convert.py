@@ -32,12 +32,7 @@ LAYER_TYPES = {Family.LLAMA: "llama", Family.QWEN3: "qwen3"}
 
 
 def speculators_config(config: Mapping[str, Any], target: Weights) -> dict[str, Any]:
-    """
-    The config.json of the same draft in the library's format.
-
-    Raises:
-        DraftRefusedError: the library cannot train this kind of draft.
-    """
+    """The draft's config.json in the library's format; DraftRefusedError if it cannot train this kind."""
     shape = read_shape(config)
     family = None if shape.family is None else LAYER_TYPES.get(shape.family)
     if family is None:
@@ -75,14 +70,7 @@ def speculators_config(config: Mapping[str, Any], target: Weights) -> dict[str, 
 
 
 def convert_draft(draft: Path, target: Weights, out: Path) -> None:
-    """
-    Write a draft in the library's format into a new directory.
-
-    Raises:
-        ConfigurationError: a file is missing or broken.
-        DraftRefusedError: the library cannot train this kind of draft.
-        DraftStorageError: it cannot be written.
-    """
+    """Write a draft in the library's format into a new directory."""
     weights = inspect_weights(draft)
     config = speculators_config(weights.config, target)
     files = sorted(draft.glob("*.safetensors"))
@@ -159,7 +147,6 @@ def _completed(tensors: dict[str, _Stored], target: Weights) -> dict[str, _Store
 
 
 def _write_tensors(tensors: Mapping[str, _Stored], out: Path) -> None:
-    """Write a safetensors file; raises OSError."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     # The largest numbers first, so that all of them begin where they are aligned.
     order = sorted(tensors.items(), key=lambda item: (-BYTES_OF.get(item[1].dtype, 1), item[0]))

@@ -70,7 +70,6 @@ class Processes:
         self.stopped = True
 
     def end(self) -> None:
-        """End the running processes, newest first."""
         for process in reversed(self.running):
             if process.poll() is None:
                 process.terminate()

@@ -25,14 +25,7 @@ PREFIX = "appliance-train-"
 
 @contextmanager
 def scratch_directory(run: RunDirectory, parent: Path | None = None) -> Iterator[Path]:
-    """
-    Make a private directory for the block; by default in memory, else in the run's directory.
-
-    The run is locked.
-
-    Raises:
-        DraftStorageError: it cannot be made.
-    """
+    """Make a private directory for the block; by default in memory, else in the run, which is locked."""
     clear_scratch(run)
     home = parent or (MEMORY if os.access(MEMORY, os.W_OK) else run.path)
     # The name is chosen here, so that it can be written down before the directory exists.
@@ -49,12 +42,7 @@ def scratch_directory(run: RunDirectory, parent: Path | None = None) -> Iterator
 
 
 def clear_scratch(run: RunDirectory) -> None:
-    """
-    Remove what a training left in clear, if anything.
-
-    Raises:
-        DraftStorageError: it could not be removed, and may still exist.
-    """
+    """Remove what a training left in clear, if anything; after DraftStorageError it may still exist."""
     note = run.path / NOTE
     try:
         path = Path(json.loads(note.read_text(encoding="utf-8"))["path"])
@@ -72,12 +60,7 @@ def clear_scratch(run: RunDirectory) -> None:
 
 
 def sweep_scratch(drafts: Path) -> None:
-    """
-    Remove what killed trainings left in clear; running ones are skipped.
-
-    Raises:
-        DraftStorageError: something could not be removed.
-    """
+    """Remove what killed trainings left in clear; running ones are skipped."""
     for note in sorted((drafts / "runs").glob(f"*/{NOTE}")):
         run = RunDirectory(path=note.parent)
         with suppress(DraftRefusedError), run.locked():
@@ -85,7 +68,6 @@ def sweep_scratch(drafts: Path) -> None:
 
 
 def write_samples(path: Path, rows: Iterable[str]) -> None:
-    """Write lines into a file that only its owner can read; raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.writelines(rows)

@@ -57,18 +57,8 @@ def train_with_speculators(
     """
     Train until done; False if it was stopped.
 
-    Args:
-        job: what to train.
-        run: its directory, locked.
-        lines: the samples, encoded as for the built-in backend.
-        python: interpreter of an environment with the library and vLLM.
-        environment: of this process.
-        say: prints a line for the operator.
-
-    Raises:
-        ConfigurationError: the environment of `python` or the machine is unsuitable.
-        DraftRefusedError: an input changed, or a process failed.
-        DraftStorageError: files cannot be written.
+    The run is locked.  `lines` are samples as for the built-in backend; `python` is the interpreter of an
+    environment with the library and vLLM, ConfigurationError if that is unsuitable.
     """
     if job.recipe.steps is None:
         raise ConfigurationError("the backend speculators needs --steps, not --minutes")
@@ -199,7 +189,6 @@ TOOL = f"speculators {VERSION}"
 
 
 def take_over(job: Job, run: RunDirectory, given: TrainingSet, target: Weights) -> None:
-    """Assemble the last checkpoint and a training record in `partial`, then rename it to `draft`."""
     last = last_checkpoint(run.path / "checkpoints")
     config = speculators_config(inspect_weights(last).config, target)
     shape = read_shape(config)
@@ -231,12 +220,6 @@ def take_over(job: Job, run: RunDirectory, given: TrainingSet, target: Weights) 
 
 
 def last_checkpoint(directory: Path) -> Path:
-    """
-    The library's newest checkpoint: the directory with the highest number.
-
-    Raises:
-        DraftRefusedError: there is none.
-    """
     found = [path for path in directory.glob("*") if path.name.isdecimal() and not path.is_symlink()]
     whole = [path for path in found if (path / "model.safetensors").exists()]
     if not whole:
