@@ -10,7 +10,6 @@ A witness's directory: its keys, its name, the logs it knows, and what it has co
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.audit.checkpoint import VerifierKey, parse_verifier_keys
@@ -28,39 +27,18 @@ from appliance.audit.witness.witness_state import WitnessState
 from appliance.errors import AuditKeyError, ConfigurationError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WitnessHome:
-    """The files of a witness."""
-
-    directory: Path
-
-    @property
-    def name(self) -> Path:
-        """File of its name."""
-        return self.directory / "name"
-
-    @property
-    def key(self) -> Path:
-        """Its Ed25519 key."""
-        return self.directory / "witness.key"
-
-    @property
-    def logs(self) -> Path:
-        """Verifier keys of the logs it knows."""
-        return self.directory / "logs"
-
-    @property
-    def state(self) -> Path:
-        """What it has cosigned."""
-        return self.directory / "witness.db"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.name, self.logs = directory / "name", directory / "logs"
+        self.key, self.state = directory / "witness.key", directory / "witness.db"
 
     def create(self, name: str, log_keys: Sequence[VerifierKey], *, post_quantum: bool) -> Signer:
         """
         Make a new witness and return its keys.
 
-        Raises:
-            AuditKeyError: there is one already, or a key cannot be made.
-            ConfigurationError: the directory cannot be written.
+        Raises AuditKeyError if there is one already, or a key cannot be made, and ConfigurationError if the
+        directory cannot be written.
         """
         if post_quantum:
             require_mldsa()
@@ -77,23 +55,11 @@ class WitnessHome:
         return load_witness_keys(self.key, name)
 
     def signer(self) -> Signer:
-        """
-        Read name and keys.
-
-        Raises:
-            AuditKeyError: no key, or others could read it.
-            ConfigurationError: no witness here.
-        """
+        """Raises AuditKeyError if a key cannot be used, ConfigurationError without a witness."""
         return load_witness_keys(self.key, _read(self.name).strip())
 
     def open(self, clock: Callable[[], float]) -> Witness:
-        """
-        Return the witness.
-
-        Raises:
-            AuditKeyError: a key of its own or of a log cannot be used.
-            ConfigurationError: no witness here.
-        """
+        """Raises AuditKeyError if its key or a log's cannot be used, ConfigurationError without a witness."""
         log_keys = parse_verifier_keys(_read(self.logs))
         return Witness(state=WitnessState(self.state), signer=self.signer(), log_keys=log_keys, clock=clock)
 
@@ -102,21 +68,13 @@ def load_verifier_keys(text: str) -> tuple[VerifierKey, ...]:
     """
     Read verifier keys that are given as text or as the path of a file with one a line.
 
-    Raises:
-        AuditKeyError: one of them is malformed.
-        ConfigurationError: the file cannot be read.
+    Raises AuditKeyError if one is malformed, and ConfigurationError if the file cannot be read.
     """
     return parse_verifier_keys(text if "+" in text else _read(Path(text)))
 
 
 def load_cosigner_keys(name: str, text: str) -> tuple[VerifierKey, ...]:
-    """
-    Read the verifier keys of the witness `name`.
-
-    Raises:
-        AuditKeyError: one is malformed, of another name, or no witness's.
-        ConfigurationError: the file cannot be read.
-    """
+    """As `load_verifier_keys`; also AuditKeyError if a key is of another name, or no witness's."""
     keys = load_verifier_keys(text)
     for key in keys:
         if key.name != name or key.kind not in TIMESTAMPED:

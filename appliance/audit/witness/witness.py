@@ -55,8 +55,6 @@ class AddCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a witness answers."""
-
     status: int
     text: str
     """Signature lines, the size it knows (409), or why not; ends in a newline."""
@@ -73,12 +71,7 @@ def encode_request(request: AddCheckpoint) -> str:
 
 
 def parse_request(text: str) -> AddCheckpoint:
-    """
-    Read a request, without judging it.
-
-    Raises:
-        MalformedCheckpointError: it is none.
-    """
+    """Read a request, without judging it; raises MalformedCheckpointError if it is none."""
     head, blank, note = text.partition("\n\n")
     old, *lines = head.split("\n")
     match = _OLD.fullmatch(old)
@@ -93,11 +86,7 @@ class Witness:
     """
     Judges requests by what the state remembers.
 
-    Args:
-        state: what was cosigned before.
-        signer: the witness's keys.
-        log_keys: keys of the logs it knows; a log may have several.
-        clock: seconds since the epoch.
+    `log_keys` are those of the logs it knows, of which one may have several; `clock` is Unix time.
     """
 
     def __init__(
@@ -115,8 +104,7 @@ class Witness:
         """
         Cosign the checkpoint if it continues what was cosigned before; blocks on the disk.
 
-        Raises:
-            AuditUnavailableError: the state cannot be used; nothing was cosigned.
+        Raises AuditUnavailableError if the state cannot be used; nothing was cosigned then.
         """
         try:
             request = parse_request(text)
@@ -133,16 +121,11 @@ class Witness:
             return _refusal(BAD_REQUEST, "the old size is larger than the checkpoint's, or that is too large")
         with self._state.exclusive() as session:
             # A crash inside this block: nothing was cosigned.  After it: the state knows a cosignature
-            # that nobody received; asked again, it answers 409 with that size, and then cosigns it anew.
+            # that was never received; asked again, it answers 409 with that size, and then cosigns it again.
             return self._judge(session, request, checkpoint, text)
 
     def checkpoints(self) -> dict[str, str]:
-        """
-        Return the newest cosigned checkpoint of each log, by origin.
-
-        Raises:
-            AuditUnavailableError: the state cannot be used.
-        """
+        """Return the newest cosigned checkpoint of each log, by origin; raises AuditUnavailableError."""
         with self._state.exclusive() as session:
             heads = {origin: session.latest(origin) for origin in session.origins()}
         return {origin: head.note for origin, head in heads.items() if head}
@@ -158,7 +141,9 @@ class Witness:
             return _refusal(UNPROCESSABLE, problem)
         body = parse_note(request.note).text
         lines = signature_lines(body, self._signer.signers, time=now)
-        note = with_signatures(_only_from(request.note, self._log_keys), lines.splitlines(keepends=True))
+        # Lines of other signers are not kept: they are not verified.
+        signed = "".join(signature_lines_of(request.note, self._log_keys))
+        note = with_signatures(f"{body}\n{signed}", lines.splitlines(keepends=True))
         session.save(new.origin, WitnessedHead(size=new.size, root=new.root, note=note))
         return Answer(status=OK, text=lines)
 
@@ -183,24 +168,19 @@ def _consistency_problem(request: AddCheckpoint, new: Checkpoint, old_root: byte
         return "there is nothing to prove from an empty tree" if request.proof else None
     try:
         verify_consistency(
-            old_size=request.old,
-            new_size=new.size,
-            old_root=old_root,
-            new_root=new.root,
-            proof=request.proof,
+            old_size=request.old, new_size=new.size, old_root=old_root, new_root=new.root, proof=request.proof
         )
     except AuditVerificationError as error:
         return str(error)
     return None
 
 
-def _only_from(note: str, keys: Sequence[VerifierKey]) -> str:
-    """Return the note with the signatures of these keys alone: strangers' lines are not ours to keep."""
-    text, _, block = note.rpartition("\n\n")
+def signature_lines_of(note: str, keys: Sequence[VerifierKey]) -> list[str]:
+    """Return the signature lines of a note that are of these keys."""
+    block = note.rpartition("\n\n")[2]
     known = {(key.name, key.key_id) for key in keys}
     lines = zip(parse_note(note).signatures, block.splitlines(keepends=True), strict=True)
-    kept = [line for signature, line in lines if (signature.name, signature.key_id) in known]
-    return f"{text}\n\n{''.join(kept)}"
+    return [line for signature, line in lines if (signature.name, signature.key_id) in known]
 
 
 def _refusal(status: int, reason: str) -> Answer:

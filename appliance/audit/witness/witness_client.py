@@ -29,13 +29,7 @@ async def open_witnessing(
     settings: AuditSettings,
     report: Callable[[str, str | None], None],
 ) -> AsyncIterator[Witnessing]:
-    """
-    The task that asks the witnesses in the settings; the caller starts its `run`.
-
-    Raises:
-        AuditKeyError: the key of a witness cannot be used.
-        ConfigurationError: the settings of a witness cannot be used.
-    """
+    """The task that asks the witnesses; the caller starts its `run`.  Raises as `load_witnesses`."""
     async with WitnessClient.open(timeout_seconds=TIMEOUT_SECONDS) as client:
         yield Witnessing(
             store=store,
@@ -63,13 +57,7 @@ class WitnessClient:
             yield cls(session)
 
     async def add_checkpoint(self, url: str, text: str) -> Answer:
-        """
-        Ask the witness at `url` to cosign.
-
-        Raises:
-            AuditUnavailableError: it cannot be reached, or its answer is not text of at most
-            `MAX_ANSWER_BYTES`.
-        """
+        """Raises AuditUnavailableError if the witness cannot be reached, or answers too much."""
         try:
             async with self._session.post(
                 f"{url.rstrip('/')}/add-checkpoint",

@@ -58,12 +58,7 @@ def make_app(witness: Witness) -> web.Application:
 
 @asynccontextmanager
 async def serving(witness: Witness, host: str, port: int) -> AsyncIterator[str]:
-    """
-    Serve while the block runs; gives the base URL.
-
-    Raises:
-        ConfigurationError: the address cannot be listened on.
-    """
+    """Serve while the block runs; gives the base URL.  Raises ConfigurationError if it cannot listen."""
     runner = web.AppRunner(make_app(witness), access_log=None, shutdown_timeout=GRACE_SECONDS)
     await runner.setup()
     try:

@@ -46,17 +46,14 @@ class Session:
         self._connection = connection
 
     def latest(self, origin: str) -> WitnessedHead | None:
-        """Return the newest head cosigned of this log, or None."""
         query = "SELECT size, root, note FROM heads WHERE origin = ?"
         row = self._connection.execute(query, (origin,)).fetchone()
         return WitnessedHead(size=row[0], root=row[1], note=row[2]) if row else None
 
     def origins(self) -> list[str]:
-        """Return the logs with a cosigned checkpoint."""
         return [row[0] for row in self._connection.execute("SELECT origin FROM heads ORDER BY origin")]
 
     def save(self, origin: str, head: WitnessedHead) -> None:
-        """Replace the newest head of this log."""
         self._connection.execute(
             "INSERT INTO heads VALUES (?, ?, ?, ?) ON CONFLICT (origin) DO UPDATE "
             "SET size = excluded.size, root = excluded.root, note = excluded.note",
@@ -65,13 +62,10 @@ class Session:
 
     def refuse(self, origin: str, time: int, reason: str, request: str) -> None:
         """Keep a checkpoint that the log signed and that was refused: it may prove a second history."""
-        count = self._connection.execute(
-            "SELECT count(*) FROM refused WHERE origin = ?", (origin,)
-        ).fetchone()
-        if count[0] < MAX_REFUSED:
-            self._connection.execute(
-                "INSERT INTO refused VALUES (?, ?, ?, ?)", (origin, time, reason, request)
-            )
+        counted = "SELECT count(*) FROM refused WHERE origin = ?"
+        if self._connection.execute(counted, (origin,)).fetchone()[0] < MAX_REFUSED:
+            row = (origin, time, reason, request)
+            self._connection.execute("INSERT INTO refused VALUES (?, ?, ?, ?)", row)
 
     def refused(self, origin: str) -> list[tuple[int, str, str]]:
         """Return time, reason and request of what was refused, oldest first."""
@@ -90,13 +84,11 @@ class WitnessState:
         """
         Run one exclusive transaction; it is durable when the block has ended.
 
-        Raises:
-            AuditUnavailableError: the file cannot be read or written; nothing has changed.
+        After AuditUnavailableError nothing has changed.
         """
         try:
-            with closing(
-                sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
-            ) as connection:
+            opened = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
+            with closing(opened) as connection:
                 # Not WAL: between transactions, one file is the whole state.
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute("BEGIN IMMEDIATE")
@@ -106,6 +98,5 @@ class WitnessState:
                 yield Session(connection)
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
-            raise AuditUnavailableError(
-                f"the witness's state {self._path} cannot be used: {error}"
-            ) from error
+            message = f"the witness's state {self._path} cannot be used: {error}"
+            raise AuditUnavailableError(message) from error

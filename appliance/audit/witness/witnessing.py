@@ -5,8 +5,6 @@ The log's side of witnessing: has checkpoints cosigned, and knows how far.
 `Witnessing` asks every witness with a URL at intervals.  It only reads the store, so a slow, dead or hostile
 witness does not affect the log.  Fails open: requests are served without cosignatures; the age of the newest
 is a metric with an alert.
-
-It is longer than other files because both ways, by network and by file, rest on the same few checks.
 """
 
 import asyncio
@@ -27,7 +25,14 @@ from appliance.audit.cosigned import Cosigned, CosignedCheckpoints, newest_by_wi
 from appliance.audit.merkle import CompactRange, consistency_proof_from
 from appliance.audit.store import AuditStore
 from appliance.audit.witness.home import load_cosigner_keys
-from appliance.audit.witness.witness import CONFLICT, OK, AddCheckpoint, Answer, encode_request
+from appliance.audit.witness.witness import (
+    CONFLICT,
+    OK,
+    AddCheckpoint,
+    Answer,
+    encode_request,
+    signature_lines_of,
+)
 from appliance.errors import (
     AuditError,
     AuditUnavailableError,
@@ -44,8 +49,6 @@ RAREST_ROUNDS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownWitness:
-    """A witness in the settings."""
-
     name: str
     keys: tuple[VerifierKey, ...]
     url: str | None
@@ -67,18 +70,11 @@ class WitnessLevel:
 
     @property
     def name(self) -> str:
-        """`WITNESSED` or `UNWITNESSED`."""
         return "WITNESSED" if self.cosigned else "UNWITNESSED"
 
 
 def load_witnesses(settings: AuditSettings) -> tuple[KnownWitness, ...]:
-    """
-    Return the witnesses in the settings, with their keys.
-
-    Raises:
-        AuditKeyError: a key is malformed or not that of a witness of this name.
-        ConfigurationError: a file cannot be read, or a name appears twice.
-    """
+    """Raises as `load_cosigner_keys`, and ConfigurationError if a name appears twice."""
     known = tuple(
         KnownWitness(name=entry.name, keys=load_cosigner_keys(entry.name, entry.key), url=entry.url)
         for entry in settings.witnesses
@@ -106,22 +102,15 @@ def make_request(store: AuditStore, old: int) -> AddCheckpoint:
     """
     Return the request to a witness of size `old` to cosign the latest checkpoint; blocks.
 
-    Raises:
-        AuditUnavailableError: the log cannot be read.
-        AuditVerificationError: there is no checkpoint, it is older than `old`, or the log is damaged.
+    Raises AuditUnavailableError if the log cannot be read, and AuditVerificationError if there is no
+    checkpoint, it is older than `old`, or the log is damaged.
     """
     checkpoint, note = latest_checkpoint(store)
     return _Growth().request(store, checkpoint, note, old)
 
 
 def latest_checkpoint(store: AuditStore) -> tuple[Checkpoint, str]:
-    """
-    Return the latest checkpoint and its note.
-
-    Raises:
-        AuditUnavailableError: the log cannot be read.
-        AuditVerificationError: nothing was signed yet.
-    """
+    """Return the latest checkpoint and its note; raises AuditVerificationError if nothing was signed yet."""
     stored = store.latest_checkpoint()
     if stored is None:
         raise AuditVerificationError("nothing was signed yet; wait for the first checkpoint")
@@ -132,33 +121,20 @@ def cosign(note: str, witness: KnownWitness, lines: str = "") -> Cosigned:
     """
     Return what the witness stated about the checkpoint in `note`, with the signature lines it answered.
 
-    Raises:
-        AuditVerificationError: it is not cosigned by every key of this witness.
-        MalformedCheckpointError: the lines are no signature lines.
+    Raises AuditVerificationError if not every key of this witness cosigned it, and MalformedCheckpointError
+    if the lines are no signature lines.
     """
     candidate = f"{note}{lines}"
     statements = verify_cosignatures(candidate, witness.keys)
     if len(statements) < len(witness.keys):
-        raise AuditVerificationError(
-            f"the checkpoint is not cosigned by {witness.name} with the keys in the settings"
-        )
-    checkpoint = parse_body(parse_note(candidate).text)
-    known = {(key.name, key.key_id) for key in witness.keys}
-    # Lines of other witnesses are not kept: they are not verified.
-    added = [
-        line
-        for signature, line in zip(
-            parse_note(candidate).signatures,
-            candidate.rpartition("\n\n")[2].splitlines(keepends=True),
-            strict=True,
-        )
-        if (signature.name, signature.key_id) in known
-    ]
+        message = f"the checkpoint is not cosigned by {witness.name} with the keys in the settings"
+        raise AuditVerificationError(message)
     return Cosigned(
         witness=witness.name,
-        size=checkpoint.size,
+        size=parse_body(parse_note(candidate).text).size,
         time=min(statement.time for statement in statements),
-        note=with_signatures(note, added),
+        # Lines of other witnesses are not kept: they are not verified.
+        note=with_signatures(note, signature_lines_of(candidate, witness.keys)),
     )
 
 
@@ -168,10 +144,8 @@ def import_cosigned(
     """
     Return what known witnesses state in a checkpoint that was carried back; blocks.
 
-    Raises:
-        AuditVerificationError: it is not this log's, or no known witness cosigned it.
-        MalformedCheckpointError: it is no checkpoint.
-        AuditUnavailableError: the log cannot be read.
+    Raises AuditVerificationError if it is not this log's, or no known witness cosigned it,
+    MalformedCheckpointError if it is none, and AuditUnavailableError if the log cannot be read.
     """
     checkpoint = verify_checkpoint(note, *log_keys)
     tree = _tree_of(store, checkpoint.size)
@@ -232,24 +206,17 @@ def _tree_of(store: AuditStore, size: int) -> CompactRange:
 
 
 class Courier(Protocol):
-    """Sends a request to a witness and returns its answer."""
-
     async def add_checkpoint(self, url: str, text: str) -> Answer:
-        """Return what it answered; raises AuditUnavailableError when it cannot be reached."""
-        ...
+        """Return what the witness answered; raises AuditUnavailableError when it cannot be reached."""
 
 
 class Witnessing:
     """
     The task that asks the witnesses.
 
-    Args:
-        store: the log; only read, from other threads than the event loop's.
-        kept: where statements are kept.
-        witnesses: all in the settings; only those with a URL are asked.
-        courier: HTTP.
-        seconds: from one round to the next.
-        report: called with the name and problem of a witness when its problem changes; None: it is solved.
+    `store` is only read, from other threads than the event loop's; of all `witnesses` in the settings those
+    with a URL are asked; `seconds` pass from one round to the next; `report` is called with the name and
+    problem of a witness when its problem changes, None if it is solved.
     """
 
     def __init__(

@@ -170,7 +170,7 @@ def test_a_name_that_does_not_fit_is_not_signed(name):
 
 
 def test_cosignatures_name_witness_and_time(cosigned, ed25519, mldsa, signer, checkpoint):
-    """Both algorithms, and the log's own signature beside them."""
+    """Both algorithms, together with the log's own signature."""
     keys = (ed25519.verifier_key, mldsa.verifier_key)
     assert verify_cosignatures(cosigned, keys) == (
         Cosignature(name="witness.test/e", kind=ED25519_COSIGNATURE, time=TIME),

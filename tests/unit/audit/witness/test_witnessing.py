@@ -199,7 +199,7 @@ async def test_restarted_gateway_resumes_at_the_size_of_the_witness(log, make_wi
 
 
 async def test_one_witness_in_trouble_does_not_disturb_the_others(log, make_witness, witnessing):
-    """Trouble is reported once, and once more when it ends."""
+    """A problem is reported when it begins and when it ends."""
     good, bad = make_witness("w.test/1"), make_witness("w.test/2")
     reports = []
     log.grow(3)
@@ -239,7 +239,7 @@ async def test_a_witness_that_is_gone_is_asked_less_and_less(log, make_witness, 
     ],
 )
 async def test_a_witness_that_answers_nonsense_is_not_counted(log, make_witness, witnessing, answer, words):
-    """Whatever it says, the log goes on, nothing is kept, and operators are told."""
+    """The log continues, nothing is kept, and the problem is reported."""
     witness, known = make_witness("w.test/1")
     log.grow(3)
     reports = []
