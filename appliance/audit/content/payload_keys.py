@@ -42,7 +42,6 @@ _NAME = re.compile(
 
 class Purpose(StrEnum):
     WRAPPING = "wrapping"
-    """Wraps data keys."""
     COMMITMENT = "commitment"
     """Commits to content that is not kept."""
     FILE = "file"
@@ -51,8 +50,6 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyName:
-    """One key file, by its name."""
-
     key_id: str
     """`<tenant>.<ulid>`; never reused."""
     tenant: str

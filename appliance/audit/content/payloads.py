@@ -58,10 +58,8 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The payloads of a selection."""
-
     payloads: int
-    """Number of them, without samples."""
+    """Number in a selection, without samples."""
     requests: tuple[str, ...]
     """Named requests that have any."""
     key_ids: tuple[str, ...]

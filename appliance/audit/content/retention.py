@@ -54,8 +54,6 @@ class ErasureLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """An operator's request to erase content."""
-
     tenant: str
     requests: tuple[str, ...]
     before_ms: int | None

@@ -44,8 +44,6 @@ class Answered:
 
 
 class SqlSampleStore(SqlPayloadStore):
-    """Payloads in the audit log's database, and samples made of them."""
-
     def add_sample(self, sample: Payload, *, instead_of: Payload | None = None) -> SampleOutcome:
         """
         Store a sample, if its source content still exists under the same key, in place of `instead_of`.

@@ -96,7 +96,6 @@ def unwrap(wrapped_key: bytes, wrapping_key: bytes) -> bytes:
 
 
 def rewrap(wrapped_key: bytes, old: bytes, new: bytes) -> bytes:
-    """Wrap a data key with another key; raises as `unwrap` does."""
     return aes_key_wrap(new, unwrap(wrapped_key, old))
 
 
@@ -134,7 +133,6 @@ def open_unlogged(blob: bytes, where: bytes, data_key: bytes) -> bytes:
 
 
 def commit_under(data_key: bytes, where: bytes, content: bytes) -> str:
-    """Return the commitment to encrypted content, as `seal` makes it."""
     return commit(_derive(data_key, COMMITMENT), where, content)
 
 

@@ -60,8 +60,6 @@ class RecordedSince:
 
 
 class Drain:
-    """Empties one spool into one log."""
-
     def __init__(
         self,
         *,

@@ -45,7 +45,6 @@ class DurabilityState:
     """Entry time at which spooling began."""
     reason: str | None = None
     spooled_entries: int = 0
-    """Entries that wait in the spool."""
     spooled_bytes: int = 0
     spool_full: bool = False
     dropped_entries: int = 0
@@ -158,7 +157,6 @@ class DurableLog:
         return await self._log.confirm(pending)
 
     async def append(self, entry_type: EntryType, /, **fields: Any) -> Receipt:  # noqa: ANN401
-        """Write one entry and return once it is acknowledged: `submit`, then `confirm`."""
         return await self.confirm(self.submit(entry_type, **fields))
 
     def submit(self, entry_type: EntryType, /, **fields: Any) -> asyncio.Future[Receipt]:  # noqa: ANN401
@@ -227,7 +225,6 @@ class DurableLog:
                 self._is_spooling.clear()
 
     async def _resume(self) -> None:
-        """Drain the spool and go back to the log; raises AuditUnavailableError."""
         assert self._spooler.start is not None  # noqa: S101 - checked by the callers
         total = await self._drain.drain(self._spooler.start.size)
         # From here on nothing is awaited: no entry can come between the last step and the change.

@@ -36,8 +36,6 @@ class LogFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardedLog:
-    """An open log, what takes entries for it, and what monitors it."""
-
     log: AuditLog
     """For entries that must be in the log itself, such as an erasure, and for its state."""
     sink: DurableLog

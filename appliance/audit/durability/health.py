@@ -64,8 +64,6 @@ def read_disks(paths: Mapping[str, Path]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditHealth:
-    """What is known of the log besides its own state."""
-
     durability: DurabilityState = field(default_factory=DurabilityState)
     disks: tuple[DiskSpace, ...] = ()
     verification: Verification = field(default_factory=Verification)

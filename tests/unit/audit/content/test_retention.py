@@ -198,7 +198,7 @@ async def test_keys_of_which_nothing_is_erased_stay(kept, clock):
 
 
 async def test_many_named_requests_make_several_entries_whose_sum_is_right(kept):
-    """A leaf has room for so many names; every name is in one of them."""
+    """A leaf has room for a limited number of names; every name is in one of the entries."""
     requests = [await kept.keep() for _ in range(NAMED_PER_ENTRY + 5)]
     erased = await kept.erase(*requests)
     assert erased.payloads == len(requests)
@@ -277,7 +277,7 @@ def test_an_erasure_killed_at_any_point_is_finished_by_the_next_start(tmp_path, 
 
 
 async def test_a_key_that_was_restored_is_destroyed_again_at_the_next_start(kept, tmp_path):
-    """A backup of the keys brings erased content back until then, and not longer."""
+    """A backup of the keys makes erased content readable until then at most."""
     request, other = await kept.keep(), await kept.keep()
     (file,) = (tmp_path / "keys").iterdir()
     copy = file.read_bytes()
@@ -311,7 +311,7 @@ async def test_a_hold_of_today_keeps_a_start_from_finishing_an_erasure(kept, mon
 
 @pytest.mark.parametrize("everything", [False, True])
 async def test_the_largest_entry_about_an_erasure_fits_a_leaf(kept, clock, everything):
-    """Longest names, most requests, most keys, widest characters."""
+    """With the longest names, most requests, most keys and widest characters."""
     count = NAMED_KEYS if everything else NAMED_KEYS_WITH_REQUESTS
     tenant, requests = "t" * 63, []
     for number in range(NAMED_PER_ENTRY):
@@ -326,7 +326,7 @@ async def test_the_largest_entry_about_an_erasure_fits_a_leaf(kept, clock, every
 
 
 async def test_a_copy_of_the_database_opens_nothing_under_a_destroyed_key(tmp_path, kept):
-    """Not the erased, and not its neighbours either: that is the price."""
+    """Neither the erased content nor other content under the same key."""
     requests = [await kept.keep() for _ in range(2)]
     with closing(sqlite3.connect(tmp_path / "audit.db")) as live:
         live.execute("VACUUM INTO ?", (str(tmp_path / "copy.db"),))
@@ -351,7 +351,7 @@ async def test_pruning_destroys_commitment_keys_that_were_replaced_before(kept, 
 
 
 async def test_too_much_that_waits_is_refused_and_answers_never_are(tmp_path, clock):
-    """The bound holds for new requests; what was accepted is seen through."""
+    """The bound holds for new requests; accepted requests are completed."""
     async with open_kept(tmp_path, clock, payload_queue_bytes=1000) as kept:
         with pytest.raises(AuditUnavailableError, match="wait already"):
             await kept.keep(content=b"x" * 1001)
@@ -368,7 +368,7 @@ async def test_too_much_that_waits_is_refused_and_answers_never_are(tmp_path, cl
 
 
 async def test_one_tenants_broken_key_is_not_anothers_trouble(tmp_path, clock):
-    """In the same group as well."""
+    """Not even in the same batch."""
     async with open_kept(tmp_path, clock) as kept:
         await kept.keep("broken")
     (path,) = (tmp_path / "keys").iterdir()
@@ -448,7 +448,7 @@ def test_malformed_times_are_refused(text):
 
 
 def test_holds_are_read_from_the_log_in_its_order(tmp_path):
-    """Placed and released as often as one likes; the last word counts."""
+    """Placed and released any number of times; the last entry counts."""
     url = f"sqlite:///{tmp_path / 'audit.db'}"
     tree, leaves = CompactRange(), []
     for number, (kind, tenant) in enumerate(

@@ -122,7 +122,7 @@ def test_a_commitment_binds_key_place_and_content(one: bytes, two: bytes):
 
 def test_an_opening_that_the_log_does_not_commit_to_is_refused():
     """The data key's owner cannot show another content for the same entry."""
-    sealed, _, key = sealed_and_more(b"what was said")
+    sealed, _, key = sealed_and_more(b"an answer")
     _, commitment, _ = sealed_and_more(b"what was not")
     with pytest.raises(AuditVerificationError, match="commits"):
         open_sealed(sealed.blob, HERE, key, digest=sealed.digest, commitment=commitment)

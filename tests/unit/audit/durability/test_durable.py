@@ -92,7 +92,7 @@ async def test_spooled_entries_reach_the_log_in_order_and_once(bench, way):
 
 
 async def test_log_does_not_abort_a_request_whose_intent_commit_is_in_doubt(bench):
-    """It was acknowledged from the spool, so its caller will come back with its end."""
+    """It was acknowledged from the spool, so its caller will record its end."""
     async with bench.open() as guarded:
         bench.store.state = "lossy"
         assert (await begin(guarded.sink, "running")).kept is Kept.SPOOLED
@@ -104,7 +104,7 @@ async def test_log_does_not_abort_a_request_whose_intent_commit_is_in_doubt(benc
 
 
 async def test_spooled_entry_keeps_its_time(bench):
-    """What waited is told from what happened later by its time."""
+    """The time distinguishes entries that waited from later ones."""
     async with bench.open() as guarded:
         bench.store.state = "full"
         receipt = await guarded.sink.append(READ, **READING)
@@ -132,7 +132,7 @@ async def test_slow_database_starts_spooling(bench):
 
 
 async def test_full_spool_refuses_requests_and_takes_ends_of_accepted_ones(bench):
-    """An eighth is left to ends; when the database is back, everything goes on."""
+    """An eighth is reserved for ends; when the database is back, entries are accepted again."""
     async with bench.open(spool_bytes=8000) as guarded:
         bench.store.state = "full"
         accepted = []
@@ -155,7 +155,7 @@ async def test_full_spool_refuses_requests_and_takes_ends_of_accepted_ones(bench
 
 
 async def test_request_whose_end_was_refused_is_closed_later(bench):
-    """Its caller was told; the log must not be left with a request that never ends."""
+    """Its caller got an error; the log must not keep a request that never ends."""
     async with bench.open(spool_bytes=2600) as guarded:
         await begin(guarded.sink, "a")
         bench.store.state = "full"

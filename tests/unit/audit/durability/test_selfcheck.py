@@ -45,7 +45,7 @@ def _check(store):
 
 @pytest.mark.parametrize("count", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
 def test_selfcheck_accepts_an_intact_log_and_reads_new_entries_first(count):
-    """However it grows; older chunks are gone over once more."""
+    """However it grows; older chunks are verified again."""
     store = Leaves(count)
     check = _check(store)
     for growth in (0, 1, CHUNK, 5, 2 * CHUNK + 3):
@@ -82,7 +82,7 @@ def test_an_altered_log_is_found_out(how, after_a_round):
 
 
 def test_it_rests_most_of_the_time():
-    """Nine tenths, so that it never takes a core from those it serves."""
+    """Nine tenths of the time, so that it never takes a core from requests."""
     store, rests, now = Leaves(3 * CHUNK), [], iter(range(1000))
     SelfCheck(store, work_clock=lambda: next(now), rest=rests.append).round(*store.head)
     assert rests
