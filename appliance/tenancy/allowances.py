@@ -19,11 +19,9 @@ class Limits:
     """Limits; None for no limit."""
 
     requests_per_minute: int | None = None
-    """Maximum requests started per minute."""
     tokens_per_minute: int | None = None
     """Maximum tokens of prompts and answers per minute."""
     concurrent_requests: int | None = None
-    """Maximum concurrent requests."""
     tokens_per_day: int | None = None
     """Maximum tokens of prompts and answers per calendar day (`limits.time_zone`)."""
     tokens_per_month: int | None = None
@@ -41,8 +39,7 @@ def parse_limits(where: str, body: object, *, models: bool = True) -> Limits:
     """
     Read limits of the tenants file and the admin API; `models`: whether `by_model` is allowed.
 
-    Raises:
-        ConfigurationError: one line that names the limit and what is wrong with it.
+    Raises ConfigurationError: one line that names the limit and what is wrong with it.
     """
     known = (*BOUNDS, BY_MODEL) if models else BOUNDS
     if not isinstance(body, Mapping):

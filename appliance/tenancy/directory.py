@@ -29,8 +29,6 @@ class Caller:
 
 
 class TenantDirectory:
-    """All tenants, by name and by the key id in each key."""
-
     def __init__(
         self,
         tenants: Iterable[Tenant] = (),
@@ -60,12 +58,7 @@ class TenantDirectory:
         return min((key.expires_at for key in keys if key.expires_at and not key.rotated_at), default=0)
 
     def authenticate(self, presented: str | None) -> Caller:
-        """
-        The caller with this key.
-
-        Raises:
-            InvalidApiKeyError: with the same message for every cause.
-        """
+        """The caller with this key; raises InvalidApiKeyError, with the same message for every cause."""
         match = KEY_FORMAT.match(presented or "")
         caller = self._by_key.get(match["key_id"]) if match else None
         # The comparison runs for unknown keys too, so that timing does not tell which ids exist.

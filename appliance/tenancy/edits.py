@@ -1,8 +1,8 @@
 """
 Changes to tenants and keys: each function returns all tenants after the change.
 
-Pure: the store compares and writes.  A revocation is final, and importing an older file does not undo a
-rotation.
+Pure: the store compares and writes.  An unknown tenant or key raises TenantNotFoundError.  A revocation is
+final, and importing an older file does not undo a rotation.
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,7 @@ def create_tenant(tenants: Tenants, name: str, members: Mapping[str, Any]) -> Te
     """
     Add a tenant without keys; `members` are as in the tenants file.
 
-    Raises:
-        ConfigurationError: a member cannot be understood.
-        TenantConflictError: the name is taken.
+    Raises ConfigurationError if a member cannot be understood, TenantConflictError if the name is taken.
     """
     created = parse_policy(name, members)
     if any(tenant.name == name for tenant in tenants):
@@ -36,9 +34,7 @@ def change_tenant(tenants: Tenants, name: str, patch: Mapping[str, Any]) -> Tena
     """
     Change the members in `patch` and keep the rest (RFC 7396: null resets to the default).
 
-    Raises:
-        TenantNotFoundError: there is no such tenant.
-        ConfigurationError: a member cannot be understood.
+    Raises ConfigurationError if a member cannot be understood.
     """
     tenant = find_tenant(tenants, name)
     changed = parse_policy(name, merge_patch(encode_policy(tenant), patch))
@@ -46,23 +42,11 @@ def change_tenant(tenants: Tenants, name: str, patch: Mapping[str, Any]) -> Tena
 
 
 def delete_tenant(tenants: Tenants, name: str) -> Tenants:
-    """
-    Remove a tenant and all its keys.
-
-    Raises:
-        TenantNotFoundError: there is no such tenant.
-    """
     gone = find_tenant(tenants, name)
     return tuple(tenant for tenant in tenants if tenant is not gone)
 
 
 def add_key(tenants: Tenants, name: str, key: ApiKey) -> Tenants:
-    """
-    Add a key to a tenant.
-
-    Raises:
-        TenantNotFoundError: there is no such tenant.
-    """
     tenant = find_tenant(tenants, name)
     return _with(tenants, tenant.with_keys((*tenant.keys, key)))
 
@@ -74,10 +58,7 @@ def rotate_key(
     Replace a key by another; the old one stays valid for the overlap.
 
     The successor has the same permissions; unless it has an expiry, it gets the lifetime of the old key.
-
-    Raises:
-        TenantNotFoundError: there is no such key.
-        TenantConflictError: it has a successor, or is no longer valid.
+    Raises TenantConflictError if the key has a successor, or is no longer valid.
     """
     tenant, key = find_key(tenants, key_id)
     if key.rotated_at is not None:
@@ -96,12 +77,7 @@ def rotate_key(
 
 
 def revoke_key(tenants: Tenants, key_id: str, *, now: int) -> Tenants:
-    """
-    Revoke a key; final and idempotent.
-
-    Raises:
-        TenantNotFoundError: there is no such key.
-    """
+    """Final and idempotent."""
     tenant, key = find_key(tenants, key_id)
     revoked = replace(key, revoked_at=_earliest(key.revoked_at, now))
     return _with(tenants, tenant.with_keys(tuple(revoked if each is key else each for each in tenant.keys)))
@@ -111,14 +87,14 @@ def import_tenants(tenants: Tenants, wanted: Tenants, *, prune: bool, now: float
     """
     Apply a tenants file; with `prune`, remove tenants and keys that it does not contain.
 
-    Raises:
-        TenantConflictError: a key of the file is known under another tenant, digest or purpose, or
-            pruning would leave no key for the admin API.
+    Raises TenantConflictError if a key of the file is known under another tenant, digest or purpose, or
+    pruning would leave no key for the admin API.
     """
     known = {key.key_id: (tenant.name, key) for tenant in tenants for key in tenant.keys}
     merged = {} if prune else {tenant.name: tenant for tenant in tenants}
     for tenant in wanted:
-        keys = {} if prune or tenant.name not in merged else _by_id(merged[tenant.name])
+        kept = merged[tenant.name].keys if tenant.name in merged and not prune else ()
+        keys = {key.key_id: key for key in kept}
         for key in tenant.keys:
             owner, stored = known.get(key.key_id, (tenant.name, key))
             if (owner, stored.digest, stored.admin) != (tenant.name, key.digest, key.admin):
@@ -163,10 +139,6 @@ def _import_key(stored: ApiKey, wanted: ApiKey) -> ApiKey:
 
 def _with(tenants: Tenants, changed: Tenant) -> Tenants:
     return tuple(changed if tenant.name == changed.name else tenant for tenant in tenants)
-
-
-def _by_id(tenant: Tenant) -> dict[str, ApiKey]:
-    return {key.key_id: key for key in tenant.keys}
 
 
 def _earliest(*moments: int | None) -> int | None:

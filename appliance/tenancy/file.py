@@ -25,7 +25,7 @@ from appliance.tenancy.tenant import (
 )
 
 POLICY = ("models", "speculation", "content", "priority", "may", "limits", "disabled")
-"""Members of a tenant besides its keys."""
+"""Members of a tenant other than its keys."""
 MOMENTS = ("created_at", "expires_at", "rotated_at", "revoked_at")
 MODELS_BYTES, PER_NAME_BYTES = 2048, 3
 """Maximum bytes of a list of models, including quotes and commas: one audit entry names them all."""
@@ -34,12 +34,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def parse_tenants(text: str) -> tuple[Tenant, ...]:
-    """
-    Read the tenants file.
-
-    Raises:
-        ConfigurationError: one line that names the entry and what is wrong with it.
-    """
+    """Raises ConfigurationError: one line that names the entry of the file and what is wrong with it."""
     try:
         content = yaml.safe_load(text) or {}
     except (yaml.YAMLError, ValueError) as error:  # a ValueError is a date that does not exist
@@ -54,8 +49,7 @@ def parse_tenants(text: str) -> tuple[Tenant, ...]:
         raise ConfigurationError(message) from error
     ids = [key.key_id for tenant in tenants for key in tenant.keys]
     if len(ids) != len(set(ids)):
-        message = "the tenants file holds the same key_id twice: remove one of them"
-        raise ConfigurationError(message)
+        raise ConfigurationError("the tenants file holds the same key_id twice: remove one of them")
     return tenants
 
 
@@ -74,8 +68,7 @@ def parse_policy(name: object, body: Mapping[str, Any]) -> Tenant:
     """
     Read a tenant without its keys; absent members have their defaults.
 
-    Raises:
-        ConfigurationError: one line that names the tenant and what is wrong with it.
+    Raises ConfigurationError: one line that names the tenant and what is wrong with it.
     """
     if not isinstance(name, str) or not NAME_FORMAT.fullmatch(name):
         message = f"tenant name {name!r:.80}: use lower-case letters, digits, dots, dashes, at most 63"
@@ -118,18 +111,12 @@ def encode_policy(tenant: Tenant) -> dict[str, Any]:
 
 
 def parse_models(where: str, models: object) -> tuple[str, ...]:
-    """
-    Read a list of model names.
-
-    Raises:
-        ConfigurationError: it is not a list of names.
-    """
     if not isinstance(models, list) or not all(map(is_model, models)):
-        message = f"{where}: models must be a list of names, such as [demo]"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{where}: models must be a list of names, such as [demo]")
     if sum(len(model.encode()) + PER_NAME_BYTES for model in models) > MODELS_BYTES:
-        message = f"{where}: models may have {MODELS_BYTES} bytes together; '*' names all of them"
-        raise ConfigurationError(message)
+        raise ConfigurationError(
+            f"{where}: models may have {MODELS_BYTES} bytes together; '*' names all of them"
+        )
     return tuple(models)
 
 

@@ -31,7 +31,6 @@ class ApiKey:
     expires_at: int | None = None
     """Unix time from which it is invalid; None for never."""
     replaces: str | None = None
-    """Id of the key it replaces."""
     rotated_at: int | None = None
     """Unix time at which another key replaced it."""
     revoked_at: int | None = None

@@ -12,8 +12,7 @@ def parse_moment(where: str, value: object) -> int:
     """
     Unix time of a date, or of a date and time, as text or as decoded from YAML; UTC without an offset.
 
-    Raises:
-        ConfigurationError: it is not a time, or is before 1970; the message begins with `where`.
+    Raises ConfigurationError, with a message that begins with `where`, if it is no time or before 1970.
     """
     try:
         if isinstance(value, str):

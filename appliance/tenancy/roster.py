@@ -26,12 +26,7 @@ def sorted_tenants(tenants: Iterable[Tenant]) -> tuple[Tenant, ...]:
 
 
 def find_tenant(tenants: Iterable[Tenant], name: str) -> Tenant:
-    """
-    The tenant of this name, even if disabled.
-
-    Raises:
-        TenantNotFoundError: it does not exist.
-    """
+    """The tenant of this name, even if disabled; raises TenantNotFoundError."""
     for tenant in tenants:
         if tenant.name == name:
             return tenant
@@ -39,12 +34,7 @@ def find_tenant(tenants: Iterable[Tenant], name: str) -> Tenant:
 
 
 def find_key(tenants: Iterable[Tenant], key_id: str) -> tuple[Tenant, ApiKey]:
-    """
-    The key of this id and the tenant it belongs to.
-
-    Raises:
-        TenantNotFoundError: there is none.
-    """
+    """The key of this id and the tenant it belongs to; raises TenantNotFoundError."""
     for tenant in tenants:
         for key in tenant.keys:
             if key.key_id == key_id:

@@ -31,16 +31,10 @@ class TenantStore(Protocol):
     def generation(self) -> int:
         """Number of changes so far; cheap to poll."""
 
-    def read(self) -> Roster:
-        """A snapshot of all tenants and keys."""
+    def read(self) -> Roster: ...
 
     def write(self, before: Roster, after: tuple[Tenant, ...]) -> Roster:
-        """
-        Replace `before` by `after`; durable on return.
-
-        Raises:
-            TenantConflictError: the stored state is no longer `before`.
-        """
+        """Durable on return; raises TenantConflictError if the stored state is no longer `before`."""
 
 
 class SqlTenantStore(SqlStore):
@@ -77,7 +71,6 @@ class SqlTenantStore(SqlStore):
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
-        """Translate database errors and unreadable rows."""
         try:
             yield
         except SQLAlchemyError as error:

@@ -30,11 +30,8 @@ class TenantWatch:
         clock: Callable[[], float],
         seconds: float = POLL_SECONDS,
     ) -> None:
-        self._store = store
-        self._directory = directory
-        self._logger = logger
-        self._clock = clock
-        self._seconds = seconds
+        self._store, self._directory, self._logger = store, directory, logger
+        self._clock, self._seconds = clock, seconds
         self._read_at = clock()
         self._failure: str | None = None
         self.generation = 0
@@ -59,7 +56,6 @@ class TenantWatch:
         return f"tenants and keys were last read {self.age_seconds:.0f} s ago: {reason}"
 
     def apply(self, roster: Roster) -> None:
-        """Apply a state that was read or written now."""
         self._directory.replace(roster.tenants)
         self.generation = roster.generation
         self._read_at = self._clock()

@@ -26,9 +26,7 @@ class Authenticator:
         provider: IdentityProvider | None = None,
         tls: TlsSettings | None = None,
     ) -> None:
-        self._directory = directory
-        self._provider = provider
-        self._tls = tls or TlsSettings()
+        self._directory, self._provider, self._tls = directory, provider, tls or TlsSettings()
 
     def identify(
         self, headers: Iterable[tuple[bytes, bytes]], certificate: ClientCertificate | None = None
@@ -36,8 +34,7 @@ class Authenticator:
         """
         The caller of a request with these headers (names in lower case) and this connection's certificate.
 
-        Raises:
-            RefusedCallerError: with the same message always, and the reason for operators.
+        Raises RefusedCallerError, with the same message always, and the reason for operators.
         """
         credential = presented(headers)
         if credential is None:

@@ -42,8 +42,7 @@ def find_tenant(certificate: ClientCertificate, tenants: Mapping[str, str]) -> t
     """
     The tenant of a certificate, by `tls.client_tenants`, and the name that maps to it.
 
-    Raises:
-        RefusedCallerError: its names map to no tenant, or to several.
+    Raises RefusedCallerError if its names map to no tenant, or to several.
     """
     named = {tenants[name]: name for name in certificate.names if name in tenants}
     if len(named) != 1:

@@ -18,8 +18,7 @@ def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """
     The key or token in these headers (names in lower case), or None.
 
-    Raises:
-        RefusedCallerError: two headers disagree, or the scheme of `Authorization` is not `Bearer`.
+    Raises RefusedCallerError if two headers disagree, or the scheme of `Authorization` is not `Bearer`.
     """
     found: bytes | None = None
     for name, value in headers:

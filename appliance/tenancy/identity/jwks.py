@@ -37,12 +37,7 @@ class KeySet:
     skipped: int
 
     def find(self, key_id: str | None, algorithm: str) -> jwt.PyJWK:
-        """
-        The key a token names; without a name, the only key for its algorithm.
-
-        Raises:
-            RefusedCallerError: there is no such key, or there are several.
-        """
+        """The key a token names, or the only one for its algorithm; otherwise raises RefusedCallerError."""
         if key_id is not None:
             found = self.keys.get((key_id, algorithm))
         else:
@@ -57,9 +52,8 @@ def parse_key_set(text: str, algorithms: Collection[str]) -> KeySet:
     """
     Read the file, keeping the keys that can verify one of `algorithms`.
 
-    Raises:
-        ConfigurationError: it is not a key set, holds a private key or a duplicate `kid`, or no key can be
-            used; one line that never quotes the file.
+    Raises ConfigurationError, one line that never quotes the file, if it is not a key set, holds a private
+    key or a duplicate `kid`, or no key can be used.
     """
     try:
         content = json.loads(text)

@@ -22,21 +22,14 @@ class IdentityProvider:
     def __init__(
         self, file: Path, settings: OidcSettings, *, logger: Logger, clock: Callable[[], float]
     ) -> None:
-        self._file = file
-        self._settings = settings
-        self._logger = logger
+        self._file, self._settings, self._logger = file, settings, logger
         self._stamp = stamp([file])
         self._keys = self._load()
-        self._cache = TokenCache(self._verify, clock)
+        self._cache = TokenCache(lambda token: verify_token(token, self._keys, settings), clock)
         self._report()
 
     def read(self, token: str) -> Bearer:
-        """
-        The content of a token, if it is valid now.
-
-        Raises:
-            RefusedCallerError: with the reason.
-        """
+        """The content of a token, if it is valid now; raises RefusedCallerError."""
         return self._cache.read(token)
 
     def renew(self) -> None:
@@ -52,9 +45,6 @@ class IdentityProvider:
             return
         self._cache.forget()
         self._report()
-
-    def _verify(self, token: str) -> Bearer:
-        return verify_token(token, self._keys, self._settings)
 
     def _load(self) -> KeySet:
         try:
@@ -74,12 +64,7 @@ class IdentityProvider:
 def open_provider(
     settings: OidcSettings, *, logger: Logger, clock: Callable[[], float]
 ) -> IdentityProvider | None:
-    """
-    The provider of the settings; None without a key file.
-
-    Raises:
-        ConfigurationError: the file has no usable key.
-    """
+    """The provider of the settings; None without a key file.  Raises as `IdentityProvider`."""
     if settings.jwks_file is None:
         return None
     return IdentityProvider(settings.jwks_file, settings, logger=logger, clock=clock)

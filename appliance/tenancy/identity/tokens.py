@@ -47,12 +47,7 @@ class Bearer:
 
 
 def verify_token(token: str, keys: KeySet, settings: OidcSettings) -> Bearer:
-    """
-    Verify a token and read its content; PyJWT reads the wall clock.
-
-    Raises:
-        RefusedCallerError: with the reason.
-    """
+    """Verify a token and read its content; raises RefusedCallerError.  PyJWT reads the wall clock."""
     if len(token) > MAX_TOKEN_CHARACTERS:
         raise RefusedCallerError(RefusalReason.TOKEN_MALFORMED)
     try:
@@ -78,12 +73,7 @@ def verify_token(token: str, keys: KeySet, settings: OidcSettings) -> Bearer:
 
 
 def read_claims(claims: Mapping[str, Any], settings: OidcSettings) -> Bearer:
-    """
-    The tenant and subject of verified claims.
-
-    Raises:
-        RefusedCallerError: the claim names no tenant, or several.
-    """
+    """The tenant and subject of verified claims; raises RefusedCallerError."""
     admin = _words(claims.get(settings.admin_claim)) if settings.admin_claim is not None else set()
     is_admin = not admin.isdisjoint(settings.admin_values)
     return Bearer(
@@ -120,17 +110,11 @@ class TokenCache:
     """Caches verified tokens by digest, so that a signature is verified once, not for each request."""
 
     def __init__(self, verify: Callable[[str], Bearer], clock: Callable[[], float]) -> None:
-        self._verify = verify
-        self._clock = clock
+        self._verify, self._clock = verify, clock
         self._known: OrderedDict[bytes, Bearer] = OrderedDict()
 
     def read(self, token: str) -> Bearer:
-        """
-        The content of a token, if it is valid now.
-
-        Raises:
-            RefusedCallerError: with the reason; refusals are not cached.
-        """
+        """The content of a token, if it is valid now; raises RefusedCallerError, and caches no refusal."""
         digest = hashlib.sha256(token.encode()).digest()
         known = self._known.get(digest)
         if known is not None:
@@ -145,5 +129,4 @@ class TokenCache:
         return bearer
 
     def forget(self) -> None:
-        """Drop all tokens: the keys have changed."""
         self._known.clear()

@@ -6,7 +6,7 @@ ledger says is held; for concurrency, free units plus units in use are.  All of 
 arithmetic on the event loop's thread.
 """
 
-from appliance.tenancy.limits.ledger import LedgerReply, Units, UsageByPeriod
+from appliance.tenancy.limits.ledger import LedgerReply, UsageReport
 from appliance.tenancy.limits.quota import Measure, Quota
 
 AHEAD = 4
@@ -18,8 +18,6 @@ QUIET_REPORTS = 120
 
 
 class TakenUnits:
-    """Units taken between two reports."""
-
     __slots__ = ("late", "mark", "period", "units")
 
     def __init__(self, period: str) -> None:
@@ -96,7 +94,6 @@ class Holding:
             self._charge(tokens - units, taken.period)
 
     def _charge(self, units: int, period: str) -> None:
-        """Charge units beyond the reservation, from the free ones as far as they last."""
         if period != self.taken.period:
             return  # usage beyond a reservation of yesterday does not count against today's budget
         covered = min(units, max(0, self.free))
@@ -114,7 +111,7 @@ class Holding:
         else:
             taken.late += units
 
-    def report(self, draft: "ReportDraft", *, return_all: bool) -> None:
+    def report(self, draft: UsageReport, *, return_all: bool) -> None:
         """Add usage since the last report; it counts as sent from here on."""
         self._quiet = 0 if self._since_report else self._quiet + 1
         self._recent = max(self._since_report, self._recent // 2)
@@ -149,11 +146,8 @@ class Holding:
         """
         Apply a new lease after the old one expired, which spent all that was held under it.
 
-        Args:
-            reply: with the new lease.
-            now: monotonic time.
-            expired_slot: where the ledger recorded the per-minute units.
-            returned: what this gateway returned in the same report.
+        `now` is monotonic; the ledger recorded the per-minute units in `expired_slot`; this gateway returned
+        `returned` units in the same report.
         """
         mark = self.taken.period or expired_slot
         self._mark_reported(mark)
@@ -176,12 +170,3 @@ class Holding:
         self.free = reply.held[self.key] - (self.in_use if self.is_concurrent else self.taken.units)
         self.pool = reply.free[self.key]
         self.refilled_at = now + reply.refills[self.key]
-
-
-class ReportDraft:
-    def __init__(self) -> None:
-        self.spent: UsageByPeriod = {}
-        self.over: UsageByPeriod = {}
-        self.refunds: UsageByPeriod = {}
-        self.returned: Units = {}
-        self.target: Units = {}

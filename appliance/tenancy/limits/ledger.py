@@ -35,7 +35,6 @@ from appliance.tenancy.limits.quota import Measure, Quota
 
 CONCURRENT_RETRY_SECONDS = 1.0
 """The end of a running request is unknown; asking again after this time is reasonable."""
-
 LEAST_PATIENCE_SECONDS = 1.0
 """A busy gateway may report late, however short the interval."""
 
@@ -93,8 +92,6 @@ class TenantLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """What a gateway reports and requests."""
-
     sequence: int
     is_resent: bool = False
     """Whether it was sent before and may have been applied."""
@@ -135,8 +132,6 @@ GRANTED = LimitDecision(LimitVerdict.GRANTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReply:
-    """The answer to a report."""
-
     now: float
     until: float
     is_new: bool
@@ -359,12 +354,7 @@ def encode_ledger(ledger: TenantLedger) -> str:
 
 
 def decode_ledger(text: str) -> TenantLedger:
-    """
-    Read what `encode_ledger` wrote.
-
-    Raises:
-        LimitsUnavailableError: `text` has another format.
-    """
+    """Read what `encode_ledger` wrote; raises LimitsUnavailableError if it has another format."""
     try:
         content: dict[str, Any] = json.loads(text)
         leases = {name: GatewayLease(**lease) for name, lease in content.pop("leases").items()}

@@ -33,7 +33,6 @@ from appliance.tenancy.limits.tenant_limiter import TenantLimiter
 from appliance.tenancy.tenant import Tenant
 
 Clock = Callable[[], float]
-
 RENEW_SECONDS = 0.5
 """Time between two reports of a gateway; a lease is at least four times as long."""
 
@@ -74,13 +73,7 @@ class Limiter:
         return limiter.share.take(limiter.share.need(model, estimate), self._clock())
 
     async def wait(self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]) -> Reservation:
-        """
-        Admit a request as soon as the database allows it.
-
-        Raises:
-            LimitReachedError: a limit is used up, or the request is larger than it.
-            LimitsUnavailableError: the database cannot be reached.
-        """
+        """Admit a request as soon as the database allows it; raises as `TenantLimiter.wait`."""
         if (limiter := self._limiter(tenant)) is None:
             return UNLIMITED
         estimate = estimate_tokens(text, members, guess=self._guess_tokens)
@@ -129,7 +122,6 @@ class Limiter:
             limiter.fail()
 
     def _limiter(self, tenant: Tenant) -> TenantLimiter | None:
-        """The tenant's limiter; None if it has no limits."""
         limiter = self._tenants.get(tenant.name)
         if limiter is not None and limiter.share.limits is tenant.limits:
             return limiter if limiter.share.holdings else None
@@ -179,12 +171,8 @@ class Limiter:
 
 
 def _fullest(holdings: Sequence[Holding], clock: Clock) -> float:
-    return max(_fullness(holding, clock()) for holding in holdings)
-
-
-def _fullness(holding: Holding, now: float) -> float:
-    limit = holding.quota.limit
-    return (limit - holding.remaining(now)) / limit if limit else 1.0
+    now, limits = clock(), [(each, each.quota.limit) for each in holdings]
+    return max((limit - each.remaining(now)) / limit if limit else 1.0 for each, limit in limits)
 
 
 @asynccontextmanager

@@ -38,7 +38,6 @@ class HeldReservation:
         self._taken = taken
 
     def settle(self, tokens: int) -> None:
-        """Release, or charge, the difference."""
         taken, self._taken = self._taken, ()
         for holding, units, interval in taken:
             holding.settle(interval, units, tokens)
@@ -55,8 +54,7 @@ class Limiting(Protocol):
     async def wait(self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]) -> Reservation:
         """Admit a request as soon as possible; raises LimitReachedError and LimitsUnavailableError."""
 
-    def headers(self, tenant: Tenant, model: str | None = None) -> dict[str, str]:
-        """Rate-limit headers of an answer to this tenant."""
+    def headers(self, tenant: Tenant, model: str | None = None) -> dict[str, str]: ...
 
 
 class NoLimits:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from appliance.tenancy.allowances import Limits
 from appliance.tenancy.limits.calendar import slot_at
 from appliance.tenancy.limits.estimate import TokenEstimate
-from appliance.tenancy.limits.holding import Holding, ReportDraft
+from appliance.tenancy.limits.holding import Holding
 from appliance.tenancy.limits.ledger import LedgerReply, UsageReport
 from appliance.tenancy.limits.limiting import HeldReservation
 from appliance.tenancy.limits.quota import Quota, quotas_of
@@ -23,8 +23,6 @@ Need = Sequence[tuple[Holding, int]]
 
 
 class TenantShare:
-    """One tenant's limits, as one gateway holds them."""
-
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.quotas: dict[str, Quota] = {}
@@ -35,7 +33,8 @@ class TenantShare:
         self._by_model: dict[str, list[Holding]] = {}
         self._sequence = 0
         self._until = NEVER  # of the lease, by the ledger's clock
-        self._is_pressed = False
+        self.is_pressed = False
+        """Whether another gateway waits for what this one holds."""
         self._changes = self._changes_sent = 0
         self._sent: UsageReport | None = None
         self.change(limits)
@@ -61,10 +60,7 @@ class TenantShare:
         return self._by_model.get(model, self._of_all)
 
     def need(self, model: str, estimate: TokenEstimate) -> Need:
-        return [
-            (holding, _units(holding, estimate) if holding.is_tokens else 1)
-            for holding in self.of_model(model)
-        ]
+        return [(each, _units(each, estimate) if each.is_tokens else 1) for each in self.of_model(model)]
 
     def take(self, need: Need, now: float) -> HeldReservation | None:
         """Take all of it if all of it is free, else nothing."""
@@ -77,13 +73,7 @@ class TenantShare:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to report."""
         return self._sent is None and all(holding.is_idle for holding in self.holdings.values())
-
-    @property
-    def is_pressed(self) -> bool:
-        """Whether another gateway waits for what this one holds."""
-        return self._is_pressed
 
     def report(self, waiting: Sequence[Need], *, leaves: bool = False) -> UsageReport:
         """
@@ -97,22 +87,14 @@ class TenantShare:
         if self._sent is not None:
             self._sent = replace(self._sent, is_resent=True, waiting=needs, busy=busy)
             return self._sent
-        draft = ReportDraft()
-        return_all = leaves or self._is_pressed or bool(waiting) or self._changes != self._changes_sent
+        return_all = leaves or self.is_pressed or bool(waiting) or self._changes != self._changes_sent
         self._changes_sent = self._changes
-        for holding in self.holdings.values():
-            holding.report(draft, return_all=return_all)
         self._sequence += 1
-        self._sent = UsageReport(
-            sequence=self._sequence,
-            spent=draft.spent,
-            over=draft.over,
-            refunds=draft.refunds,
-            returned=draft.returned,
-            busy=busy,
-            waiting=needs,
-            target={} if leaves else draft.target,
-        )
+        self._sent = UsageReport(sequence=self._sequence, busy=busy, waiting=needs)
+        for holding in self.holdings.values():
+            holding.report(self._sent, return_all=return_all)
+        if leaves:
+            self._sent.target.clear()
         return self._sent
 
     def apply_reply(self, reply: LedgerReply, *, asked: float, now: float) -> None:
@@ -135,12 +117,11 @@ class TenantShare:
         ends = [reply.until, *(period.ends for period in reply.periods.values())]
         is_outdated = self._changes != self._changes_sent
         self.valid_until = NEVER if is_outdated else asked + min(ends) - reply.now
-        self._until, self._is_pressed = reply.until, reply.is_pressed
+        self._until, self.is_pressed = reply.until, reply.is_pressed
 
 
 def _units(holding: Holding, estimate: TokenEstimate) -> int:
-    total = estimate.prompt + estimate.completion
-    if estimate.is_guess and total > holding.quota.limit:
+    if estimate.is_guess and estimate.total > holding.quota.limit:
         # The client did not ask for a long answer: a guess must not be the reason for a refusal.
         return max(estimate.prompt, holding.quota.limit)
-    return total
+    return estimate.total

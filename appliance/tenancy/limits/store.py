@@ -29,7 +29,6 @@ from appliance.tenancy.limits.ledger import (
 from appliance.tenancy.limits.quota import Quota
 
 LEDGER_BUSY_SECONDS = 2.0
-
 metadata = MetaData()
 
 # As the newest migration leaves it.  A row is written only under its lock, after it was read under that lock.
@@ -53,8 +52,7 @@ class LedgerStore(Protocol):
         """
         Apply reports, by tenant, and allocate what they request; durable on return.
 
-        Raises:
-            LimitsUnavailableError: nothing may have been applied, or everything.
+        After LimitsUnavailableError nothing may have been applied, or everything.
         """
 
 
@@ -62,15 +60,9 @@ class SqlLedgerStore(SqlStore):
     """
     Ledgers in a SQL database, which has the table already.
 
-    Args:
-        database: where the table is.
-        gateway: names this start of this gateway; never the same for two.
-        terms: the same for all gateways.
-        clock: Unix time; used with SQLite only, where all gateways are on one machine.  With PostgreSQL
-            the server's clock is used, so that gateways' clocks need not agree.
-
-    Raises:
-        ConfigurationError: the URL cannot be used at all.
+    `gateway` names this start of this gateway, never the same for two; `terms` are the same for all.  `clock`
+    is Unix time, used with SQLite only, where all gateways are on one machine.  With PostgreSQL the server's
+    clock is used, so that gateways' clocks need not agree.
     """
 
     def __init__(
@@ -134,5 +126,4 @@ class SqlLedgerStore(SqlStore):
         )
 
     def _insert(self) -> sqlite.Insert | postgresql.Insert:
-        insert = postgresql.insert if self._is_postgresql else sqlite.insert
-        return insert(limit_books)
+        return (postgresql if self._is_postgresql else sqlite).insert(limit_books)

@@ -20,8 +20,6 @@ POLLS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentRefusal:
-    """A refusal of the ledger since the last report."""
-
     units: int
     decision: LimitDecision
     at: float
@@ -58,9 +56,8 @@ class TenantLimiter:
         """
         Wait until the ledger has admitted a request.
 
-        Raises:
-            LimitReachedError: a limit is used up, or the request is larger than it.
-            LimitsUnavailableError: the database cannot be reached.
+        Raises LimitReachedError if a limit is used up, or the request is larger than it, and
+        LimitsUnavailableError if the database cannot be reached.
         """
         self._refuse_at_once(self.share.need(model, estimate), now, wall_time)
         request = WaitingRequest(model, estimate)

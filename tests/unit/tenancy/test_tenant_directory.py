@@ -1,4 +1,4 @@
-"""Keys open what they should, as long as they should."""
+"""Keys authenticate their tenants while they are valid."""
 
 import string
 from dataclasses import replace
@@ -70,7 +70,7 @@ def test_every_wrong_key_gets_the_same_message(presented):
     ids=["revoked", "expires now", "expired", "disabled"],
 )
 def test_invalid_key_is_refused_like_an_unknown_one(tenant):
-    """Whoever has an old key learns nothing about why it does not work."""
+    """The holder of an old key does not learn why it is refused."""
     assert refusal(directory(tenant), KEY) == refusal(DIRECTORY, None)
 
 
@@ -152,7 +152,7 @@ def test_key_ids_are_safe_in_a_file_name():
 
 
 def test_next_expiry_ignores_rotated_keys():
-    """What has ended, was revoked or has a successor needs nobody; nor does a key without an end."""
+    """Expired, revoked and replaced keys do not count, nor do keys without an expiry."""
     keys = (
         replace(STORED, key_id="endless1", expires_at=None),
         replace(STORED, key_id="ended111", expires_at=NOW - 1),

@@ -52,7 +52,7 @@ def rotated(key, *, expires_at=None, overlap=DAY, now=NOW):
 
 
 def test_a_tenant_is_created_without_keys():
-    """Members are those of the tenants file; who exists stays as they are."""
+    """Members are those of the tenants file; existing tenants stay unchanged."""
     after = create_tenant(BOTH, "new", {"models": ["b"], "limits": {"requests_per_minute": 5}})
     assert after[:2] == BOTH
     assert after[2] == Tenant(name="new", models=("b",), limits=Limits(requests_per_minute=5))
@@ -86,7 +86,7 @@ def test_unknown_member_is_refused():
 
 
 def test_the_keys_of_a_deleted_tenant_are_revoked_in_the_log():
-    """Whoever reads the log later need not know that the tenant had keys."""
+    """A reader of the log need not know which keys the tenant had."""
     after = delete_tenant(BOTH, "acme")
     assert after == (OPERATOR,)
     assert recorded(BOTH, after, "contract ended") == [
@@ -98,12 +98,12 @@ def test_the_keys_of_a_deleted_tenant_are_revoked_in_the_log():
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda: change_tenant(BOTH, "nobody", {}),
-        lambda: delete_tenant(BOTH, "nobody"),
-        lambda: add_key(BOTH, "nobody", OTHER),
+        lambda: change_tenant(BOTH, "unknown", {}),
+        lambda: delete_tenant(BOTH, "unknown"),
+        lambda: add_key(BOTH, "unknown", OTHER),
         lambda: revoke_key(BOTH, OTHER.key_id, now=NOW),
         lambda: rotate_key(BOTH, OTHER.key_id, OTHER, now=NOW, overlap_seconds=0),
-        lambda: find_tenant(BOTH, "nobody"),
+        lambda: find_tenant(BOTH, "unknown"),
     ],
 )
 def test_unknown_tenant_or_key_cannot_be_changed(edit):
@@ -119,7 +119,7 @@ def test_a_whole_key_in_place_of_its_id_is_not_repeated():
 
 
 def test_a_new_key_leaves_the_policy_of_its_tenant_as_it_was():
-    """A key must not opt anybody in."""
+    """Creating a key must not opt a tenant in."""
     after = add_key(BOTH, "acme", OTHER)
     assert after == (replace(ACME, keys=(STORED, OTHER)), OPERATOR)
     assert recorded(BOTH, after) == [
@@ -212,7 +212,7 @@ def test_pruning_removes_what_the_file_does_not_name():
 
 
 def test_prune_keeps_a_valid_admin_key():
-    """A file without an admin key in force is refused; without `prune` it is none of its business."""
+    """A file without a valid admin key is refused, but only with `prune`."""
     for operator in ((), (replace(ADMIN, expires_at=NOW),)):
         with pytest.raises(TenantConflictError, match="no valid admin key"):
             import_tenants((ACME,), (ACME, Tenant(name="operator", keys=operator)), prune=True, now=NOW)

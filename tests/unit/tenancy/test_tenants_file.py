@@ -1,4 +1,4 @@
-"""What is written reads back, and slips are errors of one line."""
+"""A written file reads back unchanged, and mistakes are errors of one line."""
 
 from types import MappingProxyType
 
@@ -34,7 +34,7 @@ def test_the_tenants_file_reads_back_what_was_written(tenants):
 
 
 def test_tenant_without_members_has_defaults():
-    """Every model, nothing kept, no limit, nothing that policy would take out."""
+    """Every model, no stored content, no limits, no permissions."""
     assert parse_one("keys: []") == Tenant(name="demo")
     assert parse_one("").may_use("anything")
 
@@ -72,7 +72,7 @@ def test_no_content_is_kept_unless_a_tenant_asks_for_it(line, policy):
 
 @pytest.mark.parametrize("value", ["all", "None", "null", "true", "[]", "1"])
 def test_unknown_content_policy_is_refused(value):
-    """A slip must not keep nothing where something was promised, nor the reverse."""
+    """A typing error must not change what is stored."""
     with pytest.raises(ConfigurationError, match="content must be none, digest or encrypted"):
         parse_one(f"content: {value}")
 
@@ -93,7 +93,7 @@ def test_speculation_policy_defaults_to_auto(line, policy):
 
 @pytest.mark.parametrize("value", ["on", "true", "1", "0", "~", "OFF ", "never", "[off]", "{}"])
 def test_unknown_speculation_policy_is_refused(value):
-    """A slip must not leave a tenant speculated that was to be opted out, nor the reverse."""
+    """A typing error must not enable or disable speculation for a tenant."""
     quoted = f"'{value}'" if value == "OFF " else value
     with pytest.raises(ConfigurationError, match="speculation must be auto or off"):
         parse_one(f"speculation: {quoted}")
@@ -222,6 +222,6 @@ def test_a_moment_is_in_utc_unless_it_says_otherwise(text):
 
 @pytest.mark.parametrize("value", ["", "tomorrow", 5, None, [], "1969-12-31", "2027-13-01", "99999-01-01"])
 def test_invalid_moment_is_refused(value):
-    """A number in particular: nobody can tell seconds from milliseconds."""
+    """In particular a number: seconds and milliseconds look alike."""
     with pytest.raises(ConfigurationError, match="it must be a time such as"):
         parse_moment("it", value)

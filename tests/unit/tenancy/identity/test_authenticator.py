@@ -90,7 +90,7 @@ def test_every_refusal_has_the_same_message_and_its_reason(provider):
     assert refused(who, []) is RefusalReason.NO_CREDENTIAL
     assert refused(who, bearer("sk-no")) is RefusalReason.API_KEY
     assert refused(who, bearer(KEY[:-1] + "!")) is RefusalReason.API_KEY
-    assert refused(who, bearer(PROVIDER.token(tenant="nobody"))) is RefusalReason.TOKEN_TENANT
+    assert refused(who, bearer(PROVIDER.token(tenant="unknown"))) is RefusalReason.TOKEN_TENANT
     assert refused(who, bearer(PROVIDER.token(tenant="gone"))) is RefusalReason.TOKEN_TENANT
     assert refused(who, bearer(Provider().token())) is RefusalReason.TOKEN_SIGNATURE
     assert refused(who, [], ClientCertificate(("cn:other",))) is RefusalReason.CERTIFICATE_TENANT
@@ -152,7 +152,7 @@ def test_broken_key_file_keeps_the_previous_keys(settings, broken, capsys):
 
 @pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("x", "not a JSON Web Key Set")])
 def test_a_start_without_keys_is_refused_in_one_line(settings, content, words):
-    """Rather no gateway than one that turns all its users away."""
+    """A gateway that would refuse all users does not start."""
     settings.jwks_file.unlink()
     if content is not None:
         settings.jwks_file.write_text(content)
@@ -163,7 +163,7 @@ def test_a_start_without_keys_is_refused_in_one_line(settings, content, words):
 
 
 def test_without_a_key_file_there_is_no_provider():
-    """Tokens are accepted only where somebody said whose."""
+    """Tokens are accepted only if their issuer is configured."""
     assert (
         open_provider(OidcSettings(), logger=configure_logs(LogSettings(), terminal=False), clock=Clock(1e6))
         is None

@@ -42,7 +42,7 @@ def test_a_curve_serves_its_own_algorithm_only():
 
 
 def test_unusable_keys_are_skipped_and_counted():
-    """Shared secrets, keys to encrypt with, unknown kinds, and keys of algorithms nobody allowed."""
+    """Shared secrets, keys to encrypt with, unknown kinds, and keys of algorithms that are not allowed."""
     text = key_set(
         ES.jwk(), SECRET, RSA.jwk(use="enc"), RSA.jwk(key_ops=["encrypt"]), {"kty": "AKP", "kid": "q"},
         Provider("other").jwk(alg="ES256K"), {"kty": "EC", "crv": ["P-256"]}, {"kty": "EC", "crv": "P-256"},

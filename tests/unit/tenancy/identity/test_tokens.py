@@ -1,4 +1,4 @@
-"""What is believed of a token, and for how long."""
+"""Which claims of a token are accepted, and for how long."""
 
 import base64
 import hmac
@@ -143,7 +143,7 @@ def test_clocks_may_differ_by_the_leeway():
     [("ward-7", "hospital"), (["staff", "ward-7", "ward-8"], "hospital"), (["staff", "lab"], "research")],
 )
 def test_groups_map_to_tenants(groups, tenant):
-    """Groups nobody listed say nothing; several that mean the same tenant are no contradiction."""
+    """Groups that are not listed are ignored; several may map to the same tenant."""
     given = settings(
         tenant_claim="groups", tenants={"ward-7": "hospital", "ward-8": "hospital", "lab": "research"}
     )

@@ -41,7 +41,7 @@ STEPS = 250
 
 @dataclass(eq=False)
 class Request:
-    """One that was let in."""
+    """A request that was admitted."""
 
     gateway: "SimulatedGateway"
     model: str
@@ -56,11 +56,11 @@ class Request:
 
 @dataclass(eq=False)
 class SimulatedGateway:
-    """A share, and what is on its way to the book and back."""
+    """A share, and the messages between it and the ledger."""
 
     name: str
     skew: float
-    """Its monotonic clock starts somewhere else than others'; none is ever compared with another."""
+    """Each monotonic clock has its own start; none is ever compared with another."""
     share: TenantShare
     asked: float = 0.0
     reply: LedgerReply | None = None
@@ -68,7 +68,7 @@ class SimulatedGateway:
 
 
 class Simulation:
-    """One history, told by its seed."""
+    """One history, determined by its seed."""
 
     def __init__(self, seed: int, limits: Limits) -> None:
         self.random, self.limits = random.Random(seed), limits
@@ -120,7 +120,7 @@ class Simulation:
             self.requests.append(Request(gateway, model, self.now, tokens, reservation))
 
     def settle(self) -> None:
-        """A request ends, having used no more than was reserved for it; its end is told twice."""
+        """A request ends, having used no more than was reserved for it; its end is reported twice."""
         if running := [each for each in self.requests if each.runs]:
             request = self.random.choice(running)
             request.tokens, request.runs = self.random.randint(0, request.tokens), False
@@ -128,7 +128,7 @@ class Simulation:
             request.reservation.settle(0)
 
     def report(self) -> None:
-        """A report is sent, and is entered, or lost on the way."""
+        """A report is sent, and applied, or lost on the way."""
         gateway = self.random.choice(self.gateways)
         if gateway.reply is not None:
             return
@@ -146,7 +146,7 @@ class Simulation:
             )
 
     def receive(self) -> None:
-        """The answer comes, late perhaps, or never; who waited is let in."""
+        """The answer arrives, perhaps late, or never; waiting requests are admitted."""
         gateway = self.random.choice(self.gateways)
         reply, gateway.reply = gateway.reply, None
         if reply is not None and self.random.random() < 0.9:
@@ -163,7 +163,7 @@ class Simulation:
         self.gateways[place] = self.start_gateway()
 
     def end(self) -> None:
-        """Every request ends, and every gateway gives back what it has."""
+        """Every request ends, and every gateway returns what it holds."""
         for request in self.requests:
             if request.runs:
                 request.runs = False

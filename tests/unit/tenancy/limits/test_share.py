@@ -155,7 +155,7 @@ def test_settle_is_idempotent():
 
 
 def test_usage_beyond_a_reservation_is_charged():
-    """Those after it wait for it, and nobody else is let in on its account."""
+    """Requests after it wait for it, and no other request takes the units it needs."""
     scene = Scene(Limits(tokens_per_minute=100))
     scene.admit(tokens=10).settle(150)
     scene.round()
@@ -245,7 +245,7 @@ def test_running_requests_count_again_after_a_lost_lease():
 
 
 def test_resent_report_is_applied_once():
-    """Nobody knows of an answer that was lost whether its report came."""
+    """If an answer is lost, it is unknown whether its report arrived."""
     scene = Scene(Limits(tokens_per_minute=100))
     scene.admit(tokens=10)
     scene.send()
@@ -324,6 +324,6 @@ def test_ledger_is_read_back_as_written():
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"leases": {"a": {}}}', '{"leases": {}, "more": 1}'])
 def test_unreadable_ledger_raises_limits_unavailable(text):
-    """Limits are refused for as long as it is there, and the gateway goes on."""
+    """Requests of its tenant are refused as long as it is stored; the gateway keeps running."""
     with pytest.raises(LimitsUnavailableError, match="cannot be read"):
         decode_ledger(text)
